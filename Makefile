@@ -1,0 +1,42 @@
+# Two commands matter: `make demo` and `make test`. Each sets everything up in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
+
+.PHONY: demo test lint unit bench campaign protos clean install
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/kinetoctl demo --output-dir demo-output
+
+test: lint unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/pytest
+
+bench: $(STAMP)
+	$(BIN)/python tests/bench/formats.py
+
+# Generated code is committed. The old generator is the floor for the run-time libraries.
+protos:
+	$(PYTHON) -m venv .venv-protos
+	.venv-protos/bin/pip install --quiet 'grpcio-tools==1.62.3' 'setuptools<80'
+	cd protos && ../.venv-protos/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. kineto_protos/v1/profiler.proto
+
+clean:
+	rm -rf $(VENV) .venv-* build dist demo-output

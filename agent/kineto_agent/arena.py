@@ -1,0 +1,67 @@
+"""The memory that a source writes and the daemon reads: layout of an arena. No I/O.
+
+Theory of operation
+    An arena is one memfd, sealed against shrinking and growing (the daemon maps it and checks the
+    seals first, so that a target can never make it fault). The agent's side writes everything but one
+    transition: the daemon sets a READY buffer back to FREE once it has copied it. What is READY
+    survives the target's death.
+
+    header (4096 bytes) | descriptors (64 bytes each) | string table | buffers (page aligned)
+
+    Buffer states:  FREE -> LOANED (a producer writes) -> COMPLETED (valid_bytes set) -> READY (names
+    of its records are in the string table; sequence set) -> FREE (the daemon copied it).
+    State words are stored with release and loaded with acquire order (natural-width stores on the
+    Python side). The string table only grows; `strings_used` is published after the bytes.
+
+    String table entry: u64 key, u32 space, u32 length, bytes padded to a multiple of 8.
+
+    agent/native/arena.h says the same in C; tests/unit/agent/test_arena.py compares the two.
+
+Formats
+    "cupti/1"          raw CUPTI activity records, as CUPTI wrote them (layout by cuptiGetVersion in
+                       the metadata, observed record sizes in the header).
+    "python_stacks/1"  STACK_SAMPLE records: time ns, system thread id, stack node, line of the leaf.
+"""
+
+import struct
+
+MAGIC = b"KINETOA1"
+HEADER_BYTES = 4096
+DESCRIPTOR_BYTES = 64
+PAGE_BYTES = 4096
+
+# header, constant after creation: magic, header bytes, buffer count, buffer bytes, offsets and sizes
+FIXED = struct.Struct("<8sIIQQQQQQ")
+FIXED_FIELDS = (
+    "magic", "header_bytes", "buffer_count", "buffer_bytes", "descriptors_offset",
+    "strings_offset", "strings_bytes", "buffers_offset", "total_bytes",
+)  # fmt: skip
+
+# header, written while recording: byte offsets of u64 words
+STRINGS_USED = 64
+RECORDS = 72  # in READY buffers, cumulative
+DROPPED = 80  # records lost, cumulative
+VALID_BYTES = 88  # in READY buffers, cumulative
+SEQUENCE = 96  # READY buffers so far; the next one gets this number
+LAST_FLUSH_NS = 104
+CLOSED = 112  # 1: the source has stopped and every buffer with records is READY
+RECORD_BYTES = 512  # u32[128]: observed size of one record by CUPTI activity kind, 0: none seen
+RECORD_KINDS = 128
+
+# descriptor: byte offsets in its 64 bytes
+STATE = 0  # u32
+BUFFER_VALID_BYTES = 8  # u64
+BUFFER_SEQUENCE = 16  # u64
+BUFFER_RECORDS = 24  # u64
+
+FREE, LOANED, COMPLETED, READY = range(4)
+
+STRING_ENTRY = struct.Struct("<QII")  # key, space, length
+SPACE_KERNEL_NAME = 0  # key: the name pointer in kernel records
+SPACE_DRIVER_API = 1  # key: callback id
+SPACE_RUNTIME_API = 2  # key: callback id
+SPACE_PYTHON_CODE = 3  # key: code number; text: file NUL first line NUL qualified name
+SPACE_STACK_NODE = 4  # key: node number (> 0); two u32: parent node (0: root), code number
+SPACE_THREAD_NAME = 5  # key: system thread id
+
+STACK_SAMPLE = struct.Struct("<qIIII")  # time ns, thread id, stack node, line, reserved

@@ -1,0 +1,32 @@
+"""Where the daemon listens when nothing else is said; one rule for daemon and clients.
+
+root:           /run/kineto/{kinetod.sock,agent.sock}
+anybody else:   $XDG_RUNTIME_DIR/kineto/… or, without it, /tmp/kineto-<uid>/…
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+SYSTEM_RUNTIME_DIR = Path("/run/kineto")
+RPC_SOCKET_NAME = "kinetod.sock"
+AGENT_SOCKET_NAME = "agent.sock"
+ADDRESS_VARIABLE = "KINETO_ADDRESS"
+
+
+def runtime_dir(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder in which a daemon of this user (default: the caller's) makes its sockets."""
+    uid = os.getuid() if uid is None else uid
+    if uid == 0:
+        return SYSTEM_RUNTIME_DIR
+    base = environ.get("XDG_RUNTIME_DIR")
+    return Path(base, "kineto") if base else Path(f"/tmp/kineto-{uid}")
+
+
+def rpc_address(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> str:
+    """The gRPC target for a client: KINETO_ADDRESS, else this user's daemon, else the system's."""
+    if explicit := environ.get(ADDRESS_VARIABLE):
+        return explicit
+    own = runtime_dir(uid, environ) / RPC_SOCKET_NAME
+    system = SYSTEM_RUNTIME_DIR / RPC_SOCKET_NAME
+    return f"unix:{system if system.exists() and not own.exists() else own}"

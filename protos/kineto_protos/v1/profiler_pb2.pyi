@@ -1,0 +1,460 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AgentState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AGENT_STATE_UNSPECIFIED: _ClassVar[AgentState]
+    AGENT_STATE_NONE: _ClassVar[AgentState]
+    AGENT_STATE_READY: _ClassVar[AgentState]
+    AGENT_STATE_BUSY: _ClassVar[AgentState]
+    AGENT_STATE_INCOMPATIBLE: _ClassVar[AgentState]
+
+class TargetState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TARGET_STATE_UNSPECIFIED: _ClassVar[TargetState]
+    TARGET_STATE_PENDING: _ClassVar[TargetState]
+    TARGET_STATE_WARMUP: _ClassVar[TargetState]
+    TARGET_STATE_COLLECT: _ClassVar[TargetState]
+    TARGET_STATE_PROCESS: _ClassVar[TargetState]
+    TARGET_STATE_STORE: _ClassVar[TargetState]
+    TARGET_STATE_ENDED: _ClassVar[TargetState]
+
+class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERDICT_UNSPECIFIED: _ClassVar[Verdict]
+    VERDICT_DONE: _ClassVar[Verdict]
+    VERDICT_PARTIAL: _ClassVar[Verdict]
+    VERDICT_FAILED: _ClassVar[Verdict]
+    VERDICT_CANCELLED: _ClassVar[Verdict]
+
+class CaptureStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CAPTURE_STATUS_UNSPECIFIED: _ClassVar[CaptureStatus]
+    CAPTURE_STATUS_RUNNING: _ClassVar[CaptureStatus]
+    CAPTURE_STATUS_DONE: _ClassVar[CaptureStatus]
+    CAPTURE_STATUS_PARTIAL: _ClassVar[CaptureStatus]
+    CAPTURE_STATUS_FAILED: _ClassVar[CaptureStatus]
+    CAPTURE_STATUS_CANCELLED: _ClassVar[CaptureStatus]
+AGENT_STATE_UNSPECIFIED: AgentState
+AGENT_STATE_NONE: AgentState
+AGENT_STATE_READY: AgentState
+AGENT_STATE_BUSY: AgentState
+AGENT_STATE_INCOMPATIBLE: AgentState
+TARGET_STATE_UNSPECIFIED: TargetState
+TARGET_STATE_PENDING: TargetState
+TARGET_STATE_WARMUP: TargetState
+TARGET_STATE_COLLECT: TargetState
+TARGET_STATE_PROCESS: TargetState
+TARGET_STATE_STORE: TargetState
+TARGET_STATE_ENDED: TargetState
+VERDICT_UNSPECIFIED: Verdict
+VERDICT_DONE: Verdict
+VERDICT_PARTIAL: Verdict
+VERDICT_FAILED: Verdict
+VERDICT_CANCELLED: Verdict
+CAPTURE_STATUS_UNSPECIFIED: CaptureStatus
+CAPTURE_STATUS_RUNNING: CaptureStatus
+CAPTURE_STATUS_DONE: CaptureStatus
+CAPTURE_STATUS_PARTIAL: CaptureStatus
+CAPTURE_STATUS_FAILED: CaptureStatus
+CAPTURE_STATUS_CANCELLED: CaptureStatus
+
+class Process(_message.Message):
+    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGENT_STATE_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BUSY_CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_TYPES_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    start_time_ns: int
+    user: str
+    uid: int
+    command: _containers.RepeatedScalarFieldContainer[str]
+    gpus: _containers.RepeatedScalarFieldContainer[int]
+    rank: int
+    world_size: int
+    job_id: str
+    framework: str
+    python_version: str
+    agent_state: AgentState
+    agent_version: str
+    busy_capture_id: str
+    activity_types: _containers.RepeatedScalarFieldContainer[str]
+    iterations: int
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ...) -> None: ...
+
+class Selector(_message.Message):
+    __slots__ = ("pids", "command_regex", "user", "ranks", "job_id")
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_REGEX_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    command_regex: str
+    user: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    job_id: str
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., command_regex: _Optional[str] = ..., user: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class ListProcessesRequest(_message.Message):
+    __slots__ = ("selector", "include_without_agent")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_WITHOUT_AGENT_FIELD_NUMBER: _ClassVar[int]
+    selector: Selector
+    include_without_agent: bool
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., include_without_agent: bool = ...) -> None: ...
+
+class ListProcessesResponse(_message.Message):
+    __slots__ = ("processes",)
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    processes: _containers.RepeatedCompositeFieldContainer[Process]
+    def __init__(self, processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
+
+class IterationWindow(_message.Message):
+    __slots__ = ("count", "start", "roundup", "warmup")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ROUNDUP_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    start: int
+    roundup: int
+    warmup: int
+    def __init__(self, count: _Optional[int] = ..., start: _Optional[int] = ..., roundup: _Optional[int] = ..., warmup: _Optional[int] = ...) -> None: ...
+
+class Options(_message.Message):
+    __slots__ = ("record_shapes", "with_stack", "with_modules", "with_flops", "profile_memory", "stack_sample_hz")
+    RECORD_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    WITH_STACK_FIELD_NUMBER: _ClassVar[int]
+    WITH_MODULES_FIELD_NUMBER: _ClassVar[int]
+    WITH_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    STACK_SAMPLE_HZ_FIELD_NUMBER: _ClassVar[int]
+    record_shapes: bool
+    with_stack: bool
+    with_modules: bool
+    with_flops: bool
+    profile_memory: bool
+    stack_sample_hz: int
+    def __init__(self, record_shapes: bool = ..., with_stack: bool = ..., with_modules: bool = ..., with_flops: bool = ..., profile_memory: bool = ..., stack_sample_hz: _Optional[int] = ...) -> None: ...
+
+class CaptureSpec(_message.Message):
+    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_NS_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_TYPES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FORMATS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    selector: Selector
+    duration_ns: int
+    iterations: IterationWindow
+    warmup_ns: int
+    start_time_ns: int
+    activity_types: _containers.RepeatedScalarFieldContainer[str]
+    options: Options
+    buffer_limit_bytes: int
+    formats: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class CreateCaptureRequest(_message.Message):
+    __slots__ = ("spec", "idempotency_key")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    spec: CaptureSpec
+    idempotency_key: str
+    def __init__(self, spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class SourceCounts(_message.Message):
+    __slots__ = ("source", "records", "bytes", "dropped")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    records: int
+    bytes: int
+    dropped: int
+    def __init__(self, source: _Optional[str] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class Overhead(_message.Message):
+    __slots__ = ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio")
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    STOP_NS_FIELD_NUMBER: _ClassVar[int]
+    DETACH_NS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_RATIO_FIELD_NUMBER: _ClassVar[int]
+    start_ns: int
+    stop_ns: int
+    detach_ns: int
+    agent_cpu_ns: int
+    step_ratio: float
+    def __init__(self, start_ns: _Optional[int] = ..., stop_ns: _Optional[int] = ..., detach_ns: _Optional[int] = ..., agent_cpu_ns: _Optional[int] = ..., step_ratio: _Optional[float] = ...) -> None: ...
+
+class TraceFile(_message.Message):
+    __slots__ = ("format", "name", "size_bytes", "sha256")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    format: str
+    name: str
+    size_bytes: int
+    sha256: str
+    def __init__(self, format: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class KernelStat(_message.Message):
+    __slots__ = ("name", "count", "total_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count: int
+    total_ns: int
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., total_ns: _Optional[int] = ...) -> None: ...
+
+class Summary(_message.Message):
+    __slots__ = ("activities", "gpu_busy_fraction", "top_kernels", "top_functions", "window_start_ns", "window_end_ns", "out_of_window")
+    class ActivitiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ACTIVITIES_FIELD_NUMBER: _ClassVar[int]
+    GPU_BUSY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    TOP_KERNELS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_START_NS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_END_NS_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    activities: _containers.ScalarMap[str, int]
+    gpu_busy_fraction: float
+    top_kernels: _containers.RepeatedCompositeFieldContainer[KernelStat]
+    top_functions: _containers.RepeatedCompositeFieldContainer[KernelStat]
+    window_start_ns: int
+    window_end_ns: int
+    out_of_window: int
+    def __init__(self, activities: _Optional[_Mapping[str, int]] = ..., gpu_busy_fraction: _Optional[float] = ..., top_kernels: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., top_functions: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., window_start_ns: _Optional[int] = ..., window_end_ns: _Optional[int] = ..., out_of_window: _Optional[int] = ...) -> None: ...
+
+class Target(_message.Message):
+    __slots__ = ("pid", "start_time_ns", "process", "state", "verdict", "reason_code", "reason", "counts", "overhead", "files", "summary", "state_since_ns", "warnings", "requested_ns", "collecting_ns", "collected_ns", "stored_ns")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    STATE_SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_NS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTING_NS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_NS_FIELD_NUMBER: _ClassVar[int]
+    STORED_NS_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    start_time_ns: int
+    process: Process
+    state: TargetState
+    verdict: Verdict
+    reason_code: str
+    reason: str
+    counts: _containers.RepeatedCompositeFieldContainer[SourceCounts]
+    overhead: Overhead
+    files: _containers.RepeatedCompositeFieldContainer[TraceFile]
+    summary: Summary
+    state_since_ns: int
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    requested_ns: int
+    collecting_ns: int
+    collected_ns: int
+    stored_ns: int
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ...) -> None: ...
+
+class Capture(_message.Message):
+    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    spec: CaptureSpec
+    status: CaptureStatus
+    targets: _containers.RepeatedCompositeFieldContainer[Target]
+    created_ns: int
+    ended_ns: int
+    host: str
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+
+class WatchCaptureRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class CaptureEvent(_message.Message):
+    __slots__ = ("snapshot", "target")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    snapshot: Capture
+    target: Target
+    def __init__(self, snapshot: _Optional[_Union[Capture, _Mapping]] = ..., target: _Optional[_Union[Target, _Mapping]] = ...) -> None: ...
+
+class GetCaptureRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class ListCapturesRequest(_message.Message):
+    __slots__ = ("labels", "page_size", "page_token")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.ScalarMap[str, str]
+    page_size: int
+    page_token: str
+    def __init__(self, labels: _Optional[_Mapping[str, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListCapturesResponse(_message.Message):
+    __slots__ = ("captures", "next_page_token")
+    CAPTURES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    captures: _containers.RepeatedCompositeFieldContainer[Capture]
+    next_page_token: str
+    def __init__(self, captures: _Optional[_Iterable[_Union[Capture, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class CancelCaptureRequest(_message.Message):
+    __slots__ = ("id", "keep_partial")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KEEP_PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    keep_partial: bool
+    def __init__(self, id: _Optional[str] = ..., keep_partial: bool = ...) -> None: ...
+
+class DeleteCaptureRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class DeleteCaptureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchTraceRequest(_message.Message):
+    __slots__ = ("capture_id", "pid", "format", "offset")
+    CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    capture_id: str
+    pid: int
+    format: str
+    offset: int
+    def __init__(self, capture_id: _Optional[str] = ..., pid: _Optional[int] = ..., format: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class TraceChunk(_message.Message):
+    __slots__ = ("offset", "data", "file")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    file: TraceFile
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., file: _Optional[_Union[TraceFile, _Mapping]] = ...) -> None: ...
+
+class GetHostRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("index", "uuid", "name", "memory_bytes")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    def __init__(self, index: _Optional[int] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class Host(_message.Message):
+    __slots__ = ("hostname", "version", "started_ns", "now_ns", "gpus", "gpu_note", "driver_version", "store_path", "store_free_bytes", "store_used_bytes", "agents", "captures_running", "agent_socket", "max_duration_ns", "default_buffer_limit_bytes")
+    HOSTNAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    NOW_NS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPU_NOTE_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STORE_PATH_FIELD_NUMBER: _ClassVar[int]
+    STORE_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURES_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    AGENT_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    MAX_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_BUFFER_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    hostname: str
+    version: str
+    started_ns: int
+    now_ns: int
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    gpu_note: str
+    driver_version: str
+    store_path: str
+    store_free_bytes: int
+    store_used_bytes: int
+    agents: int
+    captures_running: int
+    agent_socket: str
+    max_duration_ns: int
+    default_buffer_limit_bytes: int
+    def __init__(self, hostname: _Optional[str] = ..., version: _Optional[str] = ..., started_ns: _Optional[int] = ..., now_ns: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., gpu_note: _Optional[str] = ..., driver_version: _Optional[str] = ..., store_path: _Optional[str] = ..., store_free_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., agents: _Optional[int] = ..., captures_running: _Optional[int] = ..., agent_socket: _Optional[str] = ..., max_duration_ns: _Optional[int] = ..., default_buffer_limit_bytes: _Optional[int] = ...) -> None: ...
