@@ -1,0 +1,79 @@
+"""What an activity source is: the values, errors and protocols that every member of this folder follows.
+
+A source is one vendor's or language's way to record activities. The runner (the agent's one thread) calls
+
+    activity_types() -> prepare(request) -> session.start() -> session.counts()* -> session.stop() -> session.close()
+
+in this order, all on the agent's thread. Nothing here may print, raise into user code, or hold the GIL for
+more than a millisecond at a time. A session records from start() on; the runner decides later which window
+is kept, so a warm-up needs nothing from the source.
+"""
+
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
+
+
+class SourceError(Exception):
+    """A source cannot record. reason_code is for machines (docs/errors.md), the text is for people."""
+
+    def __init__(self, reason_code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.reason_code = reason_code
+        self.reason = reason
+
+
+class SourceRequest(NamedTuple):
+    """What one session should record."""
+
+    activity_types: FrozenSet[str]  # the wanted ones among activity_types(), never empty
+    buffer_limit_bytes: int  # cap on the arena's buffers
+    options: Dict[str, Any]  # wire.Start.options
+
+
+class SourceCounts(NamedTuple):
+    """Records and bytes in READY buffers so far, and records known to be lost."""
+
+    records: int
+    bytes: int
+    dropped: int
+
+
+class SourceOutcome(NamedTuple):
+    """What stop() achieved. Every buffer with records is READY now."""
+
+    counts: SourceCounts
+    metadata: Dict[str, Any]  # JSON; joined to the session's metadata
+    warnings: List[str]  # for the user, e.g. "stayed attached to CUPTI: …"
+    detach_ns: int  # time from the request to detach until detached; 0: not detached or nothing to detach
+    cpu_ns: int  # CPU time of the source's own threads
+
+
+class SourceSession(Protocol):
+    """One recording."""
+
+    arena_fd: int  # a sealed memfd laid out as kineto_agent.arena says; owned by the session
+    format: str  # "cupti/1", "python_stacks/1"
+    metadata: Dict[str, Any]  # JSON; known before the first record (versions, devices, …)
+
+    def start(self) -> None:
+        """Begin to record. Raises SourceError; then close() must still be called."""
+
+    def counts(self) -> SourceCounts:
+        """Cheap; callable at any time between start() and close()."""
+
+    def stop(self) -> SourceOutcome:
+        """End recording and make everything READY within about two seconds. Never raises."""
+
+    def close(self) -> None:
+        """Free the arena. Called once the daemon has copied it or is gone."""
+
+
+class Source(Protocol):
+    """A way to record activities in this process."""
+
+    name: str
+
+    def activity_types(self) -> List[str]:
+        """Kineto's names of what could be recorded right now; empty if nothing. Cheap, without side effects."""
+
+    def prepare(self, request: SourceRequest) -> SourceSession:
+        """Make the arena and check that recording can start. Raises SourceError."""
