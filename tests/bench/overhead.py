@@ -1,0 +1,192 @@
+"""What a trace costs the training job: ours by pid, beside torch.profiler in the script, in one run.
+
+usage: overhead.py [--work launch,compute] [--trace-s 3] [--json FILE]      (needs an NVIDIA GPU and torch)
+       overhead.py --work cpu                                               (anywhere)
+
+For each kind of work the same loop runs in turn: without an agent; with an idle agent; traced with
+`kinetoctl trace --pid` (GPU activities only, then with Python stacks); with torch.profiler in the script.
+Columns: step = median step time in ms before the trace; during, after = median step time over that of
+before; stall = longest step in ms from the request on; lost = seconds of training lost until the file was
+there; first = request to the first activity that can be in the trace; file = end of collection to the
+finished file; size = that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LOOP = Path(__file__).with_name("training_loop.py")
+GPU_TYPES = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,cuda_sync,overhead"
+BEFORE_S, AFTER_S = 5.0, 5.0
+
+
+@contextlib.contextmanager
+def daemon(folder: Path) -> Iterator[dict[str, str]]:
+    """A daemon of our own; yields the environment that finds it."""
+    rpc, agents = folder / "kinetod.sock", folder / "agent.sock"
+    environ = {**os.environ, "KINETO_ADDRESS": f"unix:{rpc}", "KINETO_AGENT_SOCKET": str(agents)}
+    command = [sys.executable, "-m", "kinetod", "--listen", f"unix:{rpc}", "--agent-socket", str(agents)]
+    with (folder / "kinetod.log").open("w") as log:
+        process = subprocess.Popen([*command, "--state-dir", str(folder / "state")], stderr=log, env=environ)
+    try:
+        wait_until(lambda: control(environ, "host", check=False).returncode == 0, "the daemon to answer")
+        yield environ
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait_until(condition: Any, what: str, limit_s: float = 60.0) -> None:
+    """Polls a condition; raises TimeoutError naming what was waited for."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {limit_s:.0f} s for {what}")
+        time.sleep(0.05)
+
+
+def control(environ: dict[str, str], *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs kinetoctl."""
+    command = [sys.executable, "-m", "kinetoctl", "-o", "json", *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"kinetoctl {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done
+
+
+def start_loop(environ: dict[str, str], work: str, log: Path, *, agent: bool, extra: list[str]) -> Any:
+    """The training loop as a child process, warm."""
+    command = [sys.executable, str(LOOP), work, str(log), *extra]
+    if agent:
+        command = [sys.executable, "-m", "kinetoctl", "run", "--", *command]
+    loop = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert loop.stdout is not None
+    if (line := loop.stdout.readline()) != "ready\n":
+        raise RuntimeError(f"the loop did not come up: {line!r}")
+    return loop
+
+
+def end_loop(loop: Any, log: Path) -> dict[str, Any]:
+    """Ends the loop and reads what it logged."""
+    loop.communicate(timeout=120)
+    result: dict[str, Any] = json.loads(log.read_text())
+    return result
+
+
+def durations(steps: list[int], begin: int, end: int) -> list[int]:
+    """Step times in ns of the steps that ended in the window."""
+    return [b - a for a, b in zip(steps, steps[1:], strict=False) if begin < b <= end]
+
+
+def figures(logged: dict[str, Any], marks: dict[str, int], size_bytes: int) -> dict[str, float]:
+    """The columns of the module's docstring."""
+    steps = logged["steps"]
+    before = statistics.median(durations(steps, marks["requested"] - 4_000_000_000, marks["requested"]))
+    during = durations(steps, marks["collecting"], marks["collected"])
+    since = durations(steps, marks["requested"], steps[-1])
+    until_file = durations(steps, marks["requested"], marks["stored"])
+    after = durations(steps, marks["stored"] + 1_000_000_000, steps[-1])
+    return {
+        "step_ms": before / 1e6,
+        "during": statistics.median(during) / before if during else float("nan"),
+        "after": statistics.median(after) / before if after else float("nan"),
+        "stall_ms": max(since) / 1e6,
+        "lost_s": sum(d - before for d in until_file) / 1e9,
+        "first_s": (marks["collecting"] - marks["requested"]) / 1e9,
+        "file_s": (marks["stored"] - marks["collected"]) / 1e9,
+        "size_mb": size_bytes / 1e6,
+    }
+
+
+def untouched(environ: dict[str, str], work: str, log: Path, *, agent: bool) -> dict[str, float]:
+    """Step times of a loop that nobody traces."""
+    loop = start_loop(environ, work, log, agent=agent, extra=[])
+    time.sleep(BEFORE_S)
+    steps = end_loop(loop, log)["steps"]
+    return {"step_ms": statistics.median(durations(steps, steps[0], steps[-1])) / 1e6}
+
+
+def traced(environ: dict[str, str], work: str, log: Path, trace_s: float, types: str) -> dict[str, Any]:
+    """Our trace by pid in the middle of the loop."""
+    loop = start_loop(environ, work, log, agent=True, extra=[])
+    time.sleep(BEFORE_S)
+    requested = time.time_ns()
+    arguments = ["trace", "--pid", str(loop.pid), "--duration", f"{trace_s}s", "--output-dir", str(log.parent)]
+    capture = json.loads(control(environ, *arguments, *(["--activities", types] if types else [])).stdout)
+    returned = time.time_ns()
+    time.sleep(AFTER_S)
+    target = capture["targets"][0]
+    marks = {
+        "requested": requested,
+        "collecting": int(target["summary"]["window_start_ns"]),
+        "collected": int(target["summary"]["window_end_ns"]),
+        "stored": int(target["stored_ns"]),
+    }
+    result: dict[str, Any] = dict(figures(end_loop(loop, log), marks, int(target["files"][0]["size_bytes"])))
+    result["request_to_prompt_s"] = (returned - requested) / 1e9
+    result["verdict"], result["activities"] = target["verdict"], target["summary"]["activities"]
+    result["overhead"], result["warnings"] = target["overhead"], target.get("warnings", [])
+    return result
+
+
+def incumbent(environ: dict[str, str], work: str, log: Path, trace_s: float) -> dict[str, float]:
+    """torch.profiler in the script, CPU and GPU, exported as Chrome JSON."""
+    trace = log.with_suffix(".trace.json")
+    loop = start_loop(environ, work, log, agent=False, extra=["--torch-profiler", f"{BEFORE_S},{trace_s},{trace}"])
+    loop.wait(300)
+    logged = json.loads(log.read_text())
+    return figures(logged, logged["marks"], trace.stat().st_size)
+
+
+def report(work: str, rows: dict[str, dict[str, Any]]) -> None:
+    """One table."""
+    columns = ("step_ms", "during", "after", "stall_ms", "lost_s", "first_s", "file_s", "size_mb")
+    print(f"\n{work:<34}" + "".join(f"{column:>10}" for column in columns))
+    for name, row in rows.items():
+        print(f"{name:<34}" + "".join(f"{row[c]:>10.3f}" if c in row else f"{'':>10}" for c in columns))
+    for name, row in rows.items():
+        for key in ("verdict", "activities", "overhead", "warnings", "request_to_prompt_s"):
+            if row.get(key):
+                print(f"  {name}: {key} {row[key]}")
+
+
+def main() -> int:
+    """Runs every variant and prints the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", default="launch,compute")
+    parser.add_argument("--trace-s", type=float, default=3.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--skip-incumbent", action="store_true")
+    options = parser.parse_args()
+    everything = {}
+    with tempfile.TemporaryDirectory(prefix="kineto-") as folder, daemon(Path(folder)) as environ:
+        for work in options.work.split(","):
+            log = Path(folder, f"{work}.json")
+            rows: dict[str, dict[str, Any]] = {}
+            rows["no agent"] = untouched(environ, work, log, agent=False)
+            rows["idle agent"] = untouched(environ, work, log, agent=True)
+            if work != "cpu":
+                rows["kinetoctl trace, GPU activities"] = traced(environ, work, log, options.trace_s, GPU_TYPES)
+            rows["kinetoctl trace, everything"] = traced(environ, work, log, options.trace_s, "")
+            if not options.skip_incumbent:
+                rows["torch.profiler in the script"] = incumbent(environ, work, log, options.trace_s)
+            report(work, rows)
+            everything[work] = rows
+    if options.json:
+        options.json.write_text(json.dumps(everything, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

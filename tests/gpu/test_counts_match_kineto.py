@@ -1,0 +1,95 @@
+"""On a real GPU: a trace by pid holds, step for step, what Kineto's own trace of the same loop holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+overhead = __import__("overhead")  # the benchmark's daemon and loop control
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+STEPS = 10
+GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+API_CATEGORIES = ("cuda_runtime", "cuda_driver")
+
+Counts = dict[str, Counter[str]]
+
+
+def per_step(trace: dict[str, Any], steps: list[int], first: int) -> Counts:
+    """Events by category and name that begin in STEPS steps from `first` on, flows by their category."""
+    base, begin, end = trace["baseTimeNanoseconds"], steps[first], steps[first + STEPS]
+    counts: Counts = {}
+    for event in trace["traceEvents"]:
+        category = "flow_" + event["ph"] if event["ph"] in "sf" and event.get("cat") == "ac2g" else event.get("cat", "")
+        if event["ph"] not in "Xsf" or not begin <= base + round(event["ts"] * 1000) < end:
+            continue
+        counts.setdefault(category, Counter())[event["name"]] += 1
+    return counts
+
+
+def steps_inside(steps: list[int], begin: int, end: int) -> int:
+    """Index of a step boundary well inside a window, with STEPS whole steps after it."""
+    inside = [i for i, step in enumerate(steps) if begin <= step <= end]
+    assert len(inside) > STEPS + 4, "the window holds too few steps"
+    return inside[len(inside) // 2 - STEPS // 2]
+
+
+@pytest.fixture(scope="module", params=["launch", "compute"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Counts, Counts]:
+    """Counts of the same number of steps of one loop: ours and Kineto's."""
+    folder = tmp_path_factory.mktemp(request.param)
+    log = folder / "log.json"
+    with overhead.daemon(folder) as environ:
+        loop = overhead.start_loop(environ, request.param, log, agent=True, extra=[])
+        arguments = ["trace", "--pid", str(loop.pid), "--duration", "3s", "--output-dir", str(folder)]
+        capture = json.loads(overhead.control(environ, *arguments, "--format", "chrome-json").stdout)
+        logged = overhead.end_loop(loop, log)
+        window = capture["targets"][0]["summary"]
+        (file,) = folder.glob("kineto-*.json")
+        ours = json.loads(file.read_text())
+        first = steps_inside(logged["steps"], int(window["window_start_ns"]), int(window["window_end_ns"]))
+        our_counts = per_step(ours, logged["steps"], first)
+        trace = folder / "kineto-own.json"
+        loop = overhead.start_loop(
+            environ, request.param, log, agent=False, extra=["--torch-profiler", f"0.5,1.5,{trace}"]
+        )
+        loop.wait(300)
+        logged = json.loads(log.read_text())
+        marks = logged["marks"]
+        first = steps_inside(logged["steps"], marks["collecting"], marks["collected"])
+        return our_counts, per_step(json.loads(trace.read_text()), logged["steps"], first)
+
+
+@pytest.mark.parametrize("category", GPU_CATEGORIES)
+def test_gpu_activities_agree_by_name(both: tuple[Counts, Counts], category: str) -> None:
+    ours, kinetos = both
+    assert ours.get(category, Counter()) == kinetos.get(category, Counter())
+
+
+@pytest.mark.parametrize("category", API_CATEGORIES)
+def test_recorded_api_calls_agree_by_name(both: tuple[Counts, Counts], category: str) -> None:
+    ours, kinetos = (counts.get(category, Counter()) for counts in both)
+    assert ours == {name: count for name, count in kinetos.items() if name in ours}
+
+
+def test_every_launch_of_kineto_is_recorded(both: tuple[Counts, Counts]) -> None:
+    ours, kinetos = both
+    launches = {n: c for n, c in kinetos["cuda_runtime"].items() if "Launch" in n or "Mem" in n}
+    assert launches
+    assert {n: ours["cuda_runtime"][n] for n in launches} == launches
+
+
+def test_flows_agree(both: tuple[Counts, Counts]) -> None:
+    ours, kinetos = both
+    assert (ours["flow_s"], ours["flow_f"]) == (kinetos["flow_s"], kinetos["flow_f"])
