@@ -1,0 +1,1 @@
+"""What columns say: figures for people and machines."""

@@ -1,0 +1,1 @@
+"""Raw records of the activity sources to columns."""

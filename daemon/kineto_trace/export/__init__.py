@@ -1,0 +1,1 @@
+"""Columns to files that trace viewers read."""

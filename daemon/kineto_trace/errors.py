@@ -1,0 +1,47 @@
+"""What can go wrong between raw records and a finished trace.
+
+TraceError                    every error of this package; has a reason_code for machines
+├── SpoolError                SPOOL_INVALID          the target's folder is not what the daemon writes (ours)
+├── CodecError                CODEC_MISSING          the native library was not built or does not load (installation)
+├── FormatError               FORMAT_UNKNOWN         an output format that does not exist (the caller's)
+├── UnknownVersionError       CUPTI_UNKNOWN_VERSION  a CUPTI whose record layouts are not in our tables (the vendor's)
+└── UnknownLayoutError        UNKNOWN_LAYOUT         records that are not laid out as their version says (the vendor's)
+"""
+
+from typing import ClassVar
+
+
+class TraceError(Exception):
+    """A trace could not be made. The text says what, of which object, and what to do."""
+
+    reason_code: ClassVar[str] = "TRACE_FAILED"
+
+
+class SpoolError(TraceError):
+    """The raw folder of a target is missing something or damaged beyond what a crash explains."""
+
+    reason_code = "SPOOL_INVALID"
+
+
+class CodecError(TraceError):
+    """The native trace codec cannot be loaded."""
+
+    reason_code = "CODEC_MISSING"
+
+
+class FormatError(TraceError):
+    """An output format that this version does not write."""
+
+    reason_code = "FORMAT_UNKNOWN"
+
+
+class UnknownVersionError(TraceError):
+    """The target's CUPTI is of a version whose record layouts are unknown here."""
+
+    reason_code = "CUPTI_UNKNOWN_VERSION"
+
+
+class UnknownLayoutError(TraceError):
+    """Raw records do not have the sizes that their version says; reading them would be guessing."""
+
+    reason_code = "UNKNOWN_LAYOUT"

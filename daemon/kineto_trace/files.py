@@ -1,0 +1,37 @@
+"""Files that are either whole or absent: written under a temporary name, fsynced, renamed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def fsync_directory(directory: Path) -> None:
+    """Makes renames in a folder survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A binary file for writing that appears under `path` only when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        fsync_directory(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes one small file as a whole."""
+    with atomic_file(path) as file:
+        file.write(data)

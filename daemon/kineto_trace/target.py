@@ -1,0 +1,88 @@
+"""What the daemon knows about one target of a capture: target.json in the target's folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from kineto_trace.errors import SpoolError
+from kineto_trace.files import write_atomically
+
+TARGET_FILE = "target.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInfo:
+    """Times are Unix nanoseconds. pid is the number that the process sees itself."""
+
+    capture_id: str
+    host: str
+    pid: int
+    process_name: str
+    command: list[str] = field(default_factory=list)
+    rank: int | None = None
+    world_size: int | None = None
+    framework: str = ""
+    python_version: str = ""
+    window_start_ns: int = 0  # what lies outside the window is not part of the trace; both 0: keep everything
+    window_end_ns: int = 0
+    threads: dict[int, str] = field(default_factory=dict)  # system thread id -> name
+    labels: dict[str, str] = field(default_factory=dict)
+    complete: bool = False  # the agent sent its Result
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The inverse of to_json; unknown keys are skipped. Raises SpoolError."""
+        try:
+            values = json.loads(text)
+            threads = {int(tid): str(name) for tid, name in values.get("threads", {}).items()}
+        except (ValueError, AttributeError) as exc:
+            raise SpoolError(f"{TARGET_FILE}: not a target: {exc}") from exc
+        known = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
+        _check(known)
+        return cls(**{**known, "threads": threads})
+
+    def write(self, target_dir: Path) -> None:
+        """Replaces target.json in the target's folder."""
+        write_atomically(target_dir / TARGET_FILE, self.to_json().encode())
+
+    @classmethod
+    def read(cls, target_dir: Path) -> Self:
+        """Reads target.json of the target's folder. Raises SpoolError."""
+        try:
+            text = (target_dir / TARGET_FILE).read_bytes()
+        except OSError as exc:
+            raise SpoolError(f"cannot read {target_dir / TARGET_FILE}: {exc}") from exc
+        return cls.from_json(text)
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "capture_id": str,
+    "host": str,
+    "pid": int,
+    "process_name": str,
+    "command": list,
+    "rank": (int, type(None)),
+    "world_size": (int, type(None)),
+    "framework": str,
+    "python_version": str,
+    "window_start_ns": int,
+    "window_end_ns": int,
+    "threads": dict,
+    "labels": dict,
+    "complete": bool,
+}
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    for name in ("capture_id", "host", "pid", "process_name"):
+        if name not in values:
+            raise SpoolError(f"{TARGET_FILE}: {name} is missing")
+    for name, value in values.items():
+        if not isinstance(value, _TYPES[name]):
+            raise SpoolError(f"{TARGET_FILE}: {name} has a wrong type: {value!r:.80}")
