@@ -1,0 +1,303 @@
+"""The native trace codec through ctypes: interning, record decoding, row writing. See daemon/native/codec.h.
+
+Every call releases the interpreter lock. Arrays that are handed over must stay alive during the call; the
+classes here keep them.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.errors import CodecError
+
+LIBRARY = Path(__file__).parent / "_native" / "libkineto_codec.so"
+ABI_VERSION = 1
+MAX_KINDS = 16  # of record kinds in one decode
+KIND_LIMIT = 64  # a record's kind is below this
+
+# kc_column.operation
+COPY, DURATION, INTERN = range(3)
+# kc_field.operation
+END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT = range(6)
+# kc_decoded.status
+OK, TORN, UNKNOWN_KIND, FULL, NO_MEMORY = range(5)
+
+AnyArray = npt.NDArray[Any]
+
+
+class _Column(ctypes.Structure):
+    _fields_ = (
+        ("operation", ctypes.c_uint32),
+        ("width", ctypes.c_uint32),
+        ("offset", ctypes.c_uint32),
+        ("offset_2", ctypes.c_uint32),
+        ("out", ctypes.c_void_p),
+        ("interner", ctypes.c_void_p),
+    )
+
+
+class _Kind(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_uint32),
+        ("record_bytes", ctypes.c_uint32),
+        ("first_column", ctypes.c_uint32),
+        ("column_count", ctypes.c_uint32),
+        ("capacity", ctypes.c_uint64),
+        ("rows", ctypes.c_uint64),
+    )
+
+
+class _Decoded(ctypes.Structure):
+    _fields_ = (
+        ("consumed", ctypes.c_uint64),
+        ("records", ctypes.c_uint64),
+        ("status", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
+    )
+
+
+class _Field(ctypes.Structure):
+    _fields_ = (
+        ("literal", ctypes.c_char_p),
+        ("literal_bytes", ctypes.c_uint32),
+        ("operation", ctypes.c_uint32),
+        ("column", ctypes.c_void_p),
+        ("width", ctypes.c_uint32),
+        ("text_count", ctypes.c_uint32),
+        ("text", ctypes.c_void_p),
+        ("text_ends", ctypes.c_void_p),
+        ("base", ctypes.c_int64),
+    )
+
+
+class _Written(ctypes.Structure):
+    _fields_ = (("rows", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+@cache
+def _load(path: Path = LIBRARY) -> ctypes.CDLL:
+    """Loads the library once. Raises CodecError."""
+    advice = "build it with: python agent/native/build_hook.py (needs a C compiler), or reinstall the package"
+    try:
+        library = ctypes.CDLL(str(path))
+        library.kc_abi_version.restype = ctypes.c_uint32
+        version = library.kc_abi_version()
+    except (OSError, AttributeError) as exc:
+        raise CodecError(f"the native trace codec {path} does not load ({exc}); {advice}") from exc
+    if version != ABI_VERSION:
+        raise CodecError(f"the native trace codec {path} has version {version}, not {ABI_VERSION}; {advice}")
+    library.kc_interner_new.restype = ctypes.c_void_p
+    library.kc_interner_free.argtypes = [ctypes.c_void_p]
+    library.kc_interner_free.restype = None
+    library.kc_interner_count.argtypes = [ctypes.c_void_p]
+    library.kc_interner_count.restype = ctypes.c_uint64
+    library.kc_interner_keys.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.kc_interner_keys.restype = None
+    library.kc_intern.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_intern.restype = ctypes.c_int
+    library.kc_decode.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32]
+    library.kc_decode.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
+    library.kc_decode.restype = None
+    library.kc_write.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64]
+    library.kc_write.argtypes += [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_write.restype = None
+    library.kc_lanes.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    library.kc_lanes.argtypes += [ctypes.c_uint32, ctypes.c_void_p]
+    library.kc_lanes.restype = None
+    return library
+
+
+class Interner:
+    """Numbers 64-bit keys in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self._library = _load()
+        self.handle = self._library.kc_interner_new()
+        if not self.handle:
+            raise MemoryError("no memory for an interner")
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._library.kc_interner_free(self.handle)
+            self.handle = None
+
+    def __len__(self) -> int:
+        return int(self._library.kc_interner_count(self.handle))
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """The key of each number."""
+        keys = np.empty(len(self), np.uint64)
+        self._library.kc_interner_keys(self.handle, keys.ctypes.data)
+        return keys
+
+    def intern(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+        """The number of each key; new keys get new numbers."""
+        keys = np.ascontiguousarray(keys, np.uint64)
+        numbers = np.empty(len(keys), np.uint32)
+        if self._library.kc_intern(self.handle, keys.ctypes.data, len(keys), numbers.ctypes.data):
+            raise MemoryError("no memory for an interner")
+        return numbers
+
+
+class ColumnPlan(NamedTuple):
+    """One column of one record kind: what to read where (bytes), and the array that takes it."""
+
+    operation: int
+    width: int
+    offset: int
+    offset_2: int
+    out: AnyArray
+    interner: Interner | None
+
+
+class KindPlan(NamedTuple):
+    """One record kind: its size in bytes and its columns (none: skip). All arrays have room for `capacity` rows."""
+
+    kind: int
+    record_bytes: int
+    capacity: int
+    columns: Sequence[ColumnPlan]
+
+
+class Decoded(NamedTuple):
+    """What one buffer gave: bytes and records read, why it stopped (OK, TORN, …), and at which kind."""
+
+    consumed: int
+    records: int
+    status: int
+    kind: int
+
+
+class Decoder:
+    """Reads buffers one after the other into the arrays of the plans."""
+
+    def __init__(self, plans: Sequence[KindPlan]) -> None:
+        if len(plans) > MAX_KINDS:
+            raise ValueError(f"{len(plans)} record kinds, at most {MAX_KINDS} fit")
+        self._library = _load()
+        self._plans = plans
+        columns = [column for plan in plans for column in plan.columns]
+        self._columns = (_Column * max(1, len(columns)))(*map(_native_column, columns))
+        self._kinds = (_Kind * max(1, len(plans)))()
+        first = 0
+        for native, plan in zip(self._kinds, plans, strict=False):
+            _check_plan(plan)
+            native.kind, native.record_bytes, native.capacity = plan.kind, plan.record_bytes, plan.capacity
+            native.first_column, native.column_count = first, len(plan.columns)
+            first += len(plan.columns)
+
+    def decode(self, data: AnyArray) -> Decoded:
+        """Appends the records of one buffer (bytes as uint8)."""
+        result = _Decoded()
+        self._library.kc_decode(
+            data.ctypes.data, data.nbytes, self._kinds, len(self._plans), self._columns, ctypes.byref(result)
+        )
+        if result.status == NO_MEMORY:
+            raise MemoryError("no memory to decode records")
+        return Decoded(result.consumed, result.records, result.status, result.kind)
+
+    def rows(self) -> dict[int, int]:
+        """Records read so far by kind."""
+        return {native.kind: native.rows for native in self._kinds[: len(self._plans)]}
+
+
+def _native_column(column: ColumnPlan) -> _Column:
+    handle = column.interner.handle if column.interner else None
+    return _Column(column.operation, column.width, column.offset, column.offset_2, column.out.ctypes.data, handle)
+
+
+_OUT_BYTES = {DURATION: 8, INTERN: 4}
+
+
+def _check_plan(plan: KindPlan) -> None:
+    """The native side trusts these."""
+    if not 0 <= plan.kind < KIND_LIMIT or plan.record_bytes < 8:
+        raise ValueError(f"kind {plan.kind} with {plan.record_bytes} bytes cannot be decoded")
+    for column in plan.columns:
+        last = max(column.offset + column.width, column.offset_2 + 8 if column.operation == DURATION else 0)
+        wanted = _OUT_BYTES.get(column.operation, column.width)
+        contiguous = column.out.flags.c_contiguous and column.out.itemsize == wanted
+        if last > plan.record_bytes or len(column.out) < plan.capacity or not contiguous:
+            raise ValueError(f"kind {plan.kind}: column at byte {column.offset} does not fit its record or array")
+
+
+class Texts:
+    """Ready pieces of text by number, for TEXT fields."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.count = len(pieces)
+        self.data = np.frombuffer(b"".join(pieces) or b"\0", np.uint8)
+        self.ends = np.zeros(self.count + 1, np.uint64)
+        np.cumsum([len(piece) for piece in pieces], out=self.ends[1:], dtype=np.uint64)
+
+
+class Field(NamedTuple):
+    """One literal and the value after it. `base` (ns) is subtracted from MICROSECONDS."""
+
+    literal: bytes
+    operation: int = END
+    column: AnyArray | None = None
+    texts: Texts | None = None
+    base: int = 0
+
+
+class RowWriter:
+    """Writes rows of text that all have the same fields."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self._library = _load()
+        self._keep = [
+            field._replace(column=None if field.column is None else np.ascontiguousarray(field.column))
+            for field in fields
+        ]
+        self._rows = min((len(field.column) for field in self._keep if field.column is not None), default=0)
+        self._fields = (_Field * len(fields))(*map(_native_field, self._keep))
+
+    def write(
+        self, out: AnyArray, first: int, count: int, order: npt.NDArray[np.int64] | None = None
+    ) -> tuple[int, int]:
+        """Writes rows first, first + 1, … (of `order` if given) into `out`. Returns (rows, bytes) that fitted."""
+        if order is None and first + count > self._rows or order is not None and first + count > len(order):
+            raise IndexError(f"rows {first} to {first + count} do not exist")
+        result = _Written()
+        self._library.kc_write(
+            self._fields,
+            len(self._fields),
+            None if order is None else order.ctypes.data,
+            first,
+            count,
+            out.ctypes.data,
+            out.nbytes,
+            ctypes.byref(result),
+        )
+        return result.rows, result.bytes
+
+
+def _native_field(field: Field) -> _Field:
+    native = _Field(field.literal, len(field.literal), field.operation, base=field.base)
+    if field.column is not None:
+        if field.operation in (MICROSECONDS, DECIMAL) and field.column.itemsize != 8:
+            raise ValueError("times and decimals are 8 bytes wide")
+        native.column, native.width = field.column.ctypes.data, field.column.itemsize
+    elif field.operation != END:
+        raise ValueError("a value without a column")
+    if field.texts is not None:
+        native.text, native.text_ends = field.texts.data.ctypes.data, field.texts.ends.ctypes.data
+        native.text_count = field.texts.count
+    return native
+
+
+def lanes(
+    track: npt.NDArray[np.uint32], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], limit: int
+) -> npt.NDArray[np.uint8]:
+    """A lane for each event so that those of one lane do not overlap. Rows must be sorted by (track, start)."""
+    track = np.ascontiguousarray(track, np.uint32)
+    start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
+    lane = np.zeros(len(track), np.uint8)
+    _load().kc_lanes(track.ctypes.data, start.ctypes.data, end.ctypes.data, len(track), limit, lane.ctypes.data)
+    return lane

@@ -1,0 +1,211 @@
+"""The column model of a trace: one table of plain numpy arrays per kind of activity.
+
+Theory of operation
+    Times are Unix nanoseconds and durations nanoseconds, both int64. Names are numbers (int32) into
+    `Trace.strings`. Ids keep the width that the vendor gives them. The rows of a table are in no
+    particular order. Tables are values: nothing changes an array after the table was made.
+
+    SCHEMAS says for every table which columns it has, their types and what they mean. The names of the
+    tables are Kineto's categories.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.target import TargetInfo
+
+NO_PRIORITY = -(2**31)  # this CUPTI's kernel records do not carry a priority
+NO_ROW = -1
+UNKNOWN_STREAM = 0xFFFFFFFF  # CUPTI's own value for "no stream"
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    name: str
+    dtype: str
+    meaning: str
+
+
+def _columns(*rows: tuple[str, str, str]) -> tuple[Column, ...]:
+    return tuple(Column(*row) for row in rows)
+
+
+_TIMED = _columns(
+    ("start", "int64", "Unix ns"),
+    ("duration", "int64", "ns"),
+    ("name", "int32", "number into Trace.strings"),
+)
+_GPU = _TIMED + _columns(
+    ("device", "uint32", "device index as the process sees it"),
+    ("context", "uint32", "CUPTI's context id"),
+    ("stream", "uint32", "CUPTI's stream id"),
+    ("correlation", "uint32", "joins with the runtime or driver call that caused it"),
+)
+_QUEUE = _columns(
+    ("graph_id", "uint32", "CUDA graph; 0: none"),
+    ("graph_node_id", "uint64", "node of the graph; 0: none"),
+    ("channel", "uint32", "hardware channel"),
+    ("channel_type", "uint32", "0 invalid, 1 compute, 2 copy"),
+)
+_API = _TIMED + _columns(
+    ("thread", "uint32", "system thread id"),
+    ("correlation", "uint32", "joins with the GPU activities that the call caused"),
+    ("cbid", "uint32", "CUPTI's callback id of the function"),
+)
+
+SCHEMAS: dict[str, tuple[Column, ...]] = {
+    "kernel": _GPU
+    + _columns(
+        ("grid_x", "int32", "blocks"),
+        ("grid_y", "int32", "blocks"),
+        ("grid_z", "int32", "blocks"),
+        ("block_x", "int32", "threads"),
+        ("block_y", "int32", "threads"),
+        ("block_z", "int32", "threads"),
+        ("registers", "uint16", "registers per thread"),
+        ("static_shared_memory", "int32", "bytes per block"),
+        ("dynamic_shared_memory", "int32", "bytes per block"),
+        ("queued", "uint64", "Unix ns when it entered the command buffer; 0: not collected"),
+        ("priority", "int32", "launch priority; NO_PRIORITY: not recorded"),
+    )
+    + _QUEUE,
+    "gpu_memcpy": _GPU
+    + _columns(
+        ("bytes", "uint64", "bytes copied"),
+        ("copy_kind", "uint8", "CUPTI's: 1 HtoD, 2 DtoH, 8 DtoD, 10 PtoP, …"),
+        ("src_kind", "uint8", "memory: 1 pageable, 2 pinned, 3 device, …"),
+        ("dst_kind", "uint8", "memory, likewise"),
+        ("peer", "uint8", "1: between two devices, and the four columns below hold"),
+        ("src_device", "uint32", "device index"),
+        ("src_context", "uint32", "context id"),
+        ("dst_device", "uint32", "device index"),
+        ("dst_context", "uint32", "context id"),
+    )
+    + _QUEUE,
+    "gpu_memset": _GPU
+    + _columns(
+        ("bytes", "uint64", "bytes set"),
+        ("memory_kind", "uint16", "memory: 1 pageable, 2 pinned, 3 device, …"),
+    )
+    + _QUEUE,
+    "cuda_runtime": _API,
+    "cuda_driver": _API,
+    "cuda_sync": _TIMED
+    + _columns(
+        ("type", "uint32", "1 event, 2 stream waits for event, 3 stream, 4 context"),
+        ("device", "int32", "device of the context; -1: no other record names that context"),
+        ("context", "uint32", "context id"),
+        ("stream", "uint32", "stream id; UNKNOWN_STREAM: none"),
+        ("correlation", "uint32", "joins with the runtime call"),
+        ("event", "uint32", "CUDA event id (types 1 and 2)"),
+        ("wait_on_stream", "int64", "stream in which that event was last recorded; -1: unknown"),
+        ("wait_on_correlation", "int64", "correlation of that record call; -1: unknown"),
+    ),
+    "overhead": _TIMED + _columns(("kind", "uint32", "CUPTI's overhead kind")),
+    "python_function": _TIMED
+    + _columns(
+        ("thread", "uint32", "system thread id"),
+        ("depth", "int32", "0: outermost frame"),
+        ("parent", "int32", "row of the calling frame's slice; NO_ROW: none"),
+        ("samples", "int32", "samples in which this slice was on the stack"),
+        ("self_samples", "int32", "samples in which it was the innermost frame"),
+    ),
+}
+GPU_TABLES = ("kernel", "gpu_memcpy", "gpu_memset")
+API_TABLES = ("cuda_runtime", "cuda_driver")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of one length."""
+
+    kind: str
+    columns: Mapping[str, npt.NDArray[Any]]
+
+    def __post_init__(self) -> None:
+        schema = SCHEMAS[self.kind]
+        if list(self.columns) != [column.name for column in schema]:
+            raise ValueError(f"{self.kind}: columns {list(self.columns)} do not follow the schema")
+        for column in schema:
+            array = self.columns[column.name]
+            if array.dtype != column.dtype or len(array) != len(self):
+                raise ValueError(f"{self.kind}.{column.name}: {array.dtype} of {len(array)} rows, not {column.dtype}")
+
+    def __len__(self) -> int:
+        return len(self.columns["start"])
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.columns[name]
+
+    def end(self) -> npt.NDArray[np.int64]:
+        """Unix ns."""
+        end: npt.NDArray[np.int64] = self["start"] + self["duration"]
+        return end
+
+    def take(self, rows: npt.NDArray[Any]) -> "Table":
+        """The rows at these places, or under this mask."""
+        return Table(self.kind, {name: array[rows] for name, array in self.columns.items()})
+
+
+def make_table(kind: str, length: int, columns: Mapping[str, npt.NDArray[Any]]) -> Table:
+    """A table from some columns; the others are zero."""
+    full = {}
+    for column in SCHEMAS[kind]:
+        array = columns.get(column.name)
+        full[column.name] = np.zeros(length, column.dtype) if array is None else array.astype(column.dtype, copy=False)
+    return Table(kind, full)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Records that are not in the tables, and why."""
+
+    dropped: int = 0  # lost in the target: the buffers were full
+    undecoded: int = 0  # came to the daemon, but could not be read
+    torn: int = 0  # cut off when the daemon died
+    out_of_window: int = 0  # outside the wanted window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One process, one window. Device properties are Kineto's `deviceProperties` items, as the target gave them."""
+
+    target: TargetInfo
+    strings: Sequence[str]
+    tables: Mapping[str, Table]
+    window_start_ns: int
+    window_end_ns: int
+    devices: Sequence[Mapping[str, Any]] = ()
+    versions: Mapping[str, int] = field(default_factory=dict)  # cupti_version, cuda_runtime_version, …
+    losses: Losses = Losses()
+    sample_period_ns: int = 0  # of python_function; 0: no samples
+
+    def table(self, kind: str) -> Table:
+        """The table of this kind, maybe empty."""
+        found = self.tables.get(kind)
+        return make_table(kind, 0, {}) if found is None else found
+
+
+class StringTable:
+    """Collects the strings of a trace: text -> number."""
+
+    def __init__(self) -> None:
+        self.strings: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        """The number of this text."""
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self.strings)
+            self.strings.append(text)
+        return number
+
+    def add_all(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+        """The number of each text."""
+        return np.array([self.add(text) for text in texts], np.int32)

@@ -1,0 +1,110 @@
+/* The trace codec: the loops that Python cannot run at memory speed. Called through ctypes by kineto_trace.codec.
+ *
+ * Theory of operation
+ *     Nothing in here knows a kernel from a copy. Python describes what to do in tables of plain numbers
+ *     (which bytes of which record go into which column; which columns and literals make up a row of text),
+ *     and these functions run the tables. Structures have fixed-width members in an order without padding,
+ *     so that ctypes declares them word for word; kc_abi_version guards against a stale library.
+ *
+ *     No global state, no allocation but in the interner, no calls back into Python: the interpreter lock is
+ *     free meanwhile, and threads may work on separate objects. Input bytes are untrusted: every read is
+ *     checked against the end of the buffer, every write against the capacity given.
+ */
+#ifndef KINETO_CODEC_H
+#define KINETO_CODEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KC_ABI_VERSION 1
+#define KC_EXPORT __attribute__((visibility("default")))
+
+/* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */
+
+typedef struct kc_interner kc_interner;
+
+KC_EXPORT uint32_t kc_abi_version(void);
+KC_EXPORT kc_interner *kc_interner_new(void); /* NULL: out of memory */
+KC_EXPORT void kc_interner_free(kc_interner *interner);
+KC_EXPORT uint64_t kc_interner_count(const kc_interner *interner);
+KC_EXPORT void kc_interner_keys(const kc_interner *interner, uint64_t *keys);
+/* numbers[i] = number of keys[i]. 0, or -1 when out of memory. */
+KC_EXPORT int kc_intern(kc_interner *interner, const uint64_t *keys, uint64_t count, uint32_t *numbers);
+/* One key; UINT32_MAX when out of memory. */
+uint32_t kc_intern_one(kc_interner *interner, uint64_t key);
+
+/* ---- decoding: records of several kinds -> one array per field ---- */
+
+enum { KC_COPY = 0, KC_DURATION = 1, KC_INTERN = 2 };
+
+typedef struct {
+    uint32_t operation;    /* KC_COPY: the field; KC_DURATION: u64 at offset_2 minus u64 at offset, not below 0;
+                              KC_INTERN: the number of the field, as u32 */
+    uint32_t width;        /* bytes of the field: 1, 2, 4 or 8 */
+    uint32_t offset;       /* byte offset in the record */
+    uint32_t offset_2;
+    void *out;             /* array with room for `capacity` rows */
+    kc_interner *interner; /* KC_INTERN */
+} kc_column;
+
+typedef struct {
+    uint32_t kind;         /* first u32 of the record */
+    uint32_t record_bytes;
+    uint32_t first_column; /* columns[first_column .. + column_count]; 0 columns: skipped, but counted */
+    uint32_t column_count;
+    uint64_t capacity;     /* rows that fit */
+    uint64_t rows;         /* in: rows so far; out: rows now */
+} kc_kind;
+
+enum { KC_OK = 0, KC_TORN = 1, KC_UNKNOWN_KIND = 2, KC_FULL = 3, KC_NO_MEMORY = 4 };
+
+typedef struct {
+    uint64_t consumed;     /* bytes of whole records that were read */
+    uint64_t records;
+    uint32_t status;       /* KC_OK: all of the buffer was read; else why it stopped */
+    uint32_t kind;         /* of the record that it stopped at */
+} kc_decoded;
+
+/* Table columns must lie inside record_bytes, and record_bytes must be >= 8; the caller checks that. */
+KC_EXPORT void kc_decode(const uint8_t *data, uint64_t size, kc_kind *kinds, uint32_t kind_count,
+                         const kc_column *columns, kc_decoded *result);
+
+/* ---- writing: columns -> rows of text ---- */
+
+enum {
+    KC_END = 0,       /* literal only */
+    KC_UNSIGNED = 1,
+    KC_SIGNED = 2,
+    KC_MICROSECONDS = 3, /* int64 ns, minus `base`, as microseconds with three decimals; below 0: 0 */
+    KC_DECIMAL = 4,      /* double, up to six decimals */
+    KC_TEXT = 5,         /* a number into a table of ready texts */
+};
+
+typedef struct {
+    const char *literal;      /* comes before the value */
+    uint32_t literal_bytes;
+    uint32_t operation;
+    const void *column;
+    uint32_t width;           /* bytes of one value of the column */
+    uint32_t text_count;      /* KC_TEXT */
+    const char *text;
+    const uint64_t *text_ends; /* text n is text[text_ends[n] .. text_ends[n + 1]]; text_count + 1 entries */
+    int64_t base;
+} kc_field;
+
+typedef struct {
+    uint64_t rows;  /* rows written */
+    uint64_t bytes; /* their length */
+} kc_written;
+
+/* Writes rows `order[first ..]` (or first, first + 1, … if order is NULL), at most `count` and what fits. */
+KC_EXPORT void kc_write(const kc_field *fields, uint32_t field_count, const int64_t *order, uint64_t first,
+                        uint64_t count, char *out, uint64_t capacity, kc_written *result);
+
+/* ---- tracks: events of one track that overlap get separate lanes ---- */
+
+/* Rows are sorted by (track, start). lane[i] = the first lane whose last event has ended; at most lane_limit - 1. */
+KC_EXPORT void kc_lanes(const uint32_t *track, const int64_t *start, const int64_t *end, uint64_t count,
+                        uint32_t lane_limit, uint8_t *lane);
+
+#endif

@@ -1,0 +1,174 @@
+/* Columns to rows of text, and lanes for overlapping events. See codec.h. */
+#include <string.h>
+
+#include "codec.h"
+
+#define NUMBER_BYTES 32 /* the longest number: sign, 20 digits, point, six decimals */
+
+static const char PAIRS[] =
+    "0001020304050607080910111213141516171819202122232425262728293031323334353637383940414243444546474849"
+    "5051525354555657585960616263646566676869707172737475767778798081828384858687888990919293949596979899";
+
+static char *put_unsigned(char *p, uint64_t value)
+{
+    char digits[20];
+    unsigned at = sizeof digits;
+    if (value < 10) {
+        *p = (char)('0' + value);
+        return p + 1;
+    }
+    while (value >= 100) {
+        at -= 2;
+        memcpy(digits + at, PAIRS + 2 * (value % 100), 2);
+        value /= 100;
+    }
+    if (value >= 10) {
+        at -= 2;
+        memcpy(digits + at, PAIRS + 2 * value, 2);
+    } else {
+        digits[--at] = (char)('0' + value);
+    }
+    memcpy(p, digits + at, sizeof digits - at);
+    return p + (sizeof digits - at);
+}
+
+static char *put_signed(char *p, int64_t value)
+{
+    if (value < 0) {
+        *p++ = '-';
+        return put_unsigned(p, 0 - (uint64_t)value);
+    }
+    return put_unsigned(p, (uint64_t)value);
+}
+
+static char *put_microseconds(char *p, int64_t ns)
+{
+    uint64_t value = ns < 0 ? 0 : (uint64_t)ns;
+    unsigned rest = (unsigned)(value % 1000);
+    p = put_unsigned(p, value / 1000);
+    *p++ = '.';
+    *p++ = (char)('0' + rest / 100);
+    memcpy(p, PAIRS + 2 * (rest % 100), 2);
+    return p + 2;
+}
+
+/* Not a number or beyond 10^12 (nothing that we write is): 0. */
+static char *put_decimal(char *p, double value)
+{
+    if (!(value > -1e12 && value < 1e12)) {
+        *p = '0';
+        return p + 1;
+    }
+    if (value < 0) {
+        *p++ = '-';
+        value = -value;
+    }
+    uint64_t millionths = (uint64_t)(value * 1e6 + 0.5);
+    unsigned rest = (unsigned)(millionths % 1000000);
+    p = put_unsigned(p, millionths / 1000000);
+    if (!rest)
+        return p;
+    *p++ = '.';
+    memcpy(p, PAIRS + 2 * (rest / 10000), 2);
+    memcpy(p + 2, PAIRS + 2 * (rest / 100 % 100), 2);
+    memcpy(p + 4, PAIRS + 2 * (rest % 100), 2);
+    p += 6;
+    while (p[-1] == '0')
+        p--;
+    return p;
+}
+
+static uint64_t get_unsigned(const kc_field *f, int64_t row)
+{
+    switch (f->width) {
+    case 1: return ((const uint8_t *)f->column)[row];
+    case 2: return ((const uint16_t *)f->column)[row];
+    case 4: return ((const uint32_t *)f->column)[row];
+    default: return ((const uint64_t *)f->column)[row];
+    }
+}
+
+static int64_t get_signed(const kc_field *f, int64_t row)
+{
+    switch (f->width) {
+    case 1: return ((const int8_t *)f->column)[row];
+    case 2: return ((const int16_t *)f->column)[row];
+    case 4: return ((const int32_t *)f->column)[row];
+    default: return ((const int64_t *)f->column)[row];
+    }
+}
+
+static char *put_bytes(char *p, const char *end, const char *bytes, uint64_t size)
+{
+    if (size > (uint64_t)(end - p))
+        return NULL;
+    if (size <= 16 && end - p >= 16 && size) { /* short texts: one fixed move instead of a call */
+        char block[16] = {0};
+        memcpy(block, bytes, size);
+        memcpy(p, block, 16);
+    } else {
+        memcpy(p, bytes, size);
+    }
+    return p + size;
+}
+
+/* Writes one field; NULL if it does not fit. */
+static char *put_field(const kc_field *f, int64_t row, char *p, const char *end)
+{
+    p = put_bytes(p, end, f->literal, f->literal_bytes);
+    if (!p || f->operation == KC_END)
+        return p;
+    if (f->operation == KC_TEXT) {
+        uint64_t n = get_unsigned(f, row);
+        if (n >= f->text_count)
+            return p;
+        return put_bytes(p, end, f->text + f->text_ends[n], f->text_ends[n + 1] - f->text_ends[n]);
+    }
+    if (end - p < NUMBER_BYTES)
+        return NULL;
+    switch (f->operation) {
+    case KC_UNSIGNED: return put_unsigned(p, get_unsigned(f, row));
+    case KC_SIGNED: return put_signed(p, get_signed(f, row));
+    case KC_MICROSECONDS: return put_microseconds(p, (int64_t)(((const uint64_t *)f->column)[row] - (uint64_t)f->base));
+    default: return put_decimal(p, ((const double *)f->column)[row]);
+    }
+}
+
+void kc_write(const kc_field *fields, uint32_t field_count, const int64_t *order, uint64_t first, uint64_t count,
+              char *out, uint64_t capacity, kc_written *result)
+{
+    const char *end = out + capacity;
+    char *p = out;
+    uint64_t done = 0;
+    for (; done < count; done++) {
+        int64_t row = order ? order[first + done] : (int64_t)(first + done);
+        char *at = p;
+        for (uint32_t i = 0; i < field_count && at; i++)
+            at = put_field(fields + i, row, at, end);
+        if (!at)
+            break;
+        p = at;
+    }
+    result->rows = done;
+    result->bytes = (uint64_t)(p - out);
+}
+
+void kc_lanes(const uint32_t *track, const int64_t *start, const int64_t *end, uint64_t count, uint32_t lane_limit,
+              uint8_t *lane)
+{
+    int64_t free_at[256];
+    uint32_t limit = lane_limit < 256 ? lane_limit : 256, used = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (i == 0 || track[i] != track[i - 1])
+            used = 0;
+        uint32_t n = 0;
+        while (n < used && free_at[n] > start[i])
+            n++;
+        if (n >= limit)
+            n = limit - 1;
+        else if (n == used)
+            used++;
+        free_at[n] = end[i];
+        lane[i] = (uint8_t)n;
+    }
+}
