@@ -1,0 +1,1 @@
+"""kinetoctl: the command line of kinetod."""

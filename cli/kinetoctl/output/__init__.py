@@ -1,0 +1,1 @@
+"""What kinetoctl prints: results on stdout, progress on stderr."""

@@ -1,0 +1,67 @@
+"""Entry point: runs the command, prints its error if there is one, and returns the exit code."""
+
+import os
+import sys
+
+import click
+
+from kinetoctl.app import cli
+from kinetoctl.errors import CliError
+from kinetoctl.exit_codes import ExitCode
+
+
+def _say(kind: str, message: str, *, color: str = "red") -> None:
+    style = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and "--no-color" not in sys.argv
+    label = click.style(f"{kind}:", fg=color, bold=True) if style else f"{kind}:"
+    click.echo(f"{label} {message}", err=True)
+
+
+def _usage_text(exc: click.ClickException) -> str:
+    if isinstance(exc, click.BadParameter) and not isinstance(exc, click.MissingParameter) and exc.param is not None:
+        option = exc.param.opts[-1] if isinstance(exc.param, click.Option) else exc.param.human_readable_name
+        return f"{option}: {exc.message}"
+    return exc.format_message()
+
+
+def _report_usage(exc: click.ClickException) -> int:
+    if isinstance(exc, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
+        click.echo(exc.format_message(), err=True)
+        return ExitCode.USAGE
+    _say("error", _usage_text(exc))
+    if isinstance(exc, click.UsageError) and exc.ctx is not None:
+        click.echo(f"`{exc.ctx.command_path} --help` shows how it is used.", err=True)
+    return ExitCode.USAGE
+
+
+def _report(exc: CliError) -> int:
+    code = f" [{exc.reason_code}]" if exc.reason_code else ""
+    _say("error", f"{exc}{code}")
+    if exc.help_text:
+        click.echo(exc.help_text, err=True)
+    return exc.exit_code
+
+
+def _report_broken_pipe() -> int:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's last flush must not fail
+    return ExitCode.BROKEN_PIPE
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run kinetoctl with these arguments (default: the process's). Returns the exit code."""
+    try:
+        result = cli.main(args=argv, prog_name="kinetoctl", standalone_mode=False)
+        sys.stdout.flush()
+        return int(result or ExitCode.DONE)
+    except CliError as exc:
+        return _report(exc)
+    except click.ClickException as exc:
+        return _report_usage(exc)
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted", "left at once", color="yellow")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return _report_broken_pipe()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

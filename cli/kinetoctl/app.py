@@ -1,0 +1,33 @@
+"""The command tree of kinetoctl."""
+
+import click
+
+from kinetoctl.exit_codes import MEANINGS
+from kinetoctl.lazy import LazyGroup
+from kinetoctl.settings import common_options
+
+COMMANDS = {
+    "trace": "kinetoctl.commands.trace",
+    "ps": "kinetoctl.commands.ps",
+    "captures": "kinetoctl.commands.captures",
+    "run": "kinetoctl.commands.run",
+    "demo": "kinetoctl.commands.demo",
+    "host": "kinetoctl.commands.host",
+    "version": "kinetoctl.commands.version",
+    "completion": "kinetoctl.commands.completion",
+}
+EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
+
+
+@click.group(cls=LazyGroup, modules=COMMANDS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@common_options
+def cli() -> None:
+    """Take traces of running training processes, on demand.
+
+    \b
+    kinetoctl run -- python train.py            start a process that can be traced
+    kinetoctl ps                                see what can be traced
+    kinetoctl trace --pid 1234 --duration 5s    trace it
+
+    Results go to stdout; progress and messages go to stderr.
+    """

@@ -1,0 +1,187 @@
+"""The typed client of kinetod, and the only module of kinetoctl that knows gRPC.
+
+Every call has a deadline. Every gRPC error becomes a `kinetoctl.errors.CliError` here: the class by the
+status code (`ERRORS`, complete by test), the text and the reason by the daemon's google.rpc.ErrorInfo.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr otherwise
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1 import profiler_pb2_grpc
+
+from kinetoctl import errors
+
+ERROR_DOMAIN = "kineto"
+STREAM_DEADLINE_S = 300.0  # a longer watch or fetch is opened again: a dead peer is noticed after this at the latest
+CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),  # clusters often set http_proxy; a daemon is never behind it
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+# Status code -> our class. OK never arrives as an error.
+ERRORS: dict[grpc.StatusCode, type[errors.CliError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.UsageProblem,
+    grpc.StatusCode.OUT_OF_RANGE: errors.UsageProblem,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: errors.Refused,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.Refused,
+    grpc.StatusCode.ABORTED: errors.Refused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Refused,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unsupported,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Denied,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Denied,
+    grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.TimedOut,
+    grpc.StatusCode.CANCELLED: errors.CancelledByDaemon,
+    grpc.StatusCode.UNKNOWN: errors.DaemonFault,
+    grpc.StatusCode.INTERNAL: errors.DaemonFault,
+    grpc.StatusCode.DATA_LOSS: errors.DaemonFault,
+}
+
+
+def _reason_code(error: grpc.RpcError) -> str:
+    """The reason in the daemon's ErrorInfo; empty if the error is gRPC's own."""
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an RpcError of a call is a Call
+    except ValueError:  # details that contradict the status line: not from a kinetod
+        return ""
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status else ():
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            return str(info.reason)
+    return ""
+
+
+def _unreachable(address: str, details: str) -> errors.CliError:
+    """Why nothing answers at the address, as well as the file system can tell."""
+    if address.startswith("unix:"):
+        path = Path("/" + address[5:].lstrip("/")) if address.startswith("unix:/") else Path(address[5:])
+        try:
+            if not path.exists():
+                return errors.Unreachable(f"no daemon at {address}: there is no such socket")
+        except PermissionError:
+            return errors.Denied(f"no access to the daemon at {address}: {path.parent} is not readable for you")
+        if not os.access(path, os.W_OK):
+            return errors.Denied(f"no access to the daemon at {address}: the socket is not writable for you")
+        return errors.Unreachable(f"no daemon at {address}: the socket is there, but nobody answers ({details})")
+    return errors.Unreachable(f"no daemon at {address}: {details}")
+
+
+def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors.CliError:
+    """Our error for gRPC's. The daemon's own words are kept."""
+    code, details = error.code(), error.details() or ""
+    reason_code = _reason_code(error)
+    if reason_code:
+        return ERRORS[code](details, reason_code=reason_code)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return _unreachable(address, details)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.TimedOut(f"the daemon at {address} did not answer within {timeout_s:g} s")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.Unsupported(f"the daemon at {address} does not know this call ({details})")
+    return ERRORS[code](f"the daemon at {address} answered {code.name}: {details}")
+
+
+class Client:
+    """One connection to a daemon. Use it as a context manager."""
+
+    def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        make_stub: Any = profiler_pb2_grpc.ProfilerStub
+        self._stub: Any = make_stub(self._channel)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Running calls are cancelled."""
+        self._channel.close()
+
+    @contextmanager
+    def _translated(self, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as exc:
+            raise translate(exc, address=self.address, timeout_s=timeout_s) from exc
+
+    def _call(self, method: Any, request: Any) -> Any:
+        with self._translated(self.timeout_s):
+            return method(request, timeout=self.timeout_s)
+
+    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+        call = None
+        try:
+            with self._translated(STREAM_DEADLINE_S):
+                call = method(request, timeout=STREAM_DEADLINE_S)
+                yield from call
+        finally:
+            if call is not None:
+                call.cancel()  # a consumer that stops early must not leave the stream open
+
+    def processes(self, selector: pb.Selector, *, include_without_agent: bool = False) -> list[pb.Process]:
+        """The processes that match."""
+        request = pb.ListProcessesRequest(selector=selector, include_without_agent=include_without_agent)
+        return list(self._call(self._stub.ListProcesses, request).processes)
+
+    def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
+        """Start a capture. The same key again gives the same capture."""
+        request = pb.CreateCaptureRequest(spec=spec, idempotency_key=idempotency_key)
+        capture: pb.Capture = self._call(self._stub.CreateCapture, request)
+        return capture
+
+    def watch(self, capture_id: str) -> Iterator[pb.CaptureEvent]:
+        """The capture now, then each change. Ends with the capture, or with an error after STREAM_DEADLINE_S."""
+        return self._stream(self._stub.WatchCapture, pb.WatchCaptureRequest(id=capture_id))
+
+    def capture(self, capture_id: str) -> pb.Capture:
+        """One capture as it is now."""
+        capture: pb.Capture = self._call(self._stub.GetCapture, pb.GetCaptureRequest(id=capture_id))
+        return capture
+
+    def captures(self, labels: Mapping[str, str], *, limit: int) -> Iterator[pb.Capture]:
+        """At most limit captures, newest first."""
+        token = ""
+        while limit > 0:
+            request = pb.ListCapturesRequest(labels=labels, page_size=min(limit, 100), page_token=token)
+            page: pb.ListCapturesResponse = self._call(self._stub.ListCaptures, request)
+            yield from page.captures[:limit]
+            limit -= len(page.captures)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def cancel(self, capture_id: str, *, keep_partial: bool = False) -> pb.Capture:
+        """Stop the capture in all its targets."""
+        request = pb.CancelCaptureRequest(id=capture_id, keep_partial=keep_partial)
+        capture: pb.Capture = self._call(self._stub.CancelCapture, request)
+        return capture
+
+    def delete(self, capture_id: str) -> None:
+        """Remove an ended capture and its files."""
+        self._call(self._stub.DeleteCapture, pb.DeleteCaptureRequest(id=capture_id))
+
+    def fetch(self, capture_id: str, *, pid: int, file_format: str, offset: int) -> Iterator[pb.TraceChunk]:
+        """The bytes of one stored file from an offset on."""
+        request = pb.FetchTraceRequest(capture_id=capture_id, pid=pid, format=file_format, offset=offset)
+        return self._stream(self._stub.FetchTrace, request)
+
+    def host(self) -> pb.Host:
+        """The daemon's host."""
+        host: pb.Host = self._call(self._stub.GetHost, pb.GetHostRequest())
+        return host

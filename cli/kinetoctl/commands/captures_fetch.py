@@ -1,0 +1,57 @@
+"""`kinetoctl captures fetch`."""
+
+from pathlib import Path
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.captureid import capture_argument
+from kinetoctl.client import Client
+from kinetoctl.errors import NotFound, Refused
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.folder import FOLDER, prepare_folder
+from kinetoctl.output.progress import show_progress
+from kinetoctl.output.results import show_capture
+from kinetoctl.settings import common_options, current
+from kinetoctl.targets import MAX_PID
+from kinetoctl.tracing import Outcome, fetch_files, has_ended
+
+
+def _check(capture: pb.Capture, pid: int, file_format: str) -> None:
+    """Raises the error that says why there is nothing to fetch."""
+    targets = [target for target in capture.targets if pid in (0, target.pid)]
+    if not targets:
+        raise NotFound(f"capture {capture.id} has no target with pid {pid}")
+    formats = {file.format for target in targets for file in target.files}
+    if not formats and not has_ended(capture):
+        raise Refused(f"capture {capture.id} is still running; `kinetoctl captures show {capture.id}` tells its state")
+    if not formats:
+        raise NotFound(f"capture {capture.id} has no file; `kinetoctl captures show {capture.id}` tells why")
+    if file_format and file_format not in formats:
+        raise NotFound(f"capture {capture.id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
+
+
+@click.command("fetch")
+@capture_argument
+@click.option("--pid", type=click.IntRange(1, MAX_PID), default=None, help="Only the files of this process.")
+@click.option("--format", "file_format", default="", help="Only files of this format.  [default: all]")
+@click.option("--output-dir", type=FOLDER, default=Path(), help="Folder for the files.  [default: .]")
+@common_options
+def command(capture_id: str, pid: int | None, file_format: str, output_dir: Path) -> int:
+    """Bring the files of a capture here and verify them.
+
+    An interrupted download goes on where it stopped. Nothing is overwritten. The exit code is 0 only if
+    every file is here and verified.
+    """
+    settings = current()
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        outcome = Outcome(client.capture(capture_id))
+        _check(outcome.capture, pid or 0, file_format)
+        folder = prepare_folder(output_dir)
+        with show_progress(quiet=settings.quiet, color=settings.color) as progress:
+            progress.update(outcome.capture)
+            fetch_files(client, outcome, folder, progress, pid=pid or 0, file_format=file_format)
+    show_capture(outcome.capture, outcome.paths, settings)
+    if outcome.problems:
+        return ExitCode.PARTIAL if outcome.paths else outcome.problems[0].exit_code
+    return ExitCode.DONE

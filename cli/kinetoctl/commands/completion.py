@@ -1,0 +1,27 @@
+"""`kinetoctl completion`."""
+
+import click
+from click.shell_completion import get_completion_class
+
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.settings import common_options
+
+COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # click's own rule, from the program's name
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@common_options
+def command(shell: str) -> int:
+    """Print the completion script of a shell.
+
+    \b
+    bash  eval "$(kinetoctl completion bash)"         in ~/.bashrc
+    zsh   eval "$(kinetoctl completion zsh)"          in ~/.zshrc
+    fish  kinetoctl completion fish | source          in ~/.config/fish/config.fish
+    """
+    maker = get_completion_class(shell)
+    assert maker is not None
+    root = click.get_current_context().find_root().command
+    click.echo(maker(root, {}, "kinetoctl", COMPLETE_VARIABLE).source())
+    return ExitCode.DONE

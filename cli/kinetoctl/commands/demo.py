@@ -1,0 +1,61 @@
+"""`kinetoctl demo`."""
+
+import uuid
+from pathlib import Path
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.client import Client
+from kinetoctl.commands.trace import run_trace
+from kinetoctl.demo import demo_daemon, demo_folder, demo_target, read_back, wait_for_agent
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.folder import FOLDER, prepare_folder
+from kinetoctl.output import units
+from kinetoctl.parsing import DURATION
+from kinetoctl.settings import Settings, common_options, current
+from kinetoctl.tracing import Outcome, TraceRequest
+
+
+def _say(settings: Settings, text: str) -> None:
+    if not settings.quiet:
+        click.echo(click.style(text, bold=True) if settings.color else text, err=True)
+
+
+def _check_files(settings: Settings, outcome: Outcome) -> None:
+    for path in outcome.paths.values():
+        counts = read_back(path)
+        listed = ", ".join(f"{units.count(number)} {category}" for category, number in counts.most_common())
+        _say(settings, f"json.load reads it back: {listed}")
+
+
+def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: Settings) -> int:
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns, labels={"made-by": "demo"})
+    request = TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=folder)
+    outcome = run_trace(client, request, settings)
+    if outcome.exit_code() == ExitCode.DONE:
+        _check_files(settings, outcome)
+    return outcome.exit_code()
+
+
+@click.command("demo")
+@click.option("--output-dir", type=FOLDER, default=Path(), help="Folder for the trace.  [default: .]")
+@click.option("--duration", type=DURATION, default="2s", help="Length of the trace.  [default: 2s]")
+@common_options
+def command(output_dir: Path, duration: int) -> int:
+    """Try it all out: a daemon, a training process and a trace of it.
+
+    Needs no GPU, no running daemon and no privilege. The daemon and the process are the demo's own (so
+    --address has no meaning here) and end with it; only the trace stays.
+    """
+    settings = current()
+    output_dir = prepare_folder(output_dir)
+    with demo_folder() as folder:
+        _say(settings, "[1/4] kinetod: start a daemon")
+        with demo_daemon(folder) as client:
+            _say(settings, "[2/4] kinetoctl run -- python demo_target.py: start a process that trains")
+            with demo_target(folder) as child:
+                process = wait_for_agent(client, child)
+                _say(settings, f"[3/4] kinetoctl ps: pid {process.pid} trains, its agent is ready")
+                _say(settings, f"[4/4] kinetoctl trace --pid {process.pid} --duration {units.duration(duration)}")
+                return _trace(client, process.pid, duration, output_dir, settings)

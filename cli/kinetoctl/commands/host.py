@@ -1,0 +1,47 @@
+"""`kinetoctl host`."""
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.client import Client
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output import units
+from kinetoctl.output.console import print_table
+from kinetoctl.output.documents import emit, plain
+from kinetoctl.settings import common_options, current
+
+
+def _gpu_rows(host: pb.Host) -> list[tuple[str, str]]:
+    if not host.gpus:
+        return [("GPUs", f"none ({host.gpu_note})" if host.gpu_note else "none")]
+    rows = [(f"GPU {gpu.index}", f"{gpu.name}, {units.size(gpu.memory_bytes)}, {gpu.uuid}") for gpu in host.gpus]
+    return [*rows, ("driver", host.driver_version or "-")]
+
+
+def _rows(host: pb.Host) -> list[tuple[str, str]]:
+    return [
+        ("host", host.hostname),
+        ("kinetod", f"{host.version}, up {units.duration(host.now_ns - host.started_ns)}"),
+        *_gpu_rows(host),
+        ("agents", str(host.agents)),
+        ("captures running", str(host.captures_running)),
+        ("store", host.store_path),
+        ("store used / free", f"{units.size(host.store_used_bytes)} / {units.size(host.store_free_bytes)}"),
+        ("agent socket", host.agent_socket),
+        ("longest trace", units.duration(host.max_duration_ns)),
+        ("buffer limit", f"{units.size(host.default_buffer_limit_bytes)} per target"),
+    ]
+
+
+@click.command("host")
+@common_options
+def command() -> int:
+    """Show the daemon's host: versions, GPUs, store and limits."""
+    settings = current()
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        host = client.host()
+    if settings.output == "table":
+        print_table(("NAME", "VALUE"), _rows(host), color=settings.color)
+    else:
+        emit(plain(host), settings.output)
+    return ExitCode.DONE

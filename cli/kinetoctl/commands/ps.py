@@ -1,0 +1,55 @@
+"""`kinetoctl ps`."""
+
+from typing import Any
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.client import Client
+from kinetoctl.errors import NotFound
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output import names
+from kinetoctl.output.console import print_table
+from kinetoctl.output.documents import emit, plain
+from kinetoctl.settings import common_options, current
+from kinetoctl.targets import make_selection, selector_options
+
+COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER", "COMMAND")
+
+
+def _row(process: pb.Process) -> tuple[str, ...]:
+    return (
+        str(process.pid),
+        process.user or str(process.uid),
+        str(process.rank) if process.HasField("rank") else "-",
+        ",".join(map(str, process.gpus)) or "-",
+        process.framework or "-",
+        names.agent_state(process.agent_state),
+        str(process.iterations) if process.iterations > 0 else "-",
+        " ".join(process.command),
+    )
+
+
+@click.command("ps")
+@click.option("--all", "include_without_agent", is_flag=True, help="Also processes without an agent.")
+@selector_options
+@common_options
+def command(include_without_agent: bool, **selectors: Any) -> int:
+    """List processes that can be traced.
+
+    AGENT is READY (can be traced now), BUSY (a capture is running), INCOMPATIBLE (its agent is of another
+    version) or NONE (start it with `kinetoctl run`). ITER is the number of training iterations so far.
+    """
+    settings = current()
+    selection = make_selection(**selectors)
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        processes = client.processes(selection.to_proto(), include_without_agent=include_without_agent)
+    if settings.output == "table":
+        print_table(COLUMNS, [_row(process) for process in processes], color=settings.color)
+    else:
+        emit([plain(process) for process in processes], settings.output)
+    if not processes and selection:
+        raise NotFound("no process matches")
+    if not processes and not settings.quiet:
+        click.echo("no process with an agent; start one with `kinetoctl run -- python train.py`", err=True)
+    return ExitCode.DONE

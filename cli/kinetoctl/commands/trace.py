@@ -1,0 +1,79 @@
+"""`kinetoctl trace`: the main job."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kinetoctl.client import Client
+from kinetoctl.download import SUFFIXES
+from kinetoctl.folder import FOLDER, prepare_folder
+from kinetoctl.output.progress import show_progress
+from kinetoctl.output.results import show_capture
+from kinetoctl.parsing import ACTIVITIES, DELAY, DURATION, LABEL, SIZE, START
+from kinetoctl.settings import Settings, common_options, current
+from kinetoctl.spec import TraceOptions, build_spec
+from kinetoctl.targets import selector_options
+from kinetoctl.tracing import Outcome, TraceRequest, trace
+
+MAX_STACK_HZ = 1000  # above that the sampler would take more time than it tells
+
+
+def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outcome:
+    """Trace and print the result. The demo takes this very path."""
+    with show_progress(quiet=settings.quiet, color=settings.color) as progress:
+        outcome = trace(client, request, progress)
+        if outcome.interrupted and any(target.files for target in outcome.capture.targets):
+            progress.note(f"it had ended already: `kinetoctl captures fetch {outcome.capture.id}` gets the trace")
+        elif outcome.interrupted:
+            progress.note(f"capture {outcome.capture.id} is cancelled; no trace was kept")
+    show_capture(outcome.capture, outcome.paths, settings)
+    return outcome
+
+
+@click.command("trace")
+@selector_options
+@click.option("--duration", type=DURATION, help="Length of the trace, like 500ms, 5s, 2min.  [default: 5s]")
+@click.option("--iterations", type=click.IntRange(1), help="Length in training iterations instead of time.")
+@click.option("--start-iteration", type=click.IntRange(0), help="First iteration to record.  [default: the next one]")
+@click.option("--roundup", type=click.IntRange(1), help="Round the first iteration up to a multiple of this.")
+@click.option("--warmup-iterations", type=click.IntRange(0), help="Iterations with collection on that are not kept.")
+@click.option("--warmup", type=DELAY, help="Time with collection on that is not kept, before --duration starts.")
+@click.option("--start-at", type=START, help="When to start: +10s, or a local time like 2030-01-31T12:00:00.")
+@click.option("--activities", type=ACTIVITIES, help="Kineto's activity types, like kernel,gpu_memcpy.  [default: all]")
+@click.option("--stack-hz", type=click.IntRange(1, MAX_STACK_HZ), help="Python stack samples a second.  [default: 100]")
+@click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")
+@click.option(
+    "--format",
+    "formats",
+    type=click.Choice(list(SUFFIXES)),
+    multiple=True,
+    help="File to write; may be given several times.  [default: chrome, which is .json.gz]",
+)
+@click.option("--label", "labels", type=LABEL, multiple=True, help="Label of the capture, like team=vision.")
+@click.option("--output-dir", type=FOLDER, default=Path(), help="Folder for the files.  [default: .]")
+@click.option("--idempotency-key", help="The same key again gives the first capture instead of a second one.")
+@click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
+@common_options
+def command(**values: Any) -> int:
+    """Trace running processes and bring the trace here.
+
+    \b
+    kinetoctl trace --pid 1234 --duration 5s
+    kinetoctl trace --rank 0,8-15 --iterations 20 --roundup 100
+    kinetoctl trace --command train.py --activities kernel,gpu_memcpy
+
+    One of --pid, --command, --user, --rank and --job-id is needed; with several, all must hold. Ctrl-C
+    cancels the capture in the processes; a second Ctrl-C leaves without waiting for that.
+    """
+    options = TraceOptions(**values)
+    settings = current()
+    spec = build_spec(options)
+    request = TraceRequest(
+        spec=spec,
+        idempotency_key=options.idempotency_key or uuid.uuid4().hex,
+        directory=None if options.no_fetch else prepare_folder(options.output_dir),
+    )
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        return run_trace(client, request, settings).exit_code()

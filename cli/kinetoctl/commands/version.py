@@ -1,0 +1,46 @@
+"""`kinetoctl version`."""
+
+from importlib import metadata
+
+import click
+
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.documents import emit
+from kinetoctl.settings import Settings, common_options, current
+
+DISTRIBUTION = "kinetod"
+
+
+def client_version() -> str:
+    """The version of this installation."""
+    return metadata.version(DISTRIBUTION)
+
+
+def _daemon_version(settings: Settings) -> str | None:
+    from kinetoctl.client import Client  # --client does without gRPC
+    from kinetoctl.errors import CliError
+
+    try:
+        with Client(settings.address, timeout_s=settings.timeout_s) as client:
+            return client.host().version
+    except CliError as exc:
+        if not settings.quiet:
+            click.echo(str(exc), err=True)
+        return None
+
+
+@click.command("version")
+@click.option("--client", "client_only", is_flag=True, help="Do not ask the daemon.")
+@common_options
+def command(client_only: bool) -> int:
+    """Show the versions of kinetoctl and of the daemon, if there is one."""
+    settings = current()
+    versions: dict[str, str | None] = {"kinetoctl": client_version()}
+    if not client_only:
+        versions["kinetod"] = _daemon_version(settings)
+    if settings.output == "table":
+        for name, version in versions.items():
+            click.echo(f"{name} {version or 'unreachable'}")
+    else:
+        emit(versions, settings.output)
+    return ExitCode.DONE

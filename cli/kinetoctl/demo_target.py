@@ -1,0 +1,94 @@
+"""A small training loop for `kinetoctl demo`: with torch if there is one, in plain Python otherwise.
+
+It says "ready" on stdout after the first iteration and ends by itself after LIFETIME_S.
+"""
+
+import importlib.util
+import random
+import time
+from collections.abc import Callable, Iterator
+
+LIFETIME_S = 300.0
+FEATURES = 48
+BATCH = 16
+TORCH_WIDTH = 512
+TORCH_BATCH = 64
+
+Row = list[float]
+Step = Callable[[], None]
+
+
+def report_iteration() -> Step:
+    """How the loop tells the agent that an iteration has ended; nothing if there is no agent."""
+    if importlib.util.find_spec("kineto_agent") is None:
+        return lambda: None
+    import kineto_agent
+
+    return kineto_agent.step
+
+
+def load_batch(source: random.Random) -> tuple[list[Row], Row]:
+    """Rows of features and their targets."""
+    rows = [[source.uniform(-1.0, 1.0) for _ in range(FEATURES)] for _ in range(BATCH)]
+    return rows, [sum(row) for row in rows]
+
+
+def forward(weights: Row, rows: list[Row]) -> Row:
+    """The predictions of a linear model."""
+    return [sum(weight * value for weight, value in zip(weights, row, strict=True)) for row in rows]
+
+
+def backward(rows: list[Row], predictions: Row, targets: Row) -> Row:
+    """The gradient of the squared error."""
+    errors = [prediction - target for prediction, target in zip(predictions, targets, strict=True)]
+    return [2.0 * sum(e * row[i] for e, row in zip(errors, rows, strict=True)) / BATCH for i in range(FEATURES)]
+
+
+def optimizer_step(weights: Row, gradient: Row, rate: float = 0.05) -> None:
+    """One step of gradient descent, in place."""
+    for i, value in enumerate(gradient):
+        weights[i] -= rate * value
+
+
+def plain_iterations() -> Iterator[None]:
+    """Train a linear model without any library."""
+    source = random.Random(0)  # noqa: S311  # data of a demo, not a secret
+    weights = [0.0] * FEATURES
+    step = report_iteration()
+    while True:
+        rows, targets = load_batch(source)
+        predictions = forward(weights, rows)
+        optimizer_step(weights, backward(rows, predictions, targets))
+        step()
+        yield
+
+
+def torch_iterations() -> Iterator[None]:
+    """Train a small network with torch, on the GPU if there is one. The agent counts its optimizer steps."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layers = [torch.nn.Linear(TORCH_WIDTH, TORCH_WIDTH), torch.nn.GELU(), torch.nn.Linear(TORCH_WIDTH, TORCH_WIDTH)]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    while True:
+        batch = torch.randn(TORCH_BATCH, TORCH_WIDTH).to(device)
+        loss = torch.nn.functional.mse_loss(model(batch), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield
+
+
+def main() -> None:
+    """Train until LIFETIME_S is over."""
+    end = time.monotonic() + LIFETIME_S
+    iterations = torch_iterations() if importlib.util.find_spec("torch") else plain_iterations()
+    next(iterations)
+    print("ready", flush=True)  # noqa: T201  # the demo waits for this line
+    while time.monotonic() < end:
+        next(iterations)
+
+
+if __name__ == "__main__":
+    main()

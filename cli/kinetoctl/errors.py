@@ -1,0 +1,134 @@
+"""Everything that kinetoctl reports as an error.
+
+    CliError                     exit code and advice are on the class
+    ├── UsageProblem             2    the caller: the daemon refuses the request as it was put
+    ├── NotFound                 3    the caller: no such process, capture or file
+    ├── Refused                  5    the target or the daemon's state does not allow it now
+    │   └── Unsupported          5    the daemon does not know this call
+    ├── DownloadFailed           5    this machine: the trace could not be written
+    │   ├── VerificationFailed   5    what arrived is not what the daemon announced
+    │   └── FileConflict         5    another file has the name
+    ├── DemoFailed               5    a step of the demo did not work
+    ├── Denied                   6    the caller's rights
+    ├── Unreachable              7    the daemon is not there
+    │   └── TimedOut             7    the daemon did not answer in time
+    ├── CancelledByDaemon        8    the call or capture was cancelled elsewhere
+    ├── DaemonFault              1    the daemon's fault
+    ├── NotExecutable            126  kinetoctl run
+    └── CommandNotFound          127  kinetoctl run
+
+Foreign errors become these at one seam each: gRPC's in `client`, the file system's in `download`.
+"""
+
+from typing import ClassVar
+
+from kinetoctl.exit_codes import ExitCode
+
+
+class CliError(Exception):
+    """An error with a message for people. `main` prints it and exits with exit_code.
+
+    reason_code is the daemon's machine-readable reason (docs/errors.md), empty if there is none.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    help_text: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, reason_code: str = "") -> None:
+        super().__init__(message)
+        self.reason_code = reason_code
+
+
+class UsageProblem(CliError):
+    """The daemon refuses the request as it was put."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotFound(CliError):
+    """No such process, capture or file."""
+
+    exit_code = ExitCode.NOT_FOUND
+    help_text = "`kinetoctl ps --all` lists processes, `kinetoctl captures list` lists captures."
+
+
+class Refused(CliError):
+    """The state of the target or of the daemon does not allow it."""
+
+    exit_code = ExitCode.FAILED
+
+
+class Unsupported(Refused):
+    """The daemon does not know this call."""
+
+    help_text = "`kinetoctl version` shows both versions; use a kinetoctl of the daemon's version."
+
+
+class DownloadFailed(CliError):
+    """The trace could not be written on this machine."""
+
+    exit_code = ExitCode.FAILED
+    help_text = "The trace stays in the daemon's store: `kinetoctl captures fetch ID` gets it again."
+
+
+class VerificationFailed(DownloadFailed):
+    """What arrived is not what the daemon announced."""
+
+
+class FileConflict(DownloadFailed):
+    """Another file has the name already."""
+
+    help_text = "Move that file away or choose another --output-dir; nothing is overwritten."
+
+
+class DemoFailed(CliError):
+    """A step of the demo did not work."""
+
+    exit_code = ExitCode.FAILED
+
+
+class Denied(CliError):
+    """The caller may not do this."""
+
+    exit_code = ExitCode.DENIED
+    help_text = "You may trace processes of your own user; an administrator of the daemon may trace all."
+
+
+class Unreachable(CliError):
+    """There is no daemon at the address."""
+
+    exit_code = ExitCode.UNREACHABLE
+    help_text = (
+        "Start a daemon with `kinetod` (for your own processes) or `sudo systemctl start kinetod` (for the host),\n"
+        "or say where it listens with --address or KINETO_ADDRESS."
+    )
+
+
+class TimedOut(Unreachable):
+    """The daemon did not answer in time."""
+
+    help_text = "Is it overloaded or stopped? --timeout allows it more time."
+
+
+class CancelledByDaemon(CliError):
+    """The call was cancelled on the other side."""
+
+    exit_code = ExitCode.CANCELLED
+
+
+class DaemonFault(CliError):
+    """The daemon failed in a way it should not."""
+
+    help_text = "This is a fault of kinetod; its log says more (`journalctl -u kinetod`)."
+
+
+class NotExecutable(CliError):
+    """The command of `kinetoctl run` cannot be executed."""
+
+    exit_code = ExitCode.NOT_EXECUTABLE
+
+
+class CommandNotFound(CliError):
+    """The command of `kinetoctl run` does not exist."""
+
+    exit_code = ExitCode.COMMAND_NOT_FOUND

@@ -1,0 +1,38 @@
+"""The exit codes of kinetoctl. They are part of its interface: docs/cli.md lists them, a test compares."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a script can tell from kinetoctl's exit status."""
+
+    DONE = 0
+    INTERNAL = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    PARTIAL = 4
+    FAILED = 5
+    DENIED = 6
+    UNREACHABLE = 7
+    CANCELLED = 8
+    NOT_EXECUTABLE = 126
+    COMMAND_NOT_FOUND = 127
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.DONE: "all done; a trace was written and verified (size and SHA-256)",
+    ExitCode.INTERNAL: "internal error of kinetoctl or kinetod",
+    ExitCode.USAGE: "wrong usage: an option or argument was refused",
+    ExitCode.NOT_FOUND: "no process matches, or no such capture",
+    ExitCode.PARTIAL: "partial: a trace was written, but something is missing",
+    ExitCode.FAILED: "failed: no trace, or its file could not be written or verified",
+    ExitCode.DENIED: "permission denied",
+    ExitCode.UNREACHABLE: "the daemon cannot be reached or does not answer in time",
+    ExitCode.CANCELLED: "the capture was cancelled by somebody else",
+    ExitCode.NOT_EXECUTABLE: "kinetoctl run: the command cannot be executed",
+    ExitCode.COMMAND_NOT_FOUND: "kinetoctl run: there is no such command",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C; a running capture was cancelled",
+    ExitCode.BROKEN_PIPE: "the reader of stdout has gone (like any filter in a shell)",
+}

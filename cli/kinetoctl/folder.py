@@ -1,0 +1,19 @@
+"""The folder that traces are written into: checked before anything is recorded."""
+
+import os
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def prepare_folder(folder: Path) -> Path:
+    """Make the folder if it is missing. Raises UsageError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise click.UsageError(f"--output-dir: {folder} cannot be made: {exc.strerror}") from exc
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--output-dir: {folder} is not writable")
+    return folder

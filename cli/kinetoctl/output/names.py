@@ -1,0 +1,38 @@
+"""Enum values as people read them: without their prefix, and the number of one that only a newer daemon knows."""
+
+from typing import Any
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+
+def _name(enum: Any, value: int, prefix: str) -> str:
+    try:
+        return str(enum.Name(value)).removeprefix(prefix)
+    except ValueError:
+        return str(value)
+
+
+def agent_state(value: pb.AgentState) -> str:
+    """READY, BUSY, NONE, …"""
+    return _name(pb.AgentState, value, "AGENT_STATE_")
+
+
+def target_state(value: pb.TargetState) -> str:
+    """PENDING, WARMUP, COLLECT, …"""
+    return _name(pb.TargetState, value, "TARGET_STATE_")
+
+
+def verdict(value: pb.Verdict) -> str:
+    """DONE, PARTIAL, …"""
+    return _name(pb.Verdict, value, "VERDICT_")
+
+
+def capture_status(value: pb.CaptureStatus) -> str:
+    """RUNNING, DONE, …"""
+    return _name(pb.CaptureStatus, value, "CAPTURE_STATUS_")
+
+
+def target(value: pb.Target) -> str:
+    """Which process: pid 4242, rank 3."""
+    rank = f", rank {value.process.rank}" if value.process.HasField("rank") else ""
+    return f"pid {value.pid}{rank}"

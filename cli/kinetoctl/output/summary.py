@@ -1,0 +1,137 @@
+"""What a capture brought: per target the file, what it holds, what it cost and how to open it.
+
+`target_lines` is pure: pairs of a label and a text. `print_capture` writes them to stdout.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from rich.console import Console
+from rich.text import Text
+
+from kinetoctl.output import names, units
+from kinetoctl.output.console import stdout_console
+
+Line = tuple[str, str]
+NAME_WIDTH = 76
+LABEL_WIDTH = 12
+TIMES = "\N{MULTIPLICATION SIGN}"
+STYLES = {"DONE": "bold green", "PARTIAL": "bold yellow", "FAILED": "bold red", "CANCELLED": "bold yellow"}
+
+
+def _file_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
+    for file in target.files:
+        path = paths.get(file.format)
+        if path is not None:
+            yield "file", f"{path} ({units.size(file.size_bytes)}, SHA-256 verified)"
+        else:
+            fetch = f"kinetoctl captures fetch {capture.id}"
+            yield "file", f"{file.format}, {units.size(file.size_bytes)} in the daemon's store: `{fetch}`"
+
+
+def _window_lines(target: pb.Target) -> Iterator[Line]:
+    start, end = target.summary.window_start_ns, target.summary.window_end_ns
+    if end > start:
+        yield "window", f"{units.duration(end - start)} from {units.moment(start)}"
+
+
+def _content_lines(summary: pb.Summary) -> Iterator[Line]:
+    counts = sorted(summary.activities.items(), key=lambda item: (-item[1], item[0]))
+    if counts:
+        yield "holds", ", ".join(f"{units.count(number)} {activity}" for activity, number in counts)
+    if summary.gpu_busy_fraction >= 0 and counts:
+        yield "GPU busy", f"{summary.gpu_busy_fraction:.1%} of the window"
+
+
+def _top_lines(label: str, stats: list[pb.KernelStat], unit: str) -> Iterator[Line]:
+    for position, stat in enumerate(stats):
+        amount = f"{units.duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
+        yield label if position == 0 else "", f"{amount}  {units.shortened(stat.name, NAME_WIDTH)}"
+
+
+def _loss_line(target: pb.Target) -> Line:
+    losses = [f"{units.count(c.dropped)} records of {c.source}" for c in target.counts if c.dropped]
+    if target.summary.out_of_window:
+        losses.append(f"{units.count(target.summary.out_of_window)} outside the window, left out")
+    return "dropped", ", ".join(losses) or "nothing"
+
+
+def _overhead_lines(target: pb.Target) -> Iterator[Line]:
+    cost = target.overhead
+    parts = [
+        f"{label} {units.duration(value)}"
+        for label, value in (
+            ("start", cost.start_ns),
+            ("stop", cost.stop_ns),
+            ("detach", cost.detach_ns),
+            ("agent CPU", cost.agent_cpu_ns),
+        )
+        if value
+    ]
+    if cost.step_ratio:
+        parts.append(f"step time {TIMES}{cost.step_ratio:.2f}")
+    if parts:
+        yield "overhead", ", ".join(parts)
+    if target.requested_ns and target.collecting_ns and target.collected_ns and target.stored_ns:
+        to_start = units.duration(target.collecting_ns - target.requested_ns)
+        to_file = units.duration(target.stored_ns - target.collected_ns)
+        yield "delays", f"{to_start} from the request to the first record, {to_file} from the last to the stored file"
+
+
+def _open_lines(target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
+    path = next(iter(paths.values()), None)
+    if path is None:
+        return
+    rank = target.process.rank if target.process.HasField("rank") else 0
+    yield "open with", "https://ui.perfetto.dev or chrome://tracing (drop the file there)"
+    yield "", f'or HTA: TraceAnalysis(trace_files={{{rank}: "{path}"}})'
+
+
+def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> list[Line]:
+    """All about one target. paths: its verified files on this machine, by format."""
+    lines: list[Line] = []
+    if target.reason:
+        lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
+    lines += _file_lines(capture, target, paths)
+    if target.files:
+        lines += _window_lines(target)
+        lines += _content_lines(target.summary)
+        lines += _top_lines("top kernels", list(target.summary.top_kernels), TIMES)
+        lines += _top_lines("top Python", list(target.summary.top_functions), "samples")
+        lines.append(_loss_line(target))
+        lines += _overhead_lines(target)
+    lines += (("warning", warning) for warning in target.warnings)
+    lines += _open_lines(target, paths)
+    return lines
+
+
+def _title(target: pb.Target) -> str:
+    process = target.process
+    facts = [names.target(target), process.framework, units.shortened(" ".join(process.command), NAME_WIDTH)]
+    return " · ".join(filter(None, facts))
+
+
+def _status(name: str) -> Text:
+    return Text(name, style=STYLES.get(name, "bold"))
+
+
+def _print_target(console: Console, capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> None:
+    ended = target.state == pb.TARGET_STATE_ENDED
+    name = names.verdict(target.verdict) if ended else names.target_state(target.state)
+    console.print(Text.assemble("\n", (_title(target), "bold"), ": ", _status(name)))
+    for label, text in target_lines(capture, target, paths):
+        console.print(Text.assemble("  ", (label.ljust(LABEL_WIDTH), "cyan"), text))
+
+
+def print_capture(capture: pb.Capture, paths: Mapping[tuple[int, int, str], Path], *, color: bool) -> None:
+    """The whole capture on stdout. paths: verified files by pid, start time and format."""
+    console = stdout_console(color=color)
+    status = _status(names.capture_status(capture.status))
+    console.print(Text.assemble(f"capture {capture.id} on {capture.host}: ", status))
+    if capture.spec.labels:
+        labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
+        console.print(Text(f"labels {labels}"))
+    for target in capture.targets:
+        own = {f: path for (pid, start, f), path in paths.items() if (pid, start) == (target.pid, target.start_time_ns)}
+        _print_target(console, capture, target, own)

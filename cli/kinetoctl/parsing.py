@@ -1,0 +1,171 @@
+"""Values on the command line: durations, sizes, ranks, labels, start times. Pure; errors say what was expected."""
+
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import click
+
+DURATION_UNITS_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "min": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+}
+SIZE_UNITS = {
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+}
+MAX_DURATION_NS = DURATION_UNITS_NS["d"]  # no trace is that long; the daemon's own limit is far lower
+MAX_RANKS = 1_000_000
+_NUMBER_AND_UNIT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
+_ACTIVITY = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def parse_duration_ns(text: str) -> int:
+    """Nanoseconds in a text like 500ms, 5s, 1.5s, 2min. Raises ValueError; the sign is the caller's matter."""
+    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    unit = DURATION_UNITS_NS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"expected a duration like 500ms, 5s or 2min, got {text!r}")
+    return int(Decimal(match[1]) * unit)
+
+
+def parse_positive_duration_ns(text: str) -> int:
+    """Like parse_duration_ns, but above zero and at most a day."""
+    value = parse_duration_ns(text)
+    if value <= 0:
+        raise ValueError(f"expected a duration above zero, got {text!r}")
+    return _not_too_long(value, text)
+
+
+def parse_delay_ns(text: str) -> int:
+    """Like parse_duration_ns, but zero or more and at most a day."""
+    value = parse_duration_ns(text)
+    if value < 0:
+        raise ValueError(f"expected a duration of zero or more, got {text!r}")
+    return _not_too_long(value, text)
+
+
+def _not_too_long(value: int, text: str) -> int:
+    if value > MAX_DURATION_NS:
+        raise ValueError(f"expected at most 24h, got {text!r}: a trace that long would fit nowhere")
+    return value
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes in a text like 256MiB. Raises ValueError."""
+    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    unit = SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"expected a size like 256MiB or 1GB, got {text!r}")
+    value = int(Decimal(match[1]) * unit)
+    if value <= 0:
+        raise ValueError(f"expected a size above zero, got {text!r}")
+    return value
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """The ranks in a text like 0,8-15, ascending and once each. Raises ValueError."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        if match is None:
+            raise ValueError(f"expected ranks like 0,8-15, got {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"expected ranks like 0,8-15, got {part.strip()!r}, which ends before it starts")
+        ranks.update(range(first, min(last, first + MAX_RANKS) + 1))
+    if len(ranks) > MAX_RANKS:
+        raise ValueError(f"expected at most {MAX_RANKS:,} ranks, got {text!r}")
+    return tuple(sorted(ranks))
+
+
+def parse_label(text: str) -> tuple[str, str]:
+    """Key and value of a text like team=vision. Raises ValueError."""
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise ValueError(f"expected a label like team=vision, got {text!r}")
+    return key, value
+
+
+def parse_activities(text: str) -> tuple[str, ...]:
+    """Kineto's activity names in a comma-separated list. Raises ValueError."""
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if not _ACTIVITY.fullmatch(name):
+            raise ValueError(f"expected activity types like kernel,gpu_memcpy, got {text!r}")
+    return names
+
+
+def parse_start_ns(text: str, clock: Callable[[], int] = time.time_ns) -> int:
+    """Unix nanoseconds of +10s (from now) or of an ISO 8601 time (local unless it has an offset)."""
+    now = clock()
+    if text.startswith("+"):
+        return now + parse_delay_ns(text[1:])
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise ValueError(f"expected a start like +10s or 2030-01-31T12:00:00, got {text!r}") from exc
+    start = int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1_000
+    if start < now:
+        raise ValueError(f"expected a start in the future, got {text!r}")
+    return start
+
+
+def parse_regex(text: str) -> str:
+    """A regular expression, unchanged. Raises ValueError if it is none."""
+    try:
+        re.compile(text)
+    except re.error as exc:
+        raise ValueError(f"expected a regular expression, got {text!r}: {exc}") from exc
+    if not text:
+        raise ValueError("expected a regular expression, got an empty one; `.` matches every command")
+    return text
+
+
+def parse_address(text: str) -> str:
+    """A gRPC target: unix:/path or host:port. Raises ValueError."""
+    if re.fullmatch(r"unix:.+|(?:dns:///|ipv4:|ipv6:)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}", text):
+        return text
+    raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}")
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """A click type made from one of the functions above."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Click's hook: the parsed value, or BadParameter with the parser's words."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as exc:
+            return self.fail(str(exc), param, ctx)
+
+
+DURATION = Parsed("duration", parse_positive_duration_ns)
+DELAY = Parsed("duration", parse_delay_ns)
+SIZE = Parsed("size", parse_size_bytes)
+RANKS = Parsed("ranks", parse_ranks)
+LABEL = Parsed("key=value", parse_label)
+ACTIVITIES = Parsed("names", parse_activities)
+START = Parsed("time", parse_start_ns)
+REGEX = Parsed("regex", parse_regex)
+ADDRESS = Parsed("address", parse_address)

@@ -1,0 +1,39 @@
+"""How long to try again when the daemon is gone for a moment: growing pauses, up to a limit without progress."""
+
+import time
+from collections.abc import Callable
+
+from kinetoctl.errors import CancelledByDaemon, CliError, Unreachable
+
+# What a stream may end with when the daemon restarts. Any other error is an answer, not an absence.
+RETRYABLE = (Unreachable, CancelledByDaemon)
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+class Patience:
+    """Raises the error again once nothing has come for limit_s seconds; sleeps a little otherwise."""
+
+    def __init__(
+        self,
+        limit_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._sleep = sleep
+        self.progressed()
+
+    def progressed(self) -> None:
+        """Something has come: start again from zero."""
+        self._since = self._clock()
+        self._pause_s = FIRST_PAUSE_S
+
+    def wait(self, error: CliError) -> None:
+        """Pause before the next try. Raises error if the limit is reached."""
+        if self._clock() - self._since + self._pause_s > self._limit_s:
+            raise error
+        self._sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

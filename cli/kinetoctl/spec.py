@@ -1,0 +1,94 @@
+"""From the options of `kinetoctl trace` to the request."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.targets import Selection, make_selection
+
+DEFAULT_DURATION_NS = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """The options of `kinetoctl trace` as click parsed them; None or empty: not given."""
+
+    pids: tuple[int, ...]
+    command_regex: str | None
+    user: str | None
+    ranks: tuple[int, ...] | None
+    job_id: str | None
+    duration: int | None  # ns
+    iterations: int | None
+    start_iteration: int | None
+    roundup: int | None
+    warmup_iterations: int | None
+    warmup: int | None  # ns
+    start_at: int | None  # Unix ns
+    activities: tuple[str, ...] | None
+    stack_hz: int | None
+    buffer_limit: int | None  # bytes per target
+    formats: tuple[str, ...]
+    labels: tuple[tuple[str, str], ...]
+    output_dir: Path
+    idempotency_key: str | None
+    no_fetch: bool
+
+    def selection(self) -> Selection:
+        """The targets. Raises UsageError if there is no condition at all."""
+        selection = make_selection(self.pids, self.command_regex, self.user, self.ranks, self.job_id)
+        if not selection:
+            raise click.UsageError(
+                "which processes? Give --pid, --command, --user, --rank or --job-id (`kinetoctl ps` lists candidates)"
+            )
+        return selection
+
+
+def _check_extent(options: TraceOptions) -> None:
+    if options.iterations is None:
+        given = {
+            "--start-iteration": options.start_iteration,
+            "--roundup": options.roundup,
+            "--warmup-iterations": options.warmup_iterations,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise click.UsageError(f"{name} needs --iterations")
+        return
+    if options.duration is not None:
+        raise click.UsageError("--duration and --iterations exclude each other")
+    if options.warmup is not None:
+        raise click.UsageError("--warmup is for --duration; use --warmup-iterations with --iterations")
+    if options.start_at is not None:
+        raise click.UsageError("--start-at is for --duration; use --start-iteration with --iterations")
+
+
+def _iterations(options: TraceOptions) -> pb.IterationWindow:
+    return pb.IterationWindow(
+        count=options.iterations,
+        start=options.start_iteration,
+        roundup=options.roundup or 0,
+        warmup=options.warmup_iterations or 0,
+    )
+
+
+def build_spec(options: TraceOptions) -> pb.CaptureSpec:
+    """The capture to ask for. Raises click.UsageError if the options contradict each other."""
+    _check_extent(options)
+    spec = pb.CaptureSpec(
+        selector=options.selection().to_proto(),
+        warmup_ns=options.warmup or 0,
+        start_time_ns=options.start_at or 0,
+        activity_types=options.activities or (),
+        options=pb.Options(stack_sample_hz=options.stack_hz or 0),
+        buffer_limit_bytes=options.buffer_limit or 0,
+        formats=dict.fromkeys(options.formats),
+        labels=dict(options.labels),
+    )
+    if options.iterations is None:
+        spec.duration_ns = options.duration or DEFAULT_DURATION_NS
+    else:
+        spec.iterations.CopyFrom(_iterations(options))
+    return spec

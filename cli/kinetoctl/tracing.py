@@ -1,0 +1,197 @@
+"""The whole way of a trace: create the capture, follow it to its end, bring its files here.
+
+Theory of operation
+    The daemon owns the capture; this side only follows it. A broken stream is opened again, and the first
+    answer of a watch is the whole capture, so nothing is missed. The first Ctrl-C cancels the capture in
+    its targets and keeps following until the daemon confirms; the second leaves. While the capture is
+    being created Ctrl-C is only noted, since there is no id yet that could be cancelled.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.client import Client
+from kinetoctl.download import download
+from kinetoctl.errors import CliError, DownloadFailed, Unreachable
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output import names
+from kinetoctl.output.progress import Progress
+from kinetoctl.patience import RETRYABLE, Patience
+
+STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
+    pb.CAPTURE_STATUS_DONE: ExitCode.DONE,
+    pb.CAPTURE_STATUS_PARTIAL: ExitCode.PARTIAL,
+    pb.CAPTURE_STATUS_FAILED: ExitCode.FAILED,
+    pb.CAPTURE_STATUS_CANCELLED: ExitCode.CANCELLED,
+}
+FileKey = tuple[int, int, str]  # pid, start time (ns), format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """What to capture and where its files go. directory None: leave them in the daemon's store."""
+
+    spec: pb.CaptureSpec
+    idempotency_key: str
+    directory: Path | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How it ended. paths: the verified files on this machine; problems: files that are not here."""
+
+    capture: pb.Capture
+    interrupted: bool = False
+    paths: dict[FileKey, Path] = field(default_factory=dict)
+    problems: list[CliError] = field(default_factory=list)
+
+    def exit_code(self) -> ExitCode:
+        """The exit code of the command: 0 only if all files asked for are there."""
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        if self.problems:
+            return ExitCode.PARTIAL if self.paths else self.problems[0].exit_code
+        return STATUS_CODES.get(self.capture.status, ExitCode.INTERNAL)
+
+
+def file_key(target: pb.Target, file: pb.TraceFile) -> FileKey:
+    """Names one file of a capture."""
+    return target.pid, target.start_time_ns, file.format
+
+
+def has_ended(capture: pb.Capture) -> bool:
+    """Whether every target has its verdict."""
+    return capture.status not in (pb.CAPTURE_STATUS_UNSPECIFIED, pb.CAPTURE_STATUS_RUNNING)
+
+
+def _apply(capture: pb.Capture, event: pb.CaptureEvent) -> None:
+    if event.HasField("snapshot"):
+        capture.CopyFrom(event.snapshot)
+        return
+    for target in capture.targets:
+        if (target.pid, target.start_time_ns) == (event.target.pid, event.target.start_time_ns):
+            target.CopyFrom(event.target)
+
+
+def follow(client: Client, capture: pb.Capture, patience: Patience) -> Iterator[None]:
+    """Keeps capture up to date until it has ended; yields after each change."""
+    while not has_ended(capture):
+        try:
+            for event in client.watch(capture.id):
+                _apply(capture, event)
+                patience.progressed()
+                yield
+            if not has_ended(capture):
+                capture.CopyFrom(client.capture(capture.id))  # the daemon closed the stream: is it going down?
+                patience.wait(Unreachable(f"the daemon stopped reporting on capture {capture.id}"))
+        except RETRYABLE as exc:
+            patience.wait(exc)
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Collects the first Ctrl-C instead of raising it; the second is raised as always."""
+    seen: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.default_int_handler:  # SIGINT is ignored (a background job), or it is not ours
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _cancel(client: Client, capture: pb.Capture, progress: Progress) -> None:
+    count = sum(target.state != pb.TARGET_STATE_ENDED for target in capture.targets)
+    progress.note(
+        f"cancelling capture {capture.id} in {count} {'process' if count == 1 else 'processes'}; "
+        "Ctrl-C again leaves at once"
+    )
+    capture.CopyFrom(client.cancel(capture.id))
+    progress.update(capture)
+
+
+def _follow_or_cancel(client: Client, outcome: Outcome, progress: Progress) -> None:
+    capture = outcome.capture
+    patience = Patience(client.timeout_s)
+    if outcome.interrupted:
+        _cancel(client, capture, progress)
+    while not has_ended(capture):
+        try:
+            for _change in follow(client, capture, patience):
+                progress.update(capture)
+        except KeyboardInterrupt:
+            if outcome.interrupted:
+                raise
+            outcome.interrupted = True
+            _cancel(client, capture, progress)
+
+
+def _fetch_file(
+    client: Client, outcome: Outcome, target: pb.Target, file: pb.TraceFile, directory: Path, progress: Progress
+) -> None:
+    try:
+        outcome.paths[file_key(target, file)] = download(
+            client,
+            outcome.capture,
+            target,
+            file,
+            directory,
+            on_bytes=lambda received: progress.fetching(target, received, file),
+        )
+    except CliError as exc:
+        progress.note(f"{names.target(target)}: {exc}")
+        outcome.problems.append(exc)
+
+
+def fetch_files(
+    client: Client, outcome: Outcome, directory: Path, progress: Progress, *, pid: int = 0, file_format: str = ""
+) -> None:
+    """Download the files of the capture's targets; failures are collected, not raised.
+
+    pid 0 means every target, an empty file_format every format.
+    """
+    for target in outcome.capture.targets:
+        for file in target.files:
+            if pid in (0, target.pid) and file_format in ("", file.format):
+                _fetch_file(client, outcome, target, file, directory, progress)
+
+
+def _check_promise(outcome: Outcome) -> None:
+    """A capture that is called DONE has files; a daemon that says otherwise must not lead to exit code 0."""
+    for target in outcome.capture.targets:
+        if target.verdict == pb.VERDICT_DONE and not target.files:
+            problem = f"{names.target(target)}: the daemon reports DONE, but no file"
+            outcome.problems.append(DownloadFailed(problem))
+
+
+def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
+    """Run one capture to its end and fetch its files. KeyboardInterrupt leaves at once."""
+    with _noted_interrupts() as interrupts:
+        outcome = Outcome(client.create(request.spec, request.idempotency_key))
+    outcome.interrupted = bool(interrupts)
+    progress.note(f"capture {outcome.capture.id} on {outcome.capture.host}")
+    progress.update(outcome.capture)
+    try:
+        _follow_or_cancel(client, outcome, progress)
+    except RETRYABLE:
+        progress.note(f"`kinetoctl captures show {outcome.capture.id}` tells how it went on")
+        raise
+    if request.directory is not None and not outcome.interrupted:
+        fetch_files(client, outcome, request.directory, progress)
+    _check_promise(outcome)
+    return outcome
