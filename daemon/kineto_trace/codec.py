@@ -207,7 +207,7 @@ class Decoder:
 
 
 def _native_column(column: ColumnPlan) -> _Column:
-    handle = column.interner.handle if column.interner else None
+    handle = None if column.interner is None else column.interner.handle
     return _Column(column.operation, column.width, column.offset, column.offset_2, column.out.ctypes.data, handle)
 
 
@@ -262,7 +262,7 @@ class RowWriter:
         self, out: AnyArray, first: int, count: int, order: npt.NDArray[np.int64] | None = None
     ) -> tuple[int, int]:
         """Writes rows first, first + 1, … (of `order` if given) into `out`. Returns (rows, bytes) that fitted."""
-        if order is None and first + count > self._rows or order is not None and first + count > len(order):
+        if (order is None and first + count > self._rows) or (order is not None and first + count > len(order)):
             raise IndexError(f"rows {first} to {first + count} do not exist")
         result = _Written()
         self._library.kc_write(

@@ -1,0 +1,318 @@
+"""Raw CUPTI records ("cupti/1") to columns.
+
+Theory of operation
+    Which bytes are which field depends on the CUPTI version: LAYOUTS says it for every version that we
+    know, anything else is refused. The plans below say which field becomes which column; the native
+    codec runs them over all buffers. Then, on whole columns: numbers get their names, and what lies
+    outside the window is left out.
+
+    Nothing is guessed. A version that is not in the table and a record size that the collector saw and
+    that is not the table's raise. A buffer that cannot be read to its end (an unknown kind, a cut
+    record) loses its rest, which is counted; if no buffer gives a single record, that is an error too.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.arena import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
+
+from kineto_trace import codec
+from kineto_trace.codec import ColumnPlan, Interner, KindPlan
+from kineto_trace.decode import names
+from kineto_trace.decode.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
+from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
+from kineto_trace.model import GPU_TABLES, NO_PRIORITY, SCHEMAS, StringTable, Table, make_table
+from kineto_trace.raw import RawSource
+
+FORMAT = "cupti/1"
+
+
+class RecordKind(NamedTuple):
+    """One CUPTI activity kind that we know: its layout, and the table that takes it ("": none)."""
+
+    kind: int
+    layout: str
+    table: str
+
+
+KINDS = (
+    RecordKind(1, "MEMCPY", "gpu_memcpy"),
+    RecordKind(2, "MEMSET", "gpu_memset"),
+    RecordKind(3, "KERNEL", "kernel"),
+    RecordKind(4, "API", "cuda_driver"),
+    RecordKind(5, "API", "cuda_runtime"),
+    RecordKind(10, "KERNEL", "kernel"),
+    RecordKind(17, "OVERHEAD", "overhead"),
+    RecordKind(22, "MEMCPY2", "gpu_memcpy"),
+    RecordKind(36, "CUDA_EVENT", "cuda_event"),
+    RecordKind(38, "SYNCHRONIZATION", "cuda_sync"),
+    RecordKind(39, "EXTERNAL_CORRELATION", ""),
+)
+
+_GPU = {"device": "deviceId", "context": "contextId", "stream": "streamId", "correlation": "correlationId"}
+_QUEUE = {"graph_id": "graphId", "graph_node_id": "graphNodeId", "channel": "channelID", "channel_type": "channelType"}
+_COPY = {"bytes": "bytes", "copy_kind": "copyKind", "src_kind": "srcKind", "dst_kind": "dstKind"}
+# Column of the table -> the vendor's field, by record layout. start and duration are common to all timed records.
+FIELDS: dict[str, dict[str, str]] = {
+    "KERNEL": _GPU
+    | {f"{what}_{axis}": f"{what}{axis.upper()}" for what in ("grid", "block") for axis in "xyz"}
+    | {
+        "registers": "registersPerThread",
+        "static_shared_memory": "staticSharedMemory",
+        "dynamic_shared_memory": "dynamicSharedMemory",
+        "queued": "queued",
+        "priority": "priority",
+    }
+    | _QUEUE,
+    "MEMCPY": _GPU | _COPY | _QUEUE,
+    "MEMCPY2": _GPU
+    | _COPY
+    | {
+        "src_device": "srcDeviceId",
+        "src_context": "srcContextId",
+        "dst_device": "dstDeviceId",
+        "dst_context": "dstContextId",
+    }
+    | _QUEUE,
+    "MEMSET": _GPU | {"bytes": "bytes", "memory_kind": "memoryKind"} | _QUEUE,
+    "API": {"thread": "threadId", "correlation": "correlationId", "cbid": "cbid"},
+    "SYNCHRONIZATION": {
+        "type": "type",
+        "context": "contextId",
+        "stream": "streamId",
+        "correlation": "correlationId",
+        "event": "cudaEventId",
+    },
+    "CUDA_EVENT": {"context": "contextId", "event": "eventId", "stream": "streamId", "correlation": "correlationId"},
+    "OVERHEAD": {"kind": "overheadKind"},
+}
+# The field that gets a number in the order of appearance: the name pointer or the callback id.
+INTERNED = {"KERNEL": "name", "API": "cbid"}
+_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CuptiRecords:
+    """Everything that the buffers held. undecoded: records that came but could not be read."""
+
+    tables: Mapping[str, Table]
+    records: int
+    undecoded: int
+    warnings: tuple[str, ...]
+
+
+def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
+    """Decodes all buffers of a source; names go into `strings`. Raises UnknownVersionError, UnknownLayoutError."""
+    version = version_of(source)
+    layout = LAYOUTS[version]
+    _check_sizes(source, layout, version)
+    buffers = _Buffers(source, layout)
+    records, undecoded, warnings = buffers.read(source, version)
+    parts: dict[str, list[Columns]] = {}
+    for known in KINDS:
+        if known.table:
+            columns = buffers.columns(known)
+            _name(known, columns, buffers.interners.get(known.kind), source, strings)
+            parts.setdefault(known.table, []).append(columns)
+    joined = {table: _join(pieces) for table, pieces in parts.items()}
+    _resolve_sync(joined, joined.pop("cuda_event"))
+    tables = {kind: make_table(kind, len(columns["start"]), columns) for kind, columns in joined.items()}
+    return CuptiRecords(tables=tables, records=records, undecoded=undecoded, warnings=tuple(warnings))
+
+
+def version_of(source: RawSource) -> int:
+    """The number that cuptiGetVersion gave in the target. Raises UnknownVersionError unless we know its layouts."""
+    version = source.metadata.get("cupti_version")
+    if not isinstance(version, int) or version not in LAYOUTS:
+        known = ", ".join(dict.fromkeys(layout.release for layout in LAYOUTS.values()))
+        raise UnknownVersionError(
+            f"the target's CUPTI has version {version!r}, whose record layouts are unknown; "
+            f"known are those of CUDA {known}: update kinetod, or use such a CUDA in the target"
+        )
+    return version
+
+
+def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None:
+    for known in KINDS:
+        seen, expected = source.record_bytes.get(known.kind, 0), layout.records[known.layout].size
+        if seen and seen != expected:
+            raise UnknownLayoutError(
+                f"CUPTI {version} wrote {known.layout} records of {seen} bytes, its headers say {expected}: "
+                "not decoded, since every value could be wrong; please report this with the output of `kinetoctl host`"
+            )
+
+
+class _Buffers:
+    """The arrays that take the records, and the codec's plans that fill them."""
+
+    def __init__(self, source: RawSource, layout: VersionLayout) -> None:
+        self.interners = {known.kind: Interner() for known in KINDS if known.layout in INTERNED}
+        self._arrays: dict[int, Columns] = {}
+        total = sum(chunk.size for chunk in source.chunks)
+        plans = [self._plan(known, layout.records[known.layout], total) for known in KINDS]
+        unknown = set(source.record_bytes) - {known.kind for known in KINDS}
+        for kind in sorted(unknown)[: codec.MAX_KINDS - len(plans)]:
+            size = source.record_bytes[kind]
+            if 0 <= kind < codec.KIND_LIMIT and size >= 8:
+                plans.append(KindPlan(kind, size, 0, ()))  # recorded, not wanted: stepped over
+        self._decoder = codec.Decoder(plans)
+
+    def _plan(self, known: RecordKind, layout: RecordLayout, total_bytes: int) -> KindPlan:
+        if not known.table:
+            return KindPlan(known.kind, layout.size, 0, ())
+        capacity = total_bytes // layout.size  # memory that is not written is not used
+        arrays: Columns = {}
+        plans = []
+
+        def add(name: str, dtype: str, operation: int, field: str, *, end: str = "") -> None:
+            arrays[name] = np.empty(capacity, dtype)
+            interner = self.interners[known.kind] if operation == codec.INTERN else None
+            offset_2 = layout.offsets[end] if end else 0
+            width = WIDTHS[known.layout][field]
+            plans.append(ColumnPlan(operation, width, layout.offsets[field], offset_2, arrays[name], interner))
+
+        if "start" in layout.offsets:
+            add("start", "int64", codec.COPY, "start")
+            add("duration", "int64", codec.DURATION, "start", end="end")
+        if known.layout in INTERNED:
+            add("name", "uint32", codec.INTERN, INTERNED[known.layout])
+        for name, field in FIELDS[known.layout].items():
+            if field in layout.offsets:
+                add(name, _dtype(known.table, name, WIDTHS[known.layout][field]), codec.COPY, field)
+        self._arrays[known.kind] = arrays
+        return KindPlan(known.kind, layout.size, capacity, plans)
+
+    def read(self, source: RawSource, version: int) -> tuple[int, int, list[str]]:
+        """Reads all buffers. Returns records read, records that could not be read, warnings."""
+        read = undecoded = 0
+        stops: dict[str, int] = {}
+        data = np.frombuffer(source.data, np.uint8) if source.data.nbytes else np.empty(0, np.uint8)
+        for chunk in source.chunks:
+            result = self._decoder.decode(data[chunk.offset : chunk.offset + chunk.size])
+            read += result.records
+            if result.status != codec.OK:
+                undecoded += max(1, chunk.records - result.records)
+                what = "a cut record" if result.status == codec.TORN else f"a record of unknown kind {result.kind}"
+                stops[what] = stops.get(what, 0) + 1
+        if undecoded and not read:
+            raise UnknownLayoutError(
+                f"no record of CUPTI {version} could be decoded: the first buffers start with {next(iter(stops))}"
+            )
+        return read, undecoded, [f"{count} buffers could not be read past {what}" for what, count in stops.items()]
+
+    def columns(self, known: RecordKind) -> Columns:
+        """What was read of one kind."""
+        rows = self._decoder.rows()[known.kind]
+        columns = {name: array[:rows] for name, array in self._arrays[known.kind].items()}
+        if known.layout == "MEMCPY2":
+            columns["peer"] = np.ones(rows, np.uint8)
+        if known.layout == "KERNEL" and "priority" not in columns:
+            columns["priority"] = np.full(rows, NO_PRIORITY, np.int32)
+        if known.layout == "CUDA_EVENT":
+            columns["start"] = np.arange(rows, dtype=np.int64)  # order of recording; it has no time of its own
+        return columns
+
+
+def _dtype(table: str, column: str, width: int) -> str:
+    for known in SCHEMAS.get(table, ()):
+        if known.name == column and np.dtype(known.dtype).itemsize == width:
+            return known.dtype
+    return _UNSIGNED[width]
+
+
+def _join(pieces: list[Columns]) -> Columns:
+    """Puts the columns of two record kinds of one table together; a column that one lacks is zero there."""
+    filled = [piece for piece in pieces if len(piece["start"])] or pieces[-1:]
+    if len(filled) == 1:
+        return filled[0]
+    joined: Columns = {}
+    for name in dict.fromkeys(name for piece in filled for name in piece):
+        dtype = next(piece[name].dtype for piece in filled if name in piece)
+        joined[name] = np.concatenate([piece.get(name, np.zeros(len(piece["start"]), dtype)) for piece in filled])
+    return joined
+
+
+def _name(
+    known: RecordKind, columns: Columns, interner: Interner | None, source: RawSource, strings: StringTable
+) -> None:
+    """Fills the name column of one record kind with numbers into `strings`."""
+    if known.layout == "CUDA_EVENT":
+        return
+    if interner is not None:
+        numbers = columns["name"]
+        texts = _interned_names(known, interner.keys(), source)
+    elif known.layout in ("MEMCPY", "MEMCPY2"):
+        packed = columns["copy_kind"].astype(np.uint32) << 16 | columns["src_kind"].astype(np.uint32) << 8
+        values, numbers = np.unique(packed | columns["dst_kind"], return_inverse=True)
+        texts = [names.memcpy_name(value >> 16, value >> 8 & 255, value & 255) for value in values.tolist()]
+    else:
+        column, name_of = _NAMED_BY[known.layout]
+        values, numbers = np.unique(columns[column], return_inverse=True)
+        texts = [name_of(value) for value in values.tolist()]
+    columns["name"] = strings.add_all(texts)[numbers]
+
+
+_NAMED_BY: dict[str, tuple[str, Callable[[int], str]]] = {
+    "MEMSET": ("memory_kind", names.memset_name),
+    "SYNCHRONIZATION": ("type", names.sync_name),
+    "OVERHEAD": ("kind", names.overhead_name),
+}
+
+
+def _interned_names(known: RecordKind, keys: npt.NDArray[np.uint64], source: RawSource) -> list[str]:
+    if known.layout == "KERNEL":
+        table = source.strings.get(SPACE_KERNEL_NAME, {})
+        return [
+            names.demangle(table[key]) if key in table else f"kernel with unknown name at {key:#x}"
+            for key in keys.tolist()
+        ]
+    driver = known.table == "cuda_driver"
+    table = source.strings.get(SPACE_DRIVER_API if driver else SPACE_RUNTIME_API, {})
+    return [names.api_name(table, key, "driver" if driver else "runtime") for key in keys.tolist()]
+
+
+def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
+    """Which device, and which recorded event, each synchronization belongs to; drops waits of streams without work.
+
+    Kineto drops those too: libraries make thousands of them on streams that never run anything.
+    """
+    sync = tables["cuda_sync"]
+    device_of, streams = _contexts(tables)
+    wait = (sync["type"] == names.STREAM_WAIT_EVENT) & ~np.isin(_pair(sync["context"], sync["stream"]), streams)
+    if wait.any():
+        sync = tables["cuda_sync"] = {name: column[~wait] for name, column in sync.items()}
+    sync["device"] = np.array([device_of.get(context, -1) for context in sync["context"].tolist()], np.int32)
+    recorded = {
+        key: (stream, correlation)
+        for key, stream, correlation in zip(
+            _pair(events["context"], events["event"]).tolist(),
+            events["stream"].tolist(),
+            events["correlation"].tolist(),
+            strict=True,
+        )
+    }
+    found = [recorded.get(key, (-1, -1)) for key in _pair(sync["context"], sync["event"]).tolist()]
+    sync["wait_on_stream"] = np.array([stream for stream, _ in found], np.int64)
+    sync["wait_on_correlation"] = np.array([correlation for _, correlation in found], np.int64)
+
+
+def _contexts(tables: dict[str, Columns]) -> tuple[dict[int, int], npt.NDArray[np.uint64]]:
+    """Device of every context, and all (context, stream) that ran something."""
+    pairs: list[npt.NDArray[np.uint64]] = []
+    device_of: dict[int, int] = {}
+    for kind in GPU_TABLES:
+        columns = tables[kind]
+        pairs.append(np.unique(_pair(columns["context"], columns["stream"])))
+        owners = np.unique(_pair(columns["context"], columns["device"]))
+        device_of.update((value >> 32, value & 0xFFFFFFFF) for value in owners.tolist())
+    return device_of, np.concatenate(pairs)
+
+
+def _pair(high: npt.NDArray[Any], low: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    pair: npt.NDArray[np.uint64] = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
+    return pair
