@@ -1,0 +1,248 @@
+"""NVIDIA GPU activities and CUDA calls through CUPTI's activity interface.
+
+Theory of operation
+    The work is done by the C collector (agent/native): CUPTI's callbacks, buffers, names. This module decides:
+    which libcupti, whether its record layouts are known, which activity kinds and which API calls, what a
+    refusal means to the user, and whether CUPTI may be detached afterwards.
+"""
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
+
+from kineto_agent.sources import cupti_library
+from kineto_agent.sources.cupti_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
+from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
+
+if TYPE_CHECKING:
+    from kineto_agent.sources.cupti_native import Collector, DetachResult, Enabled, StopResult
+
+# Kineto's activity type -> CUpti_ActivityKind. Calls come first: a launch without its kernel is harmless,
+# a kernel without its launch cannot be attributed. Never KERNEL (3), which serialises kernels, nor
+# GRAPH_TRACE (49), which hides those of graphs.
+KINDS: Dict[str, Tuple[int, ...]] = {
+    "cuda_runtime": (5,),
+    "cuda_driver": (4,),
+    "cuda_sync": (38,),
+    "overhead": (17,),
+    "gpu_memset": (2,),
+    "gpu_memcpy": (1, 22),  # 22: between two devices
+    "kernel": (10,),  # CONCURRENT_KERNEL
+}
+_KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
+
+# CUPTI records all calls of an API or those listed here (fnmatch patterns over cuptiGetCallbackName, whose
+# names end in _vNNNN or _ptsz_vNNNN): the ones that put work on the device or wait for it. All calls make the
+# launch-bound job 1.4 times slower, these 1.1-1.2 times.
+RUNTIME_CALLS = (
+    "cudaLaunch*",
+    "cudaGraphLaunch*",
+    "cudaMemcpy*",
+    "cudaMemset*",
+    "cudaMemPrefetch*",
+    "*Synchronize*",
+    "cudaStreamWaitEvent*",
+    "cudaEventRecord*",
+)
+DRIVER_CALLS = ("cuLaunch*", "cuGraphLaunch*", "cuMem*Async*")
+# With options["profile_memory"]: allocations too.
+RUNTIME_MEMORY_CALLS = ("cudaMalloc*", "cudaFree*", "cudaHostAlloc*")
+DRIVER_MEMORY_CALLS = ("cuMemAlloc*", "cuMemFree*", "cuMemCreate*", "cuMemMap*", "cuMemUnmap*", "cuMemRelease*")
+_DRIVER_DOMAIN, _RUNTIME_DOMAIN = 1, 2
+
+BUFFER_BYTES = 4 << 20  # Kineto's size: 20,000 kernels
+STRINGS_BYTES = 8 << 20  # 60,000 kernel names of 120 bytes
+PREFAULT_BYTES = 32 << 20  # 8 buffers, 22-28 ms of page faults; the collector stays 4 buffers ahead of use
+# A flush hands over partly filled buffers, so it bounds what a crash loses and costs a buffer each time.
+FLUSH_PERIOD_MS = 500
+STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
+DETACH_LIMIT_MS = 1000
+
+# By cuptiGetVersion. 27 is CUDA 12.9.0: the first that drops and counts records when it is given no buffer.
+DECLINE_VERSION = 27
+# 24 is CUDA 12.6: before it, cuptiFinalize could crash a process that uses CUDA graphs.
+DETACH_VERSION = 24
+
+# Results that mean "another tool is in the way": NOT_COMPATIBLE, HARDWARE_BUSY, OLD_PROFILER_API_INITIALIZED,
+# MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
+_BUSY_RESULTS = (14, 26, 36, 39)
+
+
+class CuptiSession:
+    """One recording of CUPTI activities."""
+
+    format = "cupti/1"
+
+    def __init__(
+        self, collector: "Collector", arena_fd: int, metadata: Dict[str, Any], kinds: List[int], detach_limit_ms: int
+    ) -> None:
+        self.arena_fd = arena_fd
+        self.metadata = metadata
+        self._collector = collector
+        self._kinds = kinds
+        self._detach_limit_ms = detach_limit_ms
+        self._warnings: List[str] = []
+        self._enable_ns = 0
+
+    def start(self) -> None:
+        """Enable the activities. Raises SourceError if none of them works."""
+        begin = time.perf_counter_ns()
+        enabled = self._collector.start(self._kinds)
+        self._enable_ns = time.perf_counter_ns() - begin
+        refused = {kind: result for kind, result in enabled.results.items() if result != 0}
+        if enabled.code != 0:
+            raise self._refusal(enabled, refused)
+        for kind, result in sorted(refused.items()):
+            self._warnings.append(
+                "CUPTI refused to record %s: %s" % (_KIND_TYPES[kind], self._collector.result_text(result))
+            )
+
+    def _refusal(self, enabled: "Enabled", refused: Mapping[int, int]) -> SourceError:
+        details = ["%s: %s" % (_KIND_TYPES[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]
+        text = "; ".join([enabled.error, *details])
+        if any(result in _BUSY_RESULTS for result in refused.values()):
+            return SourceError(
+                "CUPTI_BUSY",
+                "another tool uses CUPTI in this process or on this GPU (%s): end Nsight, ncu, DCGM profiling or the "
+                "script's own profiler, then trace again" % text,
+            )
+        return SourceError("CUPTI_FAILED", "CUPTI cannot record in this process: " + text)
+
+    def counts(self) -> SourceCounts:
+        """Records and bytes that the daemon can read by now."""
+        counts = self._collector.counts()
+        return SourceCounts(counts.records, counts.bytes, counts.dropped)
+
+    def stop(self) -> SourceOutcome:
+        """Disable, make everything READY, then take CUPTI out of the process where that is safe."""
+        stopped = self._collector.stop(STOP_LIMIT_MS)
+        self._warn_about(stopped)
+        detach_ns = 0
+        if not stopped.timed_out:
+            detach_ns = self._detach()
+        return SourceOutcome(
+            counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
+            metadata={"cupti_enable_ns": self._enable_ns, "cupti_flushes": stopped.flushes},
+            warnings=self._warnings,
+            detach_ns=detach_ns,
+            cpu_ns=stopped.cpu_ns,
+        )
+
+    def _warn_about(self, stopped: "StopResult") -> None:
+        if stopped.timed_out:
+            self._warnings.append(
+                "CUPTI did not hand over its last records within %d ms: the trace ends early" % STOP_LIMIT_MS
+            )
+        if stopped.flush_result != 0:
+            text = self._collector.result_text(stopped.flush_result)
+            self._warnings.append("CUPTI's last flush failed (%s): the trace may end early" % text)
+        if stopped.names_lost or stopped.calls_unnamed:
+            lost = stopped.names_lost + stopped.calls_unnamed
+            self._warnings.append("%d kernel and call names are missing: the string table was full" % lost)
+        if stopped.irregular_records:
+            self._warnings.append(
+                "%d records were dropped because this libcupti gives records of one kind in several sizes"
+                % stopped.irregular_records
+            )
+
+    def _detach(self) -> int:
+        version = self.metadata["cupti_version"]
+        if version < DETACH_VERSION:
+            self._warnings.append(
+                "stayed attached: detaching CUPTI %d is not safe with CUDA graphs (CUDA 12.6 and later is); CUDA calls "
+                "stay slightly slower until the process ends" % version
+            )
+            return 0
+        result = self._collector.detach(self._detach_limit_ms)
+        warning = self._detach_warning(result)
+        if warning:
+            self._warnings.append(warning)
+            return 0
+        return result.ns
+
+    def _detach_warning(self, detach: "DetachResult") -> str:
+        from kineto_agent.sources import cupti_native
+
+        if detach.outcome == cupti_native.DETACHED:
+            return ""
+        if detach.outcome == cupti_native.NO_CALL:
+            return (
+                "stayed attached: the process made no CUDA call for %g s; CUDA calls stay slightly slower until the "
+                "next capture detaches" % (self._detach_limit_ms / 1000)
+            )
+        if detach.outcome == cupti_native.SUBSCRIBED_ELSEWHERE:
+            return (
+                "stayed attached: another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber; CUDA "
+                "calls stay slightly slower"
+            )
+        if detach.outcome == cupti_native.STUCK:
+            return "stayed attached: cuptiFinalize has not returned"
+        return "stayed attached: CUPTI refused to detach: " + self._collector.result_text(detach.result)
+
+    def close(self) -> None:
+        """Free the arena."""
+        self._collector.close()
+
+
+class CuptiSource:
+    """Activities of NVIDIA GPUs."""
+
+    name = "cupti"
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        maps: str = "/proc/self/maps",
+        detach_limit_ms: int = DETACH_LIMIT_MS,
+    ) -> None:
+        self._environ = environ
+        self._maps = maps
+        self._detach_limit_ms = detach_limit_ms
+
+    def activity_types(self) -> List[str]:
+        """All of them as soon as the process has CUDA and a libcupti can be had."""
+        return sorted(KINDS) if cupti_library.find(self._environ, self._maps) else []
+
+    def prepare(self, request: SourceRequest) -> CuptiSession:
+        """Open libcupti and make the arena. Raises SourceError."""
+        from kineto_agent.sources import cupti_devices, cupti_native
+
+        path = cupti_library.find(self._environ, self._maps)
+        if path is None:
+            raise SourceError("CUPTI_LIBRARY", "this process has no CUDA, or no libcupti can be found for it")
+        collector = cupti_native.load()
+        version = collector.open(path)
+        if version not in KNOWN:
+            raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
+        arena_fd = collector.prepare(
+            cupti_native.Config(
+                buffer_limit_bytes=request.buffer_limit_bytes,
+                buffer_bytes=BUFFER_BYTES,
+                strings_bytes=STRINGS_BYTES,
+                prefault_bytes=PREFAULT_BYTES,
+                flush_period_ms=FLUSH_PERIOD_MS,
+                kernel_name_offset=KERNEL_NAME_OFFSETS[version],
+                may_decline=int(version >= DECLINE_VERSION),
+            )
+        )
+        _keep_calls(collector, request)
+        metadata = {"cupti_version": version, "cupti_library": path, **cupti_devices.describe(self._maps)}
+        kinds = [kind for name in KINDS if name in request.activity_types for kind in KINDS[name]]
+        return CuptiSession(collector, arena_fd, metadata, kinds, self._detach_limit_ms)
+
+
+def _keep_calls(collector: "Collector", request: SourceRequest) -> None:
+    memory = bool(request.options.get("profile_memory"))
+    if "cuda_runtime" in request.activity_types:
+        collector.keep_calls(_RUNTIME_DOMAIN, RUNTIME_CALLS + (RUNTIME_MEMORY_CALLS if memory else ()))
+    if "cuda_driver" in request.activity_types:
+        collector.keep_calls(_DRIVER_DOMAIN, DRIVER_CALLS + (DRIVER_MEMORY_CALLS if memory else ()))
+
+
+def _unknown_version(version: int, path: str) -> str:
+    known = ", ".join("%d (CUDA %s)" % (number, RELEASES[number]) for number in sorted(KNOWN))
+    return (
+        "%s is CUPTI version %d, whose record layouts this agent does not know, and it would rather not misread them. "
+        "Known: %s. Update kineto-agent and kinetod, or name a known library in KINETO_CUPTI_LIBRARY before the "
+        "process starts" % (path, version, known)
+    )

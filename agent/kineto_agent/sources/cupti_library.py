@@ -1,0 +1,64 @@
+"""Which libcupti to use: the copy that the process has loaded, since two copies in one process collide."""
+
+import glob
+import os
+import sys
+from typing import List, Mapping, Optional, Sequence
+
+from kineto_agent import env
+
+# Below an entry of sys.path: where NVIDIA's wheels put the library. Newest first.
+_WHEEL_PATTERNS = ("nvidia/cu*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/libcupti.so.*")
+# Below a CUDA toolkit.
+_TOOLKIT_PATTERNS = ("extras/CUPTI/lib64/libcupti.so.*", "targets/*/lib/libcupti.so.*", "lib64/libcupti.so.*")
+_TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
+_TOOLKIT_DEFAULT = "/usr/local/cuda"
+
+
+def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
+    """Paths of the mapped files whose name begins with `stem` (such as "libcupti.so"), each once, in order."""
+    found: List[str] = []
+    needle = b"/" + stem.encode()
+    try:
+        with open(maps, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is not imported in the target
+            content = file.read()
+    except OSError:
+        return found
+    if needle not in content:
+        return found
+    for line in content.splitlines():
+        if needle not in line:
+            continue
+        path = os.fsdecode(line[line.index(b"/") :])
+        if path.endswith(" (deleted)"):
+            path = path[: -len(" (deleted)")]
+        if os.path.basename(path).startswith(stem) and path not in found:  # noqa: PTH119
+            found.append(path)
+    return found
+
+
+def _installed(path: Sequence[str], environ: Mapping[str, str]) -> Optional[str]:
+    roots = [(root, _WHEEL_PATTERNS) for root in path if root]
+    toolkits = [environ[name] for name in _TOOLKIT_VARIABLES if environ.get(name)] + [_TOOLKIT_DEFAULT]
+    roots += [(root, _TOOLKIT_PATTERNS) for root in toolkits]
+    for root, patterns in roots:
+        for pattern in patterns:
+            hits = glob.glob(os.path.join(glob.escape(root), pattern))  # noqa: PTH118, PTH207
+            if hits:
+                return sorted(hits)[-1]
+    return None
+
+
+def find(
+    environ: Mapping[str, str] = os.environ, maps: str = "/proc/self/maps", path: Optional[Sequence[str]] = None
+) -> Optional[str]:
+    """Path of the libcupti to use, or None where there is nothing to trace. path: stands for sys.path."""
+    explicit = environ.get(env.CUPTI_LIBRARY)
+    if explicit:
+        return explicit
+    loaded = mapped_files("libcupti.so", maps)
+    if loaded:
+        return loaded[0]
+    if mapped_files("libcuda.so", maps):
+        return _installed(sys.path if path is None else path, environ)
+    return None

@@ -1,0 +1,189 @@
+"""The collector's C interface (agent/native/kineto_collector.h) through ctypes. Imported when a capture is prepared.
+
+Every call releases the GIL. The mirror of the C structures is checked by `kc_abi` when the library is loaded.
+"""
+
+import ctypes
+import os
+from typing import Dict, List, NamedTuple, Sequence
+
+from kineto_agent.sources.interface import SourceError
+
+ABI = 1
+LIBRARY = __file__.rsplit("/", 2)[0] + "/_native/libkineto_collector.so"
+
+_ERROR_BYTES = 1024
+_LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
+_REASONS = {
+    _LIBRARY: "CUPTI_LIBRARY",
+    _SYSTEM: "ARENA_FAILED",
+    _CUPTI: "CUPTI_FAILED",
+    _ORDER: "CUPTI_BUSY",
+    _FORKED: "CUPTI_FORKED",
+}
+
+DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK = range(5)  # kc_detach_outcome
+
+
+class Config(ctypes.Structure):
+    """kc_config."""
+
+    buffer_limit_bytes: int
+    buffer_bytes: int
+    strings_bytes: int
+    prefault_bytes: int
+    flush_period_ms: int
+    kernel_name_offset: int
+    may_decline: int
+    _fields_ = [
+        ("buffer_limit_bytes", ctypes.c_uint64),
+        ("buffer_bytes", ctypes.c_uint64),
+        ("strings_bytes", ctypes.c_uint64),
+        ("prefault_bytes", ctypes.c_uint64),
+        ("flush_period_ms", ctypes.c_uint32),
+        ("kernel_name_offset", ctypes.c_uint32),
+        ("may_decline", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class Counts(ctypes.Structure):
+    """kc_counts."""
+
+    records: int
+    bytes: int
+    dropped: int
+    _fields_ = [("records", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("dropped", ctypes.c_uint64)]
+
+
+class StopResult(ctypes.Structure):
+    """kc_stop_result."""
+
+    counts: Counts
+    cpu_ns: int
+    names_lost: int
+    calls_unnamed: int
+    irregular_records: int
+    withheld: int
+    timed_out: int
+    flushes: int
+    flush_result: int
+    _fields_ = [
+        ("counts", Counts),
+        ("cpu_ns", ctypes.c_uint64),
+        ("names_lost", ctypes.c_uint64),
+        ("calls_unnamed", ctypes.c_uint64),
+        ("irregular_records", ctypes.c_uint64),
+        ("withheld", ctypes.c_uint32),
+        ("timed_out", ctypes.c_uint32),
+        ("flushes", ctypes.c_uint32),
+        ("flush_result", ctypes.c_int32),
+    ]
+
+
+class DetachResult(ctypes.Structure):
+    """kc_detach_result."""
+
+    outcome: int
+    result: int
+    ns: int
+    _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
+
+
+class Enabled(NamedTuple):
+    """CUPTI's answers of kc_start."""
+
+    code: int  # 0, or the kc_error
+    results: Dict[int, int]  # activity kind -> CUPTI result
+    error: str
+
+
+class Collector:
+    """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
+
+    def __init__(self, path: str = LIBRARY) -> None:
+        try:
+            self._library = ctypes.CDLL(path)
+        except OSError as exc:
+            raise SourceError(
+                "COLLECTOR_MISSING",
+                "the agent's native collector cannot be loaded (%s): install kineto-agent from a wheel for this "
+                "platform, or run `python agent/native/build_hook.py` in a checkout" % exc,
+            ) from exc
+        abi = self._library.kc_abi()
+        if abi != ABI:
+            raise SourceError(
+                "COLLECTOR_MISSING",
+                "%s has interface %d, this agent needs %d: reinstall kineto-agent so that both are of one version"
+                % (path, abi, ABI),
+            )
+        self._error = ctypes.create_string_buffer(_ERROR_BYTES)
+
+    def _text(self) -> str:
+        return self._error.value.decode("utf-8", "replace")
+
+    def _check(self, code: int) -> int:
+        if code < 0:
+            raise SourceError(_REASONS[code], self._text())
+        return code
+
+    def open(self, path: str) -> int:
+        """Open libcupti; gives its version number."""
+        version = ctypes.c_uint32()
+        self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), self._error, _ERROR_BYTES))
+        return version.value
+
+    def prepare(self, config: Config) -> int:
+        """Make the arena; gives its file descriptor, which stays the collector's."""
+        return self._check(self._library.kc_prepare(ctypes.byref(config), self._error, _ERROR_BYTES))
+
+    def keep_calls(self, domain: int, patterns: Sequence[str]) -> int:
+        """Choose the API calls of a domain to record; gives how many there are."""
+        joined = b"".join(pattern.encode() + b"\0" for pattern in patterns)
+        kept: int = self._library.kc_keep_calls(domain, joined)
+        return kept
+
+    def start(self, kinds: Sequence[int]) -> Enabled:
+        """Begin to record; never raises."""
+        results = (ctypes.c_int32 * len(kinds))()
+        wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
+        self._error.value = b""
+        code = self._library.kc_start(wanted, len(kinds), results, self._error, _ERROR_BYTES)
+        return Enabled(code, dict(zip(kinds, results)), self._text())
+
+    def counts(self) -> Counts:
+        """Zeros when nothing is recorded."""
+        counts = Counts()
+        self._library.kc_counts(ctypes.byref(counts))
+        return counts
+
+    def stop(self, limit_ms: int) -> StopResult:
+        """Zeros when nothing was recorded (or in a forked child)."""
+        result = StopResult()
+        self._library.kc_stop(limit_ms, ctypes.byref(result))
+        return result
+
+    def detach(self, limit_ms: int) -> DetachResult:
+        """Take CUPTI out of the process at the end of its next CUDA call."""
+        result = DetachResult()
+        self._library.kc_detach(limit_ms, ctypes.byref(result))
+        return result
+
+    def close(self) -> None:
+        """Free the arena, unless CUPTI still uses it."""
+        self._library.kc_close()
+
+    def result_text(self, result: int) -> str:
+        """CUPTI's own words for one of its results."""
+        self._library.kc_result_text(result, self._error, _ERROR_BYTES)
+        return self._text()
+
+
+_loaded: List[Collector] = []
+
+
+def load() -> Collector:
+    """The process's collector, loaded at the first call. Raises SourceError."""
+    if not _loaded:
+        _loaded.append(Collector())
+    return _loaded[0]

@@ -1,0 +1,437 @@
+/* The exported functions and the collector's thread. kineto_collector.h says how they are used.
+ *
+ * Theory of operation
+ *   Three parties meet in one arena: CUPTI's threads (pool.c), the collector's thread (this file and walk.c),
+ *   and the daemon, which copies READY buffers from its own mapping and sets them FREE. The thread is the only
+ *   writer of the header's counters and of the string table while recording. It exists between kc_start and
+ *   kc_stop alone; it publishes returned buffers, backs more buffers with memory ahead of their use, and
+ *   flushes CUPTI now and then, so that a crash loses no more than one period.
+ *
+ *   The last, forced flush runs on the thread too, so that kc_stop can give up waiting when CUPTI does not
+ *   return. No lock is held across a CUPTI call: there is none.
+ *
+ *   An arena that CUPTI may still write to is not unmapped: it is retired (its memory is given back but for
+ *   the buffers in question) until a detach proves that CUPTI has let go.
+ *
+ *   Fork: the arena is not mapped in the child (MADV_DONTFORK), the descriptor is closed there and every
+ *   function refuses. Exit: a handler lets the thread publish what has been returned and end, before the
+ *   vendor's own exit handlers (registered earlier, hence run later) take CUPTI down.
+ */
+#define _GNU_SOURCE
+#include "kineto_collector.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "calls.h"
+#include "cupti_api.h"
+#include "detach.h"
+#include "pool.h"
+#include "wake.h"
+#include "walk.h"
+
+#define NS_PER_MS 1000000LL
+#define KINDS_MOST 16u
+#define BUFFERS_LEAST 2u
+#define BUFFERS_MOST 65536u
+#define BUFFERS_AHEAD 4u       /* backed by memory beyond the highest in use: 16 MiB, 0.2 s of a 1 M records/s burst */
+#define FLUSH_FREE_LEAST 2u    /* a flush uses up partly filled buffers: not when they are scarce */
+#define EXIT_LIMIT_NS 1000000000LL
+
+enum phase { CLOSED, PREPARED, RECORDING, STOPPED };
+enum command { RUN, FINISH, EXIT };
+
+static struct {
+    struct cupti_api api;
+    bool opened;
+    bool process_hooks; /* fork and exit handlers are registered */
+    uint32_t dead;      /* forked child */
+    _Atomic enum phase phase;
+    struct kc_config config;
+    struct arena *arena;
+    struct arena *retired;
+    struct calls calls;
+    struct walker walker;
+    uint32_t kinds[KINDS_MOST];
+    uint32_t kind_count;
+    pthread_t thread;
+    _Atomic bool thread_started;
+    uint32_t command;
+    uint32_t thread_done;
+    bool abandoned; /* the thread did not end in time */
+    bool detached;
+    struct wake work;
+    struct wake done;
+    uint64_t cpu_ns;
+    uint32_t flushes;
+    cupti_result flush_result;
+} self;
+
+/* ---- the thread ---- */
+
+static void publish_returned(void) {
+    for (uint32_t i = 0; i < self.arena->fixed.buffer_count; i++) {
+        if (arena_load_state(self.arena, i) == ARENA_COMPLETED) {
+            walker_publish(&self.walker, i);
+        }
+    }
+    size_t valid;
+    for (uint8_t *buffer = pool_take_spill(&valid); buffer != NULL; buffer = pool_take_spill(&valid)) {
+        walker_drop(&self.walker, buffer, valid);
+        pool_free_spill(buffer);
+    }
+}
+
+static void flush(uint32_t flag) {
+    size_t dropped = 0;
+    self.flush_result = self.api.flush_all(flag);
+    self.flushes++;
+    if (self.api.get_num_dropped(NULL, 0, &dropped) == CUPTI_SUCCESS && dropped > 0) {
+        arena_add(self.arena, ARENA_DROPPED, dropped);
+    }
+    arena_store(self.arena, ARENA_LAST_FLUSH_NS, (uint64_t)clock_ns(CLOCK_REALTIME));
+}
+
+static void populate_ahead(void) {
+    const uint64_t buffers = (uint64_t)pool_usage(self.arena).top + BUFFERS_AHEAD;
+    arena_populate(self.arena, buffers * self.arena->fixed.buffer_bytes);
+}
+
+static void work_until_told(void) {
+    const int64_t period = self.config.flush_period_ms * NS_PER_MS;
+    int64_t next_flush = clock_ns(CLOCK_MONOTONIC) + period;
+    for (;;) {
+        const uint32_t seen = wake_seen(&self.work);
+        if (__atomic_load_n(&self.command, __ATOMIC_SEQ_CST) != RUN) {
+            return;
+        }
+        publish_returned();
+        populate_ahead();
+        const int64_t now = clock_ns(CLOCK_MONOTONIC);
+        if (now >= next_flush) {
+            next_flush = now + period;
+            if (pool_usage(self.arena).free >= FLUSH_FREE_LEAST) {
+                flush(CUPTI_FLUSH_DEFAULT);
+            }
+            continue;
+        }
+        wake_wait(&self.work, seen, next_flush - now);
+    }
+}
+
+static void *run_thread(void *unused) {
+    (void)unused;
+    prctl(PR_SET_NAME, "kineto-collect");
+    work_until_told();
+    const bool finish = __atomic_load_n(&self.command, __ATOMIC_SEQ_CST) == FINISH;
+    flush(finish ? CUPTI_FLUSH_FORCED : CUPTI_FLUSH_DEFAULT);
+    pool_stop_lending();
+    publish_returned();
+    if (finish) {
+        arena_store(self.arena, ARENA_CLOSED, 1);
+    }
+    self.cpu_ns = (uint64_t)clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    __atomic_store_n(&self.thread_done, 1, __ATOMIC_SEQ_CST);
+    wake_post(&self.done);
+    return NULL;
+}
+
+static int start_thread(void) {
+    sigset_t all, before;
+    self.command = RUN;
+    self.thread_done = 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&self.thread, NULL, run_thread, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    self.thread_started = error == 0;
+    return error;
+}
+
+/* True once the thread has done all it will do. */
+static bool end_thread(enum command command, int64_t limit_ns) {
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + limit_ns;
+    uint32_t running = RUN; /* a command given before stands: the process may be exiting meanwhile */
+    (void)__atomic_compare_exchange_n(&self.command, &running, command, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    wake_post(&self.work);
+    for (;;) {
+        const uint32_t seen = wake_seen(&self.done);
+        if (__atomic_load_n(&self.thread_done, __ATOMIC_SEQ_CST)) {
+            return true;
+        }
+        const int64_t left = deadline - clock_ns(CLOCK_MONOTONIC);
+        if (left <= 0) {
+            return false;
+        }
+        wake_wait(&self.done, seen, left);
+    }
+}
+
+/* ---- fork and exit ---- */
+
+static void in_forked_child(void) {
+    __atomic_store_n(&self.dead, 1, __ATOMIC_SEQ_CST);
+    pool_kill();
+    if (self.arena != NULL && self.arena->fd >= 0) {
+        close(self.arena->fd); /* else the daemon would see no end of this process */
+        self.arena->fd = -1;
+    }
+}
+
+static void at_exit(void) {
+    if (!self.dead && self.thread_started) {
+        (void)end_thread(EXIT, EXIT_LIMIT_NS);
+    }
+}
+
+static void hook_process(void) {
+    if (!self.process_hooks) {
+        self.process_hooks = true;
+        (void)pthread_atfork(NULL, NULL, in_forked_child);
+        (void)atexit(at_exit);
+    }
+}
+
+/* ---- exported ---- */
+
+static int refuse(int code, char *error, size_t error_bytes, const char *text) {
+    snprintf(error, error_bytes, "%s", text);
+    return code;
+}
+
+static int refuse_system(char *error, size_t error_bytes, const char *step, int number) {
+    snprintf(error, error_bytes, "%s failed: %s", step, strerror(number));
+    return KC_SYSTEM;
+}
+
+uint32_t kc_abi(void) { return KC_ABI; }
+
+int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes) {
+    if (self.dead) {
+        return refuse(KC_FORKED, error, error_bytes, "CUPTI does not work in a forked child process");
+    }
+    if (self.phase != CLOSED || self.abandoned) {
+        return refuse(KC_ORDER, error, error_bytes, "a recording is still open");
+    }
+    self.opened = false;
+    if (cupti_api_open(&self.api, path, error, error_bytes) != 0) {
+        return KC_LIBRARY;
+    }
+    const cupti_result result = self.api.get_version(version);
+    if (result != CUPTI_SUCCESS) {
+        snprintf(error, error_bytes, "cuptiGetVersion of %s failed with %d", path, result);
+        return KC_CUPTI;
+    }
+    self.opened = true;
+    return 0;
+}
+
+static uint32_t buffer_count(const struct kc_config *config) {
+    const uint64_t count = config->buffer_limit_bytes / config->buffer_bytes;
+    return count < BUFFERS_LEAST ? BUFFERS_LEAST : count > BUFFERS_MOST ? BUFFERS_MOST : (uint32_t)count;
+}
+
+static int make_arena(char *error, size_t error_bytes) {
+    const char *step = "malloc";
+    struct arena *arena = malloc(sizeof *arena);
+    if (arena == NULL) {
+        return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
+    }
+    const int number = arena_create(arena, buffer_count(&self.config), self.config.buffer_bytes,
+                                    self.config.strings_bytes, &step);
+    if (number != 0) {
+        free(arena);
+        return refuse_system(error, error_bytes, step, number);
+    }
+    if (!walker_init(&self.walker, &self.api, arena, self.config.kernel_name_offset)) {
+        arena_destroy(arena);
+        free(arena);
+        return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
+    }
+    arena_populate(arena, self.config.prefault_bytes);
+    self.arena = arena;
+    return 0;
+}
+
+int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) {
+    if (self.dead || !self.opened || self.phase != CLOSED) {
+        return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not open, or a recording is still open");
+    }
+    const int number = config->may_decline ? 0 : pool_prepare_spill();
+    if (number != 0) {
+        return refuse_system(error, error_bytes, "mmap", number);
+    }
+    self.config = *config;
+    const int code = make_arena(error, error_bytes);
+    if (code != 0) {
+        return code;
+    }
+    memset(&self.calls, 0, sizeof self.calls);
+    self.kind_count = 0;
+    self.flushes = 0;
+    self.cpu_ns = 0;
+    self.detached = false;
+    self.flush_result = CUPTI_SUCCESS;
+    self.phase = PREPARED;
+    hook_process();
+    return self.arena->fd;
+}
+
+int kc_keep_calls(uint32_t domain, const char *patterns) {
+    if (self.dead || self.phase != PREPARED) {
+        return self.dead ? KC_FORKED : KC_ORDER;
+    }
+    if (domain != CUPTI_DOMAIN_DRIVER_API && domain != CUPTI_DOMAIN_RUNTIME_API) {
+        return KC_ORDER;
+    }
+    return calls_select(&self.calls, &self.api, self.arena, domain, patterns);
+}
+
+static cupti_result enable_kind(uint32_t kind) {
+    const bool api_calls = kind == CUPTI_KIND_RUNTIME || kind == CUPTI_KIND_DRIVER;
+    const cupti_result result = api_calls ? calls_enable(&self.calls, &self.api, kind) : self.api.enable(kind);
+    if (result == CUPTI_SUCCESS) {
+        self.kinds[self.kind_count++] = kind;
+    }
+    return result;
+}
+
+int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes) {
+    if (self.dead || self.phase != PREPARED || count > KINDS_MOST) {
+        return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
+    }
+    const int number = start_thread();
+    if (number != 0) {
+        return refuse_system(error, error_bytes, "pthread_create", number);
+    }
+    self.phase = RECORDING;
+    pool_open(self.arena, &self.work, self.config.may_decline != 0);
+    const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
+    if (result != CUPTI_SUCCESS) {
+        kc_result_text(result, error, error_bytes);
+        return KC_CUPTI;
+    }
+    (void)self.api.set_thread_id_type(CUPTI_THREAD_ID_SYSTEM);
+    for (uint32_t i = 0; i < count; i++) {
+        results[i] = enable_kind(kinds[i]);
+    }
+    if (self.kind_count == 0) {
+        return refuse(KC_CUPTI, error, error_bytes, "CUPTI enabled none of the wanted activities");
+    }
+    return 0;
+}
+
+static void read_counts(struct kc_counts *counts) {
+    counts->records = arena_load(self.arena, ARENA_RECORDS);
+    counts->bytes = arena_load(self.arena, ARENA_VALID_BYTES);
+    counts->dropped = arena_load(self.arena, ARENA_DROPPED);
+}
+
+int kc_counts(struct kc_counts *counts) {
+    if (self.dead || self.phase == CLOSED) {
+        return self.dead ? KC_FORKED : KC_ORDER;
+    }
+    read_counts(counts);
+    return 0;
+}
+
+int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
+    memset(result, 0, sizeof *result);
+    if (self.dead || self.phase != RECORDING) {
+        return self.dead ? KC_FORKED : KC_ORDER;
+    }
+    for (uint32_t i = self.kind_count; i-- > 0;) { /* the last enabled, the device's, first */
+        (void)self.api.disable(self.kinds[i]);
+    }
+    self.phase = STOPPED;
+    self.abandoned = !end_thread(FINISH, limit_ms * NS_PER_MS);
+    if (self.abandoned) {
+        pthread_detach(self.thread);
+    } else {
+        pthread_join(self.thread, NULL);
+    }
+    self.thread_started = false;
+    result->timed_out = self.abandoned;
+    result->withheld = pool_usage(self.arena).loaned;
+    read_counts(&result->counts);
+    if (!self.abandoned) {
+        result->cpu_ns = self.cpu_ns;
+        result->names_lost = self.walker.names_lost;
+        result->irregular_records = self.walker.irregular_records;
+        result->flushes = self.flushes;
+        result->flush_result = self.flush_result;
+    }
+    result->calls_unnamed = self.calls.unnamed;
+    return 0;
+}
+
+static void free_retired(void) {
+    while (self.retired != NULL) {
+        struct arena *arena = self.retired;
+        self.retired = arena->next;
+        arena_destroy(arena);
+        free(arena);
+    }
+}
+
+int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
+    memset(result, 0, sizeof *result);
+    if (self.dead || self.phase != STOPPED || self.abandoned) {
+        return self.dead ? KC_FORKED : KC_ORDER;
+    }
+    detach_run(&self.api, limit_ms * NS_PER_MS, result);
+    self.detached = result->outcome == KC_DETACHED;
+    if (self.detached) {
+        free_retired();
+    }
+    return 0;
+}
+
+static void retire(struct arena *arena) {
+    close(arena->fd);
+    arena->fd = -1;
+    arena_discard(arena);
+    arena->next = self.retired;
+    self.retired = arena;
+}
+
+int kc_close(void) {
+    if (self.dead || self.phase == CLOSED) {
+        return self.dead ? KC_FORKED : 0;
+    }
+    if (self.phase == RECORDING) {
+        struct kc_stop_result ignored;
+        (void)kc_stop((uint32_t)(EXIT_LIMIT_NS / NS_PER_MS), &ignored);
+    }
+    struct arena *arena = self.arena;
+    if (self.abandoned && !__atomic_load_n(&self.thread_done, __ATOMIC_SEQ_CST)) {
+        return KC_ORDER; /* its thread is inside CUPTI and will use the arena: everything stays as it is */
+    }
+    self.abandoned = false;
+    pool_close();
+    self.arena = NULL;
+    self.phase = CLOSED;
+    walker_free(&self.walker);
+    if (!self.detached && pool_usage(arena).loaned > 0) {
+        retire(arena);
+    } else {
+        arena_destroy(arena);
+        free(arena);
+    }
+    return 0;
+}
+
+void kc_result_text(int32_t result, char *text, size_t text_bytes) {
+    const char *known = NULL;
+    if (!self.opened || self.api.get_result_string(result, &known) != CUPTI_SUCCESS || known == NULL) {
+        known = "unknown CUPTI result";
+    }
+    snprintf(text, text_bytes, "%s (%d)", known, result);
+}

@@ -1,0 +1,90 @@
+/* The collector's interface: what libkineto_collector.so exports, driven by sources/cupti_native.py.
+ *
+ * One recording at a time, every function on one thread at a time (the agent's), in this order:
+ *
+ *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_start -> kc_counts* -> kc_stop -> kc_detach? -> kc_close
+ *
+ * Functions return 0 (or what is said) on success and a negative kc_error otherwise; those with an `error`
+ * buffer put a text into it. In a forked child everything returns KC_FORKED and does nothing.
+ */
+#ifndef KINETO_COLLECTOR_H
+#define KINETO_COLLECTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KC_ABI 1 /* changes with any signature or structure below */
+#define KC_EXPORT __attribute__((visibility("default")))
+
+enum kc_error {
+    KC_LIBRARY = -1, /* libcupti cannot be opened or lacks a function */
+    KC_SYSTEM = -2,  /* memory, thread or descriptor refused by the system */
+    KC_CUPTI = -3,   /* CUPTI refused */
+    KC_ORDER = -4,   /* called out of order */
+    KC_FORKED = -5,  /* this is a forked child */
+};
+
+struct kc_config {
+    uint64_t buffer_limit_bytes; /* cap on all buffers; two is the least */
+    uint64_t buffer_bytes;
+    uint64_t strings_bytes;
+    uint64_t prefault_bytes; /* buffers backed by memory before kc_prepare returns */
+    uint32_t flush_period_ms;
+    uint32_t kernel_name_offset; /* of the name pointer in a CONCURRENT_KERNEL record */
+    uint32_t may_decline;        /* this CUPTI drops records when it gets no buffer (CUDA 12.9 and later) */
+    uint32_t reserved;
+};
+
+struct kc_counts {
+    uint64_t records; /* in READY buffers, cumulative */
+    uint64_t bytes;
+    uint64_t dropped;
+};
+
+struct kc_stop_result {
+    struct kc_counts counts;
+    uint64_t cpu_ns;            /* of the collector's thread */
+    uint64_t names_lost;        /* kernel names that did not fit or could not be read */
+    uint64_t calls_unnamed;     /* API names that did not fit */
+    uint64_t irregular_records; /* dropped because their sizes contradict each other */
+    uint32_t withheld;          /* buffers that CUPTI did not give back */
+    uint32_t timed_out;         /* 1: CUPTI's last flush did not return in time; the arena is not closed */
+    uint32_t flushes;
+    int32_t flush_result; /* CUPTI's answer to the last flush */
+};
+
+enum kc_detach_outcome {
+    KC_DETACHED = 0,
+    KC_DETACH_SUBSCRIBED_ELSEWHERE = 1, /* another tool holds CUPTI's subscriber */
+    KC_DETACH_NO_CALL = 2,              /* no CUDA call ended within the limit: stays attached */
+    KC_DETACH_REFUSED = 3,              /* a CUPTI call failed, see result */
+    KC_DETACH_STUCK = 4,                /* cuptiFinalize has not returned */
+};
+
+struct kc_detach_result {
+    int32_t outcome; /* kc_detach_outcome */
+    int32_t result;  /* the CUPTI result behind it */
+    uint64_t ns;     /* from the request until detached */
+};
+
+KC_EXPORT uint32_t kc_abi(void);
+/* Opens libcupti at `path` and gives its cuptiGetVersion. May be called again. */
+KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes);
+/* Makes the arena; returns its descriptor, which stays the collector's. */
+KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes);
+/* Which calls of a domain (1 driver, 2 runtime) to record when its kind is enabled: fnmatch patterns, each
+ * ended by NUL, the list by an empty one. Puts their names into the string table; returns how many. */
+KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns);
+/* Registers, starts the thread, enables each kind and puts CUPTI's answer into results[i].
+ * After a failure kc_close is still due. */
+KC_EXPORT int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
+KC_EXPORT int kc_counts(struct kc_counts *counts);
+/* Disables, flushes and makes everything READY, within `limit_ms`. */
+KC_EXPORT int kc_stop(uint32_t limit_ms, struct kc_stop_result *result);
+/* Detaches CUPTI from the process at the end of the next CUDA call, within `limit_ms`. After kc_stop. */
+KC_EXPORT int kc_detach(uint32_t limit_ms, struct kc_detach_result *result);
+KC_EXPORT int kc_close(void);
+/* CUPTI's own text for one of its results. */
+KC_EXPORT void kc_result_text(int32_t result, char *text, size_t text_bytes);
+
+#endif

@@ -1,0 +1,33 @@
+/* See wake.h. */
+#define _GNU_SOURCE
+#include "wake.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NS_PER_S 1000000000LL
+
+void wake_post(struct wake *wake) {
+    __atomic_fetch_add(&wake->posts, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &wake->posts, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+uint32_t wake_seen(const struct wake *wake) { return __atomic_load_n(&wake->posts, __ATOMIC_SEQ_CST); }
+
+void wake_wait(struct wake *wake, uint32_t seen, int64_t limit_ns) {
+    if (limit_ns <= 0 || wake_seen(wake) != seen) {
+        return;
+    }
+    const struct timespec limit = {.tv_sec = limit_ns / NS_PER_S, .tv_nsec = limit_ns % NS_PER_S};
+    syscall(SYS_futex, &wake->posts, FUTEX_WAIT_PRIVATE, seen, &limit, NULL, 0);
+}
+
+int64_t clock_ns(int clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * NS_PER_S + now.tv_nsec;
+}

@@ -1,0 +1,20 @@
+/* A wake-up that never blocks the one who posts it: a counter and a futex. */
+#ifndef KINETO_WAKE_H
+#define KINETO_WAKE_H
+
+#include <stdint.h>
+
+struct wake {
+    uint32_t posts;
+};
+
+/* Wakes everyone who waits. Safe in vendor callbacks: one non-blocking system call, no lock, no allocation. */
+void wake_post(struct wake *wake);
+uint32_t wake_seen(const struct wake *wake);
+/* Returns once there was a post after `seen` was read, or after `limit_ns` (monotonic), or spuriously. */
+void wake_wait(struct wake *wake, uint32_t seen, int64_t limit_ns);
+
+/* Nanoseconds of a clock (clockid_t), for CLOCK_MONOTONIC, CLOCK_REALTIME and CLOCK_THREAD_CPUTIME_ID. */
+int64_t clock_ns(int clock);
+
+#endif
