@@ -128,9 +128,8 @@ def demo_daemon(folder: Path) -> Iterator[Client]:
 @contextmanager
 def demo_target(folder: Path) -> Iterator[Child]:
     """A training-like process, started as `kinetoctl run` does it; yields it once it trains."""
-    script = Path(__file__).with_name("demo_target.py")
     arguments = [sys.executable, "-m", "kinetoctl", "run", "--agent-socket", str(folder / "agent.sock"), "--"]
-    arguments += [sys.executable, str(script)]
+    arguments += [sys.executable, "-m", "kinetoctl.demo_target"]
     with _running(Child("the training process", arguments, folder / "target.log", pipe=True)) as child:
         child.wait_for_output(TARGET_DEADLINE_S)
         yield child

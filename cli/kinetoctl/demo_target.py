@@ -3,10 +3,12 @@
 It says "ready" on stdout after the first iteration and ends by itself after LIFETIME_S.
 """
 
+import importlib
 import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 LIFETIME_S = 300.0
 FEATURES = 48
@@ -22,9 +24,8 @@ def report_iteration() -> Step:
     """How the loop tells the agent that an iteration has ended; nothing if there is no agent."""
     if importlib.util.find_spec("kineto_agent") is None:
         return lambda: None
-    import kineto_agent
-
-    return kineto_agent.step
+    step: Step = importlib.import_module("kineto_agent").step  # by name: this is no dependency of kinetoctl
+    return step
 
 
 def load_batch(source: random.Random) -> tuple[list[Row], Row]:
@@ -73,7 +74,7 @@ def torch_iterations() -> Iterator[None]:
     optimizer = torch.optim.AdamW(model.parameters())
     while True:
         batch = torch.randn(TORCH_BATCH, TORCH_WIDTH).to(device)
-        loss = torch.nn.functional.mse_loss(model(batch), batch)
+        loss: Any = torch.nn.functional.mse_loss(model(batch), batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,9 +54,19 @@ def _is_already_there(path: Path, file: pb.TraceFile) -> bool:
     raise FileConflict(f"{path} exists and is another file than the trace")
 
 
+def _open_part(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # the name can be foreseen: follow no link
+
+
+def _check_regular(part: Path, stream: BinaryIO) -> None:
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        raise FileConflict(f"{part} exists and is no regular file")
+
+
 @contextmanager
 def _locked(part: Path) -> Iterator[BinaryIO]:
-    with part.open("a+b", buffering=0) as stream:
+    with open(part, "a+b", buffering=0, opener=_open_part) as stream:
+        _check_regular(part, stream)
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
@@ -97,7 +108,9 @@ class _Fetch:
                 f"the daemon sent {len(chunk.data)} bytes at offset {chunk.offset}; "
                 f"expected offset {offset} of {self._file.size_bytes}"
             )
-        self._stream.write(chunk.data)
+        rest = memoryview(chunk.data)
+        while rest:
+            rest = rest[self._stream.write(rest) :]  # unbuffered: it may take less
 
     def all(self) -> None:
         """Everything that is missing, over as many streams as it takes."""

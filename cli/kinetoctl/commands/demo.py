@@ -53,7 +53,7 @@ def command(output_dir: Path, duration: int) -> int:
     with demo_folder() as folder:
         _say(settings, "[1/4] kinetod: start a daemon")
         with demo_daemon(folder) as client:
-            _say(settings, "[2/4] kinetoctl run -- python demo_target.py: start a process that trains")
+            _say(settings, "[2/4] kinetoctl run -- python -m kinetoctl.demo_target: start a process that trains")
             with demo_target(folder) as child:
                 process = wait_for_agent(client, child)
                 _say(settings, f"[3/4] kinetoctl ps: pid {process.pid} trains, its agent is ready")

@@ -1,0 +1,161 @@
+"""A real gRPC server with scripted answers, for the tests of clients.
+
+    with serve(FakeProfiler()) as server:
+        client = Client(server.address)
+
+Every answer is an attribute that a test sets; every request is kept. A stream script is a list of items:
+a message is sent, an `Abort` ends the call with that error, WAIT_FOR_CANCEL waits until CancelCapture came.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1 import profiler_pb2_grpc
+
+START_DEADLINE_S = 10
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Ends a call with an error. reason: the ErrorInfo's; empty for an error without one."""
+
+    code: grpc.StatusCode
+    details: str = "no"
+    reason: str = ""
+
+
+class WaitForCancel:
+    """Stops a stream until CancelCapture was called."""
+
+
+WAIT_FOR_CANCEL = WaitForCancel()
+StreamItem = pb.CaptureEvent | pb.TraceChunk | Abort | WaitForCancel
+
+
+async def _abort(context: Any, abort: Abort) -> None:
+    if not abort.reason:
+        await context.abort(abort.code, abort.details)
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(domain="kineto", reason=abort.reason))
+    status = status_pb2.Status(code=abort.code.value[0], message=abort.details, details=[detail])
+    await context.abort_with_status(rpc_status.to_status(status))
+
+
+@dataclass
+class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
+    """The scripts and what was asked."""
+
+    processes: list[pb.Process] | Abort = field(default_factory=list)
+    created: pb.Capture | Abort = field(default_factory=pb.Capture)
+    stored: pb.Capture | Abort = field(default_factory=pb.Capture)
+    pages: list[pb.ListCapturesResponse] = field(default_factory=list)
+    cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
+    host: pb.Host | Abort = field(default_factory=pb.Host)
+    watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
+    content: bytes = b""  # of the stored file
+    chunk_bytes: int = 1 << 20
+    fetch_limits: list[int | Abort] = field(default_factory=list)  # per call: bytes before it breaks, or an error
+    requests: list[Any] = field(default_factory=list)
+    cancel_seen: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _answer(self, request: Any, answer: Any, context: Any) -> Any:
+        self.requests.append(request)
+        if isinstance(answer, Abort):
+            await _abort(context, answer)
+        return answer
+
+    async def ListProcesses(self, request: pb.ListProcessesRequest, context: Any) -> Any:
+        answer = self.processes
+        return await self._answer(
+            request, answer if isinstance(answer, Abort) else pb.ListProcessesResponse(processes=answer), context
+        )
+
+    async def CreateCapture(self, request: pb.CreateCaptureRequest, context: Any) -> Any:
+        return await self._answer(request, self.created, context)
+
+    async def GetCapture(self, request: pb.GetCaptureRequest, context: Any) -> Any:
+        return await self._answer(request, self.stored, context)
+
+    async def ListCaptures(self, request: pb.ListCapturesRequest, context: Any) -> Any:
+        return await self._answer(request, self.pages.pop(0), context)
+
+    async def CancelCapture(self, request: pb.CancelCaptureRequest, context: Any) -> Any:
+        self.cancel_seen.set()
+        return await self._answer(request, self.cancelled, context)
+
+    async def DeleteCapture(self, request: pb.DeleteCaptureRequest, context: Any) -> Any:
+        return await self._answer(request, pb.DeleteCaptureResponse(), context)
+
+    async def GetHost(self, request: pb.GetHostRequest, context: Any) -> Any:
+        return await self._answer(request, self.host, context)
+
+    async def WatchCapture(self, request: pb.WatchCaptureRequest, context: Any) -> AsyncIterator[pb.CaptureEvent]:
+        self.requests.append(request)
+        script = self.watches.pop(0) if len(self.watches) > 1 else self.watches[0]
+        for item in script:
+            if isinstance(item, Abort):
+                await _abort(context, item)
+            elif isinstance(item, WaitForCancel):
+                await self.cancel_seen.wait()
+            elif isinstance(item, pb.CaptureEvent):
+                yield item
+
+    async def FetchTrace(self, request: pb.FetchTraceRequest, context: Any) -> AsyncIterator[pb.TraceChunk]:
+        self.requests.append(request)
+        limit = self.fetch_limits.pop(0) if self.fetch_limits else len(self.content)
+        if isinstance(limit, Abort):
+            await _abort(context, limit)
+            return
+        offset = request.offset
+        while offset < min(len(self.content), request.offset + limit):
+            data = self.content[offset : min(offset + self.chunk_bytes, request.offset + limit)]
+            yield pb.TraceChunk(offset=offset, data=data)
+            offset += len(data)
+        if offset < len(self.content):
+            await _abort(context, Abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose"))
+
+
+@dataclass(frozen=True)
+class FakeServer:
+    """Where it listens."""
+
+    address: str
+    profiler: FakeProfiler
+
+
+async def _serve(profiler: FakeProfiler, address: str, started: threading.Event, stop: asyncio.Event) -> None:
+    server = grpc.aio.server()
+    profiler_pb2_grpc.add_ProfilerServicer_to_server(profiler, server)  # type: ignore[no-untyped-call]  # generated
+    server.add_insecure_port(address)
+    await server.start()
+    started.set()
+    await stop.wait()
+    await server.stop(None)
+
+
+@contextlib.contextmanager
+def serve(profiler: FakeProfiler) -> Iterator[FakeServer]:
+    """Run the server in a thread of its own."""
+    with tempfile.TemporaryDirectory(prefix="kineto-fake-", dir="/tmp") as folder:
+        address = f"unix:{Path(folder, 'rpc.sock')}"
+        started, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+        thread = threading.Thread(target=loop.run_until_complete, args=(_serve(profiler, address, started, stop),))
+        thread.start()
+        try:
+            assert started.wait(START_DEADLINE_S)
+            yield FakeServer(address, profiler)
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+            loop.close()

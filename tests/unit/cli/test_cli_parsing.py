@@ -1,0 +1,113 @@
+"""Values on the command line."""
+
+import re
+
+import pytest
+from kinetoctl import parsing
+
+NOW_NS = 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ns"),
+    [
+        ("500ms", 500_000_000),
+        ("5s", 5_000_000_000),
+        ("1.5s", 1_500_000_000),
+        ("2min", 120_000_000_000),
+        ("2m", 120_000_000_000),
+        ("1h", 3_600_000_000_000),
+        ("10 us", 10_000),
+        ("24h", 86_400_000_000_000),
+    ],
+)
+def test_a_duration_is_a_number_and_a_unit(text: str, expected_ns: int) -> None:
+    assert parsing.parse_positive_duration_ns(text) == expected_ns
+
+
+@pytest.mark.parametrize("text", ["soon", "5", "", "s", "5 parsecs", "1e3s", "five s"])
+def test_another_text_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"expected a duration like 500ms, 5s or 2min, got {text!r}")):
+        parsing.parse_positive_duration_ns(text)
+
+
+@pytest.mark.parametrize("text", ["0s", "-5s", "0.1ns"])
+def test_a_duration_is_above_zero(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a duration above zero"):
+        parsing.parse_positive_duration_ns(text)
+
+
+@pytest.mark.parametrize("text", ["7d", "168h", "24.1h"])
+def test_a_duration_of_a_week_is_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected at most 24h, got .*: a trace that long would fit nowhere"):
+        parsing.parse_positive_duration_ns(text)
+
+
+def test_a_delay_may_be_zero_but_not_negative() -> None:
+    assert parsing.parse_delay_ns("0s") == 0
+    with pytest.raises(ValueError, match="expected a duration of zero or more, got '-1s'"):
+        parsing.parse_delay_ns("-1s")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("256MiB", 268_435_456), ("1GB", 1_000_000_000), ("512 b", 512)])
+def test_a_size_is_a_number_and_a_unit(text: str, expected: int) -> None:
+    assert parsing.parse_size_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["256", "big", "0MiB", "-1GiB"])
+def test_another_text_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size"):
+        parsing.parse_size_bytes(text)
+
+
+def test_ranks_are_numbers_and_ranges() -> None:
+    assert parsing.parse_ranks("0, 8-11,9") == (0, 8, 9, 10, 11)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "3-1", "-2", "0-9999999", "1,,2"])
+def test_other_texts_are_no_ranks(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected (ranks like|at most 1,000,000 ranks)"):
+        parsing.parse_ranks(text)
+
+
+def test_a_label_is_split_at_the_first_equals_sign() -> None:
+    assert parsing.parse_label("a=b=c") == ("a", "b=c")
+    with pytest.raises(ValueError, match="expected a label like team=vision, got '=x'"):
+        parsing.parse_label("=x")
+
+
+def test_activities_are_a_comma_separated_list() -> None:
+    assert parsing.parse_activities("kernel, gpu_memcpy") == ("kernel", "gpu_memcpy")
+    with pytest.raises(ValueError, match="expected activity types like kernel,gpu_memcpy, got 'kernel;'"):
+        parsing.parse_activities("kernel;")
+
+
+def test_a_start_is_relative_or_a_time() -> None:
+    assert parsing.parse_start_ns("+10s", lambda: NOW_NS) == NOW_NS + 10_000_000_000
+    assert parsing.parse_start_ns("2030-01-31T12:00:00.250000+00:00", lambda: NOW_NS) == 1_896_091_200_250_000_000
+
+
+def test_a_start_in_the_past_or_without_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a start in the future, got '2001-01-01T00:00:00'"):
+        parsing.parse_start_ns("2001-01-01T00:00:00", lambda: NOW_NS)
+    with pytest.raises(ValueError, match=r"expected a start like \+10s or 2030-01-31T12:00:00, got 'later'"):
+        parsing.parse_start_ns("later", lambda: NOW_NS)
+
+
+def test_a_regex_has_to_compile() -> None:
+    assert parsing.parse_regex("train.*py") == "train.*py"
+    with pytest.raises(ValueError, match=r"expected a regular expression, got '\('"):
+        parsing.parse_regex("(")
+    with pytest.raises(ValueError, match="got an empty one"):
+        parsing.parse_regex("")
+
+
+@pytest.mark.parametrize("text", ["unix:/run/kineto/kinetod.sock", "localhost:7654", "[::1]:7654", "dns:///gpu-7:80"])
+def test_an_address_is_a_socket_or_host_and_port(text: str) -> None:
+    assert parsing.parse_address(text) == text
+
+
+@pytest.mark.parametrize("text", ["gpu-7", "/run/kinetod.sock", "unix:", "http://gpu-7:80", "gpu-7:port"])
+def test_another_text_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="expected unix:/path/to/socket or host:port"):
+        parsing.parse_address(text)
