@@ -58,6 +58,8 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
+    """The daemon has taken the agent into its registry."""
+
     daemon_version: str
 
 
@@ -88,6 +90,8 @@ class Start(NamedTuple):
 
 
 class Cancel(NamedTuple):
+    """Ends a capture early. keep_partial: what lies in the window so far is a trace, else it is thrown away."""
+
     capture_id: str
     keep_partial: bool
 
@@ -99,7 +103,10 @@ class Release(NamedTuple):
 
 
 class State(NamedTuple):
-    """A transition. state: WAIT_FOR_REQUEST, WARMUP, COLLECT or PROCESS."""
+    """A transition. state: WAIT_FOR_REQUEST, WARMUP, COLLECT or PROCESS.
+
+    WAIT_FOR_REQUEST with a capture's id says: accepted, waiting for its start time or iteration.
+    """
 
     capture_id: str
     state: str
@@ -190,13 +197,16 @@ def encode(message: Message) -> bytes:
     payload = json.dumps(message._asdict(), separators=(",", ":")).encode()
     size = HEADER_BYTES + len(payload)
     if size > MAX_FRAME_BYTES:
-        raise WireError("a %s frame of %d bytes is over the limit of %d" % (type(message).__name__, size, MAX_FRAME_BYTES))
+        name = type(message).__name__
+        raise WireError("a %s frame of %d bytes is over the limit of %d" % (name, size, MAX_FRAME_BYTES))
     return _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _NUMBERS[type(message)], len(payload), 0) + payload
 
 
 def _split(frame: bytes) -> Tuple[int, bytes]:
     if len(frame) < HEADER_BYTES:
         raise WireError("a frame of %d bytes has no header" % len(frame))
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError("a frame of %d bytes is over the limit of %d" % (len(frame), MAX_FRAME_BYTES))
     magic, version, number, length, _reserved = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise WireError("not a kineto frame: it starts with %r" % frame[:4])

@@ -66,6 +66,9 @@ class SourceSession(Protocol):
     def close(self) -> None:
         """Free the arena. Called once the daemon has copied it or is gone."""
 
+    def abandon(self) -> None:
+        """In a forked child: give back descriptors and mappings, touch no thread, lock or vendor library."""
+
 
 class Source(Protocol):
     """A way to record activities in this process."""

@@ -1,0 +1,183 @@
+"""Writing an arena in pure Python, for sources whose records are made in Python.
+
+Theory of operation
+    `kineto_agent.arena` gives the layout and the states of a buffer. There is one writer thread. A record goes
+    into the current (LOANED) buffer; `publish` makes that buffer READY, a full one is published by itself. The
+    daemon sets READY buffers to FREE when it has copied them; the lowest FREE one is taken next, so that few
+    pages are touched while the daemon keeps up. Without a FREE buffer a record is dropped and counted.
+
+    Words that the daemon reads are stored through memoryviews of their own width: one store each. What a READY
+    state or `strings_used` covers must be visible before it; taking and giving back a lock is the barrier
+    (needed on ARM, free on x86).
+
+    The memfd is sealed against every change of its size before anybody else gets it.
+"""
+
+import _thread
+import fcntl
+import mmap
+import os
+import struct
+import time
+
+from kineto_agent import arena
+from kineto_agent.sources.interface import SourceCounts, SourceError
+
+BUFFER_BYTES = 64 * 1024
+MIN_BUFFERS = 4
+MAX_BUFFERS = 64
+_F_ADD_SEALS = 1033  # Linux; named in fcntl only if its headers had it when Python was built
+_SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING = 0x1, 0x2
+
+
+def _create_memfd(name: str) -> int:
+    """A memfd that takes seals. Pythons built for old C libraries lack os.memfd_create: then the C library's own."""
+    flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, flags)
+    import ctypes
+
+    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
+    if create is None:
+        raise OSError("the C library has no memfd_create (glibc 2.27 has it)")
+    descriptor: int = create(name.encode(), flags)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "memfd_create failed")
+    return descriptor
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+class ArenaWriter:
+    """One arena and its writer. Every method but `counts` belongs to one thread at a time."""
+
+    def __init__(self, name: str, buffer_limit_bytes: int, strings_bytes: int) -> None:
+        self._count = min(max(buffer_limit_bytes // BUFFER_BYTES, MIN_BUFFERS), MAX_BUFFERS)
+        self._strings_offset = _round_up(arena.HEADER_BYTES + self._count * arena.DESCRIPTOR_BYTES, arena.PAGE_BYTES)
+        self._strings_bytes = _round_up(strings_bytes, arena.PAGE_BYTES)
+        self._buffers_offset = self._strings_offset + self._strings_bytes
+        self.total_bytes = self._buffers_offset + self._count * BUFFER_BYTES
+        self.fd = -1
+        try:
+            self.fd = _create_memfd("kineto-" + name)
+            os.ftruncate(self.fd, self.total_bytes)
+            self._map = mmap.mmap(self.fd, self.total_bytes)
+            self._write_fixed_header()
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+        except OSError as exc:
+            if self.fd >= 0:
+                os.close(self.fd)
+            reason = "cannot make %d bytes of shared memory for the records: %s" % (self.total_bytes, exc)
+            raise SourceError("NO_SHARED_MEMORY", reason) from exc
+        self._bytes = memoryview(self._map)
+        self._words32 = self._bytes[: self._strings_offset].cast("I")
+        self._words64 = self._bytes[: self._strings_offset].cast("Q")
+        self._barrier = _thread.allocate_lock()
+        self._current = -1  # the LOANED buffer
+        self._fill = 0  # bytes in it
+        self._fill_records = 0
+        self._strings_used = 0
+        self._ready_records = self._ready_bytes = self._dropped = self._sequence = 0
+
+    def _write_fixed_header(self) -> None:
+        arena.FIXED.pack_into(
+            self._map, 0, arena.MAGIC, arena.HEADER_BYTES, self._count, BUFFER_BYTES, arena.HEADER_BYTES,
+            self._strings_offset, self._strings_bytes, self._buffers_offset, self.total_bytes,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ writing
+
+    def append(self, layout: struct.Struct, *values: int) -> bool:
+        """One record into the current buffer. False: dropped, since no buffer is free."""
+        if self._current >= 0 and self._fill + layout.size > BUFFER_BYTES:
+            self.publish()
+        if self._current < 0 and not self._borrow():
+            self.drop()
+            return False
+        offset = self._buffers_offset + self._current * BUFFER_BYTES + self._fill
+        layout.pack_into(self._bytes, offset, *values)
+        self._fill += layout.size
+        self._fill_records += 1
+        return True
+
+    def intern(self, key: int, space: int, text: bytes) -> bool:
+        """One entry into the string table, at once visible to the daemon. False: the table is full."""
+        head = arena.STRING_ENTRY.size
+        size = _round_up(head + len(text), 8)
+        if self._strings_used + size > self._strings_bytes:
+            return False
+        offset = self._strings_offset + self._strings_used
+        arena.STRING_ENTRY.pack_into(self._bytes, offset, key, space, len(text))
+        self._bytes[offset + head : offset + head + len(text)] = text
+        self._strings_used += size
+        self._fence()
+        self._words64[arena.STRINGS_USED // 8] = self._strings_used
+        return True
+
+    def drop(self) -> None:
+        """Count one record that could not be written."""
+        self._dropped += 1
+        self._words64[arena.DROPPED // 8] = self._dropped
+
+    def publish(self) -> None:
+        """Make the current buffer READY, if it holds anything."""
+        if self._current < 0 or self._fill == 0:
+            return
+        self._ready_records += self._fill_records
+        self._ready_bytes += self._fill
+        words, base = self._words64, arena.HEADER_BYTES + self._current * arena.DESCRIPTOR_BYTES
+        words[(base + arena.BUFFER_VALID_BYTES) // 8] = self._fill
+        words[(base + arena.BUFFER_SEQUENCE) // 8] = self._sequence
+        words[(base + arena.BUFFER_RECORDS) // 8] = self._fill_records
+        self._sequence += 1
+        words[arena.RECORDS // 8] = self._ready_records
+        words[arena.VALID_BYTES // 8] = self._ready_bytes
+        words[arena.SEQUENCE // 8] = self._sequence
+        words[arena.LAST_FLUSH_NS // 8] = time.time_ns()
+        self._fence()
+        self._set_state(self._current, arena.READY)
+        self._current, self._fill, self._fill_records = -1, 0, 0
+
+    def finish(self) -> None:
+        """Publish the rest and mark the arena as closed."""
+        self.publish()
+        self._fence()
+        self._words64[arena.CLOSED // 8] = 1
+
+    def counts(self) -> SourceCounts:
+        """What lies in READY buffers, and what was dropped."""
+        return SourceCounts(self._ready_records, self._ready_bytes, self._dropped)
+
+    def close(self) -> None:
+        """Give the memory back. The daemon keeps its own mapping."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        for view in (self._words32, self._words64, self._bytes):
+            view.release()
+        self._map.close()
+
+    # ------------------------------------------------------------ buffers
+
+    def _borrow(self) -> bool:
+        for index in range(self._count):
+            if self._words32[self._state_word(index)] == arena.FREE:
+                self._fence()
+                self._set_state(index, arena.LOANED)
+                self._current = index
+                return True
+        return False
+
+    def _set_state(self, index: int, state: int) -> None:
+        self._words32[self._state_word(index)] = state
+
+    def _state_word(self, index: int) -> int:
+        return (arena.HEADER_BYTES + index * arena.DESCRIPTOR_BYTES + arena.STATE) // 4
+
+    def _fence(self) -> None:
+        with self._barrier:
+            pass

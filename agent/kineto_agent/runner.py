@@ -1,0 +1,379 @@
+"""The agent: one thread that joins the link, the session and the sources.
+
+Theory of operation
+    The thread "kineto-agent" blocks in poll(2) on the daemon's socket and on a pipe, without a timeout unless a
+    capture has a deadline or no daemon is there. The pipe is written by the training thread (an awaited iteration
+    has begun) and by `stop`. Whatever happens becomes an event for the pure session; the commands that it returns
+    are carried out here, in order, and may produce further events.
+
+Rules
+    Nothing escapes into the program: an exception ends the capture with a Result "failed", goes to the debug
+    log, and the agent carries on without a link until its next attempt.
+    A forked child has no agent: it closes the descriptors it inherited (else the daemon would not see the
+    parent's end) and may call start() itself.
+    At exit a running capture is stopped and its Result sent, within EXIT_TIMEOUT_S.
+"""
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
+
+from kineto_agent import describe, env, session, wire
+from kineto_agent.debuglog import log, log_exception
+from kineto_agent.link import Link, LinkClosed
+from kineto_agent.recording import Recording
+from kineto_agent.session import Session
+from kineto_agent.sources import registry
+from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.steps import StepCounter, median_ns
+from kineto_agent.threads import start_thread, thread_names
+
+EXIT_TIMEOUT_S = 2.0
+_MAX_POLL_MS = 3_600_000  # poll takes an int; also repairs a deadline after the wall clock was set
+_MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
+_MAX_WARNINGS = 32
+_MAX_WARNING_CHARS = 300
+_MAX_FAILURES_IN_A_ROW = 10
+
+
+class _Stop:
+    """How the agent was asked to end."""
+
+    def __init__(self, reason_code: str, reason: str) -> None:
+        self.reason_code = reason_code
+        self.reason = reason
+
+
+class Agent:
+    """The agent of this process. `start`, `stop` and `abandon` are for the program's threads."""
+
+    def __init__(
+        self,
+        counter: StepCounter,
+        candidates: Callable[[], Sequence[str]] = env.agent_socket_candidates,
+        sources: Callable[[], List[Source]] = registry.sources,
+    ) -> None:
+        self._counter = counter
+        self._sources = sources
+        self._link = Link(candidates)
+        self._session = Session()
+        self._recording: Optional[Recording] = None
+        self._plan: Optional[registry.Plan] = None
+        self._events: Deque[session.Event] = deque()
+        self._handling = False
+        self._deadline_ns: Optional[int] = None  # Unix ns
+        self._watched: Optional[int] = None  # an iteration
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread: Optional[threading.Thread] = None
+        self._stop: Optional[_Stop] = None
+        self._cpu_base_ns = 0
+        self._step_before_ns = 0
+
+    # ------------------------------------------------------------ the program's threads
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = start_thread("kineto-agent", self._main)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self, reason_code: str, reason: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
+        """End the agent; a running capture ends with what it has. Waits for the thread, but not for long."""
+        if self._thread is None:
+            return
+        self._stop = _Stop(reason_code, reason)
+        self._wake()
+        self._thread.join(timeout_s)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of everything inherited. The agent is of no further use."""
+        self._thread = None
+        self._counter.watch(None)
+        self._link.abandon()
+        self._close_pipe()
+        if self._recording is not None:
+            self._recording.abandon()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: the thread will wake anyway
+            os.write(self._wake_writer, b"\0")
+
+    # ------------------------------------------------------------ the agent's thread
+
+    def _main(self) -> None:
+        failures = 0
+        try:
+            while self._stop is None and failures < _MAX_FAILURES_IN_A_ROW:
+                try:
+                    self._turn()
+                    failures = 0
+                except Exception as exc:  # noqa: BLE001 - never into the program
+                    failures += 1
+                    log_exception("agent")
+                    self._recover(exc)
+            self._finish()
+        except Exception:  # noqa: BLE001 - never into the program
+            log_exception("agent, at its end")
+
+    def _turn(self) -> None:
+        """Wait for one thing and deal with it."""
+        if not self._link.connected and time.monotonic_ns() >= self._link.retry_at_ns:
+            self._connect()
+        for descriptor, mask in self._poll(self._timeout_ms()):
+            if descriptor == self._wake_reader:
+                self._woken(mask)
+            else:
+                self._link_ready(mask)
+        self._check_timer()
+        self._check_step()
+
+    def _poll(self, timeout_ms: Optional[int]) -> List[Any]:
+        poller = select.poll()
+        poller.register(self._wake_reader, select.POLLIN)
+        if self._link.connected:
+            poller.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
+        return poller.poll(timeout_ms)
+
+    def _timeout_ms(self) -> Optional[int]:
+        waits_ns = []
+        if not self._link.connected:
+            waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
+        if self._deadline_ns is not None:
+            waits_ns.append(self._deadline_ns - time.time_ns())
+        if not waits_ns:
+            return None
+        return min(max(-(-min(waits_ns) // 1_000_000), 0), _MAX_POLL_MS)
+
+    def _woken(self, mask: int) -> None:
+        if mask & (select.POLLNVAL | select.POLLERR | select.POLLHUP):
+            self._stop = _Stop("AGENT_STOPPED", "the program closed the agent's descriptors")
+            log(self._stop.reason)
+            return
+        os.read(self._wake_reader, 4096)
+
+    def _check_timer(self) -> None:
+        now_ns = time.time_ns()
+        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
+            self._deadline_ns = None
+            self._handle(session.Tick(now_ns))
+
+    def _check_step(self) -> None:
+        if self._watched is not None and self._counter.count >= self._watched:
+            watched, self._watched = self._watched, None
+            self._handle(session.Stepped(self._counter.count, self._counter.time_of(watched) or time.time_ns()))
+
+    def _finish(self) -> None:
+        """The end of the thread."""
+        if self._stop is not None:
+            self._handle(session.Ending(time.time_ns(), self._stop.reason_code, self._stop.reason))
+        self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
+        self._link.close("the agent ends")
+        self._counter.watch(None)
+        if self._recording is not None:
+            self._recording.close()
+        self._close_pipe()
+
+    def _flush(self, deadline: float) -> None:
+        while self._link.connected and self._link.wants_write and time.monotonic() < deadline:
+            poller = select.poll()
+            poller.register(self._link.fileno(), select.POLLOUT)
+            poller.poll(max(int((deadline - time.monotonic()) * 1000), 0))
+            self._guarded(self._link.flush)
+
+    def _recover(self, exc: Exception) -> None:
+        """After an error of our own: tell the daemon, then begin anew."""
+        text = "error in the agent: %s: %s" % (type(exc).__name__, exc)
+        self._events.clear()
+        self._handling = False
+        try:
+            self._handle(session.SourcesFailed(time.time_ns(), "AGENT_ERROR", text))
+            self._link.close(text)
+            self._handle(session.LinkLost(time.time_ns()))
+        finally:
+            self._session = Session()
+            self._deadline_ns = self._watched = None
+            self._free()
+
+    def _close_pipe(self) -> None:
+        for descriptor in (self._wake_reader, self._wake_writer):
+            with contextlib.suppress(OSError):  # the program may have closed it
+                os.close(descriptor)
+
+    # ------------------------------------------------------------ the link
+
+    def _connect(self) -> None:
+        if self._link.connect():
+            self._send(self._hello())
+
+    def _hello(self) -> wire.Hello:
+        offers = registry.offers(self._sources())
+        return describe.hello(offers, self._counter.count, self._session.capture_id)
+
+    def _link_ready(self, mask: int) -> None:
+        if mask & select.POLLOUT:
+            self._guarded(self._link.flush)
+        if mask & ~select.POLLOUT and self._link.connected:
+            self._guarded(self._receive)
+
+    def _receive(self) -> None:
+        message = self._link.receive()
+        if message is not None:
+            self._dispatch(message)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except LinkClosed:
+            self._handle(session.LinkLost(time.time_ns()))
+
+    def _send(self, message: wire.Message, descriptors: Sequence[int] = ()) -> None:
+        self._guarded(lambda: self._link.send(message, descriptors))
+
+    def _dispatch(self, message: wire.Message) -> None:
+        now_ns = time.time_ns()
+        if isinstance(message, wire.Start):
+            self._start_requested(message, now_ns)
+        elif isinstance(message, wire.Cancel):
+            self._handle(session.CancelRequested(message.capture_id, message.keep_partial, now_ns))
+        elif isinstance(message, wire.Release):
+            self._handle(session.Released(message.capture_id))
+        elif isinstance(message, wire.Describe):
+            self._send(self._hello())
+        elif isinstance(message, wire.Welcome):
+            log("welcomed by kinetod %s", message.daemon_version)
+            self._link.welcomed()
+        elif isinstance(message, wire.Refuse):
+            self._link.refuse(message.reason)
+        else:
+            self._link.close("the daemon sent a %s" % type(message).__name__)
+            self._handle(session.LinkLost(now_ns))
+
+    def _start_requested(self, request: wire.Start, now_ns: int) -> None:
+        refusal = None
+        if not self._session.capture_id:
+            self._cpu_base_ns = time.thread_time_ns()
+            self._step_before_ns = median_ns(self._counter.durations_ns(0, now_ns))
+            try:
+                self._plan = registry.choose(self._sources(), request.activity_types)
+            except SourceError as exc:
+                refusal = session.Refusal(exc.reason_code, exc.reason)
+        self._handle(session.StartRequested(request, now_ns, self._counter.count, refusal))
+
+    # ------------------------------------------------------------ the session's commands
+
+    def _handle(self, event: session.Event) -> None:
+        """Give an event to the session and carry out its commands, until there are no more events."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for command in self._session.handle(self._events.popleft()):
+                    _CARRY_OUT[type(command)](self, command)
+        finally:
+            self._handling = False
+
+    def _start_sources(self, command: session.StartSources) -> None:
+        assert self._plan is not None
+        recording = self._recording = Recording(self._plan, command.request)
+        try:
+            recording.start(self._announce)
+        except SourceError as exc:
+            self._handle(session.SourcesFailed(time.time_ns(), exc.reason_code, exc.reason))
+            return
+        self._handle(session.SourcesStarted(time.time_ns(), self._counter.count))
+
+    def _announce(self, message: wire.Arena, descriptor: int) -> None:
+        try:
+            self._send(message, [descriptor])
+        except wire.WireError as exc:
+            raise SourceError("SOURCE_FAILED", "its metadata does not fit into a frame: %s" % exc) from exc
+
+    def _stop_sources(self, command: session.StopSources) -> None:
+        if self._recording is not None:
+            self._recording.stop()
+        self._handle(session.SourcesStopped(time.time_ns()))
+
+    def _free_sources(self, command: session.FreeSources) -> None:
+        self._free()
+
+    def _free(self) -> None:
+        recording, self._recording, self._plan = self._recording, None, None
+        if recording is not None:
+            recording.close()
+
+    def _set_timer(self, command: session.SetTimer) -> None:
+        self._deadline_ns = command.deadline_ns
+
+    def _watch_step(self, command: session.WatchStep) -> None:
+        self._watched = command.iteration
+        self._counter.watch(command.iteration, self._wake)
+
+    def _report(self, command: session.Report) -> None:
+        self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
+
+    def _reject(self, command: session.Reject) -> None:
+        log("capture %s rejected: %s", command.capture_id, command.reason)
+        self._send(wire.Rejected(*command))
+
+    def _conclude(self, command: session.Conclude) -> None:
+        log("capture %s: %s %s", command.capture_id, command.outcome, command.reason)
+        result = self._result(command)
+        try:
+            self._send(result)
+        except wire.WireError as exc:
+            bare = {name: dict(counts, metadata={}) for name, counts in result.sources.items()}
+            warning = "thread names and metadata are left out: %s" % exc
+            self._send(result._replace(sources=bare, threads={}, warnings=[warning]))
+
+    def _result(self, command: session.Conclude) -> wire.Result:
+        recording = self._recording
+        outcome, reason_code, reason = command.outcome, command.reason_code, command.reason
+        problem = recording.problem if recording is not None else None
+        if outcome == "done" and problem is not None:
+            outcome, reason_code, reason = "partial", problem.reason_code, problem.reason
+        warnings = [*command.warnings, *(recording.warnings() if recording is not None else ())]
+        return wire.Result(
+            capture_id=command.capture_id,
+            outcome=outcome,
+            reason_code=reason_code,
+            reason=reason,
+            window_start_ns=command.window_start_ns,
+            window_end_ns=command.window_end_ns,
+            sources=recording.counts() if recording is not None else {},
+            overhead=self._overhead(command),
+            threads=thread_names(_MAX_THREADS) if outcome in ("done", "partial") else {},
+            warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
+        )
+
+    def _overhead(self, command: session.Conclude) -> Dict[str, Any]:
+        recording = self._recording
+        during_ns = median_ns(self._counter.durations_ns(command.window_start_ns, command.window_end_ns))
+        measured = during_ns and self._step_before_ns
+        return {
+            "start_ns": max(command.collecting_ns - command.requested_ns, 0),
+            "stop_ns": max(command.stopped_ns - command.window_end_ns, 0) if command.window_end_ns else 0,
+            "detach_ns": recording.detach_ns() if recording is not None else 0,
+            "agent_cpu_ns": time.thread_time_ns() - self._cpu_base_ns + (recording.cpu_ns() if recording else 0),
+            "step_ratio": during_ns / self._step_before_ns if measured else 0.0,
+        }
+
+
+_CARRY_OUT: Dict[type, Callable[[Agent, Any], None]] = {
+    session.StartSources: Agent._start_sources,
+    session.StopSources: Agent._stop_sources,
+    session.FreeSources: Agent._free_sources,
+    session.SetTimer: Agent._set_timer,
+    session.WatchStep: Agent._watch_step,
+    session.Report: Agent._report,
+    session.Reject: Agent._reject,
+    session.Conclude: Agent._conclude,
+}

@@ -1,0 +1,505 @@
+"""The life of a capture inside a process: Kineto's states as a pure transition table.
+
+Theory of operation
+    `Session.handle(event)` changes the state and returns the commands that the runner must carry out, in
+    order. There is no I/O, thread or clock in here: every event carries the time (Unix ns) at which it happened.
+
+        WAIT_FOR_REQUEST --> WARMUP --> COLLECT --> PROCESS --> WAIT_FOR_REQUEST
+
+    WAIT_FOR_REQUEST  nothing to do, or a capture was accepted and waits for its start time or iteration
+    WARMUP            the sources record, the window has not begun
+    COLLECT           the sources record, the window is open
+    PROCESS           the sources stop; then the daemon copies, until it releases the arenas
+
+    The sources record from WARMUP on and the window is only a pair of times, so it is exact however late the
+    agent's thread gets to run. An iteration window always has at least one iteration of warm-up: the sources
+    must run before the first recorded iteration begins.
+
+Rules
+    A start request that does not repeat the id of the running capture is answered by exactly one Reject or
+    Conclude, unless the link is lost (there is nobody left to tell). One capture at a time.
+    A pair of state and event that is not in the table has no meaning and changes nothing.
+"""
+
+import enum
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
+
+from kineto_agent import wire
+
+MAX_LATE_START_NS = 10_000_000_000  # as Kineto: a start time further in the past is an error
+WARMUP_SLACK_NS = 1_000_000_000  # a warm-up may lose this much: delivery takes milliseconds, not seconds
+RELEASE_DEADLINE_NS = 60_000_000_000  # a daemon that forgets a capture does not keep its memory for ever
+_S = 1_000_000_000
+
+
+class SessionState(enum.Enum):
+    """Kineto's states; the values are those of `wire.State`."""
+
+    WAIT_FOR_REQUEST = "WAIT_FOR_REQUEST"
+    WARMUP = "WARMUP"
+    COLLECT = "COLLECT"
+    PROCESS = "PROCESS"
+
+
+# ---------------------------------------------------------------- events
+
+
+class Refusal(NamedTuple):
+    """Why a request cannot be served, for machines and for people."""
+
+    reason_code: str
+    reason: str
+
+
+class StartRequested(NamedTuple):
+    """The daemon wants a capture. refusal: the runner knows already that no source can serve it."""
+
+    request: wire.Start
+    now_ns: int
+    iteration: int  # -1: never stepped
+    refusal: Optional[Refusal] = None
+
+
+class SourcesStarted(NamedTuple):
+    """At least one source records since now_ns; `iteration` is the one running then."""
+
+    now_ns: int
+    iteration: int
+
+
+class SourcesFailed(NamedTuple):
+    """No source records, or the agent itself failed."""
+
+    now_ns: int
+    reason_code: str
+    reason: str
+
+
+class Tick(NamedTuple):
+    """The timer ran out."""
+
+    now_ns: int
+
+
+class Stepped(NamedTuple):
+    """The watched iteration was reached. time_ns: when the watched one began."""
+
+    iteration: int
+    time_ns: int
+
+
+class CancelRequested(NamedTuple):
+    """The daemon wants the end of this capture."""
+
+    capture_id: str
+    keep_partial: bool
+    now_ns: int
+
+
+class SourcesStopped(NamedTuple):
+    """Every source has stopped."""
+
+    now_ns: int
+
+
+class Released(NamedTuple):
+    """The daemon has copied this capture."""
+
+    capture_id: str
+
+
+class LinkLost(NamedTuple):
+    """The daemon is gone."""
+
+    now_ns: int
+
+
+class Ending(NamedTuple):
+    """The process exits (TARGET_EXITING) or stops its agent (AGENT_STOPPED)."""
+
+    now_ns: int
+    reason_code: str
+    reason: str
+
+
+Event = Union[
+    StartRequested,
+    SourcesStarted,
+    SourcesFailed,
+    Tick,
+    Stepped,
+    CancelRequested,
+    SourcesStopped,
+    Released,
+    LinkLost,
+    Ending,
+]
+
+# ---------------------------------------------------------------- commands
+
+
+class StartSources(NamedTuple):
+    """Prepare, announce and start the sources; answer SourcesStarted or SourcesFailed."""
+
+    request: wire.Start
+
+
+class StopSources(NamedTuple):
+    """Stop the sources; answer SourcesStopped."""
+
+
+class FreeSources(NamedTuple):
+    """Close the arenas."""
+
+
+class SetTimer(NamedTuple):
+    """Give a Tick at this time; None: no Tick."""
+
+    deadline_ns: Optional[int]
+
+
+class WatchStep(NamedTuple):
+    """Give a Stepped as soon as this iteration is reached; None: no Stepped."""
+
+    iteration: Optional[int]
+
+
+class Report(NamedTuple):
+    """Tell the daemon of a transition."""
+
+    capture_id: str
+    state: SessionState
+    time_ns: int
+
+
+class Reject(NamedTuple):
+    """Tell the daemon that this capture will not be done."""
+
+    capture_id: str
+    reason_code: str
+    reason: str
+    busy_capture_id: str = ""
+
+
+class Conclude(NamedTuple):
+    """Tell the daemon how the capture ended. Times are Unix ns; 0: never reached."""
+
+    capture_id: str
+    outcome: str  # done, partial, failed, cancelled
+    reason_code: str
+    reason: str
+    requested_ns: int
+    collecting_ns: int
+    window_start_ns: int
+    window_end_ns: int
+    stopped_ns: int
+    warnings: Tuple[str, ...]
+
+
+Command = Union[StartSources, StopSources, FreeSources, SetTimer, WatchStep, Report, Reject, Conclude]
+
+
+class _Capture:
+    """What the session remembers of the one capture."""
+
+    def __init__(self, request: wire.Start, now_ns: int) -> None:
+        self.request = request
+        self.requested_ns = now_ns
+        self.begin_ns = now_ns  # timed: when the warm-up begins
+        self.start_iteration = 0  # the first recorded one
+        self.lead_iterations = max(request.warmup_iterations, 1)
+        self.recording = False  # the sources run
+        self.collecting_ns = 0
+        self.window_start_ns = 0
+        self.window_end_ns = 0
+        self.outcome = "done"
+        self.reason_code = ""
+        self.reason = ""
+        self.link_lost = False
+        self.concluded = False
+        self.warnings: List[str] = []
+
+    @property
+    def end_iteration(self) -> int:
+        return self.start_iteration + (self.request.iterations or 0)
+
+    def end_as(self, outcome: str, reason_code: str, reason: str) -> None:
+        self.outcome, self.reason_code, self.reason = outcome, reason_code, reason
+
+
+def _round_up(iteration: int, multiple: int) -> int:
+    return iteration if multiple <= 1 else -(-iteration // multiple) * multiple
+
+
+def _problem_of(event: StartRequested) -> Optional[Refusal]:
+    """Why this request can never be done as it stands, or None."""
+    request = event.request
+    if (request.duration_ns is None) == (request.iterations is None):
+        return Refusal("INVALID_REQUEST", "a capture needs either a duration or a number of iterations")
+    if request.duration_ns is not None and request.duration_ns <= 0:
+        return Refusal("INVALID_REQUEST", "duration_ns is %d: it must be above 0" % request.duration_ns)
+    if request.iterations is not None and request.iterations <= 0:
+        return Refusal("INVALID_REQUEST", "iterations is %d: it must be above 0" % request.iterations)
+    for name in ("warmup_ns", "warmup_iterations", "iteration_roundup", "start_time_ns", "start_iteration"):
+        value = getattr(request, name)
+        if value is not None and value < 0:
+            return Refusal("INVALID_REQUEST", "%s is %d: it must not be negative" % (name, value))
+    if event.refusal is not None:
+        return event.refusal
+    if request.iterations is not None:
+        return _never_stepped(event)
+    return _start_time_past(request, event.now_ns)
+
+
+def _never_stepped(event: StartRequested) -> Optional[Refusal]:
+    if event.iteration >= 0:
+        return None
+    return Refusal(
+        "NEVER_STEPPED",
+        "this process has not finished an iteration yet, so none can be counted: ask for a duration, wait for "
+        "the first optimizer step, or call kineto_agent.step() once per iteration",
+    )
+
+
+def _start_time_past(request: wire.Start, now_ns: int) -> Optional[Refusal]:
+    if request.start_time_ns == 0:
+        return None
+    late_ns = now_ns - request.start_time_ns
+    if late_ns > MAX_LATE_START_NS:
+        reason = "the start time was %.1f s ago when the request came: ask for a later one" % (late_ns / _S)
+        return Refusal("START_TIME_PAST", reason)
+    missing_ns = late_ns + request.warmup_ns
+    if request.warmup_ns and missing_ns > WARMUP_SLACK_NS:
+        return Refusal(
+            "START_TIME_PAST",
+            "the warm-up of %.3f s does not fit: it should have begun %.3f s before the request came; "
+            "ask for a later start time or a shorter warm-up" % (request.warmup_ns / _S, missing_ns / _S),
+        )
+    return None
+
+
+class Session:
+    """The state machine. `state` and `capture_id` ("" if none) may be read at any time."""
+
+    def __init__(self) -> None:
+        self.state = SessionState.WAIT_FOR_REQUEST
+        self._capture: Optional[_Capture] = None
+
+    @property
+    def capture_id(self) -> str:
+        """The capture that makes this process busy, or ""."""
+        return self._capture.request.capture_id if self._capture else ""
+
+    def handle(self, event: Event) -> List[Command]:
+        """Take one event; returns what is to be done now, in order."""
+        if isinstance(event, StartRequested):
+            return self._start(event)
+        if self._capture is None:
+            return []
+        transition = TABLE.get((self.state, type(event)))
+        return transition(self, self._capture, event) if transition else []
+
+    # ------------------------------------------------------------ accepting
+
+    def _start(self, event: StartRequested) -> List[Command]:
+        request = event.request
+        if self._capture is not None:
+            if request.capture_id == self.capture_id:
+                return []
+            reason = "capture %s is running in this process: wait for its end or cancel it" % self.capture_id
+            return [Reject(request.capture_id, "BUSY", reason, self.capture_id)]
+        problem = _problem_of(event)
+        if problem is not None:
+            return [Reject(request.capture_id, problem.reason_code, problem.reason)]
+        capture = self._capture = _Capture(request, event.now_ns)
+        if request.iterations is not None:
+            return self._accept_iterations(capture, event)
+        return self._accept_timed(capture, event.now_ns)
+
+    def _accept_timed(self, capture: _Capture, now_ns: int) -> List[Command]:
+        request = capture.request
+        if request.start_time_ns:
+            capture.begin_ns = request.start_time_ns - request.warmup_ns
+        if capture.begin_ns <= now_ns:
+            return self._warm_up(capture, now_ns)
+        return [Report(request.capture_id, self.state, now_ns), SetTimer(capture.begin_ns)]
+
+    def _accept_iterations(self, capture: _Capture, event: StartRequested) -> List[Command]:
+        request = capture.request
+        self._choose_iteration(capture, request.start_iteration, event.iteration + capture.lead_iterations)
+        watched = capture.start_iteration - capture.lead_iterations
+        if watched <= event.iteration:
+            return self._warm_up(capture, event.now_ns)
+        return [Report(request.capture_id, self.state, event.now_ns), WatchStep(watched)]
+
+    def _choose_iteration(self, capture: _Capture, wanted: Optional[int], earliest: int) -> None:
+        late = wanted is not None and wanted < earliest
+        start = earliest if wanted is None or late else wanted
+        capture.start_iteration = _round_up(start, capture.request.iteration_roundup)
+        if late:
+            text = "iteration %d could not be recorded any more: recorded from iteration %d on"
+            capture.warnings.append(text % (wanted, capture.start_iteration))
+
+    # ------------------------------------------------------------ towards the window
+
+    def _warm_up(self, capture: _Capture, now_ns: int) -> List[Command]:
+        self.state = SessionState.WARMUP
+        report = Report(capture.request.capture_id, self.state, now_ns)
+        return [SetTimer(None), WatchStep(None), report, StartSources(capture.request)]
+
+    def _waited(self, capture: _Capture, event: Tick) -> List[Command]:
+        if event.now_ns < capture.begin_ns:
+            return [SetTimer(capture.begin_ns)]
+        return self._warm_up(capture, event.now_ns)
+
+    def _stepped_to_warm_up(self, capture: _Capture, event: Stepped) -> List[Command]:
+        return self._warm_up(capture, event.time_ns)
+
+    def _sources_started(self, capture: _Capture, event: SourcesStarted) -> List[Command]:
+        request = capture.request
+        capture.recording = True
+        if request.iterations is not None:
+            if capture.start_iteration <= event.iteration:
+                wanted = None if request.start_iteration is None else capture.start_iteration
+                self._choose_iteration(capture, wanted, event.iteration + 1)
+            return [WatchStep(capture.start_iteration)]
+        capture.window_start_ns = max(request.start_time_ns or event.now_ns + request.warmup_ns, event.now_ns)
+        late_ns = event.now_ns - request.start_time_ns
+        if request.start_time_ns and late_ns > 0:
+            capture.warnings.append("recording began %.3f s after the wanted start time" % (late_ns / _S))
+        return self._warmed(capture, Tick(event.now_ns))
+
+    def _warmed(self, capture: _Capture, event: Tick) -> List[Command]:
+        if not capture.recording or capture.request.duration_ns is None:
+            return []
+        if event.now_ns < capture.window_start_ns:
+            return [SetTimer(capture.window_start_ns)]
+        capture.window_end_ns = capture.window_start_ns + capture.request.duration_ns
+        return [*self._collect(capture, event.now_ns), SetTimer(capture.window_end_ns)]
+
+    def _stepped_to_collect(self, capture: _Capture, event: Stepped) -> List[Command]:
+        if not capture.recording:
+            return []
+        capture.window_start_ns = event.time_ns
+        return [*self._collect(capture, event.time_ns), WatchStep(capture.end_iteration)]
+
+    def _collect(self, capture: _Capture, now_ns: int) -> List[Command]:
+        self.state = SessionState.COLLECT
+        capture.collecting_ns = now_ns
+        return [Report(capture.request.capture_id, self.state, now_ns)]
+
+    # ------------------------------------------------------------ towards the end
+
+    def _collected(self, capture: _Capture, event: Tick) -> List[Command]:
+        if capture.request.duration_ns is None:
+            return []
+        if event.now_ns < capture.window_end_ns:
+            return [SetTimer(capture.window_end_ns)]
+        return self._process(capture, event.now_ns)
+
+    def _stepped_to_process(self, capture: _Capture, event: Stepped) -> List[Command]:
+        capture.window_end_ns = event.time_ns
+        return self._process(capture, event.time_ns)
+
+    def _process(self, capture: _Capture, now_ns: int) -> List[Command]:
+        self.state = SessionState.PROCESS
+        report = Report(capture.request.capture_id, self.state, now_ns)
+        return [SetTimer(None), WatchStep(None), report, StopSources()]
+
+    def _cut(self, capture: _Capture, now_ns: int) -> List[Command]:
+        """End before the window is complete; what is in it so far lies between its start and now."""
+        if self.state is SessionState.COLLECT:
+            capture.window_end_ns = now_ns
+        else:
+            capture.window_start_ns = capture.window_end_ns = 0
+        if self.state is SessionState.WAIT_FOR_REQUEST:
+            return [SetTimer(None), WatchStep(None), *self._finish(capture, now_ns)]
+        return self._process(capture, now_ns)
+
+    def _cancel(self, capture: _Capture, event: CancelRequested) -> List[Command]:
+        if event.capture_id != self.capture_id:
+            return []
+        keep = event.keep_partial and self.state is SessionState.COLLECT
+        reason = "cancelled; the window is cut short" if keep else "cancelled"
+        capture.end_as("partial" if keep else "cancelled", "CANCELLED", reason)
+        return self._cut(capture, event.now_ns)
+
+    def _ending(self, capture: _Capture, event: Ending) -> List[Command]:
+        keep = self.state is SessionState.COLLECT
+        capture.end_as("partial" if keep else "failed", event.reason_code, event.reason)
+        return self._cut(capture, event.now_ns)
+
+    def _sources_failed(self, capture: _Capture, event: SourcesFailed) -> List[Command]:
+        capture.end_as("failed", event.reason_code, event.reason)
+        return self._cut(capture, event.now_ns)
+
+    def _link_lost(self, capture: _Capture, event: LinkLost) -> List[Command]:
+        capture.link_lost = True
+        if self.state is SessionState.PROCESS:
+            return self._free() if capture.concluded else []
+        return self._cut(capture, event.now_ns)
+
+    def _sources_stopped(self, capture: _Capture, event: SourcesStopped) -> List[Command]:
+        return self._finish(capture, event.now_ns)
+
+    def _finish(self, capture: _Capture, stopped_ns: int) -> List[Command]:
+        if capture.link_lost:
+            return self._free()
+        capture.concluded = True
+        conclude = Conclude(
+            capture_id=capture.request.capture_id,
+            outcome=capture.outcome,
+            reason_code=capture.reason_code,
+            reason=capture.reason,
+            requested_ns=capture.requested_ns,
+            collecting_ns=capture.collecting_ns,
+            window_start_ns=capture.window_start_ns,
+            window_end_ns=capture.window_end_ns,
+            stopped_ns=stopped_ns,
+            warnings=tuple(capture.warnings),
+        )
+        if capture.outcome in ("failed", "cancelled"):  # nothing that the daemon should copy
+            return [conclude, *self._free()]
+        return [conclude, SetTimer(stopped_ns + RELEASE_DEADLINE_NS)]
+
+    def _released(self, capture: _Capture, event: Released) -> List[Command]:
+        return self._free() if capture.concluded and event.capture_id == self.capture_id else []
+
+    def _release_overdue(self, capture: _Capture, event: Tick) -> List[Command]:
+        return self._free() if capture.concluded else []
+
+    def _free(self) -> List[Command]:
+        self.state = SessionState.WAIT_FOR_REQUEST
+        self._capture = None
+        return [SetTimer(None), FreeSources()]
+
+
+_WAIT, _WARMUP = SessionState.WAIT_FOR_REQUEST, SessionState.WARMUP
+_COLLECT, _PROCESS = SessionState.COLLECT, SessionState.PROCESS
+
+TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
+    # StartRequested is the one event that also counts without a capture: see Session.handle.
+    (_WAIT, Tick): Session._waited,
+    (_WAIT, Stepped): Session._stepped_to_warm_up,
+    (_WAIT, CancelRequested): Session._cancel,
+    (_WAIT, SourcesFailed): Session._sources_failed,
+    (_WAIT, LinkLost): Session._link_lost,
+    (_WAIT, Ending): Session._ending,
+    (_WARMUP, SourcesStarted): Session._sources_started,
+    (_WARMUP, SourcesFailed): Session._sources_failed,
+    (_WARMUP, Tick): Session._warmed,
+    (_WARMUP, Stepped): Session._stepped_to_collect,
+    (_WARMUP, CancelRequested): Session._cancel,
+    (_WARMUP, LinkLost): Session._link_lost,
+    (_WARMUP, Ending): Session._ending,
+    (_COLLECT, Tick): Session._collected,
+    (_COLLECT, Stepped): Session._stepped_to_process,
+    (_COLLECT, SourcesFailed): Session._sources_failed,
+    (_COLLECT, CancelRequested): Session._cancel,
+    (_COLLECT, LinkLost): Session._link_lost,
+    (_COLLECT, Ending): Session._ending,
+    (_PROCESS, SourcesStopped): Session._sources_stopped,
+    (_PROCESS, Released): Session._released,
+    (_PROCESS, Tick): Session._release_overdue,
+    (_PROCESS, LinkLost): Session._link_lost,
+}

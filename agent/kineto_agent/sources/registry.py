@@ -1,0 +1,92 @@
+"""Which activity sources this process has, and which of them serve a request."""
+
+import os
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple
+
+from kineto_agent import env
+from kineto_agent.debuglog import log_exception
+from kineto_agent.sources.interface import Source, SourceError
+
+# Kineto's names; what is not among them and not offered by a source is a misspelling.
+ACTIVITY_TYPES: FrozenSet[str] = frozenset(
+    (
+        "cpu_op", "user_annotation", "gpu_user_annotation", "gpu_memcpy", "gpu_memset", "kernel",
+        "external_correlation", "cuda_runtime", "cuda_driver", "cpu_instant_event", "python_function", "overhead",
+        "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_sync", "cuda_event", "mtia_counters",
+        "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
+        "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
+    )
+)  # fmt: skip
+
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
+_sources: Dict[str, Source] = {}
+
+
+class Choice(NamedTuple):
+    """A source and what it should record."""
+
+    source: Source
+    activity_types: FrozenSet[str]
+
+
+class Plan(NamedTuple):
+    """Who records what. missing: wanted types of Kineto that nothing in this process offers now."""
+
+    choices: List[Choice]
+    missing: List[str]
+
+
+def sources() -> List[Source]:
+    """The sources of this process, made when first needed. Never raises."""
+    if "python_stacks" not in _sources:
+        from kineto_agent.sources.python_stacks import PythonStacksSource
+
+        _sources["python_stacks"] = PythonStacksSource()
+    if "cupti" not in _sources and _has_nvidia():
+        try:
+            from kineto_agent.sources.cupti import CuptiSource
+
+            _sources["cupti"] = CuptiSource()
+        except Exception:  # noqa: BLE001 - a process without a usable source still has the others
+            log_exception("the CUPTI source cannot be loaded")
+    return list(_sources.values())
+
+
+def _has_nvidia() -> bool:
+    """ctypes and all that CUPTI needs is loaded only where there could be a GPU."""
+    return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
+
+
+def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
+    """Source name -> activity types that it could record now. Never raises."""
+    result: Dict[str, List[str]] = {}
+    for source in available:
+        try:
+            result[source.name] = list(source.activity_types())
+        except Exception:  # noqa: BLE001 - one source's trouble is not another's
+            log_exception("source %s cannot tell its activity types" % source.name)
+            result[source.name] = []
+    return result
+
+
+def choose(available: List[Source], wanted: List[str]) -> Plan:
+    """The sources for these activity types (none: all). Raises SourceError if nothing can be recorded."""
+    offered = {source.name: frozenset(types) for source, types in zip(available, offers(available).values())}
+    everything = frozenset().union(*offered.values()) if offered else frozenset()
+    there = ", ".join(sorted(everything)) or "nothing"
+    unknown = sorted(set(wanted) - ACTIVITY_TYPES - everything)
+    if unknown:
+        reason = "unknown activity type %s; this process offers: %s" % (", ".join(unknown), there)
+        raise SourceError("UNKNOWN_ACTIVITY_TYPE", reason)
+    asked = frozenset(wanted) or everything
+    choices = [Choice(source, offered[source.name] & asked) for source in available if offered[source.name] & asked]
+    missing = sorted(asked - everything)
+    if not choices:
+        raise SourceError("NOTHING_TO_RECORD", _nothing(missing, there))
+    return Plan(choices, missing)
+
+
+def _nothing(missing: List[str], there: str) -> str:
+    if not missing:
+        return "no activity source works in this process"
+    return "this process cannot record %s; it offers: %s" % (", ".join(missing), there)
