@@ -23,30 +23,31 @@ static bool matches(const char *name, const char *patterns) {
     return false;
 }
 
-static const char *name_of(const struct cupti_api *api, uint32_t domain, uint32_t cbid) {
-    const char *name = NULL;
-    return api->get_callback_name(domain, cbid, &name) == CUPTI_SUCCESS ? name : NULL;
-}
-
-int calls_select(struct calls *calls, const struct cupti_api *api, struct arena *arena, uint32_t domain,
-                 const char *patterns) {
-    const uint32_t space =
-        domain == CUPTI_DOMAIN_RUNTIME_API ? ARENA_SPACE_RUNTIME_API : ARENA_SPACE_DRIVER_API;
-    int kept = 0;
-    memset(calls->keep[domain], 0, sizeof calls->keep[domain]);
+static void select_domain(struct calls *calls, const struct cupti_api *api, struct arena *arena, uint32_t domain) {
+    const uint32_t space = domain == CUPTI_DOMAIN_RUNTIME_API ? ARENA_SPACE_RUNTIME_API : ARENA_SPACE_DRIVER_API;
     for (uint32_t cbid = 1; cbid < CALLS_MOST && cbid - calls->last[domain] <= GAP_MOST; cbid++) {
-        const char *name = name_of(api, domain, cbid);
-        if (name == NULL) {
+        const char *name = NULL;
+        const cupti_result result = api->get_callback_name(domain, cbid, &name);
+        if (cbid == 1) {
+            calls->names[domain] = result;
+        }
+        if (result != CUPTI_SUCCESS || name == NULL) {
             continue;
         }
         calls->last[domain] = cbid;
-        if (matches(name, patterns)) {
+        if (matches(name, calls->patterns[domain])) {
             calls->keep[domain][cbid] = 1;
             calls->unnamed += !arena_add_string(arena, cbid, space, name, (uint32_t)strlen(name));
-            kept++;
         }
     }
-    return kept;
+}
+
+void calls_select(struct calls *calls, const struct cupti_api *api, struct arena *arena) {
+    for (uint32_t domain = CUPTI_DOMAIN_DRIVER_API; domain <= CUPTI_DOMAIN_RUNTIME_API; domain++) {
+        if (calls->patterns[domain][0] != 0) {
+            select_domain(calls, api, arena, domain);
+        }
+    }
 }
 
 static void switch_off_others(const struct calls *calls, const struct cupti_api *api, uint32_t domain) {
@@ -64,6 +65,9 @@ static void switch_off_others(const struct calls *calls, const struct cupti_api 
 
 cupti_result calls_enable(const struct calls *calls, const struct cupti_api *api, uint32_t kind) {
     const uint32_t domain = kind == CUPTI_KIND_RUNTIME ? CUPTI_DOMAIN_RUNTIME_API : CUPTI_DOMAIN_DRIVER_API;
+    if (calls->last[domain] == 0) { /* all calls, and without names, would be of no use to anybody */
+        return calls->names[domain] != CUPTI_SUCCESS ? calls->names[domain] : CUPTI_ERROR_NOT_INITIALIZED;
+    }
     switch_off_others(calls, api, domain);
     const cupti_result result = api->enable(kind);
     if (result == CUPTI_SUCCESS) {

@@ -8,15 +8,19 @@
 #define CALLS_MOST 2048u /* CUDA 13.4 has 868 driver and 566 runtime call numbers */
 #define CALLS_DOMAINS 3u
 
+#define CALLS_PATTERNS_BYTES 2048u
+
 struct calls {
+    char patterns[CALLS_DOMAINS][CALLS_PATTERNS_BYTES]; /* each ended by NUL, the list by an empty one */
     uint8_t keep[CALLS_DOMAINS][CALLS_MOST];
-    uint32_t last[CALLS_DOMAINS]; /* highest call number with a name; 0: no selection, record all */
-    uint64_t unnamed;             /* names that did not fit the string table */
+    uint32_t last[CALLS_DOMAINS];     /* highest call number with a name; 0: CUPTI gives no names */
+    cupti_result names[CALLS_DOMAINS]; /* its answer when asked for the first one */
+    uint64_t unnamed;                 /* names that did not fit the string table */
 };
 
-/* Chooses the calls of one domain by patterns and names them in the arena; returns how many are kept. */
-int calls_select(struct calls *calls, const struct cupti_api *api, struct arena *arena, uint32_t domain,
-                 const char *patterns);
+/* Finds the calls of each domain that match its patterns and names them in the arena. CUPTI gives names only
+ * once it is initialised, that is after cuptiActivityRegisterCallbacks. */
+void calls_select(struct calls *calls, const struct cupti_api *api, struct arena *arena);
 /* Enables the activity kind of a domain for the chosen calls alone. Returns CUPTI's answer for the kind. */
 cupti_result calls_enable(const struct calls *calls, const struct cupti_api *api, uint32_t kind);
 

@@ -284,14 +284,16 @@ int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) 
     return self.arena->fd;
 }
 
-int kc_keep_calls(uint32_t domain, const char *patterns) {
+int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes) {
     if (self.dead || self.phase != PREPARED) {
         return self.dead ? KC_FORKED : KC_ORDER;
     }
-    if (domain != CUPTI_DOMAIN_DRIVER_API && domain != CUPTI_DOMAIN_RUNTIME_API) {
+    const bool known = domain == CUPTI_DOMAIN_DRIVER_API || domain == CUPTI_DOMAIN_RUNTIME_API;
+    if (!known || bytes > CALLS_PATTERNS_BYTES) {
         return KC_ORDER;
     }
-    return calls_select(&self.calls, &self.api, self.arena, domain, patterns);
+    memcpy(self.calls.patterns[domain], patterns, bytes);
+    return 0;
 }
 
 static cupti_result enable_kind(uint32_t kind) {
@@ -307,18 +309,19 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     if (self.dead || self.phase != PREPARED || count > KINDS_MOST) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
     }
-    const int number = start_thread();
-    if (number != 0) {
-        return refuse_system(error, error_bytes, "pthread_create", number);
-    }
-    self.phase = RECORDING;
-    pool_open(self.arena, &self.work, self.config.may_decline != 0);
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {
         kc_result_text(result, error, error_bytes);
         return KC_CUPTI;
     }
     (void)self.api.set_thread_id_type(CUPTI_THREAD_ID_SYSTEM);
+    calls_select(&self.calls, &self.api, self.arena);
+    const int number = start_thread();
+    if (number != 0) {
+        return refuse_system(error, error_bytes, "pthread_create", number);
+    }
+    self.phase = RECORDING;
+    pool_open(self.arena, &self.work, self.config.may_decline != 0);
     for (uint32_t i = 0; i < count; i++) {
         results[i] = enable_kind(kinds[i]);
     }

@@ -73,8 +73,8 @@ KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t e
 /* Makes the arena; returns its descriptor, which stays the collector's. */
 KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes);
 /* Which calls of a domain (1 driver, 2 runtime) to record when its kind is enabled: fnmatch patterns, each
- * ended by NUL, the list by an empty one. Puts their names into the string table; returns how many. */
-KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns);
+ * ended by NUL, the list by an empty one, `bytes` in all. Without this none is recorded. */
+KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes);
 /* Registers, starts the thread, enables each kind and puts CUPTI's answer into results[i].
  * After a failure kc_close is still due. */
 KC_EXPORT int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);

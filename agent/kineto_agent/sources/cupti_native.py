@@ -13,6 +13,7 @@ ABI = 1
 LIBRARY = __file__.rsplit("/", 2)[0] + "/_native/libkineto_collector.so"
 
 _ERROR_BYTES = 1024
+_SIZE = ctypes.c_size_t(_ERROR_BYTES)
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
 _REASONS = {
     _LIBRARY: "CUPTI_LIBRARY",
@@ -130,25 +131,26 @@ class Collector:
     def open(self, path: str) -> int:
         """Open libcupti; gives its version number."""
         version = ctypes.c_uint32()
-        self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), self._error, _ERROR_BYTES))
+        self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), self._error, _SIZE))
         return version.value
 
     def prepare(self, config: Config) -> int:
         """Make the arena; gives its file descriptor, which stays the collector's."""
-        return self._check(self._library.kc_prepare(ctypes.byref(config), self._error, _ERROR_BYTES))
+        return self._check(self._library.kc_prepare(ctypes.byref(config), self._error, _SIZE))
 
-    def keep_calls(self, domain: int, patterns: Sequence[str]) -> int:
-        """Choose the API calls of a domain to record; gives how many there are."""
-        joined = b"".join(pattern.encode() + b"\0" for pattern in patterns)
-        kept: int = self._library.kc_keep_calls(domain, joined)
-        return kept
+    def keep_calls(self, domain: int, patterns: Sequence[str]) -> None:
+        """Choose the API calls of a domain (1 driver, 2 runtime) to record, by fnmatch patterns."""
+        joined = b"".join(pattern.encode() + b"\0" for pattern in patterns) + b"\0"
+        code = self._library.kc_keep_calls(domain, joined, ctypes.c_size_t(len(joined)))
+        if code < 0:
+            raise SourceError(_REASONS[code], "the collector refused a list of %d API calls" % len(patterns))
 
     def start(self, kinds: Sequence[int]) -> Enabled:
         """Begin to record; never raises."""
         results = (ctypes.c_int32 * len(kinds))()
         wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
         self._error.value = b""
-        code = self._library.kc_start(wanted, len(kinds), results, self._error, _ERROR_BYTES)
+        code = self._library.kc_start(wanted, len(kinds), results, self._error, _SIZE)
         return Enabled(code, dict(zip(kinds, results)), self._text())
 
     def counts(self) -> Counts:
@@ -175,7 +177,7 @@ class Collector:
 
     def result_text(self, result: int) -> str:
         """CUPTI's own words for one of its results."""
-        self._library.kc_result_text(result, self._error, _ERROR_BYTES)
+        self._library.kc_result_text(result, self._error, _SIZE)
         return self._text()
 
 

@@ -1,0 +1,196 @@
+/* The "CUDA API" of the fake: calls that leave the records a GPU and its driver would. See fake_cupti.c. */
+#define _GNU_SOURCE
+#include "fake_internal.h"
+
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+struct callback_data { /* the beginning of CUpti_CallbackData */
+    int site;
+    const char *function;
+    const void *parameters;
+    void *result;
+    const char *symbol;
+    void *context;
+    uint32_t context_uid;
+    uint64_t *correlation_data;
+    uint32_t correlation;
+};
+
+static void notify(uint32_t domain, uint32_t cbid, int site, uint32_t correlation) {
+    fake_lock();
+    const callback_fn callback = fake.domain_on[domain] ? fake.callback : NULL;
+    void *user = fake.callback_user;
+    fake_unlock();
+    if (callback == NULL) {
+        return;
+    }
+    const struct callback_data data = {.site = site, .correlation = correlation};
+    fake_in_exit += site;
+    callback(user, domain, cbid, &data);
+    fake_in_exit -= site;
+}
+
+struct open_call {
+    uint32_t domain;
+    struct api record;
+};
+
+static struct open_call begin(uint32_t domain, uint32_t cbid) {
+    const uint32_t correlation = __atomic_add_fetch(&fake.correlation, 1, __ATOMIC_RELAXED);
+    notify(domain, cbid, 0, correlation);
+    const struct open_call call = {
+        .domain = domain,
+        .record = {.kind = domain == DOMAIN_RUNTIME ? RUNTIME : DRIVER,
+                   .cbid = cbid,
+                   .start = fake_now_ns(),
+                   .process = (uint32_t)getpid(),
+                   .thread = (uint32_t)syscall(SYS_gettid),
+                   .correlation = correlation}};
+    return call;
+}
+
+/* With the mutex held; releases it. */
+static uint32_t end(struct open_call *call) {
+    call->record.end = fake_now_ns();
+    if (!fake.call_off[call->domain][call->record.cbid]) {
+        fake_put(call->record.kind, &call->record, sizeof call->record);
+    }
+    fake_unlock();
+    notify(call->domain, call->record.cbid, 1, call->record.correlation);
+    return call->record.correlation;
+}
+
+static void trivial_call(uint32_t domain, uint32_t cbid) {
+    struct open_call call = begin(domain, cbid);
+    fake_lock();
+    (void)end(&call);
+}
+
+/* The device does one thing after another on a stream. */
+static uint64_t occupy(uint32_t stream, uint64_t after, uint64_t duration) {
+    const uint64_t free_at = fake.stream_end[stream];
+    const uint64_t start = after > free_at ? after : free_at;
+    fake.stream_end[stream] = start + duration;
+    return start;
+}
+
+/* Kernel records point at names that outlive them. With the lock held. */
+static const char *intern(const char *name) {
+    for (uint32_t i = 0; i < fake.name_count; i++) {
+        if (strcmp(fake.names[i], name) == 0) {
+            return fake.names[i];
+        }
+    }
+    if (fake.name_count == NAMES) {
+        return fake.names[0];
+    }
+    return fake.names[fake.name_count++] = strdup(name);
+}
+
+static void put_kernel(const char *name, const int32_t grid[3], const int32_t block[3], uint64_t duration,
+                       uint32_t stream, uint32_t correlation, uint32_t node) {
+    struct kernel kernel = {.kind = KERNEL,
+                            .registers = 32,
+                            .context = 1,
+                            .stream = stream + 7,
+                            .correlation = correlation,
+                            .name = intern(name),
+                            .graph = node > 0 ? 1 : 0,
+                            .graph_node = node};
+    memcpy(kernel.grid, grid, sizeof kernel.grid);
+    memcpy(kernel.block, block, sizeof kernel.block);
+    kernel.start = occupy(stream, fake_now_ns(), duration);
+    kernel.end = kernel.start + duration;
+    fake_put(KERNEL, &kernel, sizeof kernel);
+}
+
+uint32_t fake_launch(const char *name, const int32_t grid[3], const int32_t block[3], uint64_t duration_ns,
+                     uint32_t stream) {
+    trivial_call(DOMAIN_RUNTIME, GET_DEVICE); /* as torch does before every launch */
+    struct open_call call = begin(DOMAIN_RUNTIME, LAUNCH);
+    fake_lock();
+    put_kernel(name, grid, block, duration_ns, stream, call.record.correlation, 0);
+    return end(&call);
+}
+
+void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream) {
+    static const int32_t GRID[3] = {128, 1, 1}, BLOCK[3] = {256, 1, 1};
+    for (uint32_t i = 0; i < count; i++) {
+        (void)fake_launch(name, GRID, BLOCK, duration_ns, stream);
+    }
+}
+
+uint32_t fake_driver_launch(const char *name, uint64_t duration_ns, uint32_t stream) {
+    static const int32_t GRID[3] = {64, 1, 1}, BLOCK[3] = {128, 1, 1};
+    trivial_call(DOMAIN_DRIVER, CTX_GET_CURRENT);
+    struct open_call call = begin(DOMAIN_DRIVER, CU_LAUNCH);
+    fake_lock();
+    put_kernel(name, GRID, BLOCK, duration_ns, stream, call.record.correlation, 0);
+    return end(&call);
+}
+
+uint32_t fake_graph_launch(const char *const *names, uint32_t count, uint64_t duration_ns, uint32_t stream) {
+    static const int32_t GRID[3] = {32, 1, 1}, BLOCK[3] = {64, 1, 1};
+    struct open_call call = begin(DOMAIN_RUNTIME, GRAPH_LAUNCH);
+    fake_lock();
+    for (uint32_t i = 0; i < count; i++) {
+        put_kernel(names[i], GRID, BLOCK, duration_ns, stream, call.record.correlation, i + 1);
+    }
+    return end(&call);
+}
+
+uint32_t fake_memcpy(uint64_t bytes, int to_device, uint64_t duration_ns, uint32_t stream) {
+    struct open_call call = begin(DOMAIN_RUNTIME, MEMCPY_ASYNC);
+    struct copy copy = {.kind = MEMCPY,
+                        .copy_kind = to_device ? 1 : 2,
+                        .source = to_device ? 2 : 3,
+                        .destination = to_device ? 3 : 2,
+                        .flags = 1,
+                        .bytes = bytes,
+                        .context = 1,
+                        .stream = stream + 7,
+                        .correlation = call.record.correlation,
+                        .copies = 1};
+    fake_lock();
+    copy.start = occupy(stream, fake_now_ns(), duration_ns);
+    copy.end = copy.start + duration_ns;
+    fake_put(MEMCPY, &copy, sizeof copy);
+    return end(&call);
+}
+
+uint32_t fake_memset(uint64_t bytes, uint64_t duration_ns, uint32_t stream) {
+    struct open_call call = begin(DOMAIN_RUNTIME, MEMSET_ASYNC);
+    struct fill fill = {.kind = MEMSET,
+                        .bytes = bytes,
+                        .context = 1,
+                        .stream = stream + 7,
+                        .correlation = call.record.correlation,
+                        .memory_kind = 3};
+    fake_lock();
+    fill.start = occupy(stream, fake_now_ns(), duration_ns);
+    fill.end = fill.start + duration_ns;
+    fake_put(MEMSET, &fill, sizeof fill);
+    return end(&call);
+}
+
+uint32_t fake_sync(uint32_t stream) {
+    struct open_call call = begin(DOMAIN_RUNTIME, STREAM_SYNC);
+    fake_lock();
+    const uint64_t until = fake.stream_end[stream];
+    fake_unlock();
+    const struct timespec when = {.tv_sec = (time_t)(until / NS_PER_S), .tv_nsec = (long)(until % NS_PER_S)};
+    clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &when, NULL);
+    struct sync sync = {.kind = SYNC,
+                        .type = 3,
+                        .start = call.record.start,
+                        .end = fake_now_ns(),
+                        .correlation = call.record.correlation,
+                        .context = 1,
+                        .stream = stream + 7};
+    fake_lock();
+    fake_put(SYNC, &sync, sizeof sync);
+    return end(&call);
+}

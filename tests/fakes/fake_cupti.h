@@ -1,0 +1,29 @@
+/* The controls of the fake libcupti: what a test programs and what a "CUDA" program calls. See fake_cupti.c. */
+#ifndef FAKE_CUPTI_H
+#define FAKE_CUPTI_H
+
+#include <stdint.h>
+
+/* Programmable: version, subscribe_result, refuse_kind (with refuse_result), drop_next, extra_kernel_bytes,
+ * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, finalize_result. -1 for an unknown key. */
+int fake_set(const char *key, long value);
+
+/* Each makes the CUDA API call of that name: a runtime record on the calling thread, the device's record with
+ * the same correlation id, callbacks to a subscriber on enter and exit. Times in ns; streams are 0-63. */
+uint32_t fake_launch(const char *name, const int32_t grid[3], const int32_t block[3], uint64_t duration_ns,
+                     uint32_t stream);
+uint32_t fake_memcpy(uint64_t bytes, int to_device, uint64_t duration_ns, uint32_t stream);
+uint32_t fake_memset(uint64_t bytes, uint64_t duration_ns, uint32_t stream);
+uint32_t fake_graph_launch(const char *const *names, uint32_t count, uint64_t duration_ns, uint32_t stream);
+uint32_t fake_driver_launch(const char *name, uint64_t duration_ns, uint32_t stream);
+uint32_t fake_sync(uint32_t stream); /* waits until the stream's work is over */
+/* `count` kernels of one name, each launched as by fake_launch. */
+void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream);
+
+uint64_t fake_written(uint32_t kind); /* records put into buffers since the library was loaded */
+uint64_t fake_dropped(void);
+uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
+uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call, and the like */
+int fake_attached(void);            /* any kind enabled or callbacks registered */
+
+#endif
