@@ -1,0 +1,1 @@
+"""The daemon's gRPC face. Nothing below this folder knows gRPC."""

@@ -1,0 +1,203 @@
+"""`kinetod`: the command line of the daemon."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kinetod import __version__
+from kinetod.config import (
+    Config,
+    ListenAddress,
+    checked_socket_path,
+    default_agent_socket,
+    default_listen,
+    default_state_dir,
+    parse_listen,
+)
+from kinetod.errors import StartError
+from kinetod.units import parse_duration, parse_size
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+EXIT_CANNOT_START = 1
+
+
+class _Parsed(click.ParamType[Any]):
+    """A click type from a function that raises ValueError with the whole explanation."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as exc:
+            return self.fail(str(exc), param, ctx)
+
+
+_SIZE = _Parsed("size", parse_size)
+_DURATION = _Parsed("duration", parse_duration)
+_ADDRESS = _Parsed("address", parse_listen)
+_SOCKET = _Parsed("path", checked_socket_path)
+
+
+def _positive(_ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if value <= 0:
+        raise click.BadParameter("must be greater than 0", param=param)
+    return value
+
+
+@click.command(context_settings={"auto_envvar_prefix": "KINETOD", "show_default": True, "max_content_width": 100})
+@click.option(
+    "--listen",
+    type=_ADDRESS,
+    multiple=True,
+    show_envvar=True,
+    metavar="ADDRESS",
+    help="Where clients connect: unix:/path, or host:port on loopback (open to every user of this host). "
+    "Repeatable.  [default: unix:<runtime dir>/kinetod.sock]",
+)
+@click.option(
+    "--agent-socket",
+    type=_SOCKET,
+    show_envvar=True,
+    help="Where agents connect.  [default: <runtime dir>/agent.sock]",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    show_envvar=True,
+    help="Where captures are stored.  [default: /var/lib/kineto for root, else ~/.local/state/kineto]",
+)
+@click.option(
+    "--buffer-limit",
+    type=_SIZE,
+    default="128MiB",
+    callback=_positive,
+    show_envvar=True,
+    help="Recording buffers per target unless a request says otherwise.",
+)
+@click.option(
+    "--max-duration",
+    type=_DURATION,
+    default="10min",
+    callback=_positive,
+    show_envvar=True,
+    help="Longest capture that may be asked for.",
+)
+@click.option(
+    "--max-captures",
+    type=click.IntRange(min=1),
+    default=16,
+    show_envvar=True,
+    help="Captures that may run at the same time.",
+)
+@click.option(
+    "--max-trace-bytes",
+    type=_SIZE,
+    default="8GiB",
+    callback=_positive,
+    show_envvar=True,
+    help="Raw bytes per target after which a capture is stopped.",
+)
+@click.option(
+    "--min-free-bytes",
+    type=_SIZE,
+    default="1GiB",
+    show_envvar=True,
+    help="Space to leave free on the disk of the state folder; captures stop at it.",
+)
+@click.option(
+    "--agent-deadline",
+    type=_DURATION,
+    default="10s",
+    callback=_positive,
+    show_envvar=True,
+    help="How long an agent may take to answer before its target has failed.",
+)
+@click.option(
+    "--process-deadline",
+    type=_DURATION,
+    default="30s",
+    callback=_positive,
+    show_envvar=True,
+    help="How long an agent may take to stop its sources.",
+)
+@click.option(
+    "--decode-deadline",
+    type=_DURATION,
+    default="10min",
+    callback=_positive,
+    show_envvar=True,
+    help="How long decoding one target may take.",
+)
+@click.option(
+    "--decode-workers",
+    type=click.IntRange(min=1, max=64),
+    default=min(max(2, os.cpu_count() or 2), 4),
+    show_default="2 to 4 by CPU count",
+    show_envvar=True,
+    help="Processes that decode traces.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    show_envvar=True,
+    help="What to log to standard error.",
+)
+@click.version_option(__version__, prog_name="kinetod")
+def command(
+    listen: tuple[ListenAddress, ...], agent_socket: Path | None, state_dir: Path | None, **options: Any
+) -> int:
+    """Trace running processes on demand.
+
+    Agents in training processes connect to the agent socket, clients such as kinetoctl to the listening
+    address. Without options everything lies in this user's own folders; run by root it serves all users'
+    processes.
+    """
+    logging.basicConfig(stream=sys.stderr, level=options["log_level"].upper(), format=_LOG_FORMAT)
+    for chatty in ("grpc", "asyncio"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    config = Config(
+        listen=listen or (default_listen(),),
+        agent_socket=agent_socket or default_agent_socket(),
+        state_dir=(state_dir or default_state_dir()).absolute(),
+        buffer_limit_bytes=options["buffer_limit"],
+        max_duration_ns=options["max_duration"],
+        max_captures=options["max_captures"],
+        max_trace_bytes=options["max_trace_bytes"],
+        min_free_bytes=options["min_free_bytes"],
+        agent_deadline_ns=options["agent_deadline"],
+        process_deadline_ns=options["process_deadline"],
+        decode_deadline_ns=options["decode_deadline"],
+        decode_workers=options["decode_workers"],
+    )
+    from kinetod.app import run  # gRPC and protobuf are not needed for --help and usage errors
+
+    return run(config)
+
+
+def main() -> int:
+    """Entry point; the exit status is 0 after a clean stop, 1 if the daemon cannot start, 2 for usage errors."""
+    try:
+        return int(command.main(standalone_mode=False) or 0)
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except click.Abort:
+        return 130
+    except StartError as exc:
+        click.echo(f"kinetod: {exc}", err=True)
+        return EXIT_CANNOT_START
+
+
+if __name__ == "__main__":
+    sys.exit(main())

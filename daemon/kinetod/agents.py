@@ -1,0 +1,239 @@
+"""The agents that are connected: who they are, what they said, and which capture their frames belong to."""
+
+import asyncio
+import logging
+import os
+from typing import Protocol, Union
+
+from kineto_agent import wire
+
+from kinetod import __version__
+from kinetod.identity import Identity, ProcessKey
+from kinetod.link import Connection
+from kinetod.text import clean
+
+log = logging.getLogger(__name__)
+
+MAX_INCOMPATIBLE = 1024
+IDENTITY_LINGER_S = 5.0
+_INT32_MAX = 2**31 - 1
+_MAX_SOURCES = 32
+_MAX_TYPES = 64
+
+CaptureFrame = Union[wire.State, wire.Arena, wire.Result, wire.Rejected]
+
+
+class CaptureListener(Protocol):
+    """The daemon's side of one capture in one process. Called on the event loop; must not block or raise."""
+
+    def on_frame(self, message: CaptureFrame, fd: int | None) -> None:
+        """A frame of this capture. The listener owns `fd`."""
+
+    def on_gone(self, died: bool, reason: str) -> None:
+        """The link has ended; `died` if the process did too."""
+
+
+class Agent:
+    """One connected agent that speaks our protocol version."""
+
+    def __init__(self, connection: Connection, hello: wire.Hello) -> None:
+        self.connection = connection
+        self.identity: Identity = connection.identity
+        self.hello = hello
+        self._listeners: dict[str, CaptureListener] = {}
+        self._described: asyncio.Future[None] | None = None
+
+    @property
+    def key(self) -> ProcessKey:
+        """The process."""
+        return self.identity.key
+
+    @property
+    def capture_id(self) -> str:
+        """The capture that this daemon runs in it; empty if none."""
+        return next(iter(self._listeners), "")
+
+    def activity_types(self) -> list[str]:
+        """What its sources offer, as of the last Hello."""
+        return sorted({kind for kinds in self.hello.sources.values() for kind in kinds})
+
+    def send(self, message: wire.Message) -> bool:
+        """False if the link is gone."""
+        return self.connection.send(message)
+
+    def attach(self, capture_id: str, listener: CaptureListener) -> None:
+        """Routes this capture's frames to `listener` until `detach`."""
+        self._listeners[capture_id] = listener
+
+    def detach(self, capture_id: str) -> None:
+        """Ends `attach`."""
+        self._listeners.pop(capture_id, None)
+
+    def ask(self) -> "asyncio.Future[None]":
+        """Sends Describe (once for all who wait); done when the fresh Hello is here or the link is gone."""
+        if self._described is None or self._described.done():
+            self._described = asyncio.get_running_loop().create_future()
+            if not self.send(wire.Describe()):
+                self._answered()
+        return self._described
+
+    def _answered(self) -> None:
+        if self._described is not None and not self._described.done():
+            self._described.set_result(None)
+
+    def greet(self, hello: wire.Hello) -> None:
+        """Takes a fresh Hello."""
+        self.hello = hello
+        self._answered()
+
+    def frame(self, message: CaptureFrame, fd: int | None) -> None:
+        """Routes one frame; what belongs to no capture of ours is dropped."""
+        listener = self._listeners.get(message.capture_id)
+        if listener is not None:
+            listener.on_frame(message, fd)
+            return
+        log.debug("%s: %s for a capture that is not running", self.connection, type(message).__name__)
+        if fd is not None:
+            os.close(fd)
+
+    def gone(self, reason: str) -> None:
+        """The connection is closed."""
+        self._answered()
+        died = self.connection.died or not self.identity.alive()
+        for listener in list(self._listeners.values()):
+            listener.on_gone(died, reason)
+
+
+class AgentHub:
+    """All agents; the handler of the link server's connections."""
+
+    def __init__(self) -> None:
+        self._agents: dict[ProcessKey, Agent] = {}
+        self._incompatible: dict[ProcessKey, tuple[Identity, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def agents(self) -> list[Agent]:
+        """Those connected now."""
+        return list(self._agents.values())
+
+    def get(self, key: ProcessKey) -> Agent | None:
+        """The agent in this process."""
+        return self._agents.get(key)
+
+    def incompatible_version(self, key: ProcessKey) -> int | None:
+        """The protocol version of an agent that we cannot talk to, if this process has one."""
+        entry = self._incompatible.get(key)
+        return None if entry is None else entry[1]
+
+    def incompatible(self) -> list[ProcessKey]:
+        """Living processes with such an agent."""
+        self._forget_dead()
+        return list(self._incompatible)
+
+    async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
+        """Asks these agents for a fresh Hello; those that do not answer in time keep the last one."""
+        waiting = [agent.ask() for agent in agents]
+        if waiting:
+            await asyncio.wait(waiting, timeout=deadline_s)
+
+    # ConnectionHandler
+
+    def on_message(self, connection: Connection, message: wire.Message, fd: int | None) -> None:
+        """One valid frame."""
+        if isinstance(message, wire.Hello):
+            self._hello(connection, message)
+            return
+        agent = self._agents.get(connection.identity.key)
+        if isinstance(message, (wire.State, wire.Arena, wire.Result, wire.Rejected)):
+            if agent is not None and agent.connection is connection:
+                agent.frame(message, fd)
+                return
+            if fd is not None:
+                os.close(fd)
+        connection.fail(f"{type(message).__name__} is not expected from an agent now")
+
+    def _hello(self, connection: Connection, message: wire.Hello) -> None:
+        hello = checked_hello(message)
+        key = connection.identity.key
+        agent = self._agents.get(key)
+        if agent is not None and agent.connection is connection:
+            agent.greet(hello)
+            return
+        if agent is not None:
+            agent.connection.close("the same process has connected again")
+        connection.accept_handshake()
+        agent = self._agents[key] = Agent(connection, hello)
+        self._drop_incompatible(key)
+        agent.send(wire.Welcome(__version__))
+        if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
+            agent.send(wire.Cancel(hello.busy_capture_id, False))
+        log.info(
+            "%s has connected: kineto_agent %s, %s", connection, hello.agent_version, hello.framework or "no torch"
+        )
+
+    def on_version_mismatch(self, connection: Connection, theirs: int) -> None:
+        """Remembers the process, so that calls about it can say what is wrong."""
+        log.warning("%s speaks protocol version %d, this daemon %d", connection, theirs, wire.PROTOCOL_VERSION)
+        key = connection.identity.key
+        if len(self._incompatible) >= MAX_INCOMPATIBLE:
+            self._forget_dead()
+        if len(self._incompatible) < MAX_INCOMPATIBLE:
+            self._drop_incompatible(key)
+            self._incompatible[key] = (connection.identity, theirs)
+        connection.refuse(f"kinetod {__version__} speaks protocol version {wire.PROTOCOL_VERSION}, not {theirs}")
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """The end of one connection."""
+        identity = connection.identity
+        agent = self._agents.get(identity.key)
+        if agent is not None and agent.connection is connection:
+            del self._agents[identity.key]
+            agent.gone(reason)
+            log.info("%s is gone: %s", connection, reason)
+        entry = self._incompatible.get(identity.key)
+        if entry is None or entry[0] is not identity:
+            # Whoever listened has its turn first: the pidfd tells how the process ended.
+            asyncio.get_running_loop().call_later(IDENTITY_LINGER_S, identity.close)
+
+    def check_alive(self) -> None:
+        """For kernels without pidfd: notices dead processes whose socket somebody else still holds."""
+        for agent in self.agents():
+            if agent.identity.pidfd is None and not agent.identity.alive():
+                agent.connection.died = True
+                agent.connection.close("the process ended")
+        self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        for key, (identity, _version) in list(self._incompatible.items()):
+            if not identity.alive():
+                self._drop_incompatible(key)
+
+    def _drop_incompatible(self, key: ProcessKey) -> None:
+        entry = self._incompatible.pop(key, None)
+        if entry is not None:
+            entry[0].close()
+
+
+def checked_hello(hello: wire.Hello) -> wire.Hello:
+    """The same with text and numbers in the ranges that the rest of the daemon relies on."""
+    return hello._replace(
+        agent_version=clean(hello.agent_version, 64),
+        python_version=clean(hello.python_version, 64),
+        framework=clean(hello.framework, 128),
+        rank=_small(hello.rank),
+        world_size=_small(hello.world_size),
+        job_id=clean(hello.job_id, 128),
+        iterations=max(-1, hello.iterations),
+        sources={
+            clean(name, 64): [clean(kind, 64) for kind in kinds[:_MAX_TYPES]]
+            for name, kinds in list(hello.sources.items())[:_MAX_SOURCES]
+        },
+        argv=[clean(argument, 4096) for argument in hello.argv],
+        busy_capture_id=clean(hello.busy_capture_id, 64),
+    )
+
+
+def _small(value: int | None) -> int | None:
+    return value if value is not None and 0 <= value <= _INT32_MAX else None

@@ -1,0 +1,155 @@
+"""The daemon as a whole: starts its parts in order, keeps house, stops them in reverse order.
+
+Theory of operation
+    Locks first (state folder, agent socket), then the store, the decode workers, the gRPC server (not
+    serving yet, so that nobody connects twice), the link, recovery. Only then READY=1 and SERVING.
+    On SIGTERM or SIGINT: no new agents and captures, running captures end with what they have as far as
+    that is quick, then the server stops. What could not be decoded in time is decoded by the next daemon.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kinetod import __version__
+from kinetod.agents import AgentHub
+from kinetod.captures.manager import CaptureManager
+from kinetod.captures.target import Services
+from kinetod.config import Config
+from kinetod.errors import StartError
+from kinetod.host import HostInfo
+from kinetod.link import LinkServer
+from kinetod.lock import Lock
+from kinetod.notify import notify
+from kinetod.registry import Registry
+from kinetod.rpc.server import RpcServer
+from kinetod.rpc.service import ProfilerService
+from kinetod.store import LOCK_FILE, Store
+from kinetod.workers import WorkerPool
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_PERIOD_S = 2.0
+STOP_CAPTURES_S = 8.0
+STOP_CALLS_S = 1.0
+FILE_THREADS = 4
+
+
+def run(config: Config) -> int:
+    """Runs until a signal. Raises StartError."""
+    _raise_file_limit()
+    with contextlib.ExitStack() as stack:
+        _make_folders(config)
+        lock_path = config.agent_socket.with_name(config.agent_socket.name + ".lock")
+        stack.enter_context(Lock(config.state_dir / LOCK_FILE, f"the state folder {config.state_dir}"))
+        stack.enter_context(Lock(lock_path, f"the agent socket {config.agent_socket}"))
+        asyncio.run(_serve(config))
+    return 0
+
+
+def _make_folders(config: Config) -> None:
+    sockets = [config.agent_socket, *(address.path for address in config.listen if address.path is not None)]
+    # root's folder is open to all: agents of every user connect in it; the gRPC socket itself is not.
+    mode = 0o755 if os.geteuid() == 0 else 0o700
+    for folder in {path.parent for path in sockets}:
+        _make_runtime_dir(folder, mode)
+    try:
+        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StartError(
+            f"cannot make the state folder {config.state_dir}: {exc.strerror}; give another --state-dir"
+        ) from exc
+
+
+def _make_runtime_dir(folder: Path, mode: int) -> None:
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as exc:
+        raise StartError(f"cannot make the folder {folder} for the sockets: {exc.strerror}") from exc
+    if status.st_uid not in (0, os.geteuid()):
+        raise StartError(
+            f"{folder} belongs to uid {status.st_uid}: somebody else could replace the sockets in it; remove it or "
+            "choose other paths with --listen and --agent-socket"
+        )
+
+
+def _raise_file_limit() -> None:
+    """Two descriptors for each agent: the usual soft limit of 1024 would do for 500."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        daemon = await _start(config, stack)
+        notify(f"READY=1\nSTATUS=serving on {', '.join(map(str, config.listen))}")
+        log.info("kinetod %s serves on %s", __version__, ", ".join(map(str, config.listen)))
+        housekeeping = asyncio.create_task(daemon.keep_house())
+        await stop.wait()
+        housekeeping.cancel()
+        notify("STOPPING=1")
+        log.info("stopping")
+        await daemon.stop()
+
+
+class _Daemon:
+    """The started parts."""
+
+    def __init__(self, hub: AgentHub, link: LinkServer, captures: CaptureManager, store: Store, rpc: RpcServer) -> None:
+        self._hub = hub
+        self._link = link
+        self._captures = captures
+        self._store = store
+        self._rpc = rpc
+
+    async def keep_house(self) -> None:
+        """Health and dead agents, every HOUSEKEEPING_PERIOD_S."""
+        while True:
+            self._hub.check_alive()
+            await self._rpc.set_serving(self._link.listening and self._store.captures_dir.is_dir())
+            await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
+
+    async def stop(self) -> None:
+        """Captures first, then calls, so that watchers see the ends."""
+        await self._rpc.set_serving(False)
+        self._link.stop_accepting()
+        await self._captures.stop(STOP_CAPTURES_S)
+        await self._rpc.stop(STOP_CALLS_S)
+        self._link.close()
+
+
+async def _start(config: Config, stack: contextlib.AsyncExitStack) -> _Daemon:
+    store = Store(config.state_dir)
+    stack.callback(store.close)
+    workers = WorkerPool(config.decode_workers)
+    await workers.start()
+    stack.push_async_callback(workers.stop)
+    executor = ThreadPoolExecutor(FILE_THREADS, "files")
+    stack.callback(executor.shutdown)
+    hostname = socket.gethostname()
+    services = Services(config=config, workers=workers, executor=executor, free_bytes=store.free_bytes, host=hostname)
+    hub = AgentHub()
+    registry = Registry(hub)
+    captures = CaptureManager(config, registry, store, services)
+    host = HostInfo(config, store, hostname)
+    service = ProfilerService(hub=hub, registry=registry, captures=captures, store=store, host=host)
+    rpc = RpcServer(service, config.listen)
+    await captures.recover()
+    await rpc.start()
+    # root's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
+    link = LinkServer(config.agent_socket, hub, mode=0o666 if os.geteuid() == 0 else 0o600)
+    link.start()
+    await rpc.set_serving(True)
+    return _Daemon(hub, link, captures, store, rpc)

@@ -1,0 +1,1 @@
+"""Captures: the request, the work in each target, and the whole."""

@@ -1,0 +1,85 @@
+"""From a target's folder to checked files and a summary: what a decode worker answers, taken with care."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.errors import VerdictReason
+from kinetod.store import file_digest
+from kinetod.text import clean
+from kinetod.workers import DecodeError, WorkerPool
+
+FILE_NAMES = {"chrome": "trace.json.gz", "chrome-json": "trace.json"}
+_INT64_MAX = 2**63 - 1
+_MAX_WARNINGS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """Files on disk, verified."""
+
+    files: tuple[pb.TraceFile, ...]
+    summary: pb.Summary
+    warnings: tuple[str, ...]
+
+    def apply(self, target: pb.Target) -> None:
+        """Puts them into the public state."""
+        target.files.extend(self.files)
+        target.summary.CopyFrom(self.summary)
+        target.warnings.extend(self.warnings)
+
+
+async def convert(
+    workers: WorkerPool, executor: Executor, target_dir: Path, formats: Sequence[str], *, deadline_ns: int
+) -> Converted:
+    """Decodes in a worker and verifies what it wrote. Raises DecodeError."""
+    answer = await workers.convert(target_dir, formats, deadline_ns=deadline_ns)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(executor, _checked, answer, target_dir, tuple(formats))
+
+
+def _checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...]) -> Converted:
+    try:
+        files = tuple(
+            pb.TraceFile(format=format_, name=name, size_bytes=size, sha256=digest)
+            for format_, name, size, digest in answer["files"]
+        )
+        summary = json_format.ParseDict(answer["summary"], pb.Summary(), ignore_unknown_fields=True)
+        warnings = tuple(clean(str(warning), 500) for warning in answer["warnings"][:_MAX_WARNINGS])
+    except (KeyError, TypeError, ValueError, json_format.ParseError) as exc:
+        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder's answer is not understood: {exc}") from exc
+    missing = set(formats) - {file.format for file in files}
+    if missing:
+        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote no {', '.join(sorted(missing))} file")
+    for file in files:
+        _verify(file, target_dir)
+    return Converted(files, summary, warnings)
+
+
+def _verify(file: pb.TraceFile, target_dir: Path) -> None:
+    path = target_dir / FILE_NAMES.get(file.format, file.name)
+    try:
+        size, digest = file_digest(path)
+    except OSError as exc:
+        raise DecodeError(VerdictReason.FILE_DAMAGED, f"{path} cannot be read back: {exc.strerror}") from exc
+    if (size, digest) != (file.size_bytes, file.sha256):
+        raise DecodeError(VerdictReason.FILE_DAMAGED, f"{path} is not what was written; is the disk in order?")
+
+
+def overhead_of(values: Mapping[str, Any]) -> pb.Overhead:
+    """The agent's own figures, as far as they are numbers."""
+    overhead = pb.Overhead()
+    for name in ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns"):
+        value = values.get(name)
+        if isinstance(value, int) and 0 <= value <= _INT64_MAX:
+            setattr(overhead, name, int(value))
+    ratio = values.get("step_ratio")
+    if isinstance(ratio, (int, float)) and 0 < ratio < 1e6:
+        overhead.step_ratio = float(ratio)
+    return overhead

@@ -1,0 +1,325 @@
+"""All captures: those that run here, those in the store."""
+
+import asyncio
+import base64
+import binascii
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime, timezone
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.captures.recovery import recover_target
+from kinetod.captures.resolve import Resolved, resolve
+from kinetod.captures.spec import CaptureRequest, checked_key, checked_spec, request_hash
+from kinetod.captures.target import Services, TargetRun
+from kinetod.captures.verdict import Ending, Outcome, capture_status
+from kinetod.captures.watch import Watchers
+from kinetod.config import Config
+from kinetod.errors import (
+    AlreadyExists,
+    Exhausted,
+    KinetodError,
+    NotFound,
+    Precondition,
+    Reason,
+    Stopping,
+    VerdictReason,
+    invalid,
+)
+from kinetod.registry import Registry
+from kinetod.store import Store, key_of, store_error
+from kinetod.units import format_size
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+CANCEL_WAIT_S = 10.0
+STOP_GRACE_S = 2.0
+SAVE_TRIES = 5
+SAVE_RETRY_S = 1.0
+
+
+class _Running:
+    """A capture that has not ended."""
+
+    def __init__(self, capture: pb.Capture) -> None:
+        self.capture = capture
+        self.watchers = Watchers(capture)
+        self.runs: list[TargetRun] = []
+        self.task: asyncio.Task[None] | None = None
+
+
+class CaptureManager:
+    """Makes, runs, finds and removes captures."""
+
+    def __init__(self, config: Config, registry: Registry, store: Store, services: Services) -> None:
+        self._config = config
+        self._registry = registry
+        self._store = store
+        self._services = services
+        self._running: dict[str, _Running] = {}
+        self._creating = asyncio.Lock()
+        self._stopping = False
+
+    @property
+    def running(self) -> int:
+        """Captures that have not ended."""
+        return len(self._running)
+
+    # making
+
+    async def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
+        """Starts a capture, or returns the one that this key made before. Raises KinetodError."""
+        key, digest = checked_key(idempotency_key), request_hash(spec)
+        async with self._creating:
+            if self._stopping:
+                raise Stopping
+            if key and (before := await self._store.run(self._store.by_key, key)):
+                return await self._replayed(key, digest, before)
+            request = checked_spec(spec, self._config, time.time_ns())
+            await self._check_limits()
+            targets = await resolve(self._registry, request.match)
+            running = _Running(self._new_capture(spec, targets))
+            await self._store.run(self._store.insert, running.capture, key=key, request_hash=digest)
+            self._running[running.capture.id] = running
+            running.runs = self._new_runs(running, request, targets)
+            running.task = asyncio.create_task(self._run(running), name=f"capture {running.capture.id}")
+        return _copy(running.capture)
+
+    async def _replayed(self, key: str, digest: str, before: tuple[str, str]) -> pb.Capture:
+        capture_id, its_digest = before
+        if its_digest != digest:
+            raise AlreadyExists(
+                Reason.IDEMPOTENCY_KEY_REUSED,
+                f"the idempotency key {key!r} was used for another request, capture {capture_id}; use a new key",
+                capture_id=capture_id,
+            )
+        return await self.get(capture_id)
+
+    async def _check_limits(self) -> None:
+        if len(self._running) >= self._config.max_captures:
+            raise Exhausted(
+                Reason.TOO_MANY_CAPTURES,
+                f"{len(self._running)} captures are running, as many as this daemon allows (kinetod --max-captures); "
+                "wait for one to end or cancel it",
+            )
+        try:
+            free = await asyncio.to_thread(self._store.free_bytes)
+            if free < self._config.min_free_bytes:
+                raise Exhausted(
+                    Reason.LOW_DISK,
+                    f"only {format_size(free)} are free on the disk of {self._store.state_dir}, "
+                    f"{format_size(self._config.min_free_bytes)} must stay free (kinetod --min-free-bytes); "
+                    "delete captures or free space",
+                )
+            await asyncio.to_thread(self._store.check_writable)
+        except OSError as exc:
+            raise store_error(exc, self._store.state_dir) from exc
+
+    def _new_capture(self, spec: pb.CaptureSpec, targets: list[Resolved]) -> pb.Capture:
+        now_ns = time.time_ns()
+        capture = pb.Capture(
+            id=new_id(now_ns),
+            spec=spec,
+            status=pb.CAPTURE_STATUS_RUNNING,
+            created_ns=now_ns,
+            host=self._services.host,
+        )
+        for resolved in targets:
+            process = resolved.process
+            target = capture.targets.add(pid=process.pid, start_time_ns=process.start_time_ns, process=process)
+            target.state = pb.TARGET_STATE_PENDING
+            target.state_since_ns = now_ns
+            if resolved.problem is not None:
+                target.state = pb.TARGET_STATE_ENDED
+                target.verdict = pb.VERDICT_FAILED
+                target.reason_code = resolved.problem.reason
+                target.reason = resolved.problem.message
+        return capture
+
+    def _new_runs(self, running: _Running, request: CaptureRequest, targets: list[Resolved]) -> list[TargetRun]:
+        capture = running.capture
+        runs = []
+        for number, resolved in enumerate(targets):
+            target = capture.targets[number]
+            if resolved.agent is None or resolved.problem is not None:
+                continue
+
+            def changed(number: int = number) -> None:
+                running.watchers.changed(number)
+
+            run = TargetRun(
+                self._services,
+                capture_id=capture.id,
+                target=target,
+                agent=resolved.agent,
+                start=request.start(capture.id),
+                formats=request.formats,
+                labels=dict(capture.spec.labels),
+                directory=self._store.target_dir(capture.id, key_of(target)),
+                on_change=changed,
+            )
+            run.attach()
+            runs.append(run)
+        return runs
+
+    # running
+
+    async def _run(self, running: _Running) -> None:
+        capture = running.capture
+        numbers = {id(target): number for number, target in enumerate(capture.targets)}
+        log.info("capture %s of %d processes starts", capture.id, len(capture.targets))
+
+        async def run_one(run: TargetRun) -> None:
+            await run.run()
+            await self._save(self._store.save_target, capture.id, numbers[id(run.target)], run.target)
+
+        await asyncio.gather(*(run_one(run) for run in running.runs))
+        await self._end(running)
+
+    async def _end(self, running: _Running) -> None:
+        capture = running.capture
+        capture.ended_ns = time.time_ns()
+        capture.status = capture_status(target.verdict for target in capture.targets)
+        saved = await self._save(self._store.save_end, capture)
+        running.watchers.ended()
+        if saved:
+            del self._running[capture.id]
+        log.info("capture %s: %s", capture.id, pb.CaptureStatus.Name(capture.status))
+
+    async def _save(self, method: object, *args: object) -> bool:
+        """Writes to the index, again if the disk is full for a moment; an unsaved end is given anew at a restart."""
+        for attempt in range(SAVE_TRIES):
+            try:
+                await self._store.run(method, *args)  # type: ignore[arg-type]  # the store's own methods
+            except KinetodError as exc:
+                log.error("%s", exc)
+                await asyncio.sleep(SAVE_RETRY_S if attempt + 1 < SAVE_TRIES else 0)
+            else:
+                return True
+        return False
+
+    async def recover(self) -> None:
+        """Ends what the last daemon left unfinished; decoding goes on in the background."""
+        await self._store.run(self._store.clean_up)
+        for capture in await self._store.run(self._store.unfinished):
+            running = self._running[capture.id] = _Running(capture)
+            running.task = asyncio.create_task(self._recover(running), name=f"recovery {capture.id}")
+
+    async def _recover(self, running: _Running) -> None:
+        capture = running.capture
+        log.info("capture %s was running when the daemon ended; it gets its verdict now", capture.id)
+        for number, target in enumerate(capture.targets):
+            if target.verdict != pb.VERDICT_UNSPECIFIED:
+                continue
+            directory = self._store.target_dir(capture.id, key_of(target))
+            await recover_target(self._services, target, directory, tuple(capture.spec.formats))
+            running.watchers.changed(number)
+            await self._save(self._store.save_target, capture.id, number, target)
+        await self._end(running)
+
+    # finding
+
+    async def get(self, capture_id: str) -> pb.Capture:
+        """One capture as it is now. Raises NotFound."""
+        if running := self._running.get(capture_id):
+            return _copy(running.capture)
+        capture = await self._store.run(self._store.get, capture_id)
+        if capture is None:
+            raise _no_such_capture(capture_id)
+        return capture
+
+    async def page(self, labels: Mapping[str, str], size: int, token: str) -> tuple[list[pb.Capture], str]:
+        """One page, newest first, and the token of the next one (empty: no more). Raises InvalidRequest."""
+        if size < 0:
+            raise invalid("page_size", f"must not be negative, got {size}")
+        size = min(size or DEFAULT_PAGE, MAX_PAGE)
+        before = _from_token(token) if token else None
+        found = await self._store.run(self._store.page, labels, size=size + 1, before=before)
+        more = len(found) > size
+        captures = [self._running[each.id].capture if each.id in self._running else each for each in found[:size]]
+        return captures, _to_token(captures[-1]) if more else ""
+
+    async def watch(self, capture_id: str) -> AsyncIterator[pb.CaptureEvent]:
+        """Snapshot, changes, snapshot. Raises NotFound, Stopping."""
+        running = self._running.get(capture_id)
+        if running is None:
+            yield pb.CaptureEvent(snapshot=await self.get(capture_id))
+            return
+        async for event in running.watchers.events(lambda: self._stopping and running.capture.ended_ns == 0):
+            yield event
+        if running.capture.ended_ns == 0:
+            raise Stopping
+
+    # ending
+
+    async def cancel(self, capture_id: str, *, keep_partial: bool) -> pb.Capture:
+        """Stops every target and waits a little for their ends; a capture that has ended stays as it is."""
+        running = self._running.get(capture_id)
+        if running is not None and running.task is not None:
+            how = "cancelled; what was recorded until then is kept" if keep_partial else "cancelled"
+            outcome = Outcome.PARTIAL if keep_partial else Outcome.CANCELLED
+            for run in running.runs:
+                run.stop(Ending(outcome, VerdictReason.CANCELLED, how))
+            await asyncio.wait([running.task], timeout=CANCEL_WAIT_S)
+        return await self.get(capture_id)
+
+    async def delete(self, capture_id: str) -> None:
+        """Raises NotFound, Precondition while it runs."""
+        if capture_id in self._running:
+            raise Precondition(
+                Reason.CAPTURE_RUNNING, f"capture {capture_id} is running; cancel it first", capture_id=capture_id
+            )
+        await self.get(capture_id)
+        await self._store.run(self._store.delete, capture_id)
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends all captures, keeping what is quickly decoded; the rest is done by the next daemon."""
+        self._stopping = True
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        reason = "the daemon was stopped; what was recorded until then is kept"
+        for running in self._running.values():
+            for run in running.runs:
+                run.stop(Ending(Outcome.PARTIAL, VerdictReason.DAEMON_STOPPED, reason), grace_s=STOP_GRACE_S)
+        if tasks:
+            _, unfinished = await asyncio.wait(tasks, timeout=grace_s)
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for running in self._running.values():
+            running.watchers.ended()
+
+
+def new_id(now_ns: int) -> str:
+    """Sorts by time: 20260131-235959-123-9f86d0."""
+    when = datetime.fromtimestamp(now_ns // 10**9, timezone.utc)
+    return f"{when:%Y%m%d-%H%M%S}-{now_ns // 10**6 % 1000:03d}-{secrets.token_hex(3)}"
+
+
+def _copy(capture: pb.Capture) -> pb.Capture:
+    copy = pb.Capture()
+    copy.CopyFrom(capture)
+    return copy
+
+
+def _no_such_capture(capture_id: str) -> NotFound:
+    return NotFound(
+        Reason.NO_SUCH_CAPTURE,
+        f"there is no capture {capture_id[:80]!r}; `kinetoctl captures list` shows those in the store",
+    )
+
+
+def _to_token(capture: pb.Capture) -> str:
+    return base64.urlsafe_b64encode(f"{capture.created_ns}:{capture.id}".encode()).decode()
+
+
+def _from_token(token: str) -> tuple[int, str]:
+    try:
+        created_ns, _, capture_id = base64.urlsafe_b64decode(token.encode()).decode().partition(":")
+        return int(created_ns), capture_id
+    except (ValueError, binascii.Error) as exc:
+        raise invalid("page_token", "is not a token of this daemon; use next_page_token of the page before") from exc

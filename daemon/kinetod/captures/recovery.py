@@ -1,0 +1,73 @@
+"""Targets that a daemon left behind when it was killed: decode what was recorded, tell the truth about it."""
+
+import asyncio
+import logging
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.errors import TraceError
+from kineto_trace.target import TargetInfo
+
+from kinetod.captures.conversion import convert
+from kinetod.captures.spec import DEFAULT_FORMATS
+from kinetod.captures.target import Services
+from kinetod.captures.verdict import Ending, Outcome, final
+from kinetod.errors import VerdictReason
+from kinetod.workers import DecodeError
+
+log = logging.getLogger(__name__)
+
+
+async def recover_target(services: Services, target: pb.Target, directory: Path, formats: tuple[str, ...]) -> None:
+    """Gives the target its verdict."""
+    reason = "the daemon ended before the capture did (killed, crashed or stopped)"
+    ending = Ending(Outcome.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
+    decode_error: tuple[str, str] | None = None
+    exists = directory.is_dir()
+    recorded = exists and await asyncio.to_thread(_prepare, directory)
+    if not exists:
+        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and its folder is gone")
+    elif recorded:
+        try:
+            converted = await convert(
+                services.workers,
+                services.executor,
+                directory,
+                formats or DEFAULT_FORMATS,
+                deadline_ns=services.config.decode_deadline_ns,
+            )
+        except DecodeError as exc:
+            decode_error = (exc.code, exc.reason)
+        else:
+            converted.apply(target)
+            target.stored_ns = time.time_ns()
+            await asyncio.to_thread(shutil.rmtree, directory / "raw", ignore_errors=True)
+    if not recorded:
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+    verdict = final(ending, recorded=recorded, dropped=0, decode_error=decode_error)
+    target.verdict = verdict.verdict
+    target.reason_code = verdict.code
+    target.reason = verdict.reason
+    target.state = pb.TARGET_STATE_ENDED
+    target.state_since_ns = time.time_ns()
+
+
+def _prepare(directory: Path) -> bool:
+    """Whether there are records of the window; notes where the window ended."""
+    spools = list(directory.glob("raw/*/buffers.bin"))
+    if not any(spool.stat().st_size for spool in spools):
+        return False
+    try:
+        info = TargetInfo.read(directory)
+    except TraceError as exc:
+        log.warning("%s: %s", directory, exc)
+        return False
+    if not info.window_start_ns:
+        return False  # only the warm-up
+    if not info.window_end_ns:
+        last_write_ns = max(spool.stat().st_mtime_ns for spool in spools)
+        replace(info, window_end_ns=max(last_write_ns, info.window_start_ns + 1)).write(directory)
+    return True

@@ -1,0 +1,203 @@
+"""A caller's request checked, field by field, and turned into what an agent is told. Pure."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kineto_agent import wire
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.config import Config
+from kinetod.errors import InvalidRequest, Reason, invalid
+from kinetod.registry import Match, checked_selector
+from kinetod.units import format_duration, format_size
+
+FORMATS = ("chrome", "chrome-json")
+DEFAULT_FORMATS = ("chrome",)
+MAX_ITERATIONS = 1_000_000
+MAX_LABELS = 64
+MAX_LABEL_KEY_CHARS = 63
+MAX_LABEL_VALUE_CHARS = 255
+MAX_ACTIVITY_TYPES = 64
+MAX_STACK_SAMPLE_HZ = 1000
+MIN_BUFFER_BYTES = 1 << 20
+MAX_BUFFER_BYTES = 16 << 30
+MAX_KEY_CHARS = 128
+START_TIME_SLACK_NS = 2 * 10**9  # a start time that has just passed: the request was under way
+_ACTIVITY_TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_UNAVAILABLE_OPTIONS = ("record_shapes", "with_modules", "with_flops", "profile_memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """A valid request. Durations and times are nanoseconds, sizes bytes."""
+
+    match: Match
+    duration_ns: int | None
+    iterations: pb.IterationWindow | None
+    warmup_ns: int
+    start_time_ns: int
+    activity_types: tuple[str, ...]
+    options: dict[str, bool | int]
+    buffer_limit_bytes: int
+    formats: tuple[str, ...]
+
+    def start(self, capture_id: str) -> wire.Start:
+        """The frame for the agents."""
+        window = self.iterations
+        return wire.Start(
+            capture_id=capture_id,
+            activity_types=list(self.activity_types),
+            duration_ns=self.duration_ns,
+            iterations=window.count if window else None,
+            start_iteration=window.start if window and window.HasField("start") else None,
+            iteration_roundup=window.roundup if window else 0,
+            warmup_iterations=window.warmup if window else 0,
+            warmup_ns=self.warmup_ns,
+            start_time_ns=self.start_time_ns,
+            buffer_limit_bytes=self.buffer_limit_bytes,
+            options=dict(self.options),
+        )
+
+
+def request_hash(spec: pb.CaptureSpec) -> str:
+    """The same for equal requests, whatever the order of their labels."""
+    return hashlib.sha256(spec.SerializeToString(deterministic=True)).hexdigest()
+
+
+def checked_key(key: str) -> str:
+    """An idempotency key that can be stored. Raises InvalidRequest."""
+    if len(key) > MAX_KEY_CHARS:
+        raise invalid("idempotency_key", f"longer than {MAX_KEY_CHARS} characters")
+    return key
+
+
+def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRequest:
+    """Raises InvalidRequest that names the wrong field."""
+    _check_options(spec.options)
+    _check_labels(spec)
+    types = _activity_types(spec)
+    duration_ns, iterations = _extent(spec, config)
+    _check_warmup(spec, config)
+    _check_start_time(spec, config, now_ns)
+    return CaptureRequest(
+        match=checked_selector(spec.selector, "spec.selector"),
+        duration_ns=duration_ns,
+        iterations=iterations,
+        warmup_ns=spec.warmup_ns,
+        start_time_ns=spec.start_time_ns,
+        activity_types=types,
+        options={"with_stack": spec.options.with_stack, "stack_sample_hz": spec.options.stack_sample_hz},
+        buffer_limit_bytes=_buffer_limit(spec, config),
+        formats=_formats(spec.formats),
+    )
+
+
+def _extent(spec: pb.CaptureSpec, config: Config) -> tuple[int | None, pb.IterationWindow | None]:
+    extent = spec.WhichOneof("extent")
+    if extent is None:
+        raise invalid("spec", "say how much to record: either duration_ns or iterations")
+    if extent == "iterations":
+        return None, _iterations(spec.iterations)
+    _check_range("spec.duration_ns", spec.duration_ns, config.max_duration_ns, least=1)
+    return spec.duration_ns, None
+
+
+def _check_range(field: str, value_ns: int, most_ns: int, least: int = 0) -> None:
+    if value_ns < least:
+        raise invalid(field, f"must be {'greater than 0' if least else '0 or more'}, got {value_ns}")
+    if value_ns > most_ns:
+        raise invalid(
+            field,
+            f"{format_duration(value_ns)} is longer than the {format_duration(most_ns)} that this daemon allows "
+            "(kinetod --max-duration)",
+        )
+
+
+def _iterations(window: pb.IterationWindow) -> pb.IterationWindow:
+    path = "spec.iterations"
+    if not 0 < window.count <= MAX_ITERATIONS:
+        raise invalid(f"{path}.count", f"must be 1 to {MAX_ITERATIONS}, got {window.count}")
+    for name, value in (("start", window.start), ("roundup", window.roundup), ("warmup", window.warmup)):
+        if value < 0:
+            raise invalid(f"{path}.{name}", f"must not be negative, got {value}")
+    if window.warmup > MAX_ITERATIONS:
+        raise invalid(f"{path}.warmup", f"must be at most {MAX_ITERATIONS}, got {window.warmup}")
+    return window
+
+
+def _check_warmup(spec: pb.CaptureSpec, config: Config) -> None:
+    _check_range("spec.warmup_ns", spec.warmup_ns, config.max_duration_ns)
+    if spec.warmup_ns and spec.WhichOneof("extent") == "iterations":
+        raise invalid("spec.warmup_ns", "belongs to a duration; with iterations set spec.iterations.warmup")
+
+
+def _check_start_time(spec: pb.CaptureSpec, config: Config, now_ns: int) -> None:
+    if spec.start_time_ns == 0:
+        return
+    field = "spec.start_time_ns"
+    if spec.WhichOneof("extent") == "iterations":
+        raise invalid(field, "belongs to a duration; with iterations set spec.iterations.start")
+    if spec.start_time_ns < now_ns - START_TIME_SLACK_NS:
+        raise invalid(field, f"lies {format_duration(now_ns - spec.start_time_ns)} in the past by this host's clock")
+    _check_range(field, spec.start_time_ns - now_ns, config.max_duration_ns, least=-START_TIME_SLACK_NS)
+
+
+def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
+    if len(spec.activity_types) > MAX_ACTIVITY_TYPES:
+        raise invalid("spec.activity_types", f"at most {MAX_ACTIVITY_TYPES}, got {len(spec.activity_types)}")
+    for index, name in enumerate(spec.activity_types):
+        if not _ACTIVITY_TYPE.fullmatch(name):
+            raise invalid(f"spec.activity_types[{index}]", f"expected a name like gpu_memcpy, got {name!r:.80}")
+    types = list(dict.fromkeys(spec.activity_types))
+    if types and spec.options.with_stack and "python_function" not in types:
+        types.append("python_function")
+    return tuple(types)
+
+
+def _check_options(options: pb.Options) -> None:
+    for name in _UNAVAILABLE_OPTIONS:
+        if getattr(options, name):
+            raise InvalidRequest(
+                Reason.OPTION_NOT_AVAILABLE,
+                f"spec.options.{name}: this version cannot record that yet; leave the option out",
+                field=f"spec.options.{name}",
+            )
+    if options.stack_sample_hz > MAX_STACK_SAMPLE_HZ:
+        raise invalid(
+            "spec.options.stack_sample_hz", f"must be 0 to {MAX_STACK_SAMPLE_HZ}, got {options.stack_sample_hz}"
+        )
+
+
+def _buffer_limit(spec: pb.CaptureSpec, config: Config) -> int:
+    limit = spec.buffer_limit_bytes
+    if limit == 0:
+        return config.buffer_limit_bytes
+    if not MIN_BUFFER_BYTES <= limit <= MAX_BUFFER_BYTES:
+        raise invalid(
+            "spec.buffer_limit_bytes",
+            f"must be {format_size(MIN_BUFFER_BYTES)} to {format_size(MAX_BUFFER_BYTES)}, got {limit} bytes",
+        )
+    return limit
+
+
+def _formats(formats: Iterable[str]) -> tuple[str, ...]:
+    wanted = tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS
+    for index, name in enumerate(wanted):
+        if name not in FORMATS:
+            raise invalid(f"spec.formats[{index}]", f"unknown format {name!r:.80}; there are {', '.join(FORMATS)}")
+    return wanted
+
+
+def _check_labels(spec: pb.CaptureSpec) -> None:
+    if len(spec.labels) > MAX_LABELS:
+        raise invalid("spec.labels", f"at most {MAX_LABELS} labels, got {len(spec.labels)}")
+    for key, value in spec.labels.items():
+        if len(key) > MAX_LABEL_KEY_CHARS or not _LABEL_KEY.fullmatch(key):
+            raise invalid(
+                "spec.labels", f"the key {key!r:.80} is not 1 to {MAX_LABEL_KEY_CHARS} letters, digits, . _ / or -"
+            )
+        if len(value) > MAX_LABEL_VALUE_CHARS:
+            raise invalid(f"spec.labels[{key!r}]", f"longer than {MAX_LABEL_VALUE_CHARS} characters")

@@ -1,0 +1,97 @@
+"""The daemon's settings as one frozen value, and where it listens."""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kineto_protos import endpoints
+
+_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with its NUL
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenAddress:
+    """A gRPC address: a Unix socket path, or a loopback host and port."""
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that can be set. Sizes are bytes, durations nanoseconds."""
+
+    listen: tuple[ListenAddress, ...]
+    agent_socket: Path
+    state_dir: Path
+    buffer_limit_bytes: int = 128 << 20
+    max_duration_ns: int = 600 * _SECOND_NS
+    max_captures: int = 16
+    max_trace_bytes: int = 8 << 30
+    min_free_bytes: int = 1 << 30
+    agent_deadline_ns: int = 10 * _SECOND_NS
+    process_deadline_ns: int = 30 * _SECOND_NS
+    decode_deadline_ns: int = 600 * _SECOND_NS
+    decode_workers: int = 2
+
+
+def parse_listen(text: str) -> ListenAddress:
+    """`unix:/path` or `host:port`. Raises ValueError that says what is wrong."""
+    if text.startswith("unix:"):
+        return ListenAddress(path=checked_socket_path(text.removeprefix("unix:")))
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"expected unix:/path or host:port, got {text!r}")
+    host = host.removeprefix("[").removesuffix("]")
+    if not _is_loopback(host):
+        raise ValueError(
+            f"{text!r} is not a loopback address. Without TLS anybody on the network could trace processes here; "
+            "listen on unix:/path or 127.0.0.1:port and forward it, for example with ssh -L"
+        )
+    return ListenAddress(host=host, port=int(port))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def checked_socket_path(text: str) -> Path:
+    """An absolute path that fits into a socket address. Raises ValueError."""
+    path = Path(text)
+    if not path.is_absolute():
+        raise ValueError(f"expected an absolute socket path, got {text!r}")
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        raise ValueError(f"the socket path {text!r} is longer than {_SOCKET_PATH_BYTES} bytes")
+    return path
+
+
+def default_listen(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> ListenAddress:
+    """The Unix socket in this user's runtime folder."""
+    return ListenAddress(path=endpoints.runtime_dir(uid, environ) / endpoints.RPC_SOCKET_NAME)
+
+
+def default_agent_socket(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the agents of this user's processes connect (root: everybody's)."""
+    return endpoints.runtime_dir(uid, environ) / endpoints.AGENT_SOCKET_NAME
+
+
+def default_state_dir(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """root: /var/lib/kineto; others: $XDG_STATE_HOME/kineto, else ~/.local/state/kineto."""
+    if (os.getuid() if uid is None else uid) == 0:
+        return Path("/var/lib/kineto")
+    base = environ.get("XDG_STATE_HOME")
+    return Path(base, "kineto") if base else Path.home() / ".local/state/kineto"

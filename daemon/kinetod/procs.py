@@ -1,0 +1,105 @@
+"""What the kernel says of processes: owner, command, GPUs, launcher. Blocking; call it in a thread."""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from kinetod.identity import PROC, ProcessKey, start_time_ns
+from kinetod.text import clean
+
+_GPU_DEVICE = re.compile(r"/dev/nvidia(\d+)")
+_PYTHON = re.compile(r"(python|pypy)[\d.]*[a-z]*")
+_MAX_ARGUMENTS = 256
+_MAX_ARGUMENT_CHARS = 4096
+_INT32_MAX = 2**31 - 1
+# First match wins: torchrun and friends, then the launchers that only number their tasks.
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+JOB_ID_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """One process. What may not be read is empty or None."""
+
+    key: ProcessKey
+    uid: int
+    user: str
+    command: tuple[str, ...]
+    gpus: tuple[int, ...]
+    rank: int | None
+    world_size: int | None
+    job_id: str
+    is_python: bool
+
+
+def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
+    """None if there is no such process (a zombie is none: it can never be traced)."""
+    try:
+        key = ProcessKey(pid, start_time_ns(pid, proc))
+        process = psutil.Process(pid)
+        with process.oneshot():
+            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return None
+            uid = process.uids().effective
+            user = clean(process.username(), 64)
+            command = process.cmdline() or [process.name()]
+    except (OSError, psutil.Error, ValueError):
+        return None
+    environ = _environ(pid, proc)
+    return ProcessFacts(
+        key=key,
+        uid=uid,
+        user=user,
+        command=tuple(clean(argument, _MAX_ARGUMENT_CHARS) for argument in command[:_MAX_ARGUMENTS]),
+        gpus=open_gpus(pid, proc),
+        rank=_number(environ, RANK_VARIABLES),
+        world_size=_number(environ, WORLD_SIZE_VARIABLES),
+        job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
+        is_python=_is_python(pid, command, proc),
+    )
+
+
+def all_pids(proc: Path = PROC) -> list[int]:
+    """Every process of this PID namespace."""
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
+
+
+def open_gpus(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+    """Minors of the /dev/nvidiaN that the process has open; empty if that may not be read."""
+    minors = set()
+    with contextlib.suppress(OSError):
+        for entry in (proc / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if match := _GPU_DEVICE.fullmatch(str(entry.readlink())):
+                    minors.add(int(match[1]))
+    return tuple(sorted(minor for minor in minors if minor <= _INT32_MAX))
+
+
+def _environ(pid: int, proc: Path) -> dict[str, str]:
+    wanted = {*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES}
+    with contextlib.suppress(OSError):
+        text = (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace")
+        pairs = (entry.partition("=") for entry in text.split("\0"))
+        return {name: value for name, _, value in pairs if name in wanted}
+    return {}
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    text = _first(environ, names)
+    return int(text) if text.isascii() and text.isdecimal() and int(text) <= _INT32_MAX else None
+
+
+def _is_python(pid: int, command: list[str], proc: Path) -> bool:
+    names = [Path(command[0]).name] if command and command[0] else []
+    with contextlib.suppress(OSError):
+        names.append((proc / str(pid) / "exe").readlink().name)
+    return any(_PYTHON.fullmatch(name) for name in names)

@@ -1,0 +1,178 @@
+"""The processes of this host as callers see them: the kernel's facts joined with what agents said."""
+
+import asyncio
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.agents import Agent, AgentHub
+from kinetod.errors import invalid
+from kinetod.identity import PROC, ProcessKey
+from kinetod.procs import ProcessFacts, all_pids, read_facts
+
+DESCRIBE_DEADLINE_S = 0.5
+MAX_REGEX_CHARS = 512
+MAX_PIDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A checked `pb.Selector`. All given conditions must hold."""
+
+    pids: frozenset[int]
+    command: re.Pattern[str] | None
+    user: str
+    ranks: frozenset[int]
+    job_id: str
+
+    def __call__(self, process: pb.Process) -> bool:
+        """Whether the process is selected."""
+        return (
+            (not self.pids or process.pid in self.pids)
+            and (self.command is None or self.command.search(" ".join(process.command)) is not None)
+            and (not self.user or self.user in (process.user, str(process.uid)))
+            and (not self.ranks or (process.HasField("rank") and process.rank in self.ranks))
+            and (not self.job_id or process.job_id == self.job_id)
+        )
+
+    def __str__(self) -> str:
+        parts = [
+            f"pid {', '.join(map(str, sorted(self.pids)))}" if self.pids else "",
+            f"command matching {self.command.pattern!r}" if self.command else "",
+            f"user {self.user}" if self.user else "",
+            f"rank {', '.join(map(str, sorted(self.ranks)))}" if self.ranks else "",
+            f"job {self.job_id}" if self.job_id else "",
+        ]
+        return ", ".join(part for part in parts if part) or "any process"
+
+
+def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
+    """Raises InvalidRequest with the path of the wrong field."""
+    if len(selector.pids) > MAX_PIDS:
+        raise invalid(f"{field}.pids", f"at most {MAX_PIDS} pids, got {len(selector.pids)}")
+    for index, pid in enumerate(selector.pids):
+        if pid <= 0:
+            raise invalid(f"{field}.pids[{index}]", f"a pid is greater than 0, got {pid}")
+    for index, rank in enumerate(selector.ranks):
+        if rank < 0:
+            raise invalid(f"{field}.ranks[{index}]", f"a rank is not negative, got {rank}")
+    return Match(
+        frozenset(selector.pids),
+        _regex(selector.command_regex, field),
+        selector.user,
+        frozenset(selector.ranks),
+        selector.job_id,
+    )
+
+
+def _regex(text: str, field: str) -> re.Pattern[str] | None:
+    if len(text) > MAX_REGEX_CHARS:
+        raise invalid(f"{field}.command_regex", f"longer than {MAX_REGEX_CHARS} characters")
+    try:
+        return re.compile(text) if text else None
+    except (re.error, RecursionError, OverflowError) as exc:
+        raise invalid(f"{field}.command_regex", f"no regular expression: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A process and its agent, if that can be talked to."""
+
+    key: ProcessKey
+    process: pb.Process
+    agent: Agent | None
+
+
+class Registry:
+    """Joins AgentHub and /proc."""
+
+    def __init__(self, hub: AgentHub, *, proc: Path = PROC) -> None:
+        self._hub = hub
+        self._proc = proc
+
+    async def processes(self, match: Match, *, include_without_agent: bool) -> list[pb.Process]:
+        """The selected processes with fresh data, by pid."""
+        pids = {agent.key.pid for agent in self._hub.agents()} | {key.pid for key in self._hub.incompatible()}
+        if include_without_agent:
+            pids |= set(await asyncio.to_thread(all_pids, self._proc)) - {os.getpid()}
+        candidates = await self.candidates(sorted(pids & match.pids if match.pids else pids), fresh=True)
+        return [candidate.process for candidate in candidates if match(candidate.process)]
+
+    async def candidates(self, pids: Sequence[int], *, fresh: bool) -> list[Candidate]:
+        """Those of `pids` that exist and have an agent, are Python, or use a GPU; `fresh` asks the agents."""
+        agents = [agent for agent in self._hub.agents() if agent.key.pid in set(pids)]
+        facts_task = asyncio.to_thread(lambda: [read_facts(pid, self._proc) for pid in pids])
+        if fresh:
+            facts, _ = await asyncio.gather(facts_task, self._hub.refresh(agents, DESCRIBE_DEADLINE_S))
+        else:
+            facts = await facts_task
+        joined = [self._join(each) for each in facts if each is not None]
+        return [candidate for candidate in joined if candidate is not None]
+
+    async def candidate(self, pid: int) -> Candidate | None:
+        """One process whatever it is; None if there is no such process."""
+        facts = await asyncio.to_thread(read_facts, pid, self._proc)
+        return None if facts is None else self._join(facts, anything=True)
+
+    def agent_pids(self) -> list[int]:
+        """Processes with an agent, also with one that we cannot talk to."""
+        return sorted({agent.key.pid for agent in self._hub.agents()} | {key.pid for key in self._hub.incompatible()})
+
+    def incompatible_version(self, key: ProcessKey) -> int:
+        """The protocol version of the agent in this process that we cannot talk to; 0 if there is none."""
+        return self._hub.incompatible_version(key) or 0
+
+    def _join(self, facts: ProcessFacts, *, anything: bool = False) -> Candidate | None:
+        agent = self._hub.get(facts.key)
+        incompatible = agent is None and self._hub.incompatible_version(facts.key) is not None
+        if not (agent or incompatible or facts.is_python or facts.gpus or anything):
+            return None
+        process = to_proto(facts)
+        if agent is not None:
+            add_agent(process, agent)
+        elif incompatible:
+            process.agent_state = pb.AGENT_STATE_INCOMPATIBLE
+        return Candidate(facts.key, process, agent)
+
+
+def to_proto(facts: ProcessFacts) -> pb.Process:
+    """A process without an agent."""
+    process = pb.Process(
+        pid=facts.key.pid,
+        start_time_ns=facts.key.start_time_ns,
+        user=facts.user,
+        uid=facts.uid,
+        command=facts.command,
+        gpus=facts.gpus,
+        job_id=facts.job_id,
+        agent_state=pb.AGENT_STATE_NONE,
+        iterations=-1,
+    )
+    if facts.rank is not None:
+        process.rank = facts.rank
+    if facts.world_size is not None:
+        process.world_size = facts.world_size
+    return process
+
+
+def add_agent(process: pb.Process, agent: Agent) -> None:
+    """Adds what the agent said of itself."""
+    hello = agent.hello
+    if hello.rank is not None:
+        process.rank = hello.rank
+    if hello.world_size is not None:
+        process.world_size = hello.world_size
+    process.job_id = hello.job_id or process.job_id
+    process.framework = hello.framework
+    process.python_version = hello.python_version
+    process.agent_version = hello.agent_version
+    process.iterations = hello.iterations
+    process.busy_capture_id = agent.capture_id or hello.busy_capture_id
+    process.agent_state = pb.AGENT_STATE_BUSY if process.busy_capture_id else pb.AGENT_STATE_READY
+    process.activity_types.extend(agent.activity_types())
+    if not process.command:
+        process.command.extend(hello.argv)

@@ -1,0 +1,81 @@
+"""The Profiler service: each method translates one call to the daemon's parts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerServicer
+
+from kinetod.agents import AgentHub
+from kinetod.captures.fetch import fetch
+from kinetod.captures.manager import CaptureManager
+from kinetod.host import HostInfo
+from kinetod.registry import Registry, checked_selector
+from kinetod.rpc.status import streaming, unary
+from kinetod.store import Store
+
+
+class ProfilerService(ProfilerServicer):
+    """Every method of profiler.proto."""
+
+    def __init__(
+        self, *, hub: AgentHub, registry: Registry, captures: CaptureManager, store: Store, host: HostInfo
+    ) -> None:
+        self._hub = hub
+        self._registry = registry
+        self._captures = captures
+        self._store = store
+        self._host = host
+
+    @unary
+    async def ListProcesses(self, request: pb.ListProcessesRequest) -> pb.ListProcessesResponse:
+        """Processes with an agent, and those that could have one."""
+        match = checked_selector(request.selector)
+        processes = await self._registry.processes(match, include_without_agent=request.include_without_agent)
+        return pb.ListProcessesResponse(processes=processes)
+
+    @unary
+    async def CreateCapture(self, request: pb.CreateCaptureRequest) -> pb.Capture:
+        """Starts a capture."""
+        return await self._captures.create(request.spec, request.idempotency_key)
+
+    @streaming
+    async def WatchCapture(self, request: pb.WatchCaptureRequest) -> AsyncIterator[pb.CaptureEvent]:
+        """Snapshot, changes, snapshot."""
+        async for event in self._captures.watch(request.id):
+            yield event
+
+    @unary
+    async def GetCapture(self, request: pb.GetCaptureRequest) -> pb.Capture:
+        """One capture."""
+        return await self._captures.get(request.id)
+
+    @unary
+    async def ListCaptures(self, request: pb.ListCapturesRequest) -> pb.ListCapturesResponse:
+        """One page of captures."""
+        captures, token = await self._captures.page(dict(request.labels), request.page_size, request.page_token)
+        return pb.ListCapturesResponse(captures=captures, next_page_token=token)
+
+    @unary
+    async def CancelCapture(self, request: pb.CancelCaptureRequest) -> pb.Capture:
+        """Stops a capture."""
+        return await self._captures.cancel(request.id, keep_partial=request.keep_partial)
+
+    @unary
+    async def DeleteCapture(self, request: pb.DeleteCaptureRequest) -> pb.DeleteCaptureResponse:
+        """Removes a finished capture."""
+        await self._captures.delete(request.id)
+        return pb.DeleteCaptureResponse()
+
+    @streaming
+    async def FetchTrace(self, request: pb.FetchTraceRequest) -> AsyncIterator[pb.TraceChunk]:
+        """The bytes of one file."""
+        capture = await self._captures.get(request.capture_id)
+        async for chunk in fetch(self._store, capture, request):
+            yield chunk
+
+    @unary
+    async def GetHost(self, _request: pb.GetHostRequest) -> pb.Host:
+        """This host."""
+        agents, running = len(self._hub), self._captures.running
+        return await asyncio.to_thread(self._host.describe, agents=agents, captures_running=running)

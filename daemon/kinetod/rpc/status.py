@@ -1,0 +1,87 @@
+"""The one place where the daemon's errors become gRPC statuses."""
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from kinetod import errors
+
+log = logging.getLogger(__name__)
+
+DOMAIN = "kineto"
+STATUS_CODES: dict[type[errors.KinetodError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Precondition: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Exhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
+    errors.DataLoss: grpc.StatusCode.DATA_LOSS,
+    errors.Stopping: grpc.StatusCode.UNAVAILABLE,
+}
+Servicer = TypeVar("Servicer")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = Any  # grpc.aio.ServicerContext; its stub is generic over the messages of each method
+
+
+def to_status(error: errors.KinetodError) -> grpc.Status:
+    """The status with one ErrorInfo."""
+    return _status(STATUS_CODES[type(error)], str(error.reason), error.message, dict(error.metadata))
+
+
+def _status(code: grpc.StatusCode, reason: str, message: str, metadata: dict[str, str]) -> grpc.Status:
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    number: int = code.value[0]
+    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=number, message=message, details=[detail]))
+    return status
+
+
+async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
+    if isinstance(exc, errors.KinetodError):
+        log.info("%s is refused: %s: %s", method, exc.reason, exc.message)
+        await context.abort_with_status(to_status(exc))
+    else:
+        log.error("%s failed", method, exc_info=exc)
+        text = "an error of the daemon itself; its log has the details"
+        await context.abort_with_status(_status(grpc.StatusCode.INTERNAL, errors.Reason.INTERNAL, text, {}))
+    raise AssertionError("abort_with_status returned")
+
+
+def unary(
+    method: Callable[[Servicer, Request], Awaitable[Response]],
+) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
+    """Makes a gRPC handler of a method that raises KinetodError."""
+
+    @functools.wraps(method)
+    async def handler(self: Servicer, request: Request, context: Context) -> Response:
+        try:
+            return await method(self, request)
+        except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
+            return await _abort(context, exc, method.__name__)
+
+    return handler
+
+
+def streaming(
+    method: Callable[[Servicer, Request], AsyncIterator[Response]],
+) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
+    """The same for a server stream."""
+
+    @functools.wraps(method)
+    async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
+        try:
+            async for response in method(self, request):
+                yield response
+        except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
+            await _abort(context, exc, method.__name__)
+
+    return handler

@@ -1,0 +1,282 @@
+"""Captures on disk: an index in SQLite and a folder per capture.
+
+Theory of operation
+    <state>/index.sqlite        captures, targets (proto-JSON), labels, idempotency keys; WAL, synchronous=FULL
+    <state>/captures/<id>/targets/<pid>-<start time>/    what `kineto_trace` reads and writes
+    <state>/trash/              folders on their way out
+
+    The index is the truth; a folder is made before its row and removed (renamed into the trash) before
+    its row goes. So after a crash a folder without a row is garbage, and a row that has not ended is a
+    capture that the daemon did not finish: `recovery` gives it its verdict.
+
+    Every method blocks; `run` executes one in the store's own thread.
+"""
+
+import asyncio
+import contextlib
+import errno
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from google.protobuf import json_format
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.errors import Exhausted, KinetodError, Precondition, Reason, StartError
+from kinetod.identity import ProcessKey
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+INDEX_FILE = "index.sqlite"
+LOCK_FILE = "lock"
+_BUSY_TIMEOUT_MS = 5000
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SCHEMA = """
+CREATE TABLE captures (
+    id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
+    host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX captures_by_time ON captures (created_ns, id);
+CREATE TABLE targets (
+    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, number INTEGER NOT NULL,
+    pid INTEGER NOT NULL, start_time_ns INTEGER NOT NULL, verdict INTEGER NOT NULL, target TEXT NOT NULL,
+    PRIMARY KEY (capture_id, number)
+) WITHOUT ROWID;
+CREATE TABLE labels (
+    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (capture_id, key)
+) WITHOUT ROWID;
+CREATE INDEX labels_by_key ON labels (key, value);
+"""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
+    """What a failed write means for the caller."""
+    full = isinstance(exc, OSError) and exc.errno in _DISK_FULL
+    if full or (isinstance(exc, sqlite3.Error) and exc.sqlite_errorcode == sqlite3.SQLITE_FULL):
+        return Exhausted(Reason.LOW_DISK, f"the disk of {state_dir} is full; delete captures or free space on it")
+    return Precondition(
+        Reason.STORE_NOT_WRITABLE,
+        f"the store {state_dir} cannot be written ({exc}); check its permissions and its mount, "
+        "or give the daemon another --state-dir",
+    )
+
+
+class Store:
+    """One state folder. The caller holds its lock."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Opens or makes the store. Raises StartError."""
+        self.state_dir = state_dir
+        self.captures_dir = state_dir / "captures"
+        self._trash = state_dir / "trash"
+        self._executor = ThreadPoolExecutor(1, "store")
+        try:
+            for folder in (self.captures_dir, self._trash):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._db = sqlite3.connect(state_dir / INDEX_FILE, check_same_thread=False, isolation_level=None)
+            self._prepare()
+        except (OSError, sqlite3.Error) as exc:
+            raise StartError(
+                f"the store {state_dir} cannot be opened: {exc}; check its permissions or give another --state-dir"
+            ) from exc
+
+    def _prepare(self) -> None:
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
+            self._db.execute(f"PRAGMA {pragma}")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        elif version != SCHEMA_VERSION:
+            self._db.close()
+            raise StartError(
+                f"the store {self.state_dir} was written by another version of kinetod (schema {version}, this one "
+                f"knows {SCHEMA_VERSION}); use that version or another --state-dir"
+            )
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Executes a method in the store's thread; write errors become KinetodError."""
+        call = functools.partial(function, *args, **kwargs)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except (OSError, sqlite3.Error) as exc:
+            raise store_error(exc, self.state_dir) from exc
+
+    def close(self) -> None:
+        """Waits for what is under way."""
+        self._executor.shutdown()
+        self._db.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back itself
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # writing
+
+    def insert(self, capture: pb.Capture, *, key: str, request_hash: str) -> None:
+        """Makes the folders, then the rows of a new capture."""
+        for target in capture.targets:
+            self.target_dir(capture.id, key_of(target)).mkdir(mode=0o700, parents=True)
+        spec = json_format.MessageToJson(capture.spec, indent=None)
+        row = (capture.id, capture.created_ns, capture.ended_ns, int(capture.status), capture.host, key or None)
+        try:
+            with self._transaction():
+                self._db.execute("INSERT INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, request_hash, spec))
+                self._db.executemany(
+                    "INSERT INTO labels VALUES (?, ?, ?)",
+                    [(capture.id, name, value) for name, value in capture.spec.labels.items()],
+                )
+                for number, target in enumerate(capture.targets):
+                    self._db.execute(
+                        "INSERT INTO targets VALUES (?, ?, ?, ?, ?, ?)",
+                        (capture.id, number, target.pid, target.start_time_ns, int(target.verdict), _json(target)),
+                    )
+        except BaseException:
+            self._remove_folder(self.captures_dir / capture.id)
+            raise
+
+    def save_target(self, capture_id: str, number: int, target: pb.Target) -> None:
+        """Replaces what is known of one target."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE targets SET verdict = ?, target = ? WHERE capture_id = ? AND number = ?",
+                (int(target.verdict), _json(target), capture_id, number),
+            )
+
+    def save_end(self, capture: pb.Capture) -> None:
+        """The capture has ended."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE captures SET ended_ns = ?, status = ? WHERE id = ?",
+                (capture.ended_ns, int(capture.status), capture.id),
+            )
+
+    def delete(self, capture_id: str) -> None:
+        """Removes the folder, then the rows."""
+        self._remove_folder(self.captures_dir / capture_id)
+        with self._transaction():
+            self._db.execute("DELETE FROM captures WHERE id = ?", (capture_id,))
+
+    def _remove_folder(self, folder: Path) -> None:
+        trash = self._trash / folder.name
+        shutil.rmtree(trash, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    # reading
+
+    def get(self, capture_id: str) -> pb.Capture | None:
+        """One capture."""
+        row = self._db.execute(_SELECT + " WHERE id = ?", (capture_id,)).fetchone()
+        return None if row is None else self._capture(row)
+
+    def by_key(self, key: str) -> tuple[str, str] | None:
+        """Id and request hash of the capture made with this idempotency key."""
+        row: tuple[str, str] | None = self._db.execute(
+            "SELECT id, request_hash FROM captures WHERE idempotency_key = ?", (key,)
+        ).fetchone()
+        return row
+
+    def page(self, labels: Mapping[str, str], *, size: int, before: tuple[int, str] | None) -> list[pb.Capture]:
+        """Newest first; `before` is (created_ns, id) of the last one of the page before."""
+        conditions, values = ["1"], list[str | int]()
+        if before is not None:
+            conditions.append("(created_ns, id) < (?, ?)")
+            values += before
+        for name, value in labels.items():
+            conditions.append("id IN (SELECT capture_id FROM labels WHERE key = ? AND value = ?)")
+            values += (name, value)
+        # Only constants of this module are put into the statement; values are bound.
+        query = " ".join((_SELECT, "WHERE", " AND ".join(conditions), "ORDER BY created_ns DESC, id DESC LIMIT ?"))
+        return [self._capture(row) for row in self._db.execute(query, (*values, size)).fetchall()]
+
+    def unfinished(self) -> list[pb.Capture]:
+        """Captures that the last daemon did not end."""
+        rows = self._db.execute(_SELECT + " WHERE ended_ns = 0 ORDER BY created_ns").fetchall()
+        return [self._capture(row) for row in rows]
+
+    def _capture(self, row: tuple[str, int, int, int, str, str]) -> pb.Capture:
+        status = pb.CaptureStatus.Name(row[3])
+        capture = pb.Capture(id=row[0], created_ns=row[1], ended_ns=row[2], status=status, host=row[4])
+        json_format.Parse(row[5], capture.spec, ignore_unknown_fields=True)
+        targets = self._db.execute("SELECT target FROM targets WHERE capture_id = ? ORDER BY number", (row[0],))
+        for (text,) in targets.fetchall():
+            json_format.Parse(text, capture.targets.add(), ignore_unknown_fields=True)
+        return capture
+
+    # files
+
+    def target_dir(self, capture_id: str, key: ProcessKey) -> Path:
+        """The folder of one target."""
+        return self.captures_dir / capture_id / "targets" / str(key)
+
+    def free_bytes(self) -> int:
+        """What an unprivileged process can still write on the disk."""
+        status = os.statvfs(self.state_dir)
+        return status.f_bavail * status.f_frsize
+
+    def check_writable(self) -> None:
+        """Writes a little file. Raises OSError."""
+        probe = self.state_dir / ".probe"
+        probe.write_bytes(b"x")
+        probe.unlink()
+
+    def clean_up(self) -> None:
+        """After a crash: empties the trash, removes folders that have no row and half-written files."""
+        shutil.rmtree(self._trash, ignore_errors=True)
+        self._trash.mkdir(mode=0o700, exist_ok=True)
+        known = {row[0] for row in self._db.execute("SELECT id FROM captures").fetchall()}
+        for folder in self.captures_dir.iterdir():
+            if folder.name not in known:
+                log.warning("removing %s: a capture that was never recorded in the index", folder)
+                self._remove_folder(folder)
+        for capture in self.unfinished():
+            for leftover in (self.captures_dir / capture.id).rglob("*.tmp"):
+                leftover.unlink(missing_ok=True)
+
+
+_SELECT = "SELECT id, created_ns, ended_ns, status, host, spec FROM captures"
+
+
+def _json(target: pb.Target) -> str:
+    return json_format.MessageToJson(target, indent=None)
+
+
+def key_of(target: pb.Target) -> ProcessKey:
+    """The process of a target."""
+    return ProcessKey(target.pid, target.start_time_ns)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(root, name).lstat().st_blocks * 512
+    return total
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return os.fstat(file.fileno()).st_size, digest.hexdigest()

@@ -1,0 +1,16 @@
+"""Text from outside made safe for messages, logs and protobuf strings."""
+
+import re
+
+_REASON_CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+
+
+def clean(text: str, limit: int) -> str:
+    """Valid UTF-8 without control characters (lone surrogates become ?), at most `limit` characters."""
+    text = text[:limit].encode("utf-8", "replace").decode()
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def clean_code(text: str, otherwise: str) -> str:
+    """A reason code from a peer, or `otherwise` if it does not look like one."""
+    return text if _REASON_CODE.fullmatch(text) else otherwise

@@ -1,0 +1,163 @@
+"""Warm processes that decode: started ahead of time, given a deadline, replaced when they die.
+
+A trace may be anything that a target sent, and decoding it may crash or hang: that must not be the daemon.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinetod.errors import VerdictReason
+from kinetod.text import clean, clean_code
+from kinetod.units import format_duration
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "kinetod.decode_worker")
+MAX_ANSWER_BYTES = 16 << 20
+_TRIES = 2
+_EXIT_S = 2.0
+
+
+class DecodeError(Exception):
+    """A target's records could not be decoded."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class _Crashed(Exception):
+    pass
+
+
+class _Worker:
+    """One process. Used by one job at a time."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._stderr = asyncio.create_task(self._log_stderr())
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> "_Worker":
+        return cls(
+            await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES)
+        )
+
+    async def _log_stderr(self) -> None:
+        assert self.process.stderr is not None
+        with contextlib.suppress(ValueError):  # a line beyond the limit
+            async for line in self.process.stderr:
+                log.info(
+                    "decode worker %d: %s", self.process.pid, clean(line.decode("utf-8", "replace").rstrip(), 1000)
+                )
+
+    async def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """One job, one answer. Raises _Crashed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            await self.process.stdin.drain()
+            answer = json.loads(await self.process.stdout.readline())
+        except (OSError, ValueError) as exc:
+            raise _Crashed(str(exc)) from exc
+        if not isinstance(answer, dict) or answer.get("id") != job["id"]:
+            raise _Crashed("it answered something else")
+        return answer
+
+    async def stop(self, *, kill: bool) -> str:
+        """Ends it; says how it ended."""
+        if self.process.returncode is None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            if kill:
+                with contextlib.suppress(ProcessLookupError):
+                    self.process.kill()
+            try:
+                await asyncio.wait_for(self.process.wait(), _EXIT_S)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self.process.kill()
+                await self.process.wait()
+        await asyncio.wait([self._stderr], timeout=_EXIT_S)
+        return f"exit status {self.process.returncode}"
+
+
+class WorkerPool:
+    """A fixed number of workers; jobs wait for a free one."""
+
+    def __init__(self, count: int, *, command: Sequence[str] = COMMAND) -> None:
+        self._count = count
+        self._command = command
+        self._idle: list[_Worker] = []
+        self._slots = asyncio.Semaphore(count)
+        self._jobs = 0
+
+    async def start(self) -> None:
+        """Warms all workers up."""
+        self._idle = list(await asyncio.gather(*(_Worker.start(self._command) for _ in range(self._count))))
+
+    async def convert(self, target_dir: Path, formats: Sequence[str], *, deadline_ns: int) -> dict[str, Any]:
+        """The worker's `conversion` object for a target's folder. Raises DecodeError."""
+        async with self._slots:
+            for attempt in range(1, _TRIES + 1):
+                try:
+                    return await self._try(target_dir, formats, deadline_ns)
+                except _Crashed as exc:
+                    log.error("decoding %s crashed its worker (%s), try %d of %d", target_dir, exc, attempt, _TRIES)
+                    crash = str(exc)
+            raise DecodeError(
+                VerdictReason.DECODE_FAILED,
+                f"the decoder crashed ({crash}); the raw records are kept in {target_dir}/raw",
+            )
+
+    async def _try(self, target_dir: Path, formats: Sequence[str], deadline_ns: int) -> dict[str, Any]:
+        worker = await self._take()
+        self._jobs += 1
+        job = {"id": self._jobs, "target_dir": str(target_dir), "formats": list(formats)}
+        try:
+            answer = await asyncio.wait_for(worker.ask(job), deadline_ns / 1e9)
+        except TimeoutError:
+            await worker.stop(kill=True)
+            raise DecodeError(
+                VerdictReason.DECODE_TIMEOUT,
+                f"decoding took longer than {format_duration(deadline_ns)} (kinetod --decode-deadline); "
+                f"the raw records are kept in {target_dir}/raw",
+            ) from None
+        except _Crashed as exc:
+            how = await worker.stop(kill=True)
+            raise _Crashed(how) from exc
+        except BaseException:
+            await worker.stop(kill=True)
+            raise
+        self._idle.append(worker)
+        return _conversion(answer, target_dir)
+
+    async def _take(self) -> _Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.returncode is None:
+                return worker
+            await worker.stop(kill=True)
+        return await _Worker.start(self._command)
+
+    async def stop(self) -> None:
+        """Ends the idle workers; those at work end with their jobs."""
+        workers, self._idle = self._idle, []
+        await asyncio.gather(*(worker.stop(kill=False) for worker in workers))
+
+
+def _conversion(answer: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
+    conversion = answer.get("conversion")
+    if answer.get("ok") is True and isinstance(conversion, dict):
+        return conversion
+    code = clean_code(str(answer.get("reason_code", "")), VerdictReason.DECODE_FAILED)
+    reason = clean(str(answer.get("reason", "")), 1000) or "the decoder gave no reason"
+    raise DecodeError(code, f"{reason}; the raw records are kept in {target_dir}/raw")

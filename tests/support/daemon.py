@@ -1,0 +1,191 @@
+"""A real kinetod in a subprocess with its own folders, for the tests of everybody.
+
+    with running_daemon() as daemon:
+        channel = grpc.insecure_channel(daemon.address)
+
+Readiness comes from the daemon itself (READY=1 on a notify socket): nothing polls or sleeps.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+
+REPOSITORY = Path(__file__).parents[2]
+START_DEADLINE_S = 30
+STOP_DEADLINE_S = 20
+_IMPORT_PATH = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos"))
+
+
+class DaemonFailed(Exception):
+    """The daemon ended before it was ready; the text has its exit status and log."""
+
+
+class Daemon:
+    """One daemon and its folders. `start` may be called again after `stop` or `kill`."""
+
+    def __init__(
+        self,
+        root: Path,
+        options: Sequence[str] = (),
+        *,
+        uid: int | None = None,
+        environ: Mapping[str, str] | None = None,
+        state_dir: Path | None = None,
+    ) -> None:
+        self.root = root
+        self.runtime_dir = root / "run"
+        self.state_dir = state_dir or root / "state"
+        self.log_path = root / "kinetod.log"
+        self.rpc_socket = self.runtime_dir / "kinetod.sock"
+        self.agent_socket = self.runtime_dir / "agent.sock"
+        self.address = f"unix:{self.rpc_socket}"
+        self.options = list(options)
+        self.uid = uid
+        self.environ = dict(environ or {})
+        self.process: subprocess.Popen[bytes] | None = None
+        self._channel: grpc.Channel | None = None
+        self.runtime_dir.mkdir(exist_ok=True)
+        if uid is not None:
+            for folder in (root, self.runtime_dir):
+                os.chown(folder, uid, uid)
+
+    @property
+    def pid(self) -> int:
+        """Of the running daemon."""
+        assert self.process is not None
+        return self.process.pid
+
+    def command(self) -> list[str]:
+        """The whole command line."""
+        return [
+            sys.executable, "-m", "kinetod",
+            "--listen", self.address,
+            "--agent-socket", str(self.agent_socket),
+            "--state-dir", str(self.state_dir),
+            "--min-free-bytes", "1MiB",
+            *self.options,
+        ]  # fmt: skip
+
+    def client_environ(self) -> dict[str, str]:
+        """Environment for clients and targets of this daemon."""
+        return {
+            **os.environ,
+            "PYTHONPATH": _IMPORT_PATH,
+            "KINETO_ADDRESS": self.address,
+            "KINETO_AGENT_SOCKET": str(self.agent_socket),
+            **self.environ,
+        }
+
+    def start(self) -> None:
+        """Starts the daemon and returns once it says that it is ready. Raises DaemonFailed."""
+        notify_path = self.root / "notify"
+        notify_path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, self.log_path.open("ab") as log:
+            notify.bind(str(notify_path))
+            if self.uid is not None:
+                os.chown(notify_path, self.uid, self.uid)
+            self.process = subprocess.Popen(
+                self.command(),
+                env={**self.client_environ(), "NOTIFY_SOCKET": str(notify_path)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=self.uid,
+                group=self.uid,
+                extra_groups=None if self.uid is None else [],
+            )
+            self._await_ready(notify, notify_path)
+
+    def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
+        process = self.process
+        assert process is not None
+
+        def report_end() -> None:
+            process.wait()
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.sendto(b"ENDED", str(notify_path))
+
+        threading.Thread(target=report_end, name="daemon-end", daemon=True).start()
+        notify.settimeout(START_DEADLINE_S)
+        try:
+            while True:
+                message = notify.recv(4096)
+                if b"READY=1" in message:
+                    return
+                if message == b"ENDED":
+                    raise DaemonFailed(f"exit status {process.returncode}\n{self.log()}")
+        except TimeoutError:
+            self.kill()
+            raise DaemonFailed(f"not ready after {START_DEADLINE_S} s\n{self.log()}") from None
+        finally:
+            notify_path.unlink(missing_ok=True)
+
+    def log(self) -> str:
+        """What the daemon has logged so far."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def stop(self) -> int:
+        """SIGTERM and wait; the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """SIGKILL and wait; the exit status."""
+        return self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the daemon did not stop\n{self.log()}") from None
+        finally:
+            self.process = None
+
+    def channel(self) -> grpc.Channel:
+        """One channel, closed with the daemon."""
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(self.address)
+            grpc.channel_ready_future(self._channel).result(timeout=START_DEADLINE_S)
+        return self._channel
+
+    def stub(self) -> ProfilerStub:
+        """The service."""
+        return ProfilerStub(self.channel())  # type: ignore[no-untyped-call]  # generated code
+
+
+@contextlib.contextmanager
+def running_daemon(
+    *options: str,
+    uid: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    state_dir: Path | None = None,
+) -> Iterator[Daemon]:
+    """A started daemon with its own short temporary folder, stopped and removed at the end."""
+    root = Path(tempfile.mkdtemp(prefix="kinetod-"))  # pytest's own folders are too long for socket paths
+    daemon = Daemon(root, options, uid=uid, environ=environ, state_dir=state_dir)
+    try:
+        daemon.start()
+        yield daemon
+        daemon.stop()
+    finally:
+        daemon.kill()
+        shutil.rmtree(root, ignore_errors=True)
