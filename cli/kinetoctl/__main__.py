@@ -4,8 +4,9 @@ import os
 import sys
 
 import click
+from click.shell_completion import shell_complete
 
-from kinetoctl.app import cli
+from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM, cli
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
 
@@ -46,12 +47,24 @@ def _report_broken_pipe() -> int:
     return ExitCode.BROKEN_PIPE
 
 
+def _invoke(argv: list[str] | None) -> int:
+    """What click's own main does, but without turning a broken pipe into exit code 1."""
+    instruction = os.environ.get(COMPLETE_VARIABLE)
+    if instruction:
+        return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    try:
+        with cli.make_context(PROGRAM, list(sys.argv[1:] if argv is None else argv)) as ctx:
+            result = cli.invoke(ctx)
+    except click.exceptions.Exit as exc:  # --help
+        result = exc.exit_code
+    sys.stdout.flush()
+    return int(result or ExitCode.DONE)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run kinetoctl with these arguments (default: the process's). Returns the exit code."""
     try:
-        result = cli.main(args=argv, prog_name="kinetoctl", standalone_mode=False)
-        sys.stdout.flush()
-        return int(result or ExitCode.DONE)
+        return _invoke(argv)
     except CliError as exc:
         return _report(exc)
     except click.ClickException as exc:

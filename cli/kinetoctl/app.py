@@ -6,6 +6,8 @@ from kinetoctl.exit_codes import MEANINGS
 from kinetoctl.lazy import LazyGroup
 from kinetoctl.settings import common_options
 
+PROGRAM = "kinetoctl"
+COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # how a shell asks for completions: click's rule, from the name
 COMMANDS = {
     "trace": "kinetoctl.commands.trace",
     "ps": "kinetoctl.commands.ps",

@@ -171,11 +171,12 @@ def fetch_files(
                 _fetch_file(client, outcome, target, file, directory, progress)
 
 
-def _check_promise(outcome: Outcome) -> None:
+def _check_promise(outcome: Outcome, progress: Progress) -> None:
     """A capture that is called DONE has files; a daemon that says otherwise must not lead to exit code 0."""
     for target in outcome.capture.targets:
         if target.verdict == pb.VERDICT_DONE and not target.files:
             problem = f"{names.target(target)}: the daemon reports DONE, but no file"
+            progress.note(problem)
             outcome.problems.append(DownloadFailed(problem))
 
 
@@ -193,5 +194,5 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
         raise
     if request.directory is not None and not outcome.interrupted:
         fetch_files(client, outcome, request.directory, progress)
-    _check_promise(outcome)
+    _check_promise(outcome, progress)
     return outcome

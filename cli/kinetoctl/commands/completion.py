@@ -3,10 +3,9 @@
 import click
 from click.shell_completion import get_completion_class
 
+from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.settings import common_options
-
-COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # click's own rule, from the program's name
 
 
 @click.command("completion")
@@ -23,5 +22,5 @@ def command(shell: str) -> int:
     maker = get_completion_class(shell)
     assert maker is not None
     root = click.get_current_context().find_root().command
-    click.echo(maker(root, {}, "kinetoctl", COMPLETE_VARIABLE).source())
+    click.echo(maker(root, {}, PROGRAM, COMPLETE_VARIABLE).source())
     return ExitCode.DONE

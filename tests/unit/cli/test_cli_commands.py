@@ -1,0 +1,242 @@
+"""The other commands against a scripted daemon, and what all commands share."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+from kineto_protos.v1 import profiler_pb2 as pb
+from support import captures
+from support.captures import CONTENT
+from support.cli import Result, environment, kinetoctl, run_here, run_process
+from support.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serve(FakeProfiler(content=CONTENT)) as running:
+        yield running
+
+
+@pytest.fixture
+def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
+    return lambda *arguments: run_here(capsys, server.address, *arguments)
+
+
+def finished() -> pb.Capture:
+    capture = captures.capture(captures.done_target(), status=pb.CAPTURE_STATUS_DONE)
+    capture.spec.labels["team"] = "vision"
+    return capture
+
+
+def test_ps_is_a_table_without_trailing_blanks(server: FakeServer, run: Run) -> None:
+    other = pb.Process(pid=7, uid=1001, command=["python"], agent_state=pb.AGENT_STATE_NONE, iterations=-1)
+    server.profiler.processes = [captures.process(), other]
+    assert run("ps", "--all").stdout == (
+        "PID   USER  RANK  GPU  FRAMEWORK    AGENT  ITER  COMMAND\n"
+        "4242  ada   0     0    torch 2.9.0  READY  120   python train.py --epochs 3\n"
+        "7     1001  -     -    -            NONE   -     python\n"
+    )
+    assert server.profiler.requests[0].include_without_agent
+
+
+def test_ps_in_json_has_every_field(server: FakeServer, run: Run) -> None:
+    server.profiler.processes = [captures.process(rank=None)]
+    (document,) = run("ps", "-o", "json").json()
+    assert document["rank"] is None
+    assert document["agent_state"] == "AGENT_STATE_READY"
+    assert document["job_id"] == ""
+    assert document["start_time_ns"] == 4242
+
+
+def test_ps_without_any_process_says_what_to_do(server: FakeServer, run: Run) -> None:
+    result = run("ps")
+    assert result.code == 0
+    assert result.stderr == "no process with an agent; start one with `kinetoctl run -- python train.py`\n"
+
+
+def test_ps_with_a_selector_that_matches_nothing_is_code_3(server: FakeServer, run: Run) -> None:
+    assert run("ps", "--user", "bob").code == 3
+
+
+def test_captures_list_shows_status_size_and_labels(server: FakeServer, run: Run) -> None:
+    server.profiler.pages = [pb.ListCapturesResponse(captures=[finished()])]
+    lines = run("captures", "list", "--label", "team=vision").stdout.splitlines()
+    assert lines[0].split() == ["ID", "STATUS", "CREATED", "TARGETS", "SIZE", "LABELS"]
+    assert lines[1].startswith("c0ffee  DONE    20")
+    assert lines[1].endswith("  1        300.0 KiB  team=vision")
+    assert dict(server.profiler.requests[0].labels) == {"team": "vision"}
+
+
+def test_captures_show_in_yaml_is_the_capture(server: FakeServer, run: Run) -> None:
+    server.profiler.stored = finished()
+    document = yaml.safe_load(run("captures", "show", "c0ffee", "-o", "yaml").stdout)
+    assert document["targets"][0]["verdict"] == "VERDICT_DONE"
+    assert document["targets"][0]["files"][0]["path"] is None
+
+
+def test_captures_fetch_writes_the_verified_file(server: FakeServer, run: Run, tmp_path: Path) -> None:
+    server.profiler.stored = finished()
+    result = run("captures", "fetch", "c0ffee", "--output-dir", str(tmp_path / "new"))
+    assert result.code == 0
+    assert (tmp_path / "new" / "kineto-gpu-7-4242-c0ffee.json.gz").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pid", "7"], "capture c0ffee has no target with pid 7"),
+        (["--format", "chrome-json"], "capture c0ffee has no file of format chrome-json, only chrome"),
+    ],
+)
+def test_captures_fetch_of_what_is_not_there_is_code_3(
+    server: FakeServer, run: Run, arguments: list[str], message: str
+) -> None:
+    server.profiler.stored = finished()
+    result = run("captures", "fetch", "c0ffee", *arguments)
+    assert result.code == 3
+    assert message in result.stderr
+
+
+def test_captures_fetch_of_a_running_capture_is_refused(server: FakeServer, run: Run) -> None:
+    server.profiler.stored = captures.capture()
+    result = run("captures", "fetch", "c0ffee")
+    assert result.code == 5
+    assert "capture c0ffee is still running" in result.stderr
+
+
+def test_captures_cancel_names_each_capture(server: FakeServer, run: Run) -> None:
+    server.profiler.cancelled = captures.capture(status=pb.CAPTURE_STATUS_CANCELLED)
+    assert run("captures", "cancel", "c0ffee", "--keep-partial").stdout == "c0ffee CANCELLED\n"
+    assert server.profiler.requests[0].keep_partial
+
+
+def test_captures_delete_takes_several(server: FakeServer, run: Run) -> None:
+    assert run("captures", "delete", "a", "b").stdout == "a deleted\nb deleted\n"
+    assert run("captures", "delete", "a", "-o", "json").json() == {"deleted": ["a"]}
+
+
+def test_host_shows_gpus_and_limits(server: FakeServer, run: Run) -> None:
+    server.profiler.host = pb.Host(
+        hostname="gpu-7",
+        version="0.1.0",
+        started_ns=0,
+        now_ns=90_000_000_000,
+        gpus=[pb.Gpu(index=0, uuid="GPU-1", name="H200", memory_bytes=141 << 30)],
+        driver_version="570.1",
+        max_duration_ns=600_000_000_000,
+    )
+    stdout = run("host").stdout
+    assert "kinetod            0.1.0, up 1 min 30 s\n" in stdout
+    assert "GPU 0              H200, 141.0 GiB, GPU-1\n" in stdout
+    assert "longest trace      10 min\n" in stdout
+
+
+def test_host_without_a_gpu_says_why(server: FakeServer, run: Run) -> None:
+    server.profiler.host = pb.Host(gpu_note="no NVIDIA driver")
+    assert "GPUs               none (no NVIDIA driver)\n" in run("host").stdout
+
+
+def test_version_shows_both_sides(server: FakeServer, run: Run) -> None:
+    server.profiler.host = pb.Host(version="9.9.9")
+    own = metadata.version("kinetod")
+    assert run("version", "-o", "json").json() == {"kinetoctl": own, "kinetod": "9.9.9"}
+
+
+def test_version_without_a_daemon_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_here(capsys, f"unix:{tmp_path}/none.sock", "version")
+    assert result.code == 0
+    assert result.stdout.endswith("kinetod unreachable\n")
+    assert run_here(capsys, f"unix:{tmp_path}/none.sock", "version", "--client").stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_the_shell(run: Run, shell: str) -> None:
+    result = run("completion", shell)
+    assert result.code == 0
+    assert "_KINETOCTL_COMPLETE" in result.stdout
+
+
+def test_tab_offers_commands_and_pids(server: FakeServer) -> None:
+    server.profiler.processes = [captures.process(4242), captures.process(17)]
+    complete = environment(
+        KINETO_ADDRESS=server.address,
+        _KINETOCTL_COMPLETE="bash_complete",
+        COMP_WORDS="kinetoctl trace --pid 4",
+        COMP_CWORD="3",
+    )
+    assert run_process([], complete).stdout == "plain,4242\n"
+
+
+def test_tab_offers_nothing_without_a_daemon(tmp_path: Path) -> None:
+    complete = environment(
+        KINETO_ADDRESS=f"unix:{tmp_path}/none.sock",
+        _KINETOCTL_COMPLETE="bash_complete",
+        COMP_WORDS="kinetoctl captures show c",
+        COMP_CWORD="3",
+    )
+    result = run_process([], complete)
+    assert (result.stdout.strip(), result.stderr) == ("", "")
+
+
+def test_an_unreachable_daemon_is_code_7_with_address_and_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_here(capsys, f"unix:{tmp_path}/none.sock", "ps")
+    assert result.code == 7
+    assert result.stderr == (
+        f"error: no daemon at unix:{tmp_path}/none.sock: there is no such socket\n"
+        "Start a daemon with `kinetod` (for your own processes) or `sudo systemctl start kinetod` (for the host),\n"
+        "or say where it listens with --address or KINETO_ADDRESS.\n"
+    )
+
+
+def test_the_address_comes_from_the_environment_and_the_option_wins(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETO_ADDRESS", "unix:/nowhere/at/all.sock")
+    assert run_here(capsys, server.address, "ps").code == 0
+
+
+def test_a_wrong_address_in_the_environment_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_process(["ps"], environment(KINETO_ADDRESS="gpu-7"))
+    assert result.code == 2
+    assert "KINETO_ADDRESS: expected unix:/path/to/socket or host:port, got 'gpu-7'" in result.stderr
+
+
+def test_common_options_work_before_and_after_the_command(server: FakeServer, run: Run) -> None:
+    assert run("--output", "json", "ps").json() == []
+    assert run("ps", "--output", "json").json() == []
+    assert run("-o", "yaml", "ps", "-o", "json").json() == []
+
+
+def test_no_arguments_print_the_help_and_are_wrong_usage() -> None:
+    result = run_process([], environment())
+    assert result.code == 2
+    assert "Exit codes:" in result.stderr
+
+
+def test_a_reader_that_has_gone_is_code_141(server: FakeServer) -> None:
+    server.profiler.processes = [captures.process(pid) for pid in range(1, 3000)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        kinetoctl("--address", server.address, "ps"),
+        env=environment(),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_fault_of_the_daemon_is_code_1(server: FakeServer, run: Run) -> None:
+    server.profiler.host = Abort(grpc.StatusCode.INTERNAL, "a bug", reason="INTERNAL")
+    assert run("host").code == 1

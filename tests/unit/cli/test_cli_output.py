@@ -1,0 +1,147 @@
+"""What a capture looks like: the summary's lines, plain values, numbers for people."""
+
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.errors import Unreachable
+from kinetoctl.output import names, units
+from kinetoctl.output.documents import plain
+from kinetoctl.output.progress import LiveTable, show_progress, state_text
+from kinetoctl.output.summary import target_lines
+from kinetoctl.patience import Patience
+from rich.console import Console
+from rich.live import Live
+from support import captures
+
+
+def full_target() -> pb.Target:
+    target = captures.done_target()
+    target.summary.activities.update({"kernel": 245_000, "gpu_memcpy": 1_200, "python_function": 300})
+    target.summary.gpu_busy_fraction = 0.934
+    target.summary.top_kernels.add(name="gemm", count=12_000, total_ns=1_230_000_000)
+    target.summary.top_kernels.add(name="relu", count=800, total_ns=95_000)
+    target.summary.top_functions.add(name="load_batch (train.py:12)", count=90, total_ns=900_000_000)
+    target.summary.window_start_ns = captures.START_NS
+    target.summary.window_end_ns = captures.START_NS + 3_000_000_000
+    target.counts.add(source="cupti", records=246_200, bytes=40 << 20, dropped=7)
+    target.overhead.CopyFrom(
+        pb.Overhead(start_ns=12_000_000, stop_ns=1_000_000, agent_cpu_ns=50_000_000, step_ratio=1.114)
+    )
+    target.requested_ns, target.collecting_ns = captures.START_NS - 20_000_000, captures.START_NS
+    target.collected_ns, target.stored_ns = captures.START_NS + 3_000_000_000, captures.START_NS + 3_400_000_000
+    target.warnings.append("stayed attached: torch's profiler holds CUPTI")
+    return target
+
+
+def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "moment", lambda _ns: "2030-01-31 12:00:00")
+    target = full_target()
+    assert target_lines(captures.capture(target), target, {"chrome": Path("t.json.gz")}) == [
+        ("file", "t.json.gz (300.0 KiB, SHA-256 verified)"),
+        ("window", "3 s from 2030-01-31 12:00:00"),
+        ("holds", "245,000 kernel, 1,200 gpu_memcpy, 300 python_function"),
+        ("GPU busy", "93.4% of the window"),
+        ("top kernels", "  1.23 s     12,000 \N{MULTIPLICATION SIGN}  gemm"),
+        ("", "   95 µs        800 \N{MULTIPLICATION SIGN}  relu"),
+        ("top Python", "  900 ms         90 samples  load_batch (train.py:12)"),
+        ("dropped", "7 records of cupti"),
+        ("overhead", "start 12 ms, stop 1 ms, agent CPU 50 ms, step time \N{MULTIPLICATION SIGN}1.11"),
+        ("delays", "20 ms from the request to the first record, 400 ms from the last to the stored file"),
+        ("warning", "stayed attached: torch's profiler holds CUPTI"),
+        ("open with", "https://ui.perfetto.dev or chrome://tracing (drop the file there)"),
+        ("", 'or HTA: TraceAnalysis(trace_files={0: "t.json.gz"})'),
+    ]
+
+
+def test_a_target_without_a_trace_has_only_its_reason() -> None:
+    target = captures.target(verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer")
+    assert target_lines(captures.capture(target), target, {}) == [("reason", "no answer [AGENT_SILENT]")]
+
+
+def test_no_gpu_is_not_an_idle_gpu() -> None:
+    target = full_target()
+    target.summary.gpu_busy_fraction = -1
+    assert "GPU busy" not in [label for label, _ in target_lines(captures.capture(target), target, {})]
+
+
+def test_plain_values_keep_names_integers_and_absence() -> None:
+    document = plain(pb.CaptureSpec(selector=pb.Selector(pids=[1]), labels={"b": "2", "a": "1"}, duration_ns=1 << 60))
+    assert document["selector"] == {"pids": [1], "command_regex": "", "user": "", "ranks": [], "job_id": ""}
+    assert document["duration_ns"] == 1 << 60
+    assert document["iterations"] is None
+    assert document["options"] is None
+    assert list(document["labels"].items()) == [("a", "1"), ("b", "2")]
+
+
+def test_an_enum_value_of_a_newer_daemon_is_its_number() -> None:
+    assert names.verdict(99) == "99"  # type: ignore[arg-type]  # that is the point
+    assert plain(pb.Target(verdict=99))["verdict"] == 99  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, "0 ns"),
+        (310_000, "310 µs"),
+        (14_000_000, "14 ms"),
+        (1_250_000_000, "1.25 s"),
+        (303_000_000_000, "5 min 3 s"),
+    ],
+)
+def test_durations_read_well(value: int, expected: str) -> None:
+    assert units.duration(value) == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [(17, "17 B"), (3_250_586, "3.1 MiB"), (141 << 30, "141.0 GiB")])
+def test_sizes_read_well(value: int, expected: str) -> None:
+    assert units.size(value) == expected
+
+
+def test_a_long_kernel_name_keeps_both_ends() -> None:
+    assert units.shortened("void cutlass::gemm<float, 128>(Params)", 20) == "void cutlass…Params)"
+
+
+def test_the_live_table_shows_state_counts_and_the_download() -> None:
+    console = Console(width=120, force_terminal=False)
+    table = LiveTable(Live(console=console))
+    target = full_target()
+    table.update(captures.capture(target, captures.target(4343, state=pb.TARGET_STATE_COLLECT)))
+    table.fetching(target, 153_600, target.files[0])
+    with console.capture() as shown:
+        console.print(table)
+    lines = [line.split() for line in shown.get().splitlines()]
+    assert lines[0] == ["TARGET", "STATE", "FOR", "RECORDS", "BYTES", "DROPPED"]
+    assert " ".join(lines[1]) == "pid 4242, rank 0 DONE 246,200 40.0 MiB 7 fetched 50% of 300.0 KiB"
+    assert lines[2][:5] == ["pid", "4343,", "rank", "0", "COLLECT"]
+
+
+def test_progress_in_a_terminal_is_live(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with show_progress(quiet=False, color=False) as progress:
+        progress.update(captures.capture())
+        progress.note("a note")
+    assert isinstance(progress, LiveTable)
+    assert "a note" in capsys.readouterr().err
+
+
+def test_the_state_of_an_ended_target_is_its_verdict_and_reason() -> None:
+    ended = captures.target(state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_PARTIAL, reason_code="TARGET_EXITED")
+    assert state_text(ended) == "PARTIAL TARGET_EXITED"
+
+
+def test_patience_pauses_longer_each_time_and_ends_at_the_limit() -> None:
+    now, pauses = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    patience = Patience(1.0, clock=lambda: now[0], sleep=sleep)
+    with pytest.raises(Unreachable):
+        while True:
+            patience.wait(Unreachable("gone"))
+    assert pauses == [0.1, 0.2, 0.4]
+    patience.progressed()
+    patience.wait(Unreachable("gone"))
+    assert pauses[-1] == 0.1
