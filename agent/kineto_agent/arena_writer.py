@@ -10,15 +10,19 @@ Theory of operation
     state or `strings_used` covers must be visible before it; taking and giving back a lock is the barrier
     (needed on ARM, free on x86).
 
+    A forked child closes what it inherited, else the memory would live as long as the child.
+
     The memfd is sealed against every change of its size before anybody else gets it.
 """
 
 import _thread
+import contextlib
 import fcntl
 import mmap
 import os
 import struct
 import time
+from typing import Set
 
 from kineto_agent import arena
 from kineto_agent.sources.interface import SourceCounts, SourceError
@@ -29,6 +33,9 @@ MAX_BUFFERS = 64
 _F_ADD_SEALS = 1033  # Linux; named in fcntl only if its headers had it when Python was built
 _SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 0x1, 0x2
+
+
+_open: "Set[ArenaWriter]" = set()
 
 
 def _create_memfd(name: str) -> int:
@@ -75,6 +82,7 @@ class ArenaWriter:
         self._bytes = memoryview(self._map)
         self._words32 = self._bytes[: self._strings_offset].cast("I")
         self._words64 = self._bytes[: self._strings_offset].cast("Q")
+        _open.add(self)
         self._barrier = _thread.allocate_lock()
         self._current = -1  # the LOANED buffer
         self._fill = 0  # bytes in it
@@ -155,6 +163,7 @@ class ArenaWriter:
         """Give the memory back. The daemon keeps its own mapping."""
         if self.fd < 0:
             return
+        _open.discard(self)
         os.close(self.fd)
         self.fd = -1
         for view in (self._words32, self._words64, self._bytes):
@@ -181,3 +190,12 @@ class ArenaWriter:
     def _fence(self) -> None:
         with self._barrier:
             pass
+
+
+def _close_all_in_child() -> None:
+    for writer in list(_open):
+        with contextlib.suppress(BufferError, OSError):  # a thread that no longer exists was in the middle of a write
+            writer.close()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)

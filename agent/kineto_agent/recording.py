@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from kineto_agent import wire
 from kineto_agent.debuglog import log_exception
-from kineto_agent.session import Refusal
+from kineto_agent.events import Refusal
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession
 from kineto_agent.sources.registry import Choice, Plan
 
@@ -28,7 +28,7 @@ def _as_source_error(name: str, exc: Exception) -> SourceError:
 
 
 class Recording:
-    """What the sources do for one capture. Used by the agent's thread, but for `abandon`."""
+    """What the sources do for one capture. Used by the agent's thread."""
 
     def __init__(self, plan: Plan, request: wire.Start) -> None:
         self._plan = plan
@@ -91,14 +91,6 @@ class Recording:
                 part.session.close()
             except Exception:  # noqa: BLE001 - nobody left to tell
                 log_exception("source %s cannot be closed" % part.name)
-
-    def abandon(self) -> None:
-        """In a forked child: let go of what was inherited."""
-        for part in self._prepared:
-            try:
-                part.session.abandon()
-            except Exception:  # noqa: BLE001 - the child is the program's, not ours
-                log_exception("source %s cannot be abandoned" % part.name)
 
     # ------------------------------------------------------------ for the Result
 

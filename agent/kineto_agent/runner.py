@@ -22,7 +22,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
-from kineto_agent import describe, env, session, wire
+from kineto_agent import describe, env, events, wire
 from kineto_agent.debuglog import log, log_exception
 from kineto_agent.link import Link, LinkClosed
 from kineto_agent.recording import Recording
@@ -63,7 +63,7 @@ class Agent:
         self._session = Session()
         self._recording: Optional[Recording] = None
         self._plan: Optional[registry.Plan] = None
-        self._events: Deque[session.Event] = deque()
+        self._events: Deque[events.Event] = deque()
         self._handling = False
         self._deadline_ns: Optional[int] = None  # Unix ns
         self._watched: Optional[int] = None  # an iteration
@@ -93,13 +93,11 @@ class Agent:
         self._thread.join(timeout_s)
 
     def abandon(self) -> None:
-        """In a forked child: let go of everything inherited. The agent is of no further use."""
+        """In a forked child: let go of the link. The agent is of no further use; the sources see to themselves."""
         self._thread = None
         self._counter.watch(None)
         self._link.abandon()
         self._close_pipe()
-        if self._recording is not None:
-            self._recording.abandon()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # full: the thread will wake anyway
@@ -162,17 +160,17 @@ class Agent:
         now_ns = time.time_ns()
         if self._deadline_ns is not None and now_ns >= self._deadline_ns:
             self._deadline_ns = None
-            self._handle(session.Tick(now_ns))
+            self._handle(events.Tick(now_ns))
 
     def _check_step(self) -> None:
         if self._watched is not None and self._counter.count >= self._watched:
             watched, self._watched = self._watched, None
-            self._handle(session.Stepped(self._counter.count, self._counter.time_of(watched) or time.time_ns()))
+            self._handle(events.Stepped(self._counter.count, self._counter.time_of(watched) or time.time_ns()))
 
     def _finish(self) -> None:
         """The end of the thread."""
         if self._stop is not None:
-            self._handle(session.Ending(time.time_ns(), self._stop.reason_code, self._stop.reason))
+            self._handle(events.Ending(time.time_ns(), self._stop.reason_code, self._stop.reason))
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
         self._counter.watch(None)
@@ -193,9 +191,9 @@ class Agent:
         self._events.clear()
         self._handling = False
         try:
-            self._handle(session.SourcesFailed(time.time_ns(), "AGENT_ERROR", text))
+            self._handle(events.SourcesFailed(time.time_ns(), "AGENT_ERROR", text))
             self._link.close(text)
-            self._handle(session.LinkLost(time.time_ns()))
+            self._handle(events.LinkLost(time.time_ns()))
         finally:
             self._session = Session()
             self._deadline_ns = self._watched = None
@@ -231,7 +229,7 @@ class Agent:
         try:
             action()
         except LinkClosed:
-            self._handle(session.LinkLost(time.time_ns()))
+            self._handle(events.LinkLost(time.time_ns()))
 
     def _send(self, message: wire.Message, descriptors: Sequence[int] = ()) -> None:
         self._guarded(lambda: self._link.send(message, descriptors))
@@ -241,9 +239,9 @@ class Agent:
         if isinstance(message, wire.Start):
             self._start_requested(message, now_ns)
         elif isinstance(message, wire.Cancel):
-            self._handle(session.CancelRequested(message.capture_id, message.keep_partial, now_ns))
+            self._handle(events.CancelRequested(message.capture_id, message.keep_partial, now_ns))
         elif isinstance(message, wire.Release):
-            self._handle(session.Released(message.capture_id))
+            self._handle(events.Released(message.capture_id))
         elif isinstance(message, wire.Describe):
             self._send(self._hello())
         elif isinstance(message, wire.Welcome):
@@ -253,7 +251,7 @@ class Agent:
             self._link.refuse(message.reason)
         else:
             self._link.close("the daemon sent a %s" % type(message).__name__)
-            self._handle(session.LinkLost(now_ns))
+            self._handle(events.LinkLost(now_ns))
 
     def _start_requested(self, request: wire.Start, now_ns: int) -> None:
         refusal = None
@@ -263,12 +261,12 @@ class Agent:
             try:
                 self._plan = registry.choose(self._sources(), request.activity_types)
             except SourceError as exc:
-                refusal = session.Refusal(exc.reason_code, exc.reason)
-        self._handle(session.StartRequested(request, now_ns, self._counter.count, refusal))
+                refusal = events.Refusal(exc.reason_code, exc.reason)
+        self._handle(events.StartRequested(request, now_ns, self._counter.count, refusal))
 
     # ------------------------------------------------------------ the session's commands
 
-    def _handle(self, event: session.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         """Give an event to the session and carry out its commands, until there are no more events."""
         self._events.append(event)
         if self._handling:
@@ -281,15 +279,15 @@ class Agent:
         finally:
             self._handling = False
 
-    def _start_sources(self, command: session.StartSources) -> None:
+    def _start_sources(self, command: events.StartSources) -> None:
         assert self._plan is not None
         recording = self._recording = Recording(self._plan, command.request)
         try:
             recording.start(self._announce)
         except SourceError as exc:
-            self._handle(session.SourcesFailed(time.time_ns(), exc.reason_code, exc.reason))
+            self._handle(events.SourcesFailed(time.time_ns(), exc.reason_code, exc.reason))
             return
-        self._handle(session.SourcesStarted(time.time_ns(), self._counter.count))
+        self._handle(events.SourcesStarted(time.time_ns(), self._counter.count))
 
     def _announce(self, message: wire.Arena, descriptor: int) -> None:
         try:
@@ -297,12 +295,12 @@ class Agent:
         except wire.WireError as exc:
             raise SourceError("SOURCE_FAILED", "its metadata does not fit into a frame: %s" % exc) from exc
 
-    def _stop_sources(self, command: session.StopSources) -> None:
+    def _stop_sources(self, command: events.StopSources) -> None:
         if self._recording is not None:
             self._recording.stop()
-        self._handle(session.SourcesStopped(time.time_ns()))
+        self._handle(events.SourcesStopped(time.time_ns()))
 
-    def _free_sources(self, command: session.FreeSources) -> None:
+    def _free_sources(self, command: events.FreeSources) -> None:
         self._free()
 
     def _free(self) -> None:
@@ -310,21 +308,21 @@ class Agent:
         if recording is not None:
             recording.close()
 
-    def _set_timer(self, command: session.SetTimer) -> None:
+    def _set_timer(self, command: events.SetTimer) -> None:
         self._deadline_ns = command.deadline_ns
 
-    def _watch_step(self, command: session.WatchStep) -> None:
+    def _watch_step(self, command: events.WatchStep) -> None:
         self._watched = command.iteration
         self._counter.watch(command.iteration, self._wake)
 
-    def _report(self, command: session.Report) -> None:
+    def _report(self, command: events.Report) -> None:
         self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
 
-    def _reject(self, command: session.Reject) -> None:
+    def _reject(self, command: events.Reject) -> None:
         log("capture %s rejected: %s", command.capture_id, command.reason)
         self._send(wire.Rejected(*command))
 
-    def _conclude(self, command: session.Conclude) -> None:
+    def _conclude(self, command: events.Conclude) -> None:
         log("capture %s: %s %s", command.capture_id, command.outcome, command.reason)
         result = self._result(command)
         try:
@@ -334,7 +332,7 @@ class Agent:
             warning = "thread names and metadata are left out: %s" % exc
             self._send(result._replace(sources=bare, threads={}, warnings=[warning]))
 
-    def _result(self, command: session.Conclude) -> wire.Result:
+    def _result(self, command: events.Conclude) -> wire.Result:
         recording = self._recording
         outcome, reason_code, reason = command.outcome, command.reason_code, command.reason
         problem = recording.problem if recording is not None else None
@@ -354,7 +352,7 @@ class Agent:
             warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
         )
 
-    def _overhead(self, command: session.Conclude) -> Dict[str, Any]:
+    def _overhead(self, command: events.Conclude) -> Dict[str, Any]:
         recording = self._recording
         during_ns = median_ns(self._counter.durations_ns(command.window_start_ns, command.window_end_ns))
         measured = during_ns and self._step_before_ns
@@ -368,12 +366,12 @@ class Agent:
 
 
 _CARRY_OUT: Dict[type, Callable[[Agent, Any], None]] = {
-    session.StartSources: Agent._start_sources,
-    session.StopSources: Agent._stop_sources,
-    session.FreeSources: Agent._free_sources,
-    session.SetTimer: Agent._set_timer,
-    session.WatchStep: Agent._watch_step,
-    session.Report: Agent._report,
-    session.Reject: Agent._reject,
-    session.Conclude: Agent._conclude,
+    events.StartSources: Agent._start_sources,
+    events.StopSources: Agent._stop_sources,
+    events.FreeSources: Agent._free_sources,
+    events.SetTimer: Agent._set_timer,
+    events.WatchStep: Agent._watch_step,
+    events.Report: Agent._report,
+    events.Reject: Agent._reject,
+    events.Conclude: Agent._conclude,
 }

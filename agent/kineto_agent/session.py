@@ -21,182 +21,38 @@ Rules
     A pair of state and event that is not in the table has no meaning and changes nothing.
 """
 
-import enum
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
+from typing import Callable, Dict, List, Optional, Tuple, Type
 
 from kineto_agent import wire
+from kineto_agent.events import (
+    CancelRequested,
+    Command,
+    Conclude,
+    Ending,
+    Event,
+    FreeSources,
+    LinkLost,
+    Refusal,
+    Reject,
+    Released,
+    Report,
+    SessionState,
+    SetTimer,
+    SourcesFailed,
+    SourcesStarted,
+    SourcesStopped,
+    StartRequested,
+    StartSources,
+    Stepped,
+    StopSources,
+    Tick,
+    WatchStep,
+)
 
 MAX_LATE_START_NS = 10_000_000_000  # as Kineto: a start time further in the past is an error
 WARMUP_SLACK_NS = 1_000_000_000  # a warm-up may lose this much: delivery takes milliseconds, not seconds
 RELEASE_DEADLINE_NS = 60_000_000_000  # a daemon that forgets a capture does not keep its memory for ever
 _S = 1_000_000_000
-
-
-class SessionState(enum.Enum):
-    """Kineto's states; the values are those of `wire.State`."""
-
-    WAIT_FOR_REQUEST = "WAIT_FOR_REQUEST"
-    WARMUP = "WARMUP"
-    COLLECT = "COLLECT"
-    PROCESS = "PROCESS"
-
-
-# ---------------------------------------------------------------- events
-
-
-class Refusal(NamedTuple):
-    """Why a request cannot be served, for machines and for people."""
-
-    reason_code: str
-    reason: str
-
-
-class StartRequested(NamedTuple):
-    """The daemon wants a capture. refusal: the runner knows already that no source can serve it."""
-
-    request: wire.Start
-    now_ns: int
-    iteration: int  # -1: never stepped
-    refusal: Optional[Refusal] = None
-
-
-class SourcesStarted(NamedTuple):
-    """At least one source records since now_ns; `iteration` is the one running then."""
-
-    now_ns: int
-    iteration: int
-
-
-class SourcesFailed(NamedTuple):
-    """No source records, or the agent itself failed."""
-
-    now_ns: int
-    reason_code: str
-    reason: str
-
-
-class Tick(NamedTuple):
-    """The timer ran out."""
-
-    now_ns: int
-
-
-class Stepped(NamedTuple):
-    """The watched iteration was reached. time_ns: when the watched one began."""
-
-    iteration: int
-    time_ns: int
-
-
-class CancelRequested(NamedTuple):
-    """The daemon wants the end of this capture."""
-
-    capture_id: str
-    keep_partial: bool
-    now_ns: int
-
-
-class SourcesStopped(NamedTuple):
-    """Every source has stopped."""
-
-    now_ns: int
-
-
-class Released(NamedTuple):
-    """The daemon has copied this capture."""
-
-    capture_id: str
-
-
-class LinkLost(NamedTuple):
-    """The daemon is gone."""
-
-    now_ns: int
-
-
-class Ending(NamedTuple):
-    """The process exits (TARGET_EXITING) or stops its agent (AGENT_STOPPED)."""
-
-    now_ns: int
-    reason_code: str
-    reason: str
-
-
-Event = Union[
-    StartRequested,
-    SourcesStarted,
-    SourcesFailed,
-    Tick,
-    Stepped,
-    CancelRequested,
-    SourcesStopped,
-    Released,
-    LinkLost,
-    Ending,
-]
-
-# ---------------------------------------------------------------- commands
-
-
-class StartSources(NamedTuple):
-    """Prepare, announce and start the sources; answer SourcesStarted or SourcesFailed."""
-
-    request: wire.Start
-
-
-class StopSources(NamedTuple):
-    """Stop the sources; answer SourcesStopped."""
-
-
-class FreeSources(NamedTuple):
-    """Close the arenas."""
-
-
-class SetTimer(NamedTuple):
-    """Give a Tick at this time; None: no Tick."""
-
-    deadline_ns: Optional[int]
-
-
-class WatchStep(NamedTuple):
-    """Give a Stepped as soon as this iteration is reached; None: no Stepped."""
-
-    iteration: Optional[int]
-
-
-class Report(NamedTuple):
-    """Tell the daemon of a transition."""
-
-    capture_id: str
-    state: SessionState
-    time_ns: int
-
-
-class Reject(NamedTuple):
-    """Tell the daemon that this capture will not be done."""
-
-    capture_id: str
-    reason_code: str
-    reason: str
-    busy_capture_id: str = ""
-
-
-class Conclude(NamedTuple):
-    """Tell the daemon how the capture ended. Times are Unix ns; 0: never reached."""
-
-    capture_id: str
-    outcome: str  # done, partial, failed, cancelled
-    reason_code: str
-    reason: str
-    requested_ns: int
-    collecting_ns: int
-    window_start_ns: int
-    window_end_ns: int
-    stopped_ns: int
-    warnings: Tuple[str, ...]
-
-
-Command = Union[StartSources, StopSources, FreeSources, SetTimer, WatchStep, Report, Reject, Conclude]
 
 
 class _Capture:

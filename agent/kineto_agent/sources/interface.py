@@ -5,7 +5,8 @@ A source is one vendor's or language's way to record activities. The runner (the
     activity_types() -> prepare(request) -> session.start() -> session.counts()* -> session.stop() -> session.close()
 
 in this order, all on the agent's thread. Nothing here may print, raise into user code, or hold the GIL for
-more than a millisecond at a time. A session records from start() on; the runner decides later which window
+more than a millisecond at a time. In a forked child a source gives back by itself what it inherited (descriptors,
+mappings), touching no vendor library: nobody calls it there. A session records from start() on; the runner decides later which window
 is kept, so a warm-up needs nothing from the source.
 """
 
@@ -65,9 +66,6 @@ class SourceSession(Protocol):
 
     def close(self) -> None:
         """Free the arena. Called once the daemon has copied it or is gone."""
-
-    def abandon(self) -> None:
-        """In a forked child: give back descriptors and mappings, touch no thread, lock or vendor library."""
 
 
 class Source(Protocol):

@@ -222,10 +222,6 @@ class PythonStacksSession:
         """Free the arena."""
         self._writer.close()
 
-    def abandon(self) -> None:
-        """In a forked child, where the sampler's thread does not exist."""
-        self._writer.close()
-
     # ------------------------------------------------------------ the sampler's thread
 
     def _run(self) -> None:
