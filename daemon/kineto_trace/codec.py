@@ -103,8 +103,8 @@ def _load(path: Path = LIBRARY) -> ctypes.CDLL:
     library.kc_decode.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32]
     library.kc_decode.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
     library.kc_decode.restype = None
-    library.kc_write.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64]
-    library.kc_write.argtypes += [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_write.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+    library.kc_write.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     library.kc_write.restype = None
     library.kc_lanes.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
     library.kc_lanes.argtypes += [ctypes.c_uint32, ctypes.c_void_p]
@@ -258,22 +258,13 @@ class RowWriter:
         self._rows = min((len(field.column) for field in self._keep if field.column is not None), default=0)
         self._fields = (_Field * len(fields))(*map(_native_field, self._keep))
 
-    def write(
-        self, out: AnyArray, first: int, count: int, order: npt.NDArray[np.int64] | None = None
-    ) -> tuple[int, int]:
-        """Writes rows first, first + 1, … (of `order` if given) into `out`. Returns (rows, bytes) that fitted."""
-        if (order is None and first + count > self._rows) or (order is not None and first + count > len(order)):
+    def write(self, out: AnyArray, first: int, count: int) -> tuple[int, int]:
+        """Writes rows first, first + 1, … into `out`. Returns (rows, bytes) that fitted."""
+        if first < 0 or first + count > self._rows:
             raise IndexError(f"rows {first} to {first + count} do not exist")
         result = _Written()
         self._library.kc_write(
-            self._fields,
-            len(self._fields),
-            None if order is None else order.ctypes.data,
-            first,
-            count,
-            out.ctypes.data,
-            out.nbytes,
-            ctypes.byref(result),
+            self._fields, len(self._fields), first, count, out.ctypes.data, out.nbytes, ctypes.byref(result)
         )
         return result.rows, result.bytes
 

@@ -97,9 +97,9 @@ typedef struct {
     uint64_t bytes; /* their length */
 } kc_written;
 
-/* Writes rows `order[first ..]` (or first, first + 1, … if order is NULL), at most `count` and what fits. */
-KC_EXPORT void kc_write(const kc_field *fields, uint32_t field_count, const int64_t *order, uint64_t first,
-                        uint64_t count, char *out, uint64_t capacity, kc_written *result);
+/* Writes rows first, first + 1, …: at most `count`, and as many as fit as a whole. */
+KC_EXPORT void kc_write(const kc_field *fields, uint32_t field_count, uint64_t first, uint64_t count, char *out,
+                        uint64_t capacity, kc_written *result);
 
 /* ---- tracks: events of one track that overlap get separate lanes ---- */
 

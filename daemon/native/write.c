@@ -78,7 +78,7 @@ static char *put_decimal(char *p, double value)
     return p;
 }
 
-static uint64_t get_unsigned(const kc_field *f, int64_t row)
+static uint64_t get_unsigned(const kc_field *f, uint64_t row)
 {
     switch (f->width) {
     case 1: return ((const uint8_t *)f->column)[row];
@@ -88,7 +88,7 @@ static uint64_t get_unsigned(const kc_field *f, int64_t row)
     }
 }
 
-static int64_t get_signed(const kc_field *f, int64_t row)
+static int64_t get_signed(const kc_field *f, uint64_t row)
 {
     switch (f->width) {
     case 1: return ((const int8_t *)f->column)[row];
@@ -113,7 +113,7 @@ static char *put_bytes(char *p, const char *end, const char *bytes, uint64_t siz
 }
 
 /* Writes one field; NULL if it does not fit. */
-static char *put_field(const kc_field *f, int64_t row, char *p, const char *end)
+static char *put_field(const kc_field *f, uint64_t row, char *p, const char *end)
 {
     p = put_bytes(p, end, f->literal, f->literal_bytes);
     if (!p || f->operation == KC_END)
@@ -134,17 +134,16 @@ static char *put_field(const kc_field *f, int64_t row, char *p, const char *end)
     }
 }
 
-void kc_write(const kc_field *fields, uint32_t field_count, const int64_t *order, uint64_t first, uint64_t count,
-              char *out, uint64_t capacity, kc_written *result)
+void kc_write(const kc_field *fields, uint32_t field_count, uint64_t first, uint64_t count, char *out,
+              uint64_t capacity, kc_written *result)
 {
     const char *end = out + capacity;
     char *p = out;
     uint64_t done = 0;
     for (; done < count; done++) {
-        int64_t row = order ? order[first + done] : (int64_t)(first + done);
         char *at = p;
         for (uint32_t i = 0; i < field_count && at; i++)
-            at = put_field(fields + i, row, at, end);
+            at = put_field(fields + i, first + done, at, end);
         if (!at)
             break;
         p = at;

@@ -1,0 +1,132 @@
+"""Which rows of which table go into a Chrome trace through which renderer, and where the viewer shows them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.export import chrome_rows
+from kineto_trace.export.chrome_rows import AnyArray, Columns, Fields, Names
+from kineto_trace.export.tracks import gpu_rows, sync_rows
+from kineto_trace.model import API_TABLES, GPU_TABLES, NO_ROW, Table, Trace
+
+Render = Callable[[Columns, Names], Fields]
+Mask = npt.NDArray[np.bool_]
+OVERHEAD_PID = -1
+STREAM_WAIT_AND_EVENT = (1, 2)  # cuda_sync types that name an event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Rows of one table that look alike. `chosen`: their places in the table; None: all of them."""
+
+    kind: str
+    columns: Mapping[str, AnyArray]
+    chosen: npt.NDArray[np.int64] | None
+    render: Render
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.columns["start"] if self.chosen is None else self.chosen)
+
+    def block(self, first: int, last: int) -> Columns:
+        """The columns of some of the rows."""
+        rows = slice(first, last) if self.chosen is None else self.chosen[first:last]
+        return {name: column[rows] for name, column in self.columns.items()}
+
+
+def sections(trace: Trace) -> list[Section]:
+    """All rows of a trace."""
+    parts: list[Section] = []
+    calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
+    started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
+    correlations = np.unique(np.concatenate(started))
+    rows = gpu_rows(trace.tables)
+    for kind in GPU_TABLES:
+        if kind in rows:
+            parts += _gpu(trace.table(kind), rows[kind], correlations)
+    renderers = {"cuda_runtime": chrome_rows.cuda_runtime, "cuda_driver": chrome_rows.cuda_driver}
+    for kind, mask in calls.items():
+        table = trace.table(kind)
+        columns = {**table.columns, "tid": table["thread"]}
+        parts += _linked_or_not(kind, columns, renderers[kind], chrome_rows.api_flow, mask)
+    parts += _sync(trace, correlations)
+    overhead = trace.table("overhead")
+    tid = {"tid": np.zeros(len(overhead), np.int64)}
+    parts.append(
+        Section(kind="overhead", columns={**overhead.columns, **tid}, chosen=None, render=chrome_rows.overhead)
+    )
+    parts += _python(trace.table("python_function"))
+    return [part for part in parts if part.count]
+
+
+def _call_starts(trace: Trace, kind: str) -> Mask:
+    """Which calls begin a flow: those that Kineto names, and those that a recorded GPU activity came from."""
+    table = trace.table(kind)
+    if not len(table):
+        return np.zeros(0, np.bool_)
+    named: Mask = chrome_rows.starts_flow(trace.strings)[table["name"]]
+    rest = np.flatnonzero(~named)
+    if len(rest):
+        used = np.concatenate([trace.table(gpu)["correlation"] for gpu in GPU_TABLES])
+        named[rest] = np.isin(table["correlation"][rest], used)
+    return named
+
+
+def _gpu(table: Table, rows: npt.NDArray[np.int64], correlations: AnyArray) -> list[Section]:
+    columns = {**table.columns, "tid": rows}
+    linked = np.isin(table["correlation"], correlations)
+    if table.kind == "kernel":
+        return _linked_or_not("kernel", columns, chrome_rows.kernel, chrome_rows.gpu_flow, linked)
+    if table.kind == "gpu_memset":
+        return _linked_or_not("gpu_memset", columns, chrome_rows.gpu_memset, chrome_rows.gpu_flow, linked)
+    peer = table["peer"] == 1
+    return [
+        *_linked_or_not("gpu_memcpy", columns, chrome_rows.gpu_memcpy, chrome_rows.gpu_flow, linked, ~peer),
+        *_linked_or_not("gpu_memcpy", columns, chrome_rows.gpu_memcpy_peer, chrome_rows.gpu_flow, linked, peer),
+    ]
+
+
+def _linked_or_not(
+    kind: str, columns: Columns, render: Render, flow: Render, linked: Mask, among: Mask | None = None
+) -> list[Section]:
+    """Two sections: rows with a flow event right after them, and rows without."""
+
+    def with_flow(rows: Columns, names: Names) -> Fields:
+        return [*render(rows, names), *flow(rows, names)]
+
+    among = np.ones(len(linked), np.bool_) if among is None else among
+    return [
+        Section(kind=kind, columns=columns, chosen=_places(linked & among), render=with_flow),
+        Section(kind=kind, columns=columns, chosen=_places(~linked & among), render=render),
+    ]
+
+
+def _places(mask: Mask) -> npt.NDArray[np.int64] | None:
+    return None if mask.all() else np.flatnonzero(mask)
+
+
+def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
+    table = trace.table("cuda_sync")
+    if not len(table):
+        return []
+    fallback = min((int(trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(trace.table(kind))), default=0)
+    shown = np.where(table["device"] < 0, fallback, table["device"]).astype(np.int32)
+    columns = {**table.columns, "device": shown, "tid": sync_rows(table)}
+    linked = np.isin(table["correlation"], correlations)
+    event = np.isin(table["type"], STREAM_WAIT_AND_EVENT)
+    return [
+        *_linked_or_not("cuda_sync", columns, chrome_rows.cuda_sync_event, chrome_rows.sync_flow, linked, event),
+        *_linked_or_not("cuda_sync", columns, chrome_rows.cuda_sync, chrome_rows.sync_flow, linked, ~event),
+    ]
+
+
+def _python(table: Table) -> list[Section]:
+    columns = {**table.columns, "tid": table["thread"], "row": np.arange(len(table))}
+    root = table["parent"] == NO_ROW
+    return [
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=chrome_rows.python_root),
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=chrome_rows.python_function),
+    ]

@@ -1,0 +1,93 @@
+"""A target's raw folder to a Trace: every source decoded, the window applied, losses counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kineto_trace.decode import cupti, python_stacks
+from kineto_trace.decode.window import apply_window, drop_trailing_requests, whole_extent
+from kineto_trace.model import Losses, StringTable, Table, Trace
+from kineto_trace.raw import RawSource, read_source, source_directories
+from kineto_trace.target import TargetInfo
+
+VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A trace, and what people should know about how it came to be."""
+
+    trace: Trace
+    warnings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has been decoded so far."""
+
+    strings: StringTable
+    tables: dict[str, Table]
+    threads: dict[int, str]
+    warnings: list[str]
+    losses: Losses
+    metadata: dict[str, Any]
+    sample_period_ns: int = 0
+
+
+def load_target(target_dir: Path) -> Loaded:
+    """Reads target.json and all sources of a target. Raises TraceError."""
+    target = TargetInfo.read(target_dir)
+    parts = _Parts(StringTable(), {}, dict(target.threads), [], Losses(), {})
+    for directory in source_directories(target_dir):
+        _add_source(read_source(directory), target, parts)
+    start, end = target.window_start_ns, target.window_end_ns
+    if not end:  # the agent never said what the window was
+        start, end = whole_extent(parts.tables)
+    tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
+    trace = Trace(
+        target=replace(target, threads=parts.threads),
+        strings=tuple(parts.strings.strings),
+        tables=tables,
+        window_start_ns=start,
+        window_end_ns=end,
+        devices=tuple(_devices(parts.metadata)),
+        versions={key: parts.metadata[key] for key in VERSION_KEYS if isinstance(parts.metadata.get(key), int)},
+        losses=replace(parts.losses, out_of_window=parts.losses.out_of_window + outside),
+        sample_period_ns=parts.sample_period_ns,
+    )
+    return Loaded(trace=trace, warnings=tuple(parts.warnings))
+
+
+def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
+    if source.torn:
+        parts.warnings.append(f"{source.source}: the last data was cut off when the daemon ended")
+    if source.format == cupti.FORMAT:
+        records = cupti.decode(source, parts.strings)
+        parts.tables.update(records.tables)
+        parts.warnings.extend(f"{source.source}: {warning}" for warning in records.warnings)
+        parts.metadata.update(source.metadata)
+        undecoded, outside = records.undecoded, 0
+    elif source.format == python_stacks.FORMAT:
+        samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
+        parts.tables[samples.table.kind] = samples.table
+        parts.threads = {**samples.threads, **parts.threads}
+        parts.sample_period_ns = samples.period_ns
+        undecoded, outside = samples.undecoded, samples.out_of_window
+    else:
+        parts.warnings.append(f"{source.source}: records of format {source.format!r} are unknown here and left out")
+        undecoded, outside = source.records, 0
+    parts.losses = Losses(
+        dropped=parts.losses.dropped + source.dropped,
+        undecoded=parts.losses.undecoded + undecoded,
+        torn=parts.losses.torn + source.torn,
+        out_of_window=parts.losses.out_of_window + outside,
+    )
+
+
+def _devices(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The device properties that the target gave, if they are what they should be."""
+    found = metadata.get("devices")
+    if not isinstance(found, list):
+        return []
+    return [item for item in found if isinstance(item, dict) and isinstance(item.get("id"), int)]
