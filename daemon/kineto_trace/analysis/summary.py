@@ -1,0 +1,73 @@
+"""What a trace holds, in a few figures: the public interface's `Summary` message as a dictionary."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.intervals import covered
+from kineto_trace.model import GPU_TABLES, Trace
+
+Numbers = npt.NDArray[Any]
+
+TOP = 5
+NO_GPU = -1.0
+
+
+def summarize(trace: Trace) -> dict[str, Any]:
+    """The keys are those of the message; times in ns."""
+    return {
+        "activities": {kind: len(table) for kind, table in trace.tables.items() if len(table)},
+        "gpu_busy_fraction": gpu_busy_fraction(trace),
+        "top_kernels": top_kernels(trace),
+        "top_functions": top_functions(trace),
+        "window_start_ns": trace.window_start_ns,
+        "window_end_ns": trace.window_end_ns,
+        "out_of_window": trace.losses.out_of_window,
+    }
+
+
+def gpu_busy_fraction(trace: Trace) -> float:
+    """Share of the window in which a GPU did something, mean over the GPUs that did; -1 if none did."""
+    window = trace.window_end_ns - trace.window_start_ns
+    tables = [trace.table(kind) for kind in GPU_TABLES if len(trace.table(kind))]
+    if not tables or window <= 0:
+        return NO_GPU
+    device = np.concatenate([table["device"] for table in tables])
+    start = np.concatenate([table["start"] for table in tables])
+    end = np.concatenate([table.end() for table in tables])
+    shares = []
+    for number in np.unique(device):
+        own = device == number
+        shares.append(covered(start[own], end[own], trace.window_start_ns, trace.window_end_ns) / window)
+    return float(np.mean(shares))
+
+
+def top_kernels(trace: Trace) -> list[dict[str, Any]]:
+    """The kernels with the most total time."""
+    table = trace.table("kernel")
+    return _top(trace, table["name"], np.ones(len(table), np.int64), table["duration"])
+
+
+def top_functions(trace: Trace) -> list[dict[str, Any]]:
+    """The Python functions that most samples found innermost; total_ns is samples times the sampling period."""
+    table = trace.table("python_function")
+    samples = table["self_samples"].astype(np.int64)
+    return _top(trace, table["name"], samples, samples * trace.sample_period_ns)
+
+
+def _top(
+    trace: Trace, name: npt.NDArray[Any], count: npt.NDArray[Any], total: npt.NDArray[Any]
+) -> list[dict[str, Any]]:
+    if not len(name):
+        return []
+    totals = np.zeros(len(trace.strings), np.int64)
+    counts = np.zeros(len(trace.strings), np.int64)
+    np.add.at(totals, name, total)
+    np.add.at(counts, name, count)
+    best = np.argsort(-totals, kind="stable")[:TOP]
+    return [
+        {"name": trace.strings[number], "count": int(counts[number]), "total_ns": int(totals[number])}
+        for number in best.tolist()
+        if counts[number]
+    ]

@@ -1,0 +1,94 @@
+"""From a target's raw folder to its files: columns, the wanted formats, the summary.
+
+Every file appears as a whole or not at all, so that a conversion may be killed at any time and done again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from kineto_trace.analysis.summary import summarize
+from kineto_trace.columns import save_columns
+from kineto_trace.errors import FormatError
+from kineto_trace.export.chrome import write_chrome
+from kineto_trace.export.text import GzipSink, TextSink
+from kineto_trace.files import atomic_file
+from kineto_trace.load import load_target
+from kineto_trace.model import Trace
+
+COLUMNS_DIRECTORY = "columns"
+
+
+class OutputFormat(NamedTuple):
+    """A file that a trace can be had as."""
+
+    name: str
+    file_name: str
+    sink: Callable[[BinaryIO], TextSink]
+
+
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        OutputFormat("chrome", "trace.json.gz", GzipSink),
+        OutputFormat("chrome-json", "trace.json", TextSink),
+    )
+}
+DEFAULT_FORMAT = "chrome"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFile:
+    """One file in the target's folder."""
+
+    format: str
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What a conversion made. The counts are of records that are not in the files."""
+
+    files: tuple[OutputFile, ...]
+    summary: dict[str, Any]  # keys of the public `Summary`
+    warnings: tuple[str, ...]
+    records_dropped: int  # lost in the target, buffers full
+    records_undecoded: int  # came, but could not be read
+    chunks_torn: int  # cut off when the daemon died
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def convert_target(target_dir: Path, *, formats: Sequence[str]) -> Conversion:
+    """Makes the columns and the files of these formats (none: the default one). Raises TraceError."""
+    wanted = [_format(name) for name in dict.fromkeys(formats or [DEFAULT_FORMAT])]
+    loaded = load_target(target_dir)
+    trace = loaded.trace
+    files = tuple(_write(trace, entry, target_dir) for entry in wanted)
+    save_columns(trace, target_dir / COLUMNS_DIRECTORY)
+    return Conversion(
+        files=files,
+        summary=summarize(trace),
+        warnings=loaded.warnings,
+        records_dropped=trace.losses.dropped,
+        records_undecoded=trace.losses.undecoded,
+        chunks_torn=trace.losses.torn,
+    )
+
+
+def _format(name: str) -> OutputFormat:
+    entry = FORMATS.get(name)
+    if entry is None:
+        raise FormatError(f"no output format {name!r}; there are: {', '.join(FORMATS)}")
+    return entry
+
+
+def _write(trace: Trace, entry: OutputFormat, target_dir: Path) -> OutputFile:
+    with atomic_file(target_dir / entry.file_name) as file, entry.sink(file) as sink:
+        write_chrome(trace, sink, trace_name=entry.file_name)
+    return OutputFile(format=entry.name, name=entry.file_name, size_bytes=sink.bytes_written, sha256=sink.sha256)
