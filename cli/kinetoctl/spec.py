@@ -28,6 +28,7 @@ class TraceOptions:
     warmup: int | None  # ns
     start_at: int | None  # Unix ns
     activities: tuple[str, ...] | None
+    with_stack: bool
     stack_hz: int | None
     buffer_limit: int | None  # bytes per target
     formats: tuple[str, ...]
@@ -82,7 +83,7 @@ def build_spec(options: TraceOptions) -> pb.CaptureSpec:
         warmup_ns=options.warmup or 0,
         start_time_ns=options.start_at or 0,
         activity_types=options.activities or (),
-        options=pb.Options(stack_sample_hz=options.stack_hz or 0),
+        options=pb.Options(with_stack=options.with_stack, stack_sample_hz=options.stack_hz or 0),
         buffer_limit_bytes=options.buffer_limit or 0,
         formats=dict.fromkeys(options.formats),
         labels=dict(options.labels),

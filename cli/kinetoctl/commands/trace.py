@@ -42,6 +42,7 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
 @click.option("--warmup", type=DELAY, help="Time with collection on that is not kept, before --duration starts.")
 @click.option("--start-at", type=START, help="When to start: +10s, or a local time like 2030-01-31T12:00:00.")
 @click.option("--activities", type=ACTIVITIES, help="Kineto's activity types, like kernel,gpu_memcpy.  [default: all]")
+@click.option("--with-stack", is_flag=True, help="Python stacks beside what --activities names.")
 @click.option("--stack-hz", type=click.IntRange(1, MAX_STACK_HZ), help="Python stack samples a second.  [default: 100]")
 @click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")
 @click.option(

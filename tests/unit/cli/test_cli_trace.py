@@ -200,7 +200,7 @@ def test_the_request_carries_every_option(trace: Trace) -> None:
     trace.profiler.watches = [[*happy_script()]]
     trace(
         *("--pid", "4343", "--command", "train.*", "--user", "ada", "--rank", "0,8-9", "--job-id", "77"),
-        *("--duration", "500ms", "--warmup", "1s", "--activities", "kernel,gpu_memcpy", "--stack-hz", "50"),
+        *("--duration", "500ms", "--warmup", "1s", "--activities", "kernel,gpu_memcpy", "--with-stack", "--stack-hz", "50"),
         *("--buffer-limit", "256MiB", "--format", "chrome", "--format", "chrome-json", "--label", "team=vision"),
         *("--idempotency-key", "once"),
     )
@@ -211,7 +211,7 @@ def test_the_request_carries_every_option(trace: Trace) -> None:
             duration_ns=500_000_000,
             warmup_ns=1_000_000_000,
             activity_types=["kernel", "gpu_memcpy"],
-            options=pb.Options(stack_sample_hz=50),
+            options=pb.Options(with_stack=True, stack_sample_hz=50),
             buffer_limit_bytes=268_435_456,
             formats=["chrome", "chrome-json"],
             labels={"team": "vision"},

@@ -1,0 +1,181 @@
+"""The documentation is complete and true: commands, options, variables, exit codes, reason codes."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from kineto_agent import env
+from kineto_protos import endpoints
+from kinetoctl import settings
+from kinetoctl.app import cli
+from kinetoctl.exit_codes import MEANINGS, ExitCode
+from kinetod.__main__ import command as kinetod_command
+from kinetod.errors import Reason, VerdictReason
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+COMMON = {"--address", "--output", "-o", "--no-color", "--quiet", "-q", "--timeout", "--help", "-h"}
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
+_VARIABLE = re.compile(r"\bKINETOD?_[A-Z][A-Z_]*[A-Z]\b")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name, groups left out."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        assert found is not None
+        if isinstance(found, click.Group):
+            yield from commands(found, *path, name)
+        else:
+            yield " ".join(("kinetoctl", *path, name)), found
+
+
+def options(command: click.Command) -> set[str]:
+    return {text for parameter in command.params if isinstance(parameter, click.Option) for text in parameter.opts}
+
+
+def section(text: str, title: str) -> str:
+    """A second-level section of a document."""
+    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"no section {title!r}"
+    return match[1]
+
+
+def table_options(text: str) -> set[str]:
+    """The options in the first column of the tables."""
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `-")]
+    return {option for cell in cells for option in _OPTION.findall(cell)}
+
+
+COMMANDS = dict(commands(cli))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_section_with_exactly_its_options(name: str) -> None:
+    text = section(read("docs/cli.md"), name)
+    documented = table_options(text)
+    own = options(COMMANDS[name]) - COMMON
+    if name == "kinetoctl ps":  # its selectors are those of `trace`, in a sentence
+        documented |= set(re.findall(r"`(--[a-z-]+)`", text))
+    assert documented == own
+
+
+def test_no_section_is_about_a_command_that_is_gone() -> None:
+    sections = set(re.findall(r"^## (kinetoctl .*)$", read("docs/cli.md"), re.MULTILINE))
+    assert sections == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_the_common_options(name: str) -> None:
+    assert options(COMMANDS[name]) >= COMMON - {"--help", "-h"}
+
+
+def test_the_common_options_are_documented() -> None:
+    assert table_options(section(read("docs/cli.md"), "Options of every command")) == COMMON
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_has_a_help_text(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help
+    for parameter in command.params:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+def test_exit_codes_are_documented_in_the_help_and_in_the_docs() -> None:
+    rows = dict(re.findall(r"^\| (\d+) \| (.*?) \|$", section(read("docs/cli.md"), "Exit codes"), re.MULTILINE))
+    assert {int(code) for code in rows} == set(ExitCode)
+    context = click.Context(cli, info_name="kinetoctl")
+    for code, meaning in MEANINGS.items():
+        assert re.search(rf"^ +{code.value}  {re.escape(meaning)}$", cli.get_help(context), re.MULTILINE)
+        assert rows[str(code.value)].replace("`", "") == meaning
+
+
+def test_kinetod_options_and_variables_are_documented() -> None:
+    text = section(read("docs/configuration.md"), "kinetod")
+    assert table_options(text) == options(kinetod_command) | {"--help"}
+    assert kinetod_command.context_settings["auto_envvar_prefix"] == "KINETOD"
+    for parameter in kinetod_command.params:
+        if isinstance(parameter, click.Option) and parameter.show_envvar:
+            row = next(line for line in text.splitlines() if f"`{parameter.opts[-1]}`" in line)
+            assert f"`KINETOD_{(parameter.name or '').upper()}`" in row
+
+
+def agent_variables() -> set[str]:
+    """The values of the constants in kineto_agent/env.py that name variables."""
+    return {value for name, value in vars(env).items() if name.isupper() and str(value).startswith("KINETO_")}
+
+
+def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
+    known = agent_variables() | {endpoints.ADDRESS_VARIABLE}
+    text = read("docs/configuration.md")
+    rows = set(re.findall(r"^\| `(KINETO_[A-Z_]+)` \|", text, re.MULTILINE))
+    assert rows == known
+    assert f"`{settings.NO_COLOR_VARIABLE}`" in text
+
+
+def test_documents_name_no_variable_that_does_not_exist() -> None:
+    daemon = {f"KINETOD_{(parameter.name or '').upper()}" for parameter in kinetod_command.params}
+    known = agent_variables() | {endpoints.ADDRESS_VARIABLE} | daemon
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        assert set(_VARIABLE.findall(path.read_text())) <= known, path.name
+
+
+def test_variables_are_read_by_their_constants_only() -> None:
+    """A variable's name as a literal outside the modules that define it would escape the other tests."""
+    defined = {"agent/kineto_agent/env.py", "protos/kineto_protos/endpoints.py", "cli/kinetoctl/inject.py"}
+    startup = {"agent/kineto_agent/boot/inject/sitecustomize.py"}  # runs before anything can be imported
+    for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if str(path.relative_to(ROOT)) in defined | startup:
+                continue
+            literals = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+            found = {text for text in literals if isinstance(text, str) and _VARIABLE.fullmatch(text)}
+            assert not found, path
+
+
+def test_kinetoctl_run_uses_the_agents_own_variables() -> None:
+    from kinetoctl import inject
+
+    assert (inject.AGENT_VARIABLE, inject.SOCKET_VARIABLE) == (env.AGENT, env.AGENT_SOCKET)
+
+
+def agent_reason_codes() -> set[str]:
+    """Reason codes that the agent's code gives: the first argument of these calls, where it is a literal."""
+    calls = {"SourceError", "Refusal", "Ending"}
+    codes = set()
+    for path in (ROOT / "agent" / "kineto_agent").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in calls:
+                codes |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return {code for code in codes if re.fullmatch(r"[A-Z][A-Z0-9_]+", code)}
+
+
+def test_every_reason_code_is_documented() -> None:
+    documented = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", read("docs/errors.md")))
+    known = {*map(str, Reason), *map(str, VerdictReason), *agent_reason_codes()}
+    assert known - documented == set()
+
+
+def test_documents_show_only_options_that_exist() -> None:
+    known = {option for command in COMMANDS.values() for option in options(command)} | COMMON
+    known |= options(kinetod_command)
+    foreign = {"-m", "-c", "-L", "-1", "--epochs", "--nproc-per-node"}  # of python, ssh, head and training scripts
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        code = re.findall(r"`[^`\n]+`|^(?:kinetoctl|kinetod) .*$", path.read_text(), re.MULTILINE)
+        used = {option for text in code if "kineto" in text for option in _OPTION.findall(text)}
+        assert used - known - foreign == set(), path.name
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+            assert "://" in target or (path.parent / target).exists(), f"{path.name}: {target}"
