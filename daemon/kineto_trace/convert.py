@@ -38,9 +38,8 @@ FORMATS = {
 DEFAULT_FORMAT = "chrome"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputFile:
-    """One file in the target's folder."""
+class OutputFile(NamedTuple):
+    """One file in the target's folder. A tuple, so that it is a list in a worker's answer."""
 
     format: str
     name: str

@@ -77,6 +77,8 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
     else:
         parts.warnings.append(f"{source.source}: records of format {source.format!r} are unknown here and left out")
         undecoded, outside = source.records, 0
+    if undecoded:
+        parts.warnings.append(f"{source.source}: {undecoded} records could not be decoded and are not in the trace")
     parts.losses = Losses(
         dropped=parts.losses.dropped + source.dropped,
         undecoded=parts.losses.undecoded + undecoded,
