@@ -21,7 +21,7 @@ MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this
 
 # kc_column.operation
-COPY, DURATION, INTERN = range(3)
+COPY, SPAN, INTERN = range(3)
 # kc_field.operation
 END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT = range(6)
 # kc_decoded.status
@@ -37,6 +37,7 @@ class _Column(ctypes.Structure):
         ("offset", ctypes.c_uint32),
         ("offset_2", ctypes.c_uint32),
         ("out", ctypes.c_void_p),
+        ("out_2", ctypes.c_void_p),
         ("interner", ctypes.c_void_p),
     )
 
@@ -145,14 +146,18 @@ class Interner:
 
 
 class ColumnPlan(NamedTuple):
-    """One column of one record kind: what to read where (bytes), and the array that takes it."""
+    """One column of one record kind: what to read where (bytes), and the array that takes it.
+
+    SPAN reads a start at `offset` and an end at `offset_2`; `out_2` takes the durations.
+    """
 
     operation: int
     width: int
     offset: int
-    offset_2: int
     out: AnyArray
-    interner: Interner | None
+    offset_2: int = 0
+    out_2: AnyArray | None = None
+    interner: Interner | None = None
 
 
 class KindPlan(NamedTuple):
@@ -207,11 +212,15 @@ class Decoder:
 
 
 def _native_column(column: ColumnPlan) -> _Column:
-    handle = None if column.interner is None else column.interner.handle
-    return _Column(column.operation, column.width, column.offset, column.offset_2, column.out.ctypes.data, handle)
-
-
-_OUT_BYTES = {DURATION: 8, INTERN: 4}
+    return _Column(
+        column.operation,
+        column.width,
+        column.offset,
+        column.offset_2,
+        column.out.ctypes.data,
+        None if column.out_2 is None else column.out_2.ctypes.data,
+        None if column.interner is None else column.interner.handle,
+    )
 
 
 def _check_plan(plan: KindPlan) -> None:
@@ -219,11 +228,16 @@ def _check_plan(plan: KindPlan) -> None:
     if not 0 <= plan.kind < KIND_LIMIT or plan.record_bytes < 8:
         raise ValueError(f"kind {plan.kind} with {plan.record_bytes} bytes cannot be decoded")
     for column in plan.columns:
-        last = max(column.offset + column.width, column.offset_2 + 8 if column.operation == DURATION else 0)
-        wanted = _OUT_BYTES.get(column.operation, column.width)
-        contiguous = column.out.flags.c_contiguous and column.out.itemsize == wanted
-        if last > plan.record_bytes or len(column.out) < plan.capacity or not contiguous:
+        last = max(column.offset + column.width, column.offset_2 + (8 if column.out_2 is not None else 0))
+        fits = _takes(column.out, 4 if column.operation == INTERN else column.width, plan.capacity)
+        if column.operation == SPAN:
+            fits = fits and column.width == 8 and column.out_2 is not None and _takes(column.out_2, 8, plan.capacity)
+        if last > plan.record_bytes or not fits or (column.operation == INTERN and column.interner is None):
             raise ValueError(f"kind {plan.kind}: column at byte {column.offset} does not fit its record or array")
+
+
+def _takes(array: AnyArray, width: int, rows: int) -> bool:
+    return bool(array.flags.c_contiguous) and array.itemsize == width and len(array) >= rows
 
 
 class Texts:

@@ -35,15 +35,16 @@ uint32_t kc_intern_one(kc_interner *interner, uint64_t key);
 
 /* ---- decoding: records of several kinds -> one array per field ---- */
 
-enum { KC_COPY = 0, KC_DURATION = 1, KC_INTERN = 2 };
+enum { KC_COPY = 0, KC_SPAN = 1, KC_INTERN = 2 };
 
 typedef struct {
-    uint32_t operation;    /* KC_COPY: the field; KC_DURATION: u64 at offset_2 minus u64 at offset, not below 0;
-                              KC_INTERN: the number of the field, as u32 */
+    uint32_t operation;    /* KC_COPY: the field; KC_SPAN: u64 at offset into out, and u64 at offset_2 minus it, not
+                              below 0, into out_2; KC_INTERN: the number of the field, as u32 */
     uint32_t width;        /* bytes of the field: 1, 2, 4 or 8 */
     uint32_t offset;       /* byte offset in the record */
     uint32_t offset_2;
     void *out;             /* array with room for `capacity` rows */
+    void *out_2;
     kc_interner *interner; /* KC_INTERN */
 } kc_column;
 

@@ -2,14 +2,14 @@
  *
  * Theory of operation
  *     The walk collects the addresses of the records of each kind in small batches; a full batch is copied
- *     column by column, in loops whose width is a compile-time constant. A batch stays in the second-level
- *     cache, so that memory is read once. Kinds are looked up in a table of 64: real ones are below that.
+ *     column by column, in loops whose width is a compile-time constant. A batch stays in the cache, so that
+ *     memory is read once. Kinds are looked up in a table of 64: real ones are below that.
  */
 #include <string.h>
 
 #include "codec.h"
 
-#define BATCH 256
+#define BATCH 128 /* records: most of them fit the first-level cache */
 #define KIND_LIMIT 64
 #define MAX_KINDS 16
 
@@ -49,12 +49,13 @@ static void copy_field(const kc_column *column, const uint8_t *const *records, u
     }
 }
 
-static void copy_duration(const kc_column *column, const uint8_t *const *records, uint32_t count, uint64_t row)
+static void copy_span(const kc_column *column, const uint8_t *const *records, uint32_t count, uint64_t row)
 {
-    uint64_t *out = (uint64_t *)column->out + row;
+    uint64_t *starts = (uint64_t *)column->out + row, *durations = (uint64_t *)column->out_2 + row;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t start = load64(records[i] + column->offset), end = load64(records[i] + column->offset_2);
-        out[i] = end > start ? end - start : 0;
+        starts[i] = start;
+        durations[i] = end > start ? end - start : 0;
     }
 }
 
@@ -70,71 +71,83 @@ static int copy_number(const kc_column *column, const uint8_t *const *records, u
     return 0;
 }
 
-static int flush(kc_kind *kind, const kc_column *columns, batch *b)
+/* Copies a batch into the columns of its kind. KC_OK, KC_FULL or KC_NO_MEMORY. */
+static uint32_t flush(kc_kind *kind, const kc_column *columns, batch *b)
 {
-    for (uint32_t c = 0; c < kind->column_count; c++) {
+    uint32_t count = b->count;
+    b->count = 0;
+    if (kind->column_count && count > kind->capacity - kind->rows)
+        return KC_FULL;
+    for (uint32_t c = 0; c < kind->column_count && count; c++) {
         const kc_column *column = columns + kind->first_column + c;
         if (column->operation == KC_COPY)
-            copy_field(column, b->records, b->count, kind->rows);
-        else if (column->operation == KC_DURATION)
-            copy_duration(column, b->records, b->count, kind->rows);
-        else if (copy_number(column, b->records, b->count, kind->rows))
-            return -1;
+            copy_field(column, b->records, count, kind->rows);
+        else if (column->operation == KC_SPAN)
+            copy_span(column, b->records, count, kind->rows);
+        else if (copy_number(column, b->records, count, kind->rows))
+            return KC_NO_MEMORY;
     }
-    kind->rows += b->count;
-    b->count = 0;
-    return 0;
+    kind->rows += count;
+    return KC_OK;
+}
+
+/* The kinds by number, with what the walk needs in one place. */
+typedef struct {
+    uint32_t record_bytes[KIND_LIMIT]; /* 0: unknown kind */
+    uint8_t index[KIND_LIMIT];
+} kind_table;
+
+static void make_table(kind_table *table, const kc_kind *kinds, uint32_t kind_count)
+{
+    memset(table, 0, sizeof *table);
+    for (uint32_t k = 0; k < kind_count; k++) {
+        if (kinds[k].kind < KIND_LIMIT && kinds[k].record_bytes >= 8) {
+            table->record_bytes[kinds[k].kind] = kinds[k].record_bytes;
+            table->index[kinds[k].kind] = (uint8_t)k;
+        }
+    }
 }
 
 void kc_decode(const uint8_t *data, uint64_t size, kc_kind *kinds, uint32_t kind_count, const kc_column *columns,
                kc_decoded *result)
 {
     batch batches[MAX_KINDS];
-    uint8_t index[KIND_LIMIT];
-    memset(index, 0xFF, sizeof index);
-    memset(result, 0, sizeof *result);
-    for (uint32_t k = 0; k < kind_count && k < MAX_KINDS; k++) {
-        batches[k].count = 0;
-        if (kinds[k].kind < KIND_LIMIT && kinds[k].record_bytes >= 8)
-            index[kinds[k].kind] = (uint8_t)k;
-    }
+    kind_table table;
     uint64_t at = 0, records = 0;
+    if (kind_count > MAX_KINDS)
+        kind_count = MAX_KINDS;
+    make_table(&table, kinds, kind_count);
+    memset(result, 0, sizeof *result);
+    for (uint32_t k = 0; k < kind_count; k++)
+        batches[k].count = 0;
     while (at < size) {
+        const uint8_t *record = data + at;
         if (size - at < 8) {
             result->status = KC_TORN;
             break;
         }
-        const uint8_t *record = data + at;
-        result->kind = load32(record);
-        if (result->kind >= KIND_LIMIT || index[result->kind] == 0xFF) {
-            result->status = KC_UNKNOWN_KIND;
+        uint32_t number = load32(record);
+        uint32_t record_bytes = number < KIND_LIMIT ? table.record_bytes[number] : 0;
+        if (!record_bytes || record_bytes > size - at) {
+            result->status = record_bytes ? KC_TORN : KC_UNKNOWN_KIND;
+            result->kind = number;
             break;
         }
-        kc_kind *kind = kinds + index[result->kind];
-        if (kind->record_bytes > size - at) {
-            result->status = KC_TORN;
-            break;
-        }
-        if (kind->column_count) {
-            batch *b = batches + index[result->kind];
-            if (kind->rows + b->count >= kind->capacity) {
-                result->status = KC_FULL;
-                break;
-            }
-            b->records[b->count++] = record;
-            if (b->count == BATCH && flush(kind, columns, b)) {
-                result->status = KC_NO_MEMORY;
-                return;
-            }
-        } else {
-            kind->rows++;
-        }
-        at += kind->record_bytes;
+        batch *b = batches + table.index[number];
+        b->records[b->count++] = record;
+        at += record_bytes;
         records++;
+        if (b->count == BATCH) {
+            result->status = flush(kinds + table.index[number], columns, b);
+            if (result->status)
+                break;
+        }
+    }
+    for (uint32_t k = 0; k < kind_count; k++) {
+        uint32_t status = flush(kinds + k, columns, batches + k);
+        if (status)
+            result->status = status;
     }
     result->consumed = at;
     result->records = records;
-    for (uint32_t k = 0; k < kind_count && k < MAX_KINDS; k++)
-        if (batches[k].count && flush(kinds + k, columns, batches + k))
-            result->status = KC_NO_MEMORY;
 }

@@ -89,8 +89,6 @@ FIELDS: dict[str, dict[str, str]] = {
     "CUDA_EVENT": {"context": "contextId", "event": "eventId", "stream": "streamId", "correlation": "correlationId"},
     "OVERHEAD": {"kind": "overheadKind"},
 }
-# The field that gets a number in the order of appearance: the name pointer or the callback id.
-INTERNED = {"KERNEL": "name", "API": "cbid"}
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -117,7 +115,7 @@ def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
     for known in KINDS:
         if known.table:
             columns = buffers.columns(known)
-            _name(known, columns, buffers.interners.get(known.kind), source, strings)
+            _name(known, columns, buffers.name_pointers, source, strings)
             parts.setdefault(known.table, []).append(columns)
     joined = {table: _join(pieces) for table, pieces in parts.items()}
     _resolve_sync(joined, joined.pop("cuda_event"))
@@ -151,7 +149,7 @@ class _Buffers:
     """The arrays that take the records, and the codec's plans that fill them."""
 
     def __init__(self, source: RawSource, layout: VersionLayout) -> None:
-        self.interners = {known.kind: Interner() for known in KINDS if known.layout in INTERNED}
+        self.name_pointers = Interner()
         self._arrays: dict[int, Columns] = {}
         total = sum(chunk.size for chunk in source.chunks)
         plans = [self._plan(known, layout.records[known.layout], total) for known in KINDS]
@@ -167,23 +165,22 @@ class _Buffers:
             return KindPlan(known.kind, layout.size, 0, ())
         capacity = total_bytes // layout.size  # memory that is not written is not used
         arrays: Columns = {}
-        plans = []
+        plans: list[ColumnPlan] = []
 
-        def add(name: str, dtype: str, operation: int, field: str, *, end: str = "") -> None:
-            arrays[name] = np.empty(capacity, dtype)
-            interner = self.interners[known.kind] if operation == codec.INTERN else None
-            offset_2 = layout.offsets[end] if end else 0
-            width = WIDTHS[known.layout][field]
-            plans.append(ColumnPlan(operation, width, layout.offsets[field], offset_2, arrays[name], interner))
+        def column(name: str, dtype: str) -> npt.NDArray[Any]:
+            return arrays.setdefault(name, np.empty(capacity, dtype))
 
-        if "start" in layout.offsets:
-            add("start", "int64", codec.COPY, "start")
-            add("duration", "int64", codec.DURATION, "start", end="end")
-        if known.layout in INTERNED:
-            add("name", "uint32", codec.INTERN, INTERNED[known.layout])
+        offsets, widths = layout.offsets, WIDTHS[known.layout]
+        if "start" in offsets:
+            start, duration = column("start", "int64"), column("duration", "int64")
+            plans.append(ColumnPlan(codec.SPAN, 8, offsets["start"], start, offsets["end"], duration))
+        if known.layout == "KERNEL":
+            number, interner = column("name", "uint32"), self.name_pointers
+            plans.append(ColumnPlan(codec.INTERN, widths["name"], offsets["name"], number, interner=interner))
         for name, field in FIELDS[known.layout].items():
-            if field in layout.offsets:
-                add(name, _dtype(known.table, name, WIDTHS[known.layout][field]), codec.COPY, field)
+            if field in offsets:
+                out = column(name, _dtype(known.table, name, widths[field]))
+                plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], out))
         self._arrays[known.kind] = arrays
         return KindPlan(known.kind, layout.size, capacity, plans)
 
@@ -237,24 +234,28 @@ def _join(pieces: list[Columns]) -> Columns:
     return joined
 
 
-def _name(
-    known: RecordKind, columns: Columns, interner: Interner | None, source: RawSource, strings: StringTable
-) -> None:
+def _name(known: RecordKind, columns: Columns, pointers: Interner, source: RawSource, strings: StringTable) -> None:
     """Fills the name column of one record kind with numbers into `strings`."""
     if known.layout == "CUDA_EVENT":
         return
-    if interner is not None:
-        numbers = columns["name"]
-        texts = _interned_names(known, interner.keys(), source)
-    elif known.layout in ("MEMCPY", "MEMCPY2"):
-        packed = columns["copy_kind"].astype(np.uint32) << 16 | columns["src_kind"].astype(np.uint32) << 8
-        values, numbers = np.unique(packed | columns["dst_kind"], return_inverse=True)
-        texts = [names.memcpy_name(value >> 16, value >> 8 & 255, value & 255) for value in values.tolist()]
+    if known.layout == "KERNEL":
+        numbers, texts = columns["name"], _kernel_names(pointers, source)
     else:
-        column, name_of = _NAMED_BY[known.layout]
-        values, numbers = np.unique(columns[column], return_inverse=True)
-        texts = [name_of(value) for value in values.tolist()]
+        key, name_of = _naming(known, columns, source)
+        values, numbers = _distinct(key)
+        texts = [name_of(value) for value in values]
     columns["name"] = strings.add_all(texts)[numbers]
+
+
+def _naming(known: RecordKind, columns: Columns, source: RawSource) -> tuple[npt.NDArray[Any], Callable[[int], str]]:
+    """What the name depends on, and how."""
+    if known.layout == "API":
+        return columns["cbid"], _api_namer(known, source)
+    if known.layout in ("MEMCPY", "MEMCPY2"):
+        packed = columns["copy_kind"].astype(np.uint32) << 16 | columns["src_kind"].astype(np.uint32) << 8
+        return packed | columns["dst_kind"], lambda key: names.memcpy_name(key >> 16, key >> 8 & 255, key & 255)
+    column, name_of = _NAMED_BY[known.layout]
+    return columns[column], name_of
 
 
 _NAMED_BY: dict[str, tuple[str, Callable[[int], str]]] = {
@@ -262,18 +263,32 @@ _NAMED_BY: dict[str, tuple[str, Callable[[int], str]]] = {
     "SYNCHRONIZATION": ("type", names.sync_name),
     "OVERHEAD": ("kind", names.overhead_name),
 }
+_SMALL = 1 << 12
 
 
-def _interned_names(known: RecordKind, keys: npt.NDArray[np.uint64], source: RawSource) -> list[str]:
-    if known.layout == "KERNEL":
-        table = source.strings.get(SPACE_KERNEL_NAME, {})
-        return [
-            names.demangle(table[key]) if key in table else f"kernel with unknown name at {key:#x}"
-            for key in keys.tolist()
-        ]
+def _distinct(key: npt.NDArray[Any]) -> tuple[list[int], npt.NDArray[Any]]:
+    """The distinct values, and for each row the number of its value."""
+    if len(key) and int(key.max()) < _SMALL:  # callback ids: a look-up instead of a search
+        values = np.flatnonzero(np.bincount(key, minlength=1))
+        number_of = np.zeros(_SMALL, np.int32)
+        number_of[values] = np.arange(len(values))
+        return values.tolist(), number_of[key]
+    found, numbers = np.unique(key, return_inverse=True)
+    return found.tolist(), numbers
+
+
+def _kernel_names(pointers: Interner, source: RawSource) -> list[str]:
+    table = source.strings.get(SPACE_KERNEL_NAME, {})
+    return [
+        names.demangle(table[key]) if key in table else f"kernel with unknown name at {key:#x}"
+        for key in pointers.keys().tolist()
+    ]
+
+
+def _api_namer(known: RecordKind, source: RawSource) -> Callable[[int], str]:
     driver = known.table == "cuda_driver"
     table = source.strings.get(SPACE_DRIVER_API if driver else SPACE_RUNTIME_API, {})
-    return [names.api_name(table, key, "driver" if driver else "runtime") for key in keys.tolist()]
+    return lambda cbid: names.api_name(table, cbid, "driver" if driver else "runtime")
 
 
 def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
