@@ -1,0 +1,88 @@
+from typing import Any, List
+
+import pytest
+from kineto_agent import env
+from kineto_agent.sources import registry
+from kineto_agent.sources.interface import Source, SourceError, SourceRequest, SourceSession
+
+
+class Named:
+    def __init__(self, name: str, *types: str) -> None:
+        self.name = name
+        self._types = types
+
+    def activity_types(self) -> List[str]:
+        if "crash" in self._types:
+            raise RuntimeError("no")
+        return list(self._types)
+
+    def prepare(self, request: SourceRequest) -> SourceSession:
+        raise NotImplementedError(request)
+
+
+GPU: Source = Named("cupti", "kernel", "gpu_memcpy")
+STACKS: Source = Named("python_stacks", "python_function")
+IDLE: Source = Named("cupti")
+
+
+def chosen(plan: registry.Plan) -> Any:
+    return [(choice.source.name, sorted(choice.activity_types)) for choice in plan.choices]
+
+
+def refusal(available: List[Source], wanted: List[str]) -> "tuple[str, str]":
+    with pytest.raises(SourceError) as caught:
+        registry.choose(available, wanted)
+    return caught.value.reason_code, caught.value.reason
+
+
+def test_no_wish_means_everything_that_is_offered() -> None:
+    plan = registry.choose([GPU, STACKS], [])
+    assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"]), ("python_stacks", ["python_function"])]
+    assert plan.missing == []
+
+
+def test_only_the_sources_of_the_wanted_types_are_chosen() -> None:
+    assert chosen(registry.choose([GPU, STACKS], ["kernel"])) == [("cupti", ["kernel"])]
+
+
+def test_a_type_of_kineto_that_is_not_there_now_is_missing() -> None:
+    plan = registry.choose([IDLE, STACKS], ["kernel", "python_function"])
+    assert chosen(plan) == [("python_stacks", ["python_function"])]
+    assert plan.missing == ["kernel"]
+
+
+def test_a_misspelt_type_is_named_with_what_there_is() -> None:
+    assert refusal([GPU], ["kernal", "kernel"]) == (
+        "UNKNOWN_ACTIVITY_TYPE",
+        "unknown activity type kernal; this process offers: gpu_memcpy, kernel",
+    )
+
+
+def test_a_sources_own_type_is_known() -> None:
+    assert chosen(registry.choose([Named("mine", "my_type")], ["my_type"])) == [("mine", ["my_type"])]
+
+
+def test_nothing_to_record_says_what_there_is() -> None:
+    assert refusal([IDLE, STACKS], ["kernel"]) == (
+        "NOTHING_TO_RECORD",
+        "this process cannot record kernel; it offers: python_function",
+    )
+    assert refusal([IDLE], []) == ("NOTHING_TO_RECORD", "no activity source works in this process")
+    assert refusal([], ["kernel"]) == ("NOTHING_TO_RECORD", "this process cannot record kernel; it offers: nothing")
+
+
+def test_a_source_that_fails_to_answer_offers_nothing() -> None:
+    assert registry.offers([Named("bad", "crash"), STACKS]) == {"bad": [], "python_stacks": ["python_function"]}
+
+
+def test_python_stacks_are_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(env.CUPTI_LIBRARY, raising=False)
+    monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ())
+    monkeypatch.setattr(registry, "_sources", {})
+    assert [source.name for source in registry.sources()] == ["python_stacks"]
+
+
+def test_cupti_is_loaded_where_there_could_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ("/",))
+    monkeypatch.setattr(registry, "_sources", {})
+    assert [source.name for source in registry.sources()] == ["python_stacks", "cupti"]

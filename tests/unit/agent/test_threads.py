@@ -1,0 +1,90 @@
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import Dict, List
+
+import pytest
+from kineto_agent.threads import NativeIds, command_name, start_thread, thread_names
+
+
+def test_our_threads_take_no_signal_from_the_program() -> None:
+    masks: List[set] = []  # type: ignore[type-arg]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    start_thread("kineto-test", lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))).join()
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGPROF} <= masks[0]
+    assert not {signal.SIGSEGV, signal.SIGABRT} & masks[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_our_threads_have_their_name_in_the_kernel_too() -> None:
+    names: List[str] = []
+    start_thread("kineto-test", lambda: names.append(command_name(threading.get_native_id()))).join()
+    assert names == ["kineto-test"]
+
+
+def test_an_ended_thread_has_no_name() -> None:
+    assert command_name((1 << 22) + 1) == ""
+
+
+def test_every_thread_is_named_up_to_the_limit() -> None:
+    names = thread_names(100)
+    assert names[str(threading.get_native_id())] == threading.current_thread().name
+    assert len(thread_names(1)) == 1
+
+
+def test_pythons_threads_are_known_by_their_system_id() -> None:
+    ids = NativeIds()
+    assert ids.tid(threading.get_ident()) == threading.get_native_id()
+    assert len(ids) == 1
+    ids.forget_all_but([])
+    assert len(ids) == 0
+
+
+def test_our_own_threads_have_no_id_for_samplers() -> None:
+    found: List[int] = []
+    start_thread("kineto-test", lambda: found.append(NativeIds().tid(threading.get_ident()))).join()
+    assert found == [0]
+
+
+def foreign_thread_ids(ids: NativeIds) -> Dict[str, int]:
+    """What `ids` says of a thread that a C library made, and what the kernel says."""
+    found: Dict[str, int] = {}
+    ready, done = threading.Event(), threading.Event()
+    library = ctypes.CDLL(None)
+    library.pthread_self.restype = ctypes.c_ulong
+    library.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]
+
+    def body(_argument: object) -> None:
+        found.update(ident=library.pthread_self(), kernel=threading.get_native_id())
+        ready.set()
+        assert done.wait(20)
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(body)
+    thread = ctypes.c_ulong()
+    assert library.pthread_create(ctypes.byref(thread), None, callback, None) == 0
+    assert ready.wait(20)
+    assert found["ident"] not in threading._active  # type: ignore[attr-defined]
+    found["ours"] = ids.tid(found["ident"])
+    done.set()
+    assert library.pthread_join(thread, None) == 0
+    return found
+
+
+def test_a_thread_made_by_a_c_library_is_known_by_its_system_id() -> None:
+    found = foreign_thread_ids(NativeIds())
+    assert found["ours"] == found["kernel"]
+
+
+def test_without_proc_mem_a_foreign_thread_keeps_pythons_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kineto_agent.threads._read_memory", lambda _address, _size: b"")
+    found = foreign_thread_ids(NativeIds())
+    assert found["ours"] != found["kernel"]
+    assert 0 < found["ours"] < 1 << 32
+
+
+def test_an_identifier_that_points_nowhere_is_survived() -> None:
+    assert NativeIds().tid(0x1000) == 0x1000
+    assert NativeIds().tid(sys.maxsize * 2) == (sys.maxsize * 2) & 0xFFFFFFFF
+    assert os.getpid() > 0
