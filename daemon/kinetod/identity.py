@@ -20,6 +20,8 @@ _SO_PEERPIDFD = 77  # Linux 6.5
 _UCRED = struct.Struct("3i")
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _STAT_START_TIME = 19  # /proc/PID/stat, counted behind the name: field 22 in proc(5)
+_STAT_FLAGS = 6  # field 9
+_PF_EXITING = 0x4
 _STAT_EXIT_CODE = 49  # field 52; zombies only
 # Linux 6.13 and 6.15: struct pidfd_info, _IOWR(0xFF, 11, 64 bytes); the exit code is kept once reaped
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -58,10 +60,11 @@ class Identity:
         return self.key.pid
 
     def alive(self, proc: Path = PROC) -> bool:
-        """Whether the process still exists and is no zombie."""
-        with contextlib.suppress(OSError, ValueError):
+        """Whether the process still exists, is no zombie and not on its way out (then it has closed its files)."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
             stat = _stat_fields(self.pid, proc)
-            return stat[0] not in ("Z", "X") and start_time_ns(self.pid, proc) == self.key.start_time_ns
+            exiting = stat[0] in ("Z", "X") or int(stat[_STAT_FLAGS]) & _PF_EXITING
+            return not exiting and start_time_ns(self.pid, proc) == self.key.start_time_ns
         return False
 
     def close(self) -> None:
@@ -139,12 +142,12 @@ def _opened_pidfd(sock: socket.socket, pid: int) -> int | None:
 
 
 def how_it_ended(identity: Identity, proc: Path = PROC) -> str:
-    """What is known of a process's end, for people: "it was killed by SIGKILL", or just "it ended"."""
+    """What is known of a process's end, for people: "it was killed by SIGKILL"; empty if nothing is (yet)."""
     status = _exit_status_of_pidfd(identity.pidfd)
     if status is None:
         status = _exit_status_of_zombie(identity, proc)
     if status is None:
-        return "it ended"
+        return ""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with contextlib.suppress(ValueError):

@@ -15,10 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 REPOSITORY = Path(__file__).parents[2]
@@ -170,6 +173,29 @@ class Daemon:
     def stub(self) -> ProfilerStub:
         """The service."""
         return ProfilerStub(self.channel())  # type: ignore[no-untyped-call]  # generated code
+
+
+def watch_to_end(stub: ProfilerStub, capture_id: str, timeout_s: float = 60) -> pb.Capture:
+    """The capture once every target has its verdict."""
+    *_, last = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=timeout_s)
+    capture: pb.Capture = last.snapshot
+    return capture
+
+
+def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
+    """Status code, reason and message of a call that must fail."""
+    try:
+        result = call()
+        if isinstance(result, Iterator):
+            list(result)
+    except grpc.RpcError as exc:
+        status = rpc_status.from_call(exc)  # type: ignore[arg-type]  # it is a Call too
+        assert status is not None, f"no details: {exc}"
+        info = error_details_pb2.ErrorInfo()
+        assert status.details[0].Unpack(info)
+        assert info.domain == "kineto"
+        return exc.code(), info.reason, status.message
+    raise AssertionError("the call did not fail")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 DRAIN_PERIOD_S = 0.1
 COUNTS_PERIOD_S = 0.2
 STOP_GRACE_S = 5.0
+EXIT_STATUS_TRIES = 10
+EXIT_STATUS_PERIOD_S = 0.03
 _MAX_WARNINGS = 32
 _MAX_THREADS = 4096
 _STATES = {"WARMUP": pb.TARGET_STATE_WARMUP, "COLLECT": pb.TARGET_STATE_COLLECT, "PROCESS": pb.TARGET_STATE_PROCESS}
@@ -163,7 +165,7 @@ class TargetRun:
         if self._stop is None or ending.outcome is Outcome.CANCELLED:
             self._stop = ending
         self._agent.send(wire.Cancel(self._capture_id, ending.outcome is not Outcome.CANCELLED))
-        self._deadline = self._loop.time() + grace_s
+        self._deadline = self._loop.time() + min(grace_s, self._config_s("process_deadline_ns"))
         self._wake.set()
 
     def attach(self) -> None:
@@ -191,6 +193,8 @@ class TargetRun:
             self._seen.gone = self._seen.gone or "it was not connected any more"
         ending = await self._collect()
         ending = await self._last_drain(ending)
+        if self._seen.died and ending.code == VerdictReason.TARGET_EXITED:
+            ending = replace(ending, reason=ending.reason + await self._exit_status())
         self._agent.send(wire.Release(self._capture_id))
         self._agent.detach(self._capture_id)
         await self._store(ending)
@@ -247,12 +251,8 @@ class TargetRun:
             assert self._stop is not None
             return self._stop
         if self._seen.died:
-            how = how_it_ended(self._agent.identity)
-            return Ending(
-                Outcome.PARTIAL,
-                VerdictReason.TARGET_EXITED,
-                f"process {self.target.pid} ended during the capture: {how}",
-            )
+            reason = f"process {self.target.pid} ended during the capture"
+            return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, reason)
         reason = f"the link to the agent of process {self.target.pid} was lost: {self._seen.gone}"
         return self._stop or Ending(Outcome.PARTIAL, VerdictReason.AGENT_LOST, reason)
 
@@ -322,6 +322,14 @@ class TargetRun:
             self.target.collected_ns = now_ns
         self._move_deadline(self._state_s(state))
         self._on_change()
+
+    async def _exit_status(self) -> str:
+        """How the process ended; known only a moment after its files are closed, and not on every kernel."""
+        for _ in range(EXIT_STATUS_TRIES):
+            if how := how_it_ended(self._agent.identity):
+                return f": {how}"
+            await asyncio.sleep(EXIT_STATUS_PERIOD_S)
+        return ""
 
     # arenas
 

@@ -1,0 +1,181 @@
+"""Calls that need no capture: who is asked what, and how refusals look."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from kineto_agent import wire
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.daemon import Daemon, error_of, running_daemon
+from support.scripted_agent import ScriptedAgent, hello_message
+
+SECOND_NS = 10**9
+DAY_NS = 86_400 * SECOND_NS
+OWN = pb.Selector(pids=[os.getpid()])
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as started:
+        yield started
+
+
+@pytest.fixture
+def stub(daemon: Daemon) -> ProfilerStub:
+    return daemon.stub()
+
+
+def refused(stub: ProfilerStub, spec: pb.CaptureSpec, key: str = "") -> tuple[grpc.StatusCode, str, str]:
+    return error_of(lambda: stub.CreateCapture(pb.CreateCaptureRequest(spec=spec, idempotency_key=key), timeout=10))
+
+
+def test_the_host_says_where_its_store_is_and_what_it_allows(daemon: Daemon, stub: ProfilerStub) -> None:
+    host = stub.GetHost(pb.GetHostRequest(), timeout=10)
+    assert host.version == "0.1.0"
+    assert host.store_path == str(daemon.state_dir)
+    assert host.agent_socket == str(daemon.agent_socket)
+    assert host.store_free_bytes > 0
+    assert host.max_duration_ns == 600 * SECOND_NS
+    assert host.default_buffer_limit_bytes == 128 << 20
+    assert host.gpus or host.gpu_note
+    assert 0 < host.started_ns < host.now_ns
+
+
+@pytest.mark.parametrize("service", ["", "kineto.v1.Profiler"])
+def test_the_health_service_says_serving(daemon: Daemon, service: str) -> None:
+    stub = health_pb2_grpc.HealthStub(daemon.channel())
+    request = health_pb2.HealthCheckRequest(service=service)
+    answer = stub.Check(request, timeout=10)  # type: ignore[attr-defined]  # the stubs leave methods out
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_lists_the_service(daemon: Daemon) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(daemon.channel())
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=10)  # type: ignore[operator]  # likewise
+    assert {service.name for service in answer.list_services_response.service} == {
+        "kineto.v1.Profiler",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (pb.CaptureSpec(selector=OWN), "spec"),
+        (pb.CaptureSpec(selector=OWN, duration_ns=0), "spec.duration_ns"),
+        (pb.CaptureSpec(selector=OWN, duration_ns=-SECOND_NS), "spec.duration_ns"),
+        (pb.CaptureSpec(selector=OWN, duration_ns=7 * DAY_NS), "spec.duration_ns"),
+        (pb.CaptureSpec(selector=OWN, iterations=pb.IterationWindow(count=0)), "spec.iterations.count"),
+        (pb.CaptureSpec(selector=OWN, duration_ns=1, formats=["perfetto"]), "spec.formats[0]"),
+        (pb.CaptureSpec(selector=pb.Selector(pids=[-4]), duration_ns=1), "spec.selector.pids[0]"),
+    ],
+)
+def test_a_wrong_field_is_named(stub: ProfilerStub, spec: pb.CaptureSpec, field: str) -> None:
+    code, reason, message = refused(stub, spec)
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert message.startswith(f"{field}: ")
+
+
+def test_an_option_that_is_not_there_yet_is_refused(stub: ProfilerStub) -> None:
+    code, reason, message = refused(
+        stub, pb.CaptureSpec(selector=OWN, duration_ns=1, options=pb.Options(record_shapes=True))
+    )
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "OPTION_NOT_AVAILABLE")
+    assert message.startswith("spec.options.record_shapes: ")
+
+
+def test_a_pid_that_does_not_exist_is_named(stub: ProfilerStub) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    code, reason, message = refused(stub, pb.CaptureSpec(selector=pb.Selector(pids=[child.pid]), duration_ns=1))
+    assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "NO_SUCH_PROCESS")
+    assert message == f"there is no process {child.pid} on this host"
+
+
+def test_a_process_without_agent_is_refused_with_advice(stub: ProfilerStub) -> None:
+    code, reason, message = refused(stub, pb.CaptureSpec(selector=OWN, duration_ns=1))
+    assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_AGENT")
+    for way in ("kinetoctl run --", "KINETO_AGENT=1", "python -m kineto_agent", "kineto_agent.start()"):
+        assert way in message
+
+
+def test_a_selector_without_match_is_not_found(stub: ProfilerStub) -> None:
+    code, reason, message = refused(
+        stub, pb.CaptureSpec(selector=pb.Selector(command_regex="no such thing"), duration_ns=1)
+    )
+    assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "NO_MATCH")
+    assert "command matching 'no such thing'" in message
+
+
+def test_one_bad_pid_fails_the_whole_request(daemon: Daemon, stub: ProfilerStub) -> None:
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        code, reason, _ = refused(stub, pb.CaptureSpec(selector=pb.Selector(pids=[os.getpid(), 1]), duration_ns=1))
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_AGENT")
+        assert not stub.ListCaptures(pb.ListCapturesRequest(), timeout=10).captures
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["GetCapture", "WatchCapture", "CancelCapture", "DeleteCapture"],
+)
+def test_an_unknown_capture_is_not_found(stub: ProfilerStub, call: str) -> None:
+    request = getattr(pb, f"{call}Request")(id="../../etc")
+    code, reason, _ = error_of(lambda: getattr(stub, call)(request, timeout=10))
+    assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "NO_SUCH_CAPTURE")
+
+
+def test_a_foreign_page_token_is_refused(stub: ProfilerStub) -> None:
+    code, reason, _ = error_of(lambda: stub.ListCaptures(pb.ListCapturesRequest(page_token="???"), timeout=10))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+
+
+def test_a_connected_agent_is_listed_with_fresh_data(daemon: Daemon, stub: ProfilerStub) -> None:
+    with ScriptedAgent(daemon.agent_socket, rank=3, world_size=8, iterations=5) as agent:
+        agent.hello()
+        listing = stub.ListProcesses.future(pb.ListProcessesRequest(), timeout=10)
+        agent.expect(wire.Describe)
+        agent.send(hello_message(rank=3, world_size=8, iterations=6))
+        (process,) = listing.result().processes
+    assert process.pid == os.getpid()
+    assert process.uid == os.getuid()
+    assert (process.rank, process.world_size, process.iterations) == (3, 8, 6)
+    assert process.agent_state == pb.AGENT_STATE_READY
+    assert process.framework == "torch 2.11.0"
+    assert list(process.activity_types) == ["python_function"]
+    assert process.start_time_ns > 0
+
+
+def test_an_agent_that_does_not_describe_itself_is_listed_with_what_it_said(daemon: Daemon, stub: ProfilerStub) -> None:
+    with ScriptedAgent(daemon.agent_socket, rank=1) as agent:
+        agent.hello()
+        (process,) = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+    assert process.rank == 1
+
+
+def test_python_processes_without_agent_are_listed_on_request(daemon: Daemon, stub: ProfilerStub) -> None:
+    request = pb.ListProcessesRequest(include_without_agent=True)
+    (process,) = (each for each in stub.ListProcesses(request, timeout=10).processes if each.pid == os.getpid())
+    assert process.agent_state == pb.AGENT_STATE_NONE
+    assert daemon.pid not in {each.pid for each in stub.ListProcesses(request, timeout=10).processes}
+
+
+def test_an_agent_of_another_version_is_shown_and_refused(daemon: Daemon, stub: ProfilerStub) -> None:
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        frame = bytearray(wire.encode(hello_message()))
+        frame[4:6] = (wire.PROTOCOL_VERSION + 1).to_bytes(2, "little")
+        agent.send_raw(bytes(frame))
+        assert "speaks protocol version 1, not 2" in agent.expect(wire.Refuse).reason
+        (process,) = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+        assert process.agent_state == pb.AGENT_STATE_INCOMPATIBLE
+        code, reason, message = refused(stub, pb.CaptureSpec(selector=OWN, duration_ns=1))
+    assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_INCOMPATIBLE")
+    assert "version 2" in message

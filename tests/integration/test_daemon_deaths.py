@@ -1,0 +1,225 @@
+"""Targets and daemons that die in the middle of a capture."""
+
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from kineto_agent import wire
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
+from support.scripted_agent import RemoteAgent, ScriptedAgent
+
+SECOND_NS = 10**9
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as started:
+        yield started
+
+
+def create(stub: ProfilerStub, pid: int) -> str:
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=60 * SECOND_NS)
+    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+    return capture_id
+
+
+def end_of(stub: ProfilerStub, capture_id: str) -> pb.Target:
+    (target,) = watch_to_end(stub, capture_id).targets
+    return target
+
+
+def test_what_a_killed_target_had_recorded_becomes_a_partial_trace(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with RemoteAgent(daemon.agent_socket) as agent:
+        agent.do("hello")
+        capture_id = create(stub, agent.pid)
+        agent.do("await_start", "announce", "state COLLECT", "record 100")
+        agent.kill()
+        target = end_of(stub, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
+    assert target.reason == f"process {agent.pid} ended during the capture: it was killed by SIGKILL"
+    assert len(target.files) == 1
+    assert sum(target.summary.activities.values()) > 0
+
+
+def test_buffers_that_a_killed_target_had_only_completed_are_kept_too(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with RemoteAgent(daemon.agent_socket) as agent:
+        agent.do("hello")
+        capture_id = create(stub, agent.pid)
+        agent.do("await_start", "state COLLECT", "announce", "leave_completed 100")
+        agent.kill()
+        target = end_of(stub, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
+    assert len(target.files) == 1
+
+
+def test_a_target_killed_before_it_recorded_has_failed(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with RemoteAgent(daemon.agent_socket) as agent:
+        agent.do("hello")
+        capture_id = create(stub, agent.pid)
+        agent.do("await_start", "announce", "state WARMUP", "record 10")
+        agent.kill()
+        target = end_of(stub, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "TARGET_EXITED")
+    assert target.reason.endswith("nothing was recorded until then")
+
+
+def test_a_target_that_exits_with_a_result_is_partial(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with RemoteAgent(daemon.agent_socket) as agent:
+        agent.do("hello")
+        capture_id = create(stub, agent.pid)
+        agent.do("await_start", "announce", "state COLLECT", "record 100")
+        agent.do("state PROCESS", "result partial TARGET_EXITING 'the process exits'")
+        agent.tell("exit 0")
+        target = end_of(stub, capture_id)
+    assert (target.verdict, target.reason_code, target.reason) == (
+        pb.VERDICT_PARTIAL,
+        "TARGET_EXITED",
+        "the process exits",
+    )
+    assert len(target.files) == 1
+
+
+def test_a_target_that_exits_without_a_word_is_partial_and_its_status_known(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with RemoteAgent(daemon.agent_socket) as agent:
+        agent.do("hello")
+        capture_id = create(stub, agent.pid)
+        agent.do("await_start", "announce", "state COLLECT", "record 100")
+        agent.tell("exit 3")
+        target = end_of(stub, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
+    assert target.reason == f"process {agent.pid} ended during the capture: it exited with status 3"
+
+
+def test_a_forked_child_does_not_hide_the_death_of_the_target(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with RemoteAgent(daemon.agent_socket) as agent:
+        agent.do("hello")
+        capture_id = create(stub, agent.pid)
+        agent.do("await_start", "announce", "state COLLECT", "record 100", "fork")
+        agent.process.kill()  # the child still holds the socket and the memory
+        agent.process.wait()
+        target = end_of(stub, capture_id)
+        assert stub.GetHost(pb.GetHostRequest(), timeout=10).agents == 0
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
+
+
+def test_a_fork_does_not_disturb_the_capture(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with RemoteAgent(daemon.agent_socket) as agent:
+        agent.do("hello")
+        capture_id = create(stub, agent.pid)
+        agent.do("await_start", "announce", "state COLLECT", "record 100", "fork", "record 100")
+        agent.do("state PROCESS", "result")
+        target = end_of(stub, capture_id)
+    assert target.verdict == pb.VERDICT_DONE
+    assert target.counts[0].records == 200
+
+
+def test_a_link_lost_by_a_living_target_is_partial(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        capture_id = create(stub, os.getpid())
+        agent.await_start()
+        agent.announce()
+        agent.state("COLLECT")
+        agent.record(10)
+        agent.sock.close()
+        target = end_of(stub, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "AGENT_LOST")
+
+
+def test_a_daemon_killed_in_the_middle_gives_a_true_verdict_after_its_restart(daemon: Daemon) -> None:
+    with RemoteAgent(daemon.agent_socket) as recorded, RemoteAgent(daemon.agent_socket) as empty:
+        recorded.do("hello")
+        empty.do("hello")
+        pids = pb.Selector(pids=[recorded.pid, empty.pid])
+        spec = pb.CaptureSpec(selector=pids, duration_ns=60 * SECOND_NS, labels={"kept": "yes"})
+        stub = daemon.stub()
+        request = pb.CreateCaptureRequest(spec=spec, idempotency_key="before")
+        capture_id = stub.CreateCapture(request, timeout=10).id
+        events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+        recorded.do("await_start", "announce", "state COLLECT", "record 100")
+        empty.do("await_start", "state WARMUP")
+        written = (daemon.state_dir / "captures" / capture_id).glob(f"targets/{recorded.pid}-*/raw/*/buffers.bin")
+        next(event for event in events if any(each.records for each in event.target.counts))
+        assert [path.stat().st_size > 0 for path in written] == [True]
+        leftover = daemon.state_dir / "captures" / capture_id / "targets" / ".half.tmp"
+        leftover.write_bytes(b"half")
+        (daemon.state_dir / "captures" / "never-recorded").mkdir()
+        daemon.kill()
+        daemon.start()
+        stub = daemon.stub()
+        capture = watch_to_end(stub, capture_id)
+    ends = {target.pid: (target.verdict, target.reason_code, len(target.files)) for target in capture.targets}
+    assert ends == {
+        recorded.pid: (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED", 1),
+        empty.pid: (pb.VERDICT_FAILED, "DAEMON_RESTARTED", 0),
+    }
+    assert capture.status == pb.CAPTURE_STATUS_PARTIAL
+    assert not leftover.exists()
+    assert not (daemon.state_dir / "captures" / "never-recorded").exists()
+    assert stub.CreateCapture(request, timeout=10).id == capture_id
+    listed = stub.ListCaptures(pb.ListCapturesRequest(labels={"kept": "yes"}), timeout=10).captures
+    assert [each.status for each in listed] == [pb.CAPTURE_STATUS_PARTIAL]
+
+
+def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(daemon: Daemon) -> None:
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        capture_id = create(daemon.stub(), os.getpid())
+        daemon.kill()
+        (daemon.state_dir / "captures" / capture_id).rename(daemon.root / "moved")
+        daemon.start()
+        target = end_of(daemon.stub(), capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DAEMON_RESTARTED")
+    assert "its folder is gone" in target.reason
+
+
+def test_a_stopped_daemon_keeps_what_was_recorded(daemon: Daemon) -> None:
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        capture_id = create(daemon.stub(), os.getpid())
+        agent.await_start()
+        agent.announce()
+        agent.state("COLLECT")
+        agent.record(100)
+        assert daemon.process is not None
+        daemon.process.terminate()
+        assert agent.expect(wire.Cancel) == wire.Cancel(capture_id, True)
+        agent.result("partial", "CANCELLED", "cancelled")
+        assert daemon.stop() == 0
+    daemon.start()
+    target = end_of(daemon.stub(), capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_STOPPED")
+    assert len(target.files) == 1
+
+
+def test_a_killed_daemon_leaves_no_worker_behind(daemon: Daemon) -> None:
+    workers = psutil.Process(daemon.pid).children()
+    assert len(workers) >= 2
+    daemon.kill()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert alive == []
+
+
+def test_a_second_daemon_on_the_same_state_folder_is_refused(daemon: Daemon) -> None:
+    (daemon.root / "second").mkdir()
+    second = Daemon(daemon.root / "second", state_dir=daemon.state_dir)
+    with pytest.raises(DaemonFailed, match=rf"another kinetod \(pid {daemon.pid}\) already uses the state folder"):
+        second.start()
+
+
+def test_a_second_daemon_on_the_same_sockets_is_refused(daemon: Daemon) -> None:
+    second = Daemon(daemon.root, state_dir=daemon.root / "other-state")
+    with pytest.raises(DaemonFailed, match="already uses the agent socket"):
+        second.start()
+    assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).version == "0.1.0"
