@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test lint unit bench campaign protos clean install
+.PHONY: demo test lint unit sanitize bench campaign protos clean install
 
 install: $(STAMP)
 
@@ -28,6 +28,10 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest
+
+# The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make unit`).
+sanitize: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.sanitize
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py

@@ -22,10 +22,10 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,8 +41,8 @@
 #define KINDS_MOST 16u
 #define BUFFERS_LEAST 2u
 #define BUFFERS_MOST 65536u
-#define BUFFERS_AHEAD 4u       /* backed by memory beyond the highest in use: 16 MiB, 0.2 s of a 1 M records/s burst */
-#define FLUSH_FREE_LEAST 2u    /* a flush uses up partly filled buffers: not when they are scarce */
+#define BUFFERS_AHEAD 4u    /* backed by memory beyond the highest in use: 16 MiB, 0.15 s of 1 M records/s */
+#define FLUSH_FREE_LEAST 2u /* a flush uses up partly filled buffers: not when they are scarce */
 #define EXIT_LIMIT_NS 1000000000LL
 
 enum phase { CLOSED, PREPARED, RECORDING, STOPPED };
@@ -76,7 +76,36 @@ static struct {
 
 /* ---- the thread ---- */
 
+/* Gives the memory of a stray back; frees nothing, CUPTI may hold others of the same arena. */
+static void release_stray(const uint8_t *buffer) {
+    for (struct arena *arena = self.retired; arena != NULL; arena = arena->next) {
+        if (buffer >= arena_buffer(arena, 0) && buffer < arena->base + arena->fixed.total_bytes) {
+            const uint64_t offset = (uint64_t)(buffer - arena_buffer(arena, 0));
+            arena_set_state(arena, (uint32_t)(offset / arena->fixed.buffer_bytes), ARENA_FREE);
+            arena_discard(arena);
+            return;
+        }
+    }
+}
+
+static void adopt_strays(void) {
+    size_t valid;
+    for (uint8_t *buffer = pool_take_stray(&valid); buffer != NULL; buffer = pool_take_stray(&valid)) {
+        const int64_t index = valid == 0 ? -1 : pool_lend(self.arena);
+        const uint32_t slot = (uint32_t)index;
+        if (index >= 0) { /* buffers of all arenas have one size */
+            memcpy(arena_buffer(self.arena, slot), buffer, valid);
+            *arena_buffer_word(self.arena, slot, ARENA_BUFFER_VALID_BYTES) = valid;
+            walker_publish(&self.walker, slot);
+        } else {
+            walker_drop(&self.walker, buffer, valid);
+        }
+        release_stray(buffer);
+    }
+}
+
 static void publish_returned(void) {
+    adopt_strays();
     for (uint32_t i = 0; i < self.arena->fixed.buffer_count; i++) {
         if (arena_load_state(self.arena, i) == ARENA_COMPLETED) {
             walker_publish(&self.walker, i);
@@ -128,7 +157,6 @@ static void work_until_told(void) {
 
 static void *run_thread(void *unused) {
     (void)unused;
-    prctl(PR_SET_NAME, "kineto-collect");
     work_until_told();
     const bool finish = __atomic_load_n(&self.command, __ATOMIC_SEQ_CST) == FINISH;
     flush(finish ? CUPTI_FLUSH_FORCED : CUPTI_FLUSH_DEFAULT);
@@ -151,7 +179,10 @@ static int start_thread(void) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int error = pthread_create(&self.thread, NULL, run_thread, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    self.thread_started = error == 0;
+    if (error == 0) {
+        (void)pthread_setname_np(self.thread, "kineto-collect");
+        self.thread_started = true;
+    }
     return error;
 }
 
@@ -186,8 +217,9 @@ static void in_forked_child(void) {
 }
 
 static void at_exit(void) {
-    if (!self.dead && self.thread_started) {
-        (void)end_thread(EXIT, EXIT_LIMIT_NS);
+    if (!self.dead && self.thread_started && end_thread(EXIT, EXIT_LIMIT_NS) &&
+        atomic_exchange(&self.thread_started, false)) {
+        pthread_join(self.thread, NULL);
     }
 }
 
@@ -355,12 +387,9 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
     }
     self.phase = STOPPED;
     self.abandoned = !end_thread(FINISH, limit_ms * NS_PER_MS);
-    if (self.abandoned) {
-        pthread_detach(self.thread);
-    } else {
-        pthread_join(self.thread, NULL);
+    if (atomic_exchange(&self.thread_started, false)) { /* else an exiting process has joined it */
+        (void)(self.abandoned ? pthread_detach(self.thread) : pthread_join(self.thread, NULL));
     }
-    self.thread_started = false;
     result->timed_out = self.abandoned;
     result->withheld = pool_usage(self.arena).loaned;
     read_counts(&result->counts);

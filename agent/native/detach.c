@@ -92,7 +92,11 @@ static int32_t await_finalize(const struct cupti_api *api, void *subscriber, int
             return KC_DETACH_STUCK;
         }
     }
-    return detach.result == CUPTI_SUCCESS ? KC_DETACHED : KC_DETACH_REFUSED;
+    if (detach.result != CUPTI_SUCCESS) {
+        (void)api->unsubscribe(subscriber); /* else it would be in the way of every later request */
+        return KC_DETACH_REFUSED;
+    }
+    return KC_DETACHED;
 }
 
 void detach_run(const struct cupti_api *api, int64_t limit_ns, struct kc_detach_result *result) {

@@ -11,6 +11,9 @@
  *   counts the callbacks that are inside; pool_close() clears the pointer and waits until it is 0, after which
  *   the arena may be unmapped. (Sequentially consistent on both sides: each must see the other's store.)
  *
+ *   CUPTI may keep a buffer beyond the end of a recording and return it in the next one. Such a stray belongs to
+ *   an arena that is retired (collector.c); the collector's thread copies its records over.
+ *
  *   When no buffer is FREE, libcupti of CUDA 12.9 and later may be declined: it drops records and counts them.
  *   Before that it gets a spill buffer, whose records are only counted.
  */
@@ -31,6 +34,9 @@ static struct {
     uint8_t *spill;
     uint32_t spill_state[SPILL_BUFFERS]; /* ARENA_FREE, ARENA_LOANED, ARENA_COMPLETED */
     size_t spill_valid[SPILL_BUFFERS];
+    uint32_t stray_state[STRAYS_MOST];
+    uint8_t *stray[STRAYS_MOST];
+    size_t stray_valid[STRAYS_MOST];
 } pool;
 
 int pool_prepare_spill(void) {
@@ -81,13 +87,13 @@ static bool take(uint32_t *state) {
            __atomic_compare_exchange_n(state, &expected, ARENA_LOANED, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
 
-static uint8_t *lend_from_arena(struct arena *arena) {
+int64_t pool_lend(struct arena *arena) {
     for (uint32_t i = 0; i < arena->fixed.buffer_count; i++) {
         if (take(arena_state(arena, i))) {
-            return arena_buffer(arena, i);
+            return i;
         }
     }
-    return NULL;
+    return -1;
 }
 
 static uint8_t *lend_spill(void) {
@@ -105,7 +111,8 @@ void pool_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records) 
     *size = 0;
     *max_records = 0; /* as many as fit */
     if (arena != NULL && __atomic_load_n(&pool.lending, __ATOMIC_RELAXED)) {
-        *buffer = lend_from_arena(arena);
+        const int64_t index = pool_lend(arena);
+        *buffer = index < 0 ? NULL : arena_buffer(arena, (uint32_t)index);
         *size = arena->fixed.buffer_bytes;
     }
     if (*buffer == NULL && !__atomic_load_n(&pool.may_decline, __ATOMIC_RELAXED)) {
@@ -131,7 +138,7 @@ static bool return_spill(const uint8_t *buffer, size_t valid) {
 static bool return_to_arena(struct arena *arena, const uint8_t *buffer, size_t valid) {
     const uint8_t *first = arena_buffer(arena, 0);
     if (buffer < first || buffer >= arena->base + arena->fixed.total_bytes) {
-        return false; /* of an arena that was closed while CUPTI still held it */
+        return false;
     }
     const uint32_t index = (uint32_t)((uint64_t)(buffer - first) / arena->fixed.buffer_bytes);
     const uint64_t most = arena->fixed.buffer_bytes;
@@ -141,18 +148,45 @@ static bool return_to_arena(struct arena *arena, const uint8_t *buffer, size_t v
     return true;
 }
 
+/* Of an arena that was closed while CUPTI still held it. CUPTI can hold no more of them than there are slots
+ * for in practice (it keeps one or two); the rest would stay lent. */
+static void return_stray(uint8_t *buffer, size_t valid) {
+    for (uint32_t i = 0; i < STRAYS_MOST; i++) {
+        if (take(&pool.stray_state[i])) {
+            pool.stray[i] = buffer;
+            pool.stray_valid[i] = valid;
+            __atomic_store_n(&pool.stray_state[i], ARENA_COMPLETED, __ATOMIC_RELEASE);
+            return;
+        }
+    }
+}
+
 void pool_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
     (void)context;
     (void)stream;
     (void)size;
     struct arena *arena = enter();
     if (buffer != NULL && !__atomic_load_n(&pool.dead, __ATOMIC_RELAXED)) {
-        const bool ours = return_spill(buffer, valid) || (arena != NULL && return_to_arena(arena, buffer, valid));
-        if (ours && arena != NULL) {
+        if (!return_spill(buffer, valid) && (arena == NULL || !return_to_arena(arena, buffer, valid))) {
+            return_stray(buffer, valid);
+        }
+        if (arena != NULL) {
             wake_post(pool.work);
         }
     }
     leave();
+}
+
+uint8_t *pool_take_stray(size_t *valid) {
+    for (uint32_t i = 0; i < STRAYS_MOST; i++) {
+        if (__atomic_load_n(&pool.stray_state[i], __ATOMIC_ACQUIRE) == ARENA_COMPLETED) {
+            uint8_t *buffer = pool.stray[i];
+            *valid = pool.stray_valid[i];
+            __atomic_store_n(&pool.stray_state[i], ARENA_FREE, __ATOMIC_RELEASE);
+            return buffer;
+        }
+    }
+    return NULL;
 }
 
 struct pool_usage pool_usage(const struct arena *arena) {

@@ -8,6 +8,7 @@
 
 #define SPILL_BUFFERS 8u
 #define SPILL_BUFFER_BYTES (1u << 20)
+#define STRAYS_MOST 64u
 
 /* Makes the spill buffers for a CUPTI that cannot be declined. Returns 0 or an errno. */
 int pool_prepare_spill(void);
@@ -31,6 +32,11 @@ struct pool_usage pool_usage(const struct arena *arena);
 /* The next returned spill buffer, or NULL; give it back with pool_free_spill. */
 uint8_t *pool_take_spill(size_t *valid);
 void pool_free_spill(uint8_t *buffer);
+
+/* The next returned buffer of an arena that was closed while CUPTI still held it, or NULL. */
+uint8_t *pool_take_stray(size_t *valid);
+/* Lends one FREE buffer to the caller: its index, or -1. */
+int64_t pool_lend(struct arena *arena);
 
 void pool_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records);
 void pool_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);

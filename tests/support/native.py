@@ -74,8 +74,8 @@ def has_sanitizer(name: str) -> bool:
 class FakeCuda:
     """The fake libcupti in this process: program faults, make CUDA calls, read what it recorded."""
 
-    def __init__(self) -> None:
-        self.path = fake_cupti()
+    def __init__(self, name: str = "libcupti.so.13") -> None:
+        self.path = fake_cupti(name)
         self._library = ctypes.CDLL(str(self.path))
         for name in ("fake_written", "fake_dropped", "fake_finalized", "fake_misused"):
             getattr(self._library, name).restype = ctypes.c_uint64

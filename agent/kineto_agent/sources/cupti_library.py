@@ -8,7 +8,7 @@ from typing import List, Mapping, Optional, Sequence
 from kineto_agent import env
 
 # Below an entry of sys.path: where NVIDIA's wheels put the library. Newest first.
-_WHEEL_PATTERNS = ("nvidia/cu*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/libcupti.so.*")
+_WHEEL_PATTERNS = ("nvidia/cu[0-9]*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/libcupti.so.*")
 # Below a CUDA toolkit.
 _TOOLKIT_PATTERNS = ("extras/CUPTI/lib64/libcupti.so.*", "targets/*/lib/libcupti.so.*", "lib64/libcupti.so.*")
 _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")

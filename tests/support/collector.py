@@ -1,0 +1,86 @@
+"""Recording with the real collector and the fake CUDA in the test's own process."""
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kineto_agent import env
+from kineto_agent.sources.cupti import KINDS, CuptiSession, CuptiSource
+from kineto_agent.sources.interface import SourceRequest
+
+from support.arenas import ArenaReader
+from support.native import FakeCuda
+
+MIB = 1 << 20
+# A name that CuptiSource does not find by itself, so that other tests in the process are not affected.
+_FAKE_NAME = "fake-cupti-in-process.so"
+_FAULTS = (
+    "subscribe_result", "refuse_kind", "refuse_result", "drop_next", "extra_kernel_bytes", "one_wide_kernel",
+    "hold_a_buffer", "names_result", "flush_delay_ms", "finalize_result",
+)  # fmt: skip
+
+
+@functools.cache
+def _loaded() -> FakeCuda:
+    return FakeCuda(_FAKE_NAME)
+
+
+def fake_cuda(**faults: int) -> FakeCuda:
+    """The process's fake CUDA with exactly these faults; version 130001 unless one is given."""
+    cuda = _loaded()
+    for key in _FAULTS:
+        cuda.set(key, 0)
+    cuda.set("version", 130001)
+    for key, value in faults.items():
+        cuda.set(key, value)
+    return cuda
+
+
+def source(detach_limit_ms: int = 20) -> CuptiSource:
+    """A source that uses the fake."""
+    return CuptiSource(environ={env.CUPTI_LIBRARY: str(_loaded().path)}, detach_limit_ms=detach_limit_ms)
+
+
+def request(
+    types: Sequence[str] = tuple(KINDS), *, limit_bytes: int = 64 * MIB, options: dict[str, Any] | None = None
+) -> SourceRequest:
+    """What to record."""
+    return SourceRequest(frozenset(types), limit_bytes, options or {})
+
+
+@contextmanager
+def recording(
+    types: Sequence[str] = tuple(KINDS),
+    *,
+    limit_bytes: int = 64 * MIB,
+    options: dict[str, Any] | None = None,
+    detach_limit_ms: int = 20,
+) -> Iterator[tuple[CuptiSession, ArenaReader]]:
+    """A started session and a daemon's view of its arena; closed in any case."""
+    session = source(detach_limit_ms).prepare(request(types, limit_bytes=limit_bytes, options=options))
+    try:
+        with ArenaReader(session.arena_fd) as reader:
+            session.start()
+            yield session, reader
+    finally:
+        session.close()
+
+
+@contextmanager
+def calling(cuda: FakeCuda) -> Iterator[None]:
+    """Another thread makes CUDA calls all the time, so that a detach finds one."""
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.wait(0.0005):
+            cuda.memset()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,82 @@
+"""The native library: warnings, symbols, packaging, sanitizers."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support import native
+
+EXPORTED = {
+    "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_start", "kc_counts", "kc_stop", "kc_detach", "kc_close",
+    "kc_result_text",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_hook", native.COLLECTOR / "build_hook.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_collector_compiles_without_a_warning() -> None:
+    assert native.collector().exists()
+
+
+def test_only_the_interface_is_exported() -> None:
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(native.collector())], capture_output=True, text=True, check=True
+    ).stdout
+    assert {line.split()[-1] for line in listing.splitlines()} == EXPORTED
+
+
+def test_the_hook_finds_no_daemon_code_in_the_agents_own_project(hook: ModuleType) -> None:
+    assert [library.target.name for library in hook.libraries(native.ROOT / "agent")] == ["libkineto_collector.so"]
+
+
+def test_a_missing_compiler_is_explained(hook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    with pytest.raises(hook.BuildError, match=r"tried no-such-compiler.*apt-get install gcc.*or name it in CC"):
+        hook.find_compiler()
+
+
+def test_a_compiler_with_arguments_is_understood(hook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -m64")
+    assert hook.find_compiler() == ["cc", "-m64"]
+
+
+def test_an_error_in_the_source_shows_the_compilers_words(hook: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "broken.c").write_text("int f(void) { return undeclared; }\n")
+    with pytest.raises(hook.BuildError, match="undeclared"):
+        hook.compile_library(hook.Library(tmp_path, tmp_path / "_native" / "libbroken.so"))
+    assert list((tmp_path / "_native").iterdir()) == []
+
+
+def test_a_library_is_replaced_by_a_rename(hook: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "fine.c").write_text("int f(void) { return 1; }\n")
+    target = tmp_path / "_native" / "libfine.so"
+    hook.compile_library(hook.Library(tmp_path, target))
+    first = target.stat().st_ino
+    with target.open("rb"):
+        hook.compile_library(hook.Library(tmp_path, target))
+        assert target.stat().st_ino != first
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_under_a_sanitizer_the_collector_is_clean(sanitizer: str) -> None:
+    if not native.has_sanitizer(sanitizer):
+        pytest.skip(f"this compiler has no -fsanitize={sanitizer}")
+    done = subprocess.run(
+        [sys.executable, "-m", "support.sanitize", sanitizer],
+        cwd=native.ROOT / "tests",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("ok\n")

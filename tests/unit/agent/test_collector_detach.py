@@ -1,0 +1,78 @@
+"""CUPTI is out of the process after a capture, or the user is told why not."""
+
+import pytest
+from support.collector import calling, fake_cuda, recording
+
+
+def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
+    cuda = fake_cuda()
+    finalized = cuda.finalized
+    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+        outcome = session.stop()
+    assert outcome.warnings == []
+    assert 0 < outcome.detach_ns < 5_000_000_000
+    assert cuda.finalized == finalized + 1
+    assert cuda.misused == 0
+    assert not cuda.attached
+
+
+def test_without_a_cuda_call_it_stays_attached_and_says_so() -> None:
+    cuda = fake_cuda()
+    finalized = cuda.finalized
+    with recording(detach_limit_ms=20) as (session, _):
+        outcome = session.stop()
+    assert outcome.detach_ns == 0
+    assert outcome.warnings == [
+        "stayed attached: the process made no CUDA call for 0.02 s; CUDA calls stay slightly slower until the next "
+        "capture detaches"
+    ]
+    cuda.launch()
+    assert cuda.finalized == finalized
+
+
+def test_after_staying_attached_the_next_capture_records_and_detaches() -> None:
+    cuda = fake_cuda()
+    with recording(detach_limit_ms=1) as (session, _):
+        session.stop()
+    with recording(["kernel"], detach_limit_ms=5000) as (session, _):
+        cuda.launch(count=3)
+        with calling(cuda):
+            outcome = session.stop()
+    assert outcome.counts.records == 3
+    assert outcome.warnings == []
+
+
+def test_a_subscriber_of_another_tool_is_respected() -> None:
+    cuda = fake_cuda(subscribe_result=39)
+    finalized = cuda.finalized
+    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+        outcome = session.stop()
+    assert "another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber" in outcome.warnings[0]
+    assert cuda.finalized == finalized
+
+
+@pytest.mark.parametrize(("version", "detached"), [(23, False), (24, True)])
+def test_before_cuda_12_6_it_stays_attached(version: int, detached: bool) -> None:
+    cuda = fake_cuda(version=version)
+    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+        outcome = session.stop()
+    assert (outcome.detach_ns > 0) is detached
+    assert [w for w in outcome.warnings if "is not safe with CUDA graphs" in w] != [] or detached
+
+
+def test_a_failing_finalize_is_reported_with_cuptis_text() -> None:
+    cuda = fake_cuda(finalize_result=999)
+    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+        outcome = session.stop()
+    assert outcome.warnings == ["stayed attached: CUPTI refused to detach: CUPTI_ERROR_UNKNOWN (999)"]
+    cuda.set("finalize_result", 0)
+
+
+def test_many_detaches_race_with_their_time_limit() -> None:
+    cuda = fake_cuda()
+    with calling(cuda):
+        for _ in range(30):
+            with recording(["gpu_memset"], detach_limit_ms=1) as (session, _):
+                warnings = session.stop().warnings
+            assert all(w.startswith("stayed attached: the process made no CUDA call") for w in warnings)
+    assert cuda.misused == 0
