@@ -3,8 +3,8 @@
  * Theory of operation
  *   Records carry a kind and no size. cuptiActivityGetNextRecord knows the sizes; the distance between two
  *   records that it returns is the size of the first. A buffer with a kind not seen before is walked with it
- *   once (`learn`); all others are walked by the learned sizes, which is several times faster (tests/bench/
- *   collector.py). A walk must end exactly at the last valid byte; one that does not is learned anew, and if
+ *   once (`learn`); all others are walked by the learned sizes: 3 ns a record with names (tests/bench/collector.py)
+ *   where CUDA 13's cuptiActivityGetNextRecord alone takes 9. A walk must end exactly at the last valid byte; one that does not is learned anew, and if
  *   the records contradict the sizes learned before, the buffer is not published: its records count as
  *   dropped, because the daemon could only misread them.
  *
