@@ -81,7 +81,7 @@ class _Written(ctypes.Structure):
 
 
 @cache
-def _load(path: Path = LIBRARY) -> ctypes.CDLL:
+def load(path: Path = LIBRARY) -> ctypes.CDLL:
     """Loads the library once. Raises CodecError."""
     advice = "build it with: python agent/native/build_hook.py (needs a C compiler), or reinstall the package"
     try:
@@ -117,7 +117,7 @@ class Interner:
     """Numbers 64-bit keys in the order of their first appearance."""
 
     def __init__(self) -> None:
-        self._library = _load()
+        self._library = load()
         self.handle = self._library.kc_interner_new()
         if not self.handle:
             raise MemoryError("no memory for an interner")
@@ -184,7 +184,7 @@ class Decoder:
     def __init__(self, plans: Sequence[KindPlan]) -> None:
         if len(plans) > MAX_KINDS:
             raise ValueError(f"{len(plans)} record kinds, at most {MAX_KINDS} fit")
-        self._library = _load()
+        self._library = load()
         self._plans = plans
         columns = [column for plan in plans for column in plan.columns]
         self._columns = (_Column * max(1, len(columns)))(*map(_native_column, columns))
@@ -264,7 +264,7 @@ class RowWriter:
     """Writes rows of text that all have the same fields."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
-        self._library = _load()
+        self._library = load()
         self._keep = [
             field._replace(column=None if field.column is None else np.ascontiguousarray(field.column))
             for field in fields
@@ -304,5 +304,5 @@ def lanes(
     track = np.ascontiguousarray(track, np.uint32)
     start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
     lane = np.zeros(len(track), np.uint8)
-    _load().kc_lanes(track.ctypes.data, start.ctypes.data, end.ctypes.data, len(track), limit, lane.ctypes.data)
+    load().kc_lanes(track.ctypes.data, start.ctypes.data, end.ctypes.data, len(track), limit, lane.ctypes.data)
     return lane

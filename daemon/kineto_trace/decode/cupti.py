@@ -11,7 +11,7 @@ Theory of operation
     record) loses its rest, which is counted; if no buffer gives a single record, that is an error too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,8 +109,12 @@ def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
     version = version_of(source)
     layout = LAYOUTS[version]
     _check_sizes(source, layout, version)
-    buffers = _Buffers(source, layout)
+    every = [known.kind for known in KINDS]
+    buffers = _Buffers(source, layout, source.record_bytes or every)
     records, undecoded, warnings = buffers.read(source, version)
+    if buffers.full:  # a kind came that the collector had not listed
+        buffers = _Buffers(source, layout, every)
+        records, undecoded, warnings = buffers.read(source, version)
     parts: dict[str, list[Columns]] = {}
     for known in KINDS:
         if known.table:
@@ -146,13 +150,28 @@ def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None
 
 
 class _Buffers:
-    """The arrays that take the records, and the codec's plans that fill them."""
+    """The arrays that take the records, and the codec's plans that fill them.
 
-    def __init__(self, source: RawSource, layout: VersionLayout) -> None:
+    All arrays lie in one block of memory, with room for as many records of each kind as the bytes could
+    hold; what is never written is never backed by memory.
+    """
+
+    def __init__(self, source: RawSource, layout: VersionLayout, kinds: Collection[int]) -> None:
         self.name_pointers = Interner()
-        self._arrays: dict[int, Columns] = {}
         total = sum(chunk.size for chunk in source.chunks)
-        plans = [self._plan(known, layout.records[known.layout], total) for known in KINDS]
+        capacities = {
+            known.kind: total // layout.records[known.layout].size if known.kind in kinds else 0 for known in KINDS
+        }
+        self._arrays = _allocate(layout, capacities)
+        plans = [
+            KindPlan(
+                known.kind,
+                layout.records[known.layout].size,
+                capacities[known.kind],
+                self._columns_of(known, layout.records[known.layout]) if known.table else (),
+            )
+            for known in KINDS
+        ]
         unknown = set(source.record_bytes) - {known.kind for known in KINDS}
         for kind in sorted(unknown)[: codec.MAX_KINDS - len(plans)]:
             size = source.record_bytes[kind]
@@ -160,38 +179,30 @@ class _Buffers:
                 plans.append(KindPlan(kind, size, 0, ()))  # recorded, not wanted: stepped over
         self._decoder = codec.Decoder(plans)
 
-    def _plan(self, known: RecordKind, layout: RecordLayout, total_bytes: int) -> KindPlan:
-        if not known.table:
-            return KindPlan(known.kind, layout.size, 0, ())
-        capacity = total_bytes // layout.size  # memory that is not written is not used
-        arrays: Columns = {}
+    def _columns_of(self, known: RecordKind, layout: RecordLayout) -> list[ColumnPlan]:
+        arrays, offsets, widths = self._arrays[known.kind], layout.offsets, WIDTHS[known.layout]
         plans: list[ColumnPlan] = []
-
-        def column(name: str, dtype: str) -> npt.NDArray[Any]:
-            return arrays.setdefault(name, np.empty(capacity, dtype))
-
-        offsets, widths = layout.offsets, WIDTHS[known.layout]
         if "start" in offsets:
-            start, duration = column("start", "int64"), column("duration", "int64")
+            start, duration = arrays["start"], arrays["duration"]
             plans.append(ColumnPlan(codec.SPAN, 8, offsets["start"], start, offsets["end"], duration))
         if known.layout == "KERNEL":
-            number, interner = column("name", "uint32"), self.name_pointers
-            plans.append(ColumnPlan(codec.INTERN, widths["name"], offsets["name"], number, interner=interner))
+            pointers = self.name_pointers
+            plans.append(ColumnPlan(codec.INTERN, 8, offsets["name"], arrays["name"], interner=pointers))
         for name, field in FIELDS[known.layout].items():
             if field in offsets:
-                out = column(name, _dtype(known.table, name, widths[field]))
-                plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], out))
-        self._arrays[known.kind] = arrays
-        return KindPlan(known.kind, layout.size, capacity, plans)
+                plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], arrays[name]))
+        return plans
 
     def read(self, source: RawSource, version: int) -> tuple[int, int, list[str]]:
         """Reads all buffers. Returns records read, records that could not be read, warnings."""
         read = undecoded = 0
+        self.full = False
         stops: dict[str, int] = {}
         data = np.frombuffer(source.data, np.uint8) if source.data.nbytes else np.empty(0, np.uint8)
         for chunk in source.chunks:
             result = self._decoder.decode(data[chunk.offset : chunk.offset + chunk.size])
             read += result.records
+            self.full |= result.status == codec.FULL
             if result.status != codec.OK:
                 undecoded += max(1, chunk.records - result.records)
                 what = "a cut record" if result.status == codec.TORN else f"a record of unknown kind {result.kind}"
@@ -213,6 +224,38 @@ class _Buffers:
         if known.layout == "CUDA_EVENT":
             columns["start"] = np.arange(rows, dtype=np.int64)  # order of recording; it has no time of its own
         return columns
+
+
+def _allocate(layout: VersionLayout, capacities: Mapping[int, int]) -> dict[int, Columns]:
+    """Uninitialised columns for every record kind, all in one block."""
+    wanted = [
+        (known.kind, name, np.dtype(dtype), capacities[known.kind])
+        for known in KINDS
+        if known.table
+        for name, dtype in _column_types(known, layout.records[known.layout])
+    ]
+    block = np.empty(sum(_aligned(dtype.itemsize * rows) for _, _, dtype, rows in wanted), np.uint8)
+    arrays: dict[int, Columns] = {}
+    at = 0
+    for kind, name, dtype, rows in wanted:
+        size = dtype.itemsize * rows
+        arrays.setdefault(kind, {})[name] = block[at : at + size].view(dtype)
+        at += _aligned(size)
+    return arrays
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def _column_types(known: RecordKind, layout: RecordLayout) -> Iterator[tuple[str, str]]:
+    if "start" in layout.offsets:
+        yield from (("start", "int64"), ("duration", "int64"))
+    if known.layout == "KERNEL":
+        yield "name", "uint32"
+    for name, field in FIELDS[known.layout].items():
+        if field in layout.offsets:
+            yield name, _dtype(known.table, name, WIDTHS[known.layout][field])
 
 
 def _dtype(table: str, column: str, width: int) -> str:
