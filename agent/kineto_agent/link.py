@@ -31,6 +31,7 @@ from typing import Callable, Deque, NamedTuple, NoReturn, Optional, Sequence, Tu
 
 from kineto_agent import wire
 from kineto_agent.debuglog import log
+from kineto_agent.descriptors import NOBODY, identity
 
 FIRST_BACKOFF_NS = 1_000_000_000
 MAX_BACKOFF_NS = 60_000_000_000
@@ -60,7 +61,7 @@ class Link:
         self._candidates = candidates
         self._monotonic_ns = monotonic_ns
         self._socket: Optional[socket] = None
-        self._identity = (0, 0)  # device and inode of our socket
+        self._identity = NOBODY
         self._queue: Deque[_Queued] = deque()
         self._backoff_ns = FIRST_BACKOFF_NS
         self._refused_until_ns = 0
@@ -88,8 +89,7 @@ class Link:
         for path in self._candidates():
             connection = self._try(path)
             if connection is not None:
-                status = os.fstat(connection.fileno())
-                self._identity = (status.st_dev, status.st_ino)
+                self._identity = identity(connection.fileno())
                 self._socket = connection
                 self.refused = False
                 log("connected to %s", path)
@@ -158,11 +158,7 @@ class Link:
         self._let_go()
 
     def _is_ours(self) -> bool:
-        try:
-            status = os.fstat(self.fileno())
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self._identity
+        return identity(self.fileno()) == self._identity
 
     def _drop_queue(self) -> None:
         while self._queue:

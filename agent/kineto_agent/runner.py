@@ -24,6 +24,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from kineto_agent import describe, env, events, wire
 from kineto_agent.debuglog import log, log_exception
+from kineto_agent.descriptors import close_ours, identity
 from kineto_agent.link import Link, LinkClosed
 from kineto_agent.recording import Recording
 from kineto_agent.session import Session
@@ -68,6 +69,7 @@ class Agent:
         self._deadline_ns: Optional[int] = None  # Unix ns
         self._watched: Optional[int] = None  # an iteration
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe_identity = identity(self._wake_reader)  # both ends have the same
         self._thread: Optional[threading.Thread] = None
         self._stop: Optional[_Stop] = None
         self._cpu_base_ns = 0
@@ -101,7 +103,8 @@ class Agent:
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # full: the thread will wake anyway
-            os.write(self._wake_writer, b"\0")
+            if identity(self._wake_writer) == self._pipe_identity:
+                os.write(self._wake_writer, b"\0")
 
     # ------------------------------------------------------------ the agent's thread
 
@@ -150,7 +153,7 @@ class Agent:
         return min(max(-(-min(waits_ns) // 1_000_000), 0), _MAX_POLL_MS)
 
     def _woken(self, mask: int) -> None:
-        if mask & (select.POLLNVAL | select.POLLERR | select.POLLHUP):
+        if mask != select.POLLIN or identity(self._wake_reader) != self._pipe_identity:
             self._stop = _Stop("AGENT_STOPPED", "the program closed the agent's descriptors")
             log(self._stop.reason)
             return
@@ -200,9 +203,8 @@ class Agent:
             self._free()
 
     def _close_pipe(self) -> None:
-        for descriptor in (self._wake_reader, self._wake_writer):
-            with contextlib.suppress(OSError):  # the program may have closed it
-                os.close(descriptor)
+        close_ours(self._wake_reader, self._pipe_identity)
+        close_ours(self._wake_writer, self._pipe_identity)
 
     # ------------------------------------------------------------ the link
 

@@ -120,7 +120,11 @@ def test_another_protocol_version_counts_as_a_refusal(tmp_path: Path) -> None:
         link.close("end")
 
 
-@pytest.mark.parametrize("nonsense", [b"x", b"GET / HTTP/1.1", b"KNTO\x01\x00" + b"\xff" * 20, b"y" * 70000])
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"x", b"GET / HTTP/1.1", b"KNTO\x01\x00" + b"\xff" * 20, b"y" * 70000],
+    ids=["short", "http", "payload", "long"],
+)
 def test_nonsense_from_the_daemon_closes_the_link(tmp_path: Path, nonsense: bytes) -> None:
     link = a_link(tmp_path / "d.sock")
     with Daemon(str(tmp_path / "d.sock")) as daemon:
