@@ -30,6 +30,15 @@ STOP_DEADLINE_S = 20
 _IMPORT_PATH = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos"))
 
 
+def as_user(uid: int | None) -> list[str]:
+    """Prefix of a command that runs as another user, who may read (not write) everything: Python may lie in /root."""
+    if uid is None:
+        return []
+    capability = "-all,+dac_read_search"
+    options = ("--regid", str(uid), "--clear-groups", "--inh-caps", capability, "--ambient-caps", capability)
+    return ["setpriv", "--reuid", str(uid), *options]
+
+
 class DaemonFailed(Exception):
     """The daemon ended before it was ready; the text has its exit status and log."""
 
@@ -72,7 +81,7 @@ class Daemon:
     def command(self) -> list[str]:
         """The whole command line."""
         return [
-            sys.executable, "-m", "kinetod",
+            *as_user(self.uid), sys.executable, "-m", "kinetod",
             "--listen", self.address,
             "--agent-socket", str(self.agent_socket),
             "--state-dir", str(self.state_dir),
@@ -104,9 +113,6 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                user=self.uid,
-                group=self.uid,
-                extra_groups=None if self.uid is None else [],
             )
             self._await_ready(notify, notify_path)
 

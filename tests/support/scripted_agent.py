@@ -202,14 +202,13 @@ class ScriptedAgent:
 class RemoteAgent:
     """A ScriptedAgent in a process of its own."""
 
-    def __init__(self, socket_path: Path, *, environ: Optional["dict[str, str]"] = None) -> None:
+    def __init__(self, socket_path: Path, *, prefix: Sequence[str] = ()) -> None:
         held, self._hold = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-S", __file__, str(socket_path), str(held)],
+            [*prefix, sys.executable, "-S", __file__, str(socket_path), str(held)],
             pass_fds=[held],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **(environ or {})},
             text=True,
         )
         os.close(held)

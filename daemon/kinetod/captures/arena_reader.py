@@ -82,7 +82,7 @@ class ArenaReader:
         self._fence = threading.Lock()
         self._strings_copied = 0
         self._next_sequence = 0
-        self.copied_records = 0
+        self.copied_bytes = 0  # of records
 
     def _geometry(self, size: int, max_buffer_bytes: int) -> None:
         fields: dict[str, Any] = dict(zip(arena.FIXED_FIELDS, arena.FIXED.unpack_from(self._view), strict=True))
@@ -137,7 +137,7 @@ class ArenaReader:
                 data = self._view[start : start + entry.valid_bytes]
                 sink.append_buffer(data, sequence=entry.sequence, records=entry.records)
             self._next_sequence = max(self._next_sequence, min(entry.sequence + 1, _INT64_MAX))
-            self.copied_records += entry.records
+            self.copied_bytes += entry.valid_bytes
             copied += entry.valid_bytes
             with self._fence:
                 pass

@@ -17,6 +17,7 @@ from kineto_trace.target import TargetInfo
 
 from kinetod.captures.arena_reader import ArenaReader, BadArena, Counts
 from kinetod.text import clean
+from kinetod.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +103,8 @@ class Spool:
             rest = self._max_trace_bytes - self.bytes_written()
             if rest <= 0:
                 raise TraceLimit
-            if not last and self._free_bytes() < self._min_free_bytes:
-                raise DiskFull(f"less than {self._min_free_bytes} bytes are free on the disk of {self.directory}")
+            if not last and self._min_free_bytes:
+                rest = min(rest, self._room())
             try:
                 source.reader.drain(source.writer, target_is_dead=target_is_dead, max_bytes=rest)
             except OSError as exc:
@@ -111,6 +112,16 @@ class Spool:
                 raise _translated(exc, self.directory) from exc
             finally:
                 source.counts = source.reader.counts()
+
+    def _room(self) -> int:
+        """Bytes until the reserve. Raises DiskFull."""
+        room = self._free_bytes() - self._min_free_bytes
+        if room <= 0:
+            raise DiskFull(
+                f"less than {format_size(self._min_free_bytes)} are free on the disk of {self.directory} "
+                "(kinetod --min-free-bytes)"
+            )
+        return room
 
     def finish(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
         """Makes the spool durable; `metadata` by source, from the agent's Result. Raises DiskFull."""
@@ -133,9 +144,9 @@ class Spool:
         """Of all sources."""
         return sum(source.writer.bytes_written for source in self._sources.values())
 
-    def copied_records(self) -> int:
-        """Records in the buffers that were copied."""
-        return sum(source.reader.copied_records for source in self._sources.values())
+    def copied_bytes(self) -> int:
+        """Bytes of records that were copied."""
+        return sum(source.reader.copied_bytes for source in self._sources.values())
 
     def close(self) -> None:
         """Unmaps and closes everything; the files stay."""

@@ -193,7 +193,7 @@ class TargetRun:
             self._seen.gone = self._seen.gone or "it was not connected any more"
         ending = await self._collect()
         ending = await self._last_drain(ending)
-        if self._seen.died and ending.code == VerdictReason.TARGET_EXITED:
+        if self._seen.result is None and ending.code == VerdictReason.TARGET_EXITED:
             ending = replace(ending, reason=ending.reason + await self._exit_status())
         self._agent.send(wire.Release(self._capture_id))
         self._agent.detach(self._capture_id)
@@ -445,9 +445,9 @@ class TargetRun:
     async def _store(self, ending: Ending) -> None:
         """Decodes and gives the verdict."""
         window_start_ns, window_end_ns = self._window(ended=True)
-        recorded = self._spool.bytes_written() > 0 and window_end_ns > window_start_ns
+        recorded = self._spool.copied_bytes() > 0 and window_end_ns > window_start_ns
         self._add_result_to_target()
-        if ending.outcome is Outcome.DONE and not self._spool.bytes_written():
+        if ending.outcome is Outcome.DONE and not self._spool.copied_bytes():
             self.target.warnings.append("nothing was recorded: no activity of the wanted types happened in the window")
         converted: Converted | None = None
         decode_error: tuple[str, str] | None = None

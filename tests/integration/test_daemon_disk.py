@@ -1,0 +1,190 @@
+"""Full disks, stores that cannot be written, processes of somebody else."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from kineto_agent import wire
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.daemon import DaemonFailed, as_user, error_of, running_daemon, watch_to_end
+from support.scripted_agent import RemoteAgent, ScriptedAgent
+
+SECOND_NS = 10**9
+NOBODY = 65534
+OWN = pb.Selector(pids=[os.getpid()])
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def _nobody_can_run_python() -> bool:
+    if os.geteuid() != 0:
+        return False
+    command = [sys.executable, "-c", "import kinetod.app"]
+    try:
+        return subprocess.run([*as_user(NOBODY), *command], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+needs_nobody = pytest.mark.skipif(not _nobody_can_run_python(), reason="needs root and a Python for everybody")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of its own with 24 MiB."""
+    folder = Path(tempfile.mkdtemp(prefix="kinetod-disk-"))
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "kinetod-test", folder], capture_output=True)
+    if mounted.returncode != 0:
+        folder.rmdir()
+        pytest.skip("cannot mount a tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+        folder.rmdir()
+
+
+def create(stub: ProfilerStub, **fields: object) -> pb.Capture:
+    spec = pb.CaptureSpec(selector=OWN, duration_ns=60 * SECOND_NS, **fields)  # type: ignore[arg-type]
+    capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+    return capture
+
+
+@needs_root
+def test_a_capture_that_fills_the_disk_keeps_what_fitted(small_disk: Path) -> None:
+    with (
+        running_daemon("--min-free-bytes", "12MiB", state_dir=small_disk / "state") as daemon,
+        ScriptedAgent(daemon.agent_socket) as agent,
+    ):
+        agent.hello()
+        stub = daemon.stub()
+        created = create(stub)
+        agent.await_start()
+        agent.announce()
+        agent.state("COLLECT")
+        (small_disk / "somebody else's").write_bytes(bytes(10 << 20))
+        agent.record(150_000)  # 3.6 MB: more than is left above the reserve
+        assert agent.expect(wire.Cancel) == wire.Cancel(created.id, True)
+        agent.result("partial", "CANCELLED", "cancelled")
+        (target,) = watch_to_end(stub, created.id).targets
+        assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DISK_FULL")
+        assert len(target.files) == 1
+        (small_disk / "somebody else's too").write_bytes(bytes(3 << 20))
+        code, reason, message = error_of(lambda: create(stub))
+        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LOW_DISK")
+        assert "12 MiB must stay free" in message
+
+
+@needs_root
+def test_a_disk_that_is_full_to_the_last_byte_ends_in_a_verdict(small_disk: Path) -> None:
+    with (
+        running_daemon("--min-free-bytes", "0", state_dir=small_disk / "state") as daemon,
+        ScriptedAgent(daemon.agent_socket) as agent,
+    ):
+        agent.hello()
+        stub = daemon.stub()
+        created = create(stub)
+        agent.await_start()
+        agent.announce()
+        agent.state("COLLECT")
+        filler = small_disk / "filler"
+        with filler.open("wb", buffering=0) as file:
+            _fill(file.fileno())
+        agent.record(1000)
+        assert agent.expect(wire.Cancel) == wire.Cancel(created.id, True)
+        agent.result("partial", "CANCELLED", "cancelled")
+        filler.unlink()  # what is written next finds room again: the verdict
+        (target,) = watch_to_end(stub, created.id).targets
+        assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DISK_FULL")
+        assert "the disk is full" in target.reason
+
+
+def _fill(fd: int) -> None:
+    try:
+        while True:
+            os.write(fd, bytes(1 << 16))
+    except OSError:
+        return
+
+
+def test_the_limit_per_target_ends_a_capture() -> None:
+    with running_daemon("--max-trace-bytes", "64KiB") as daemon, ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        stub = daemon.stub()
+        created = create(stub)
+        agent.await_start()
+        agent.announce()
+        agent.state("COLLECT")
+        agent.record(20_000)
+        assert agent.expect(wire.Cancel).keep_partial
+        agent.result("partial", "CANCELLED", "cancelled")
+        (target,) = watch_to_end(stub, created.id).targets
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TRACE_LIMIT")
+    assert "the limit of 64 KiB" in target.reason
+
+
+def test_too_many_captures_at_once_are_refused() -> None:
+    with running_daemon("--max-captures", "1") as daemon, ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        with RemoteAgent(daemon.agent_socket) as other:
+            other.do("hello")
+            create(daemon.stub())
+            spec = pb.CaptureSpec(selector=pb.Selector(pids=[other.pid]), duration_ns=1)
+            request = pb.CreateCaptureRequest(spec=spec)
+            code, reason, _ = error_of(lambda: daemon.stub().CreateCapture(request, timeout=10))
+    assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CAPTURES")
+
+
+@needs_nobody
+def test_a_process_of_another_user_is_refused() -> None:
+    with running_daemon(uid=NOBODY) as daemon:
+        spec = pb.CaptureSpec(selector=OWN, duration_ns=1)
+        request = pb.CreateCaptureRequest(spec=spec)
+        code, reason, message = error_of(lambda: daemon.stub().CreateCapture(request, timeout=10))
+        assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "NOT_YOUR_PROCESS")
+        assert message.startswith(f"process {os.getpid()} (")
+        assert daemon.rpc_socket.stat().st_mode & 0o777 == 0o600
+
+
+@needs_nobody
+def test_a_store_that_becomes_unwritable_refuses_captures() -> None:
+    with running_daemon(uid=NOBODY) as daemon, RemoteAgent(daemon.agent_socket, prefix=as_user(NOBODY)) as agent:
+        agent.do("hello")
+        daemon.state_dir.chmod(0o500)
+        spec = pb.CaptureSpec(selector=pb.Selector(pids=[agent.pid]), duration_ns=1)
+        request = pb.CreateCaptureRequest(spec=spec)
+        code, reason, message = error_of(lambda: daemon.stub().CreateCapture(request, timeout=10))
+        daemon.state_dir.chmod(0o700)
+    assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STORE_NOT_WRITABLE")
+    assert str(daemon.state_dir) in message
+
+
+@needs_nobody
+def test_a_daemon_does_not_start_on_a_store_that_it_cannot_write() -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(DaemonFailed, match="cannot make the state folder"):
+        Path(folder).chmod(0o755)
+        with running_daemon(uid=NOBODY, state_dir=Path(folder) / "state"):
+            pass
+
+
+def test_a_store_of_another_version_is_refused() -> None:
+    with running_daemon() as daemon:
+        daemon.stop()
+        with sqlite3.connect(daemon.state_dir / "index.sqlite") as index:
+            index.execute("PRAGMA user_version=99")
+        index.close()
+        with pytest.raises(DaemonFailed, match="another version of kinetod"):
+            daemon.start()
+
+
+@needs_root
+def test_agents_of_every_user_may_connect_to_the_daemon_of_root_callers_only_as_root() -> None:
+    with running_daemon() as daemon:
+        assert daemon.agent_socket.stat().st_mode & 0o777 == 0o666
+        assert daemon.rpc_socket.stat().st_mode & 0o777 == 0o600

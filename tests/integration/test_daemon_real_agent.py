@@ -1,0 +1,149 @@
+"""The real agent in real Python processes, traced by pid through a real daemon."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.agent_daemon import wait_until
+from support.daemon import Daemon, running_daemon, watch_to_end
+
+SECOND_NS = 10**9
+# Says "ready" once, works until its standard input ends or a line tells it to do something else.
+TARGET = """
+import os, sys, threading
+commands = []
+def listen():
+    for line in sys.stdin:
+        commands.append(line.strip())
+    commands.append("end")
+threading.Thread(target=listen, daemon=True).start()
+def train_step():
+    return sum(range(2000))
+print("ready", flush=True)
+while True:
+    train_step()
+    if commands:
+        command = commands.pop(0)
+        if command == "fork" and os.fork() == 0:
+            os._exit(0)
+        if command == "end":
+            break
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as started:
+        yield started
+
+
+@contextmanager
+def target(daemon: Daemon) -> Iterator["subprocess.Popen[str]"]:
+    """A process with the agent, connected."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import kineto_agent; kineto_agent.start()\n" + TARGET],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=daemon.client_environ(),
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        wait_until(lambda: process.pid in ready_pids(daemon.stub()), "the agent is connected")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def ready_pids(stub: ProfilerStub) -> set[int]:
+    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+    return {process.pid for process in processes if process.agent_state == pb.AGENT_STATE_READY}
+
+
+def create(stub: ProfilerStub, pid: int, duration_ns: int) -> str:
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns)
+    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+    return capture_id
+
+
+def until_records(stub: ProfilerStub, capture_id: str) -> None:
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=30)
+    next(event for event in events if any(each.records for each in event.target.counts))
+    events.cancel()
+
+
+def test_a_running_process_is_traced_by_pid(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with target(daemon) as process:
+        capture = watch_to_end(stub, create(stub, process.pid, SECOND_NS // 2))
+        (traced,) = capture.targets
+        assert (pb.Verdict.Name(traced.verdict), traced.reason) == ("VERDICT_DONE", "")
+        chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture.id), timeout=10)
+        trace = json.loads(gzip.decompress(b"".join(chunk.data for chunk in chunks)))
+        assert any("train_step" in event.get("name", "") for event in trace["traceEvents"])
+        # and again: the agent is free once more
+        again = watch_to_end(stub, create(stub, process.pid, SECOND_NS // 10))
+        assert again.status == pb.CAPTURE_STATUS_DONE
+
+
+def test_a_target_that_is_killed_leaves_a_partial_trace(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with target(daemon) as process:
+        capture_id = create(stub, process.pid, 60 * SECOND_NS)
+        until_records(stub, capture_id)
+        process.kill()
+        process.wait()
+        (traced,) = watch_to_end(stub, capture_id).targets
+    assert (traced.verdict, traced.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
+    assert traced.reason.endswith("it was killed by SIGKILL")
+    assert len(traced.files) == 1
+
+
+def test_a_target_that_exits_normally_leaves_a_partial_trace(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with target(daemon) as process:
+        capture_id = create(stub, process.pid, 60 * SECOND_NS)
+        until_records(stub, capture_id)
+        assert process.stdin is not None
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        (traced,) = watch_to_end(stub, capture_id).targets
+        assert process.wait(10) == 0
+    assert (traced.verdict, traced.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
+    assert len(traced.files) == 1
+
+
+def test_a_target_that_forks_is_traced_to_the_end(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with target(daemon) as process:
+        capture_id = create(stub, process.pid, SECOND_NS)
+        until_records(stub, capture_id)
+        assert process.stdin is not None
+        process.stdin.write("fork\n")
+        process.stdin.flush()
+        (traced,) = watch_to_end(stub, capture_id).targets
+        assert traced.verdict == pb.VERDICT_DONE
+        assert ready_pids(stub) == {process.pid}
+
+
+def test_the_agent_comes_back_to_a_daemon_that_was_killed_mid_capture() -> None:
+    with running_daemon() as daemon, target(daemon) as process:
+        capture_id = create(daemon.stub(), process.pid, 60 * SECOND_NS)
+        until_records(daemon.stub(), capture_id)
+        daemon.kill()
+        daemon.start()
+        stub = daemon.stub()
+        (traced,) = watch_to_end(stub, capture_id).targets
+        assert (traced.verdict, traced.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED")
+        wait_until(lambda: process.pid in ready_pids(stub), "the agent is back")
+        assert watch_to_end(stub, create(stub, process.pid, SECOND_NS // 10)).status == pb.CAPTURE_STATUS_DONE
