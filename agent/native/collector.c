@@ -65,7 +65,8 @@ static struct {
     _Atomic bool thread_started;
     uint32_t command;
     uint32_t thread_done;
-    bool abandoned; /* the thread did not end in time */
+    bool abandoned;     /* the thread did not end in time */
+    bool close_pending; /* kc_close came before it did */
     bool detached;
     struct wake work;
     struct wake done;
@@ -249,8 +250,13 @@ int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes
     if (self.dead) {
         return refuse(KC_FORKED, error, error_bytes, "CUPTI does not work in a forked child process");
     }
-    if (self.phase != CLOSED || self.abandoned) {
-        return refuse(KC_ORDER, error, error_bytes, "a recording is still open");
+    if (self.close_pending) {
+        (void)kc_close();
+    }
+    if (self.phase != CLOSED) {
+        return refuse(KC_ORDER, error, error_bytes,
+                      self.close_pending ? "CUPTI has not ended the previous recording yet: try again later"
+                                         : "a recording is still open");
     }
     self.opened = false;
     if (cupti_api_open(&self.api, path, error, error_bytes) != 0) {
@@ -443,8 +449,9 @@ int kc_close(void) {
         (void)kc_stop((uint32_t)(EXIT_LIMIT_NS / NS_PER_MS), &ignored);
     }
     struct arena *arena = self.arena;
-    if (self.abandoned && !__atomic_load_n(&self.thread_done, __ATOMIC_SEQ_CST)) {
-        return KC_ORDER; /* its thread is inside CUPTI and will use the arena: everything stays as it is */
+    self.close_pending = self.abandoned && !__atomic_load_n(&self.thread_done, __ATOMIC_SEQ_CST);
+    if (self.close_pending) {
+        return KC_ORDER; /* the thread is inside CUPTI and will use the arena: kc_open tries again */
     }
     self.abandoned = false;
     pool_close();

@@ -36,6 +36,7 @@ _KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 # launch-bound job 1.4 times slower, these 1.1-1.2 times.
 RUNTIME_CALLS = (
     "cudaLaunch*",
+    "__cudaLaunch*",  # the toolkit's own entry, since CUDA 13
     "cudaGraphLaunch*",
     "cudaMemcpy*",
     "cudaMemset*",

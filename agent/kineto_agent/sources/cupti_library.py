@@ -3,7 +3,7 @@
 import glob
 import os
 import sys
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from kineto_agent import env
 
@@ -20,7 +20,7 @@ def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
     found: List[str] = []
     needle = b"/" + stem.encode()
     try:
-        with open(maps, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is not imported in the target
+        with open(maps, "rb", buffering=0) as file:
             content = file.read()
     except OSError:
         return found
@@ -32,18 +32,18 @@ def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
         path = os.fsdecode(line[line.index(b"/") :])
         if path.endswith(" (deleted)"):
             path = path[: -len(" (deleted)")]
-        if os.path.basename(path).startswith(stem) and path not in found:  # noqa: PTH119
+        if os.path.basename(path).startswith(stem) and path not in found:
             found.append(path)
     return found
 
 
 def _installed(path: Sequence[str], environ: Mapping[str, str]) -> Optional[str]:
-    roots = [(root, _WHEEL_PATTERNS) for root in path if root]
+    roots: List[Tuple[str, Tuple[str, ...]]] = [(root, _WHEEL_PATTERNS) for root in path if root]
     toolkits = [environ[name] for name in _TOOLKIT_VARIABLES if environ.get(name)] + [_TOOLKIT_DEFAULT]
     roots += [(root, _TOOLKIT_PATTERNS) for root in toolkits]
     for root, patterns in roots:
         for pattern in patterns:
-            hits = glob.glob(os.path.join(glob.escape(root), pattern))  # noqa: PTH118, PTH207
+            hits = glob.glob(os.path.join(glob.escape(root), pattern))
             if hits:
                 return sorted(hits)[-1]
     return None

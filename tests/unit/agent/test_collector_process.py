@@ -189,6 +189,24 @@ outcome = session.stop()
 took = time.monotonic() - begin
 session.close()
 print(took < 0.3, outcome.warnings, flush=True)
+from kineto_agent.sources.interface import SourceError
+try:
+    source().prepare(request(["kernel"]))
+except SourceError as exc:
+    print(exc.reason_code, exc.reason, flush=True)
+cuda.set("flush_delay_ms", 0)
+deadline = time.monotonic() + 10
+while time.monotonic() < deadline:
+    try:
+        session = source().prepare(request(["kernel"]))
+        break
+    except SourceError:
+        time.sleep(0.01)
+session.start()
+cuda.launch(count=3)
+print(session.stop().counts.records, flush=True)
 os._exit(0)
 """) as process:
         assert line(process) == ("True ['CUPTI did not hand over its last records within 50 ms: the trace ends early']")
+        assert line(process) == "CUPTI_BUSY CUPTI has not ended the previous recording yet: try again later"
+        assert line(process) == "3"
