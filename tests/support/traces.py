@@ -1,0 +1,44 @@
+"""Small traces made by hand."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from kineto_trace.model import StringTable, Table, Trace, make_table
+from kineto_trace.target import TargetInfo
+
+START_NS = 1_795_163_478_000_000_000
+BASE_NS = 1_790_857_026_000_000_000  # of START_NS
+
+
+def target(**changes: Any) -> TargetInfo:
+    values: dict[str, Any] = {"capture_id": "cap", "host": "host", "pid": 4242, "process_name": "python"}
+    return TargetInfo(**{**values, **changes})
+
+
+def table(kind: str, rows: Sequence[Mapping[str, Any]], strings: StringTable) -> Table:
+    """One row per dictionary; "name" is a text, "start" is relative to START_NS; what is missing is 0."""
+    columns: dict[str, Any] = {}
+    for column in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(column, 0) for row in rows]
+        if column == "name":
+            columns[column] = strings.add_all([str(value) for value in values])
+        elif column == "start":
+            columns[column] = np.array(values, np.int64) + START_NS
+        else:
+            columns[column] = np.array(values)
+    return make_table(kind, len(rows), columns)
+
+
+def trace(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, length_ns: int = 1_000_000, **changes: Any) -> Trace:
+    """A trace whose window begins at START_NS."""
+    strings = StringTable()
+    tables = {kind: table(kind, entries, strings) for kind, entries in rows.items()}
+    values: dict[str, Any] = {
+        "target": target(),
+        "strings": tuple(strings.strings),
+        "tables": tables,
+        "window_start_ns": START_NS,
+        "window_end_ns": START_NS + length_ns,
+    }
+    return Trace(**{**values, **changes})
