@@ -30,19 +30,35 @@ def report_iteration() -> Step:
 
 def load_batch(source: random.Random) -> tuple[list[Row], Row]:
     """Rows of features and their targets."""
-    rows = [[source.uniform(-1.0, 1.0) for _ in range(FEATURES)] for _ in range(BATCH)]
-    return rows, [sum(row) for row in rows]
+    rows, targets = [], []
+    for _ in range(BATCH):
+        row = []
+        for _ in range(FEATURES):
+            row.append(source.random() - 0.5)
+        rows.append(row)
+        targets.append(sum(row))
+    return rows, targets
 
 
 def forward(weights: Row, rows: list[Row]) -> Row:
     """The predictions of a linear model."""
-    return [sum(weight * value for weight, value in zip(weights, row, strict=True)) for row in rows]
+    predictions = []
+    for row in rows:
+        total = 0.0
+        for weight, value in zip(weights, row, strict=True):
+            total += weight * value
+        predictions.append(total)
+    return predictions
 
 
 def backward(rows: list[Row], predictions: Row, targets: Row) -> Row:
     """The gradient of the squared error."""
-    errors = [prediction - target for prediction, target in zip(predictions, targets, strict=True)]
-    return [2.0 * sum(e * row[i] for e, row in zip(errors, rows, strict=True)) / BATCH for i in range(FEATURES)]
+    gradient = [0.0] * FEATURES
+    for row, prediction, target in zip(rows, predictions, targets, strict=True):
+        error = 2.0 * (prediction - target) / BATCH
+        for i, value in enumerate(row):
+            gradient[i] += error * value
+    return gradient
 
 
 def optimizer_step(weights: Row, gradient: Row, rate: float = 0.05) -> None:

@@ -3,7 +3,7 @@
 `target_lines` is pure: pairs of a label and a text. `print_capture` writes them to stdout.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -44,16 +44,14 @@ def _content_lines(summary: pb.Summary) -> Iterator[Line]:
         yield "GPU busy", f"{summary.gpu_busy_fraction:.1%} of the window"
 
 
-def _top_lines(label: str, stats: list[pb.KernelStat], unit: str) -> Iterator[Line]:
-    for position, stat in enumerate(stats):
+def _top_lines(label: str, stats: Iterable[tuple[str, pb.KernelStat]], unit: str) -> Iterator[Line]:
+    for position, (name, stat) in enumerate(stats):
         amount = f"{units.duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
-        yield label if position == 0 else "", f"{amount}  {units.shortened(stat.name, NAME_WIDTH)}"
+        yield label if position == 0 else "", f"{amount}  {units.shortened(name, NAME_WIDTH)}"
 
 
 def _loss_line(target: pb.Target) -> Line:
     losses = [f"{units.count(c.dropped)} records of {c.source}" for c in target.counts if c.dropped]
-    if target.summary.out_of_window:
-        losses.append(f"{units.count(target.summary.out_of_window)} outside the window, left out")
     return "dropped", ", ".join(losses) or "nothing"
 
 
@@ -97,8 +95,9 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
     if target.files:
         lines += _window_lines(target)
         lines += _content_lines(target.summary)
-        lines += _top_lines("top kernels", list(target.summary.top_kernels), TIMES)
-        lines += _top_lines("top Python", list(target.summary.top_functions), "samples")
+        kernels, functions = target.summary.top_kernels, target.summary.top_functions
+        lines += _top_lines("top kernels", ((stat.name, stat) for stat in kernels), TIMES)
+        lines += _top_lines("top Python", ((units.function_name(stat.name), stat) for stat in functions), "samples")
         lines.append(_loss_line(target))
         lines += _overhead_lines(target)
     lines += (("warning", warning) for warning in target.warnings)

@@ -43,3 +43,9 @@ def shortened(text: str, width: int) -> str:
         return text
     head = (width - 1) * 2 // 3
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def function_name(name: str) -> str:
+    """A Python function as Kineto names it, `/long/way/package/file.py(12): f`, with the last folder only."""
+    path, separator, rest = name.partition("(")
+    return f"{'/'.join(path.split('/')[-2:])}{separator}{rest}"

@@ -21,7 +21,7 @@ def full_target() -> pb.Target:
     target.summary.gpu_busy_fraction = 0.934
     target.summary.top_kernels.add(name="gemm", count=12_000, total_ns=1_230_000_000)
     target.summary.top_kernels.add(name="relu", count=800, total_ns=95_000)
-    target.summary.top_functions.add(name="load_batch (train.py:12)", count=90, total_ns=900_000_000)
+    target.summary.top_functions.add(name="/home/ada/job/train.py(12): load_batch", count=90, total_ns=900_000_000)
     target.summary.window_start_ns = captures.START_NS
     target.summary.window_end_ns = captures.START_NS + 3_000_000_000
     target.counts.add(source="cupti", records=246_200, bytes=40 << 20, dropped=7)
@@ -44,7 +44,7 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
         ("GPU busy", "93.4% of the window"),
         ("top kernels", "  1.23 s     12,000 \N{MULTIPLICATION SIGN}  gemm"),
         ("", "   95 µs        800 \N{MULTIPLICATION SIGN}  relu"),
-        ("top Python", "  900 ms         90 samples  load_batch (train.py:12)"),
+        ("top Python", "  900 ms         90 samples  job/train.py(12): load_batch"),
         ("dropped", "7 records of cupti"),
         ("overhead", "start 12 ms, stop 1 ms, agent CPU 50 ms, step time \N{MULTIPLICATION SIGN}1.11"),
         ("delays", "20 ms from the request to the first record, 400 ms from the last to the stored file"),

@@ -200,7 +200,17 @@ def test_the_request_carries_every_option(trace: Trace) -> None:
     trace.profiler.watches = [[*happy_script()]]
     trace(
         *("--pid", "4343", "--command", "train.*", "--user", "ada", "--rank", "0,8-9", "--job-id", "77"),
-        *("--duration", "500ms", "--warmup", "1s", "--activities", "kernel,gpu_memcpy", "--with-stack", "--stack-hz", "50"),
+        *(
+            "--duration",
+            "500ms",
+            "--warmup",
+            "1s",
+            "--activities",
+            "kernel,gpu_memcpy",
+            "--with-stack",
+            "--stack-hz",
+            "50",
+        ),
         *("--buffer-limit", "256MiB", "--format", "chrome", "--format", "chrome-json", "--label", "team=vision"),
         *("--idempotency-key", "once"),
     )
