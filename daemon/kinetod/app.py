@@ -20,7 +20,7 @@ from pathlib import Path
 from kinetod import __version__
 from kinetod.agents import AgentHub
 from kinetod.captures.manager import CaptureManager
-from kinetod.captures.target import Services
+from kinetod.captures.services import Services
 from kinetod.config import Config
 from kinetod.errors import StartError
 from kinetod.host import HostInfo

@@ -2,9 +2,10 @@
 
 import os
 import socket
+from collections.abc import Mapping
 
 
-def notify(message: str, environ: "os._Environ[str]" = os.environ) -> None:
+def notify(message: str, environ: Mapping[str, str] = os.environ) -> None:
     """Sends e.g. READY=1 to the socket in NOTIFY_SOCKET; does nothing without one. Never raises OSError."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):

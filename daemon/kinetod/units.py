@@ -30,10 +30,9 @@ def _parse(text: str, units: dict[str, int], expected: str) -> int:
 
 def format_duration(duration_ns: int) -> str:
     """Short text for messages: `1.5 s`, `20 ms`, `10 min`."""
-    if duration_ns >= 120 * 10**9:
-        return f"{duration_ns / 60e9:.3g} min"
-    if duration_ns >= 10**9:
-        return f"{duration_ns / 1e9:.3g} s"
+    for unit, least_s, unit_ns in (("days", 172_800, 86_400e9), ("h", 7200, 3600e9), ("min", 120, 60e9), ("s", 1, 1e9)):
+        if duration_ns >= least_s * 10**9:
+            return f"{duration_ns / unit_ns:.3g} {unit}"
     return f"{duration_ns / 1e6:.3g} ms"
 
 

@@ -1,8 +1,9 @@
 """From a target's folder to checked files and a summary: what a decode worker answers, taken with care."""
 
 import asyncio
+import re
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetod.captures.services import Services
 from kinetod.errors import VerdictReason
 from kinetod.store import file_digest
 from kinetod.text import clean
-from kinetod.workers import DecodeError, WorkerPool
+from kinetod.workers import DecodeError
 
+# In the target's folder. Clients are told a name that says host and process, as TensorBoard's plug-in wants it.
 FILE_NAMES = {"chrome": "trace.json.gz", "chrome-json": "trace.json"}
 _INT64_MAX = 2**63 - 1
 _MAX_WARNINGS = 32
+_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Converted:
     files: tuple[pb.TraceFile, ...]
     summary: pb.Summary
     warnings: tuple[str, ...]
+    unreadable: int  # records that could not be decoded
 
     def apply(self, target: pb.Target) -> None:
         """Puts them into the public state."""
@@ -35,22 +40,24 @@ class Converted:
         target.warnings.extend(self.warnings)
 
 
-async def convert(
-    workers: WorkerPool, executor: Executor, target_dir: Path, formats: Sequence[str], *, deadline_ns: int
-) -> Converted:
+async def convert(services: Services, target_dir: Path, formats: Sequence[str], *, pid: int) -> Converted:
     """Decodes in a worker and verifies what it wrote. Raises DecodeError."""
-    answer = await workers.convert(target_dir, formats, deadline_ns=deadline_ns)
+    answer = await services.workers.convert(target_dir, formats, deadline_ns=services.config.decode_deadline_ns)
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(executor, _checked, answer, target_dir, tuple(formats))
+    return await loop.run_in_executor(
+        services.executor, checked, answer, target_dir, tuple(formats), services.host, pid
+    )
 
 
-def _checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...]) -> Converted:
+def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...], host: str, pid: int) -> Converted:
+    """A worker's answer, verified against the files; their names become those that clients should use."""
     try:
         files = tuple(
             pb.TraceFile(format=format_, name=name, size_bytes=size, sha256=digest)
             for format_, name, size, digest in answer["files"]
         )
         summary = json_format.ParseDict(answer["summary"], pb.Summary(), ignore_unknown_fields=True)
+        unreadable = int(answer["records_undecoded"])
         warnings = tuple(clean(str(warning), 500) for warning in answer["warnings"][:_MAX_WARNINGS])
     except (KeyError, TypeError, ValueError, json_format.ParseError) as exc:
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder's answer is not understood: {exc}") from exc
@@ -59,11 +66,16 @@ def _checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ..
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote no {', '.join(sorted(missing))} file")
     for file in files:
         _verify(file, target_dir)
-    return Converted(files, summary, warnings)
+    stem = f"{_FILE_NAME.sub('_', host)}_{pid}.{time.time_ns() // 10**6}.pt"
+    for file in files:
+        file.name = f"{stem}.{FILE_NAMES[file.format]}"
+    return Converted(files, summary, warnings, unreadable)
 
 
 def _verify(file: pb.TraceFile, target_dir: Path) -> None:
-    path = target_dir / FILE_NAMES.get(file.format, file.name)
+    if file.format not in FILE_NAMES:
+        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote an unknown format {file.format!r:.40}")
+    path = target_dir / FILE_NAMES[file.format]
     try:
         size, digest = file_digest(path)
     except OSError as exc:

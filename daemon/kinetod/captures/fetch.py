@@ -26,7 +26,7 @@ async def fetch(store: Store, capture: pb.Capture, request: pb.FetchTraceRequest
             f"the offset {request.offset} is beyond the {file.size_bytes} bytes of {file.name}; start again at 0",
             size_bytes=file.size_bytes,
         )
-    path = store.target_dir(capture.id, key_of(target)) / FILE_NAMES.get(file.format, file.name)
+    path = store.target_dir(capture.id, key_of(target)) / FILE_NAMES[file.format]
     stream = await asyncio.to_thread(_open, path, file)
     try:
         offset = request.offset

@@ -13,8 +13,9 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.captures.recovery import recover_target
 from kinetod.captures.resolve import Resolved, resolve
+from kinetod.captures.services import Services
 from kinetod.captures.spec import CaptureRequest, checked_key, checked_spec, request_hash
-from kinetod.captures.target import Services, TargetRun
+from kinetod.captures.target import TargetRun
 from kinetod.captures.verdict import Ending, Outcome, capture_status
 from kinetod.captures.watch import Watchers
 from kinetod.config import Config

@@ -12,8 +12,8 @@ from kineto_trace.errors import TraceError
 from kineto_trace.target import TargetInfo
 
 from kinetod.captures.conversion import convert
+from kinetod.captures.services import Services
 from kinetod.captures.spec import DEFAULT_FORMATS
-from kinetod.captures.target import Services
 from kinetod.captures.verdict import Ending, Outcome, final
 from kinetod.errors import VerdictReason
 from kinetod.workers import DecodeError
@@ -32,13 +32,7 @@ async def recover_target(services: Services, target: pb.Target, directory: Path,
         ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and its folder is gone")
     elif recorded:
         try:
-            converted = await convert(
-                services.workers,
-                services.executor,
-                directory,
-                formats or DEFAULT_FORMATS,
-                deadline_ns=services.config.decode_deadline_ns,
-            )
+            converted = await convert(services, directory, formats or DEFAULT_FORMATS, pid=target.pid)
         except DecodeError as exc:
             decode_error = (exc.code, exc.reason)
         else:

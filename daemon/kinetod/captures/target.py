@@ -17,7 +17,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from kineto_trace.target import TargetInfo
 from kinetod.agents import Agent, CaptureFrame
 from kinetod.captures.arena_reader import BadArena
 from kinetod.captures.conversion import Converted, convert, overhead_of
+from kinetod.captures.services import Services
 from kinetod.captures.spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.verdict import (
     DONE,
@@ -40,12 +40,11 @@ from kinetod.captures.verdict import (
     ending_of_result,
     final,
 )
-from kinetod.config import Config
 from kinetod.errors import VerdictReason
 from kinetod.identity import how_it_ended
 from kinetod.text import clean
 from kinetod.units import format_duration, format_size
-from kinetod.workers import DecodeError, WorkerPool
+from kinetod.workers import DecodeError
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +57,6 @@ _MAX_WARNINGS = 32
 _MAX_THREADS = 4096
 _STATES = {"WARMUP": pb.TARGET_STATE_WARMUP, "COLLECT": pb.TARGET_STATE_COLLECT, "PROCESS": pb.TARGET_STATE_PROCESS}
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What a run needs from the daemon."""
-
-    config: Config
-    workers: WorkerPool
-    executor: Executor  # for draining and files
-    free_bytes: Callable[[], int]
-    host: str
 
 
 @dataclass(slots=True)
@@ -456,26 +444,18 @@ class TargetRun:
         if ending.outcome is Outcome.DONE or (ending.outcome is Outcome.PARTIAL and recorded):
             self._enter(pb.TARGET_STATE_STORE)
             try:
-                converted = await self._convert()
+                converted = await convert(self._services, self._spool.directory, self._formats, pid=self.target.pid)
             except DecodeError as exc:
                 decode_error = (exc.code, exc.reason)
         dropped = sum(each.dropped for each in self._spool.counts().values())
-        verdict = final(ending, recorded=recorded, dropped=dropped, decode_error=decode_error)
+        unreadable = converted.unreadable if converted is not None else 0
+        verdict = final(ending, recorded=recorded, dropped=dropped, unreadable=unreadable, decode_error=decode_error)
         if converted is not None:
             converted.apply(self.target)
             await self._in_thread(self._spool.remove_raw)
         elif decode_error is None:
             await self._in_thread(self._spool.remove_all)
         self._end(verdict)
-
-    async def _convert(self) -> Converted:
-        return await convert(
-            self._services.workers,
-            self._services.executor,
-            self._spool.directory,
-            self._formats,
-            deadline_ns=self._services.config.decode_deadline_ns,
-        )
 
     def _add_result_to_target(self) -> None:
         result = self._seen.result

@@ -67,7 +67,9 @@ def ending_of_rejection(rejected: wire.Rejected) -> Ending:
     return Ending(Outcome.FAILED, code, reason)
 
 
-def final(ending: Ending, *, recorded: bool, dropped: int, decode_error: tuple[str, str] | None) -> Final:
+def final(
+    ending: Ending, *, recorded: bool, dropped: int, unreadable: int = 0, decode_error: tuple[str, str] | None = None
+) -> Final:
     """The verdict. `recorded`: records of the window are there; `decode_error`: code and text, if it failed."""
     if ending.outcome is Outcome.CANCELLED:
         return Final(pb.VERDICT_CANCELLED, ending.code, ending.reason)
@@ -85,6 +87,9 @@ def final(ending: Ending, *, recorded: bool, dropped: int, decode_error: tuple[s
         return Final(pb.VERDICT_PARTIAL, ending.code, f"{ending.reason}; {lost}" if dropped else ending.reason)
     if dropped:
         return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_DROPPED, lost)
+    if unreadable:
+        reason = f"{unreadable} records could not be decoded and are not in the trace; the warnings say more"
+        return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_UNREADABLE, reason)
     return Final(pb.VERDICT_DONE, "", "")
 
 

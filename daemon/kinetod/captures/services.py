@@ -1,0 +1,19 @@
+"""What the work on one target needs from the daemon."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from kinetod.config import Config
+from kinetod.workers import WorkerPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Shared by all targets of all captures."""
+
+    config: Config
+    workers: WorkerPool
+    executor: Executor  # for draining and files
+    free_bytes: Callable[[], int]
+    host: str

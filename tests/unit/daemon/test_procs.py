@@ -1,0 +1,62 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kinetod.procs import all_pids, open_gpus, read_facts
+
+SLEEP = "import sys; print(flush=True); sys.stdin.read()"
+
+
+def test_this_process_is_read() -> None:
+    facts = read_facts(os.getpid())
+    assert facts is not None
+    assert facts.key.pid == os.getpid()
+    assert facts.uid == os.geteuid()
+    assert facts.is_python
+    assert facts.command
+    assert os.getpid() in all_pids()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "9"}, (3, 8, "")),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"}, (1, 2, "77")),
+        ({"RANK": "-1", "WORLD_SIZE": "many"}, (None, None, "")),
+        ({"RANK": "99999999999"}, (None, None, "")),
+    ],
+)
+def test_the_launcher_is_read_from_the_environment(
+    environ: dict[str, str], expected: tuple[int | None, int | None, str]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", SLEEP], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()  # the program runs: its environment is in place
+    facts = read_facts(process.pid)
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+    assert facts is not None
+    assert (facts.rank, facts.world_size, facts.job_id) == expected
+
+
+def test_a_zombie_and_nobody_are_no_processes() -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert read_facts(process.pid) is None
+    process.wait()
+    assert read_facts(process.pid) is None
+
+
+def test_gpus_are_the_devices_that_are_open(tmp_path: Path) -> None:
+    folder = tmp_path / "7" / "fd"
+    folder.mkdir(parents=True)
+    links = ("/dev/nvidia3", "/dev/nvidia0", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/null")
+    for number, path in enumerate(links):
+        (folder / str(number)).symlink_to(path)
+    assert open_gpus(7, tmp_path) == (0, 3)
+    assert open_gpus(8, tmp_path) == ()

@@ -1,0 +1,114 @@
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.errors import Exhausted, Precondition, StartError
+from kinetod.store import Store, file_digest, folder_bytes, key_of, store_error
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "state")
+    yield opened
+    opened.close()
+
+
+def capture(number: int, **labels: str) -> pb.Capture:
+    made = pb.Capture(id=f"c{number}", created_ns=number, status=pb.CAPTURE_STATUS_RUNNING, host="h")
+    made.spec.duration_ns = 5
+    made.spec.labels.update(labels)
+    made.targets.add(pid=7, start_time_ns=70, state=pb.TARGET_STATE_PENDING)
+    made.targets.add(pid=8, start_time_ns=80, state=pb.TARGET_STATE_PENDING)
+    return made
+
+
+def test_a_capture_comes_back_as_it_was(store: Store) -> None:
+    made = capture(1, run="1")
+    store.insert(made, key="k", request_hash="h")
+    assert store.get("c1") == made
+    assert store.by_key("k") == ("c1", "h")
+    assert store.target_dir("c1", key_of(made.targets[0])).is_dir()
+    assert store.get("other") is None
+    assert store.by_key("other") is None
+
+
+def test_ends_are_kept(store: Store) -> None:
+    made = capture(1)
+    store.insert(made, key="", request_hash="h")
+    assert [each.id for each in store.unfinished()] == ["c1"]
+    made.targets[1].verdict = pb.VERDICT_DONE
+    made.targets[1].summary.activities["kernel"] = 3
+    store.save_target("c1", 1, made.targets[1])
+    made.ended_ns, made.status = 9, pb.CAPTURE_STATUS_PARTIAL
+    store.save_end(made)
+    assert store.get("c1") == made
+    assert store.unfinished() == []
+
+
+def test_what_was_written_is_there_after_a_restart(store: Store, tmp_path: Path) -> None:
+    store.insert(capture(1), key="", request_hash="h")
+    again = Store(tmp_path / "state")  # as after kill -9: the first one was never closed
+    assert again.get("c1") == capture(1)
+    again.close()
+
+
+def test_pages_are_newest_first_and_filtered(store: Store) -> None:
+    for number in range(1, 6):
+        store.insert(capture(number, parity=str(number % 2)), key="", request_hash="h")
+    assert [each.id for each in store.page({}, size=2, before=None)] == ["c5", "c4"]
+    assert [each.id for each in store.page({}, size=9, before=(4, "c4"))] == ["c3", "c2", "c1"]
+    assert [each.id for each in store.page({"parity": "1"}, size=9, before=None)] == ["c5", "c3", "c1"]
+    assert store.page({"parity": "1", "other": ""}, size=9, before=None) == []
+
+
+def test_a_deleted_capture_leaves_nothing(store: Store) -> None:
+    store.insert(capture(1, run="1"), key="k", request_hash="h")
+    store.delete("c1")
+    assert store.get("c1") is None
+    assert store.by_key("k") is None
+    assert list(store.captures_dir.iterdir()) == []
+    store.insert(capture(1, run="1"), key="k", request_hash="h")
+
+
+def test_a_failed_insert_leaves_no_folder(store: Store) -> None:
+    store.insert(capture(1), key="k", request_hash="h")
+    with pytest.raises(sqlite3.IntegrityError):
+        store.insert(capture(2), key="k", request_hash="h")
+    assert [folder.name for folder in store.captures_dir.iterdir()] == ["c1"]
+
+
+def test_cleaning_up_removes_what_no_row_knows_and_what_is_half_written(store: Store) -> None:
+    made = capture(1)
+    store.insert(made, key="", request_hash="h")
+    folder = store.target_dir("c1", key_of(made.targets[0]))
+    (folder / ".trace.json.gz.tmp").write_bytes(b"half")
+    (folder / "target.json").write_bytes(b"{}")
+    (store.captures_dir / "orphan").mkdir()
+    (store.state_dir / "trash" / "old").mkdir()
+    store.clean_up()
+    assert [path.name for path in folder.iterdir()] == ["target.json"]
+    assert [path.name for path in store.captures_dir.iterdir()] == ["c1"]
+    assert list((store.state_dir / "trash").iterdir()) == []
+
+
+def test_a_state_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StartError, match="cannot be opened"):
+        Store(tmp_path / "file")
+
+
+def test_errors_of_writing_are_told_apart() -> None:
+    assert isinstance(store_error(OSError(28, "No space left on device"), Path("/s")), Exhausted)
+    assert isinstance(store_error(OSError(30, "Read-only file system"), Path("/s")), Precondition)
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    assert isinstance(store_error(full, Path("/s")), Exhausted)
+
+
+def test_files_are_measured(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    assert file_digest(path) == (3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+    assert folder_bytes(tmp_path) >= 3

@@ -1,0 +1,96 @@
+"""The pool with little workers that crash, hang and babble."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinetod.workers import DecodeError, WorkerPool
+
+SECOND_NS = 10**9
+ANSWER = """
+import json, os, pathlib, sys, time
+print("warming up", file=sys.stderr)
+for line in sys.stdin:
+    job = json.loads(line)
+    folder = pathlib.Path(job["target_dir"])
+    what = folder.name
+    if what == "crash" or (what == "crash-once" and not (folder / "tried").exists()):
+        folder.mkdir(exist_ok=True); (folder / "tried").touch()
+        os._exit(7)
+    if what == "hang":
+        time.sleep(60)
+    if what == "babble":
+        print("no json", flush=True); continue
+    ok = what != "bad"
+    answer = {"conversion": {"pid": os.getpid()}} if ok else {"reason_code": "UNKNOWN_LAYOUT", "reason": "strange"}
+    print(json.dumps({"id": job["id"], "ok": ok, **answer}), flush=True)
+"""
+COMMAND = (sys.executable, "-S", "-c", ANSWER)
+
+
+def run(tmp_path: Path, *names: str, count: int = 1, deadline_ns: int = 20 * SECOND_NS) -> list[Any]:
+    async def jobs() -> list[Any]:
+        pool = WorkerPool(count, command=COMMAND)
+        await pool.start()
+        try:
+            calls = [pool.convert(tmp_path / name, ["chrome"], deadline_ns=deadline_ns) for name in names]
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+        finally:
+            await pool.stop()
+
+    return asyncio.run(jobs())
+
+
+def test_a_worker_is_used_again(tmp_path: Path) -> None:
+    first, second = run(tmp_path, "good", "good")
+    assert first["pid"] == second["pid"]
+
+
+def test_jobs_share_the_workers(tmp_path: Path) -> None:
+    answers = run(tmp_path, *("good" for _ in range(20)), count=3)
+    assert 1 <= len({answer["pid"] for answer in answers}) <= 3
+
+
+def test_a_refusal_has_the_workers_code(tmp_path: Path) -> None:
+    (error,) = run(tmp_path, "bad")
+    assert isinstance(error, DecodeError)
+    assert (error.code, error.reason) == ("UNKNOWN_LAYOUT", f"strange; the raw records are kept in {tmp_path}/bad/raw")
+
+
+def test_a_job_that_crashes_its_worker_is_tried_twice(tmp_path: Path) -> None:
+    crash, once, good = run(tmp_path, "crash", "crash-once", "good")
+    assert isinstance(crash, DecodeError)
+    assert crash.code == "DECODE_FAILED"
+    assert crash.reason.startswith("the decoder crashed (exit status 7)")
+    assert once["pid"] != good["pid"] or once["pid"] > 0
+    assert "pid" in good
+
+
+def test_a_job_beyond_its_deadline_is_killed_and_the_next_gets_a_new_worker(tmp_path: Path) -> None:
+    hang, good = run(tmp_path, "hang", "good", deadline_ns=SECOND_NS // 2)
+    assert isinstance(hang, DecodeError)
+    assert hang.code == "DECODE_TIMEOUT"
+    assert "longer than 500 ms" in hang.reason
+    assert "pid" in good
+
+
+def test_an_answer_that_is_no_json_counts_as_a_crash(tmp_path: Path) -> None:
+    (error,) = run(tmp_path, "babble")
+    assert isinstance(error, DecodeError)
+    assert error.code == "DECODE_FAILED"
+
+
+def test_a_worker_that_cannot_start_is_a_crash(tmp_path: Path) -> None:
+    async def job() -> object:
+        pool = WorkerPool(1, command=(sys.executable, "-S", "-c", "raise SystemExit(3)"))
+        await pool.start()
+        try:
+            with pytest.raises(DecodeError) as caught:
+                await pool.convert(tmp_path, [], deadline_ns=10 * SECOND_NS)
+        finally:
+            await pool.stop()
+        return caught.value.code
+
+    assert asyncio.run(job()) == "DECODE_FAILED"
