@@ -47,9 +47,10 @@ def record() -> Iterator[Callable[..., Recorder]]:
         recorder.reader.close()
 
 
-def spin(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def spin(recorder: Recorder, ticks: int = 10) -> None:
+    """Keep the processor busy until so many samples are taken."""
+    end = time.monotonic() + 20
+    while recorder.session._ticks < ticks and time.monotonic() < end:
         pass
 
 
@@ -89,7 +90,7 @@ def stacks_of(samples: List[Sample], tid: int) -> List[Tuple[str, ...]]:
 def test_every_thread_is_sampled_with_its_whole_stack(record: Callable[..., Recorder]) -> None:
     with Thread() as waiter:
         recorder = record()
-        spin(0.2)
+        spin(recorder, 15)
         samples = recorder.stop()
     name = "Thread.inner" if QUALIFIED else "inner"
     waiting = stacks_of(samples, waiter.tid)
@@ -103,19 +104,21 @@ def test_every_thread_is_sampled_with_its_whole_stack(record: Callable[..., Reco
 def test_samples_are_in_order_at_the_wanted_rate(record: Callable[..., Recorder]) -> None:
     begin = time.time_ns()
     recorder = record(stack_sample_hz=50)
-    spin(0.5)
+    began = time.monotonic()
+    spin(recorder, 25)
     samples = recorder.stop()
+    elapsed = time.monotonic() - began
     times = [sample.time_ns for sample in samples]
     assert times == sorted(times)
     assert begin <= times[0] <= times[-1] <= time.time_ns()
     ticks = recorder.outcome.metadata["ticks"] + recorder.outcome.metadata["missed_ticks"]
-    assert 20 <= ticks <= 30
+    assert abs(ticks - 50 * elapsed) < 3 + 0.1 * ticks
     assert recorder.session.metadata["hz"] == 50
 
 
 def test_counts_are_those_of_the_records(record: Callable[..., Recorder]) -> None:
     recorder = record()
-    spin(0.1)
+    spin(recorder)
     samples = recorder.stop()
     counts = recorder.outcome.counts
     assert (counts.records, counts.bytes, counts.dropped) == (len(samples), 24 * len(samples), 0)
@@ -136,7 +139,7 @@ def test_threads_are_named(record: Callable[..., Recorder]) -> None:
 
 def test_code_is_named_with_file_and_first_line(record: Callable[..., Recorder]) -> None:
     recorder = record()
-    spin(0.1)
+    spin(recorder)
     samples = recorder.stop()
     codes = [text for (space, _key), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
     line = spin.__code__.co_firstlineno
