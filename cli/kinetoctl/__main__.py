@@ -9,6 +9,7 @@ from click.shell_completion import shell_complete
 from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM, cli
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.lazy import MissingCommand
 
 
 def _say(kind: str, message: str, *, color: str = "red") -> None:
@@ -25,8 +26,8 @@ def _usage_text(exc: click.ClickException) -> str:
 
 
 def _report_usage(exc: click.ClickException) -> int:
-    if isinstance(exc, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
-        click.echo(exc.format_message(), err=True)
+    if isinstance(exc, MissingCommand):
+        click.echo(exc.message, err=True)
         return ExitCode.USAGE
     _say("error", _usage_text(exc))
     if isinstance(exc, click.UsageError) and exc.ctx is not None:

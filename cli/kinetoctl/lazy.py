@@ -7,12 +7,25 @@ from typing import Any
 import click
 
 
+class MissingCommand(click.UsageError):
+    """A group was called without a command; its message is the group's help."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        super().__init__(ctx.get_help(), ctx)
+
+
 class LazyGroup(click.Group):
     """A group whose commands are named by module: each module has a click command called `command`."""
 
     def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._modules = dict(modules or {})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's hook: a call without anything is answered by the help, as an error."""
+        if not args and not ctx.resilient_parsing:
+            raise MissingCommand(ctx)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names in the order of the table."""

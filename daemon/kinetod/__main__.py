@@ -26,7 +26,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 EXIT_CANNOT_START = 1
 
 
-class _Parsed(click.ParamType[Any]):
+class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
     """A click type from a function that raises ValueError with the whole explanation."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:

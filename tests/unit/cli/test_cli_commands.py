@@ -220,6 +220,8 @@ def test_no_arguments_print_the_help_and_are_wrong_usage() -> None:
     result = run_process([], environment())
     assert result.code == 2
     assert "Exit codes:" in result.stderr
+    assert run_process(["captures"], environment()).code == 2
+    assert run_process(["--help"], environment()).code == 0
 
 
 def test_a_reader_that_has_gone_is_code_141(server: FakeServer) -> None:
