@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,6 +74,8 @@ def _make_runtime_dir(folder: Path, mode: int) -> None:
         status = folder.stat()
     except OSError as exc:
         raise StartError(f"cannot make the folder {folder} for the sockets: {exc.strerror}") from exc
+    if status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
+        raise StartError(f"everybody can replace the sockets in {folder}; make it writable for its owner only")
     if status.st_uid not in (0, os.geteuid()):
         raise StartError(
             f"{folder} belongs to uid {status.st_uid}: somebody else could replace the sockets in it; remove it or "

@@ -13,8 +13,7 @@ from kinetod.text import clean
 
 _GPU_DEVICE = re.compile(r"/dev/nvidia(\d+)")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[a-z]*")
-_MAX_ARGUMENTS = 256
-_MAX_ARGUMENT_CHARS = 4096
+_MAX_COMMAND_CHARS = 4096  # thousands of processes must fit into one message
 _INT32_MAX = 2**31 - 1
 # First match wins: torchrun and friends, then the launchers that only number their tasks.
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -55,13 +54,25 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         key=key,
         uid=uid,
         user=user,
-        command=tuple(clean(argument, _MAX_ARGUMENT_CHARS) for argument in command[:_MAX_ARGUMENTS]),
+        command=_clipped(command),
         gpus=open_gpus(pid, proc),
         rank=_number(environ, RANK_VARIABLES),
         world_size=_number(environ, WORLD_SIZE_VARIABLES),
         job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
         is_python=_is_python(pid, command, proc),
     )
+
+
+def _clipped(command: list[str]) -> tuple[str, ...]:
+    """The first arguments, as far as they fit."""
+    clipped: list[str] = []
+    room = _MAX_COMMAND_CHARS
+    for argument in command:
+        if room <= 0:
+            break
+        clipped.append(clean(argument, room))
+        room -= len(argument) + 1
+    return tuple(clipped)
 
 
 def all_pids(proc: Path = PROC) -> list[int]:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
+MAX_PAGE_BYTES = 3 << 20  # gRPC clients take 4 MiB unless told otherwise
 CANCEL_WAIT_S = 10.0
 STOP_GRACE_S = 2.0
 SAVE_TRIES = 5
@@ -241,9 +242,9 @@ class CaptureManager:
         size = min(size or DEFAULT_PAGE, MAX_PAGE)
         before = _from_token(token) if token else None
         found = await self._store.run(self._store.page, labels, size=size + 1, before=before)
-        more = len(found) > size
         captures = [self._running[each.id].capture if each.id in self._running else each for each in found[:size]]
-        return captures, _to_token(captures[-1]) if more else ""
+        captures = _fitting(captures)
+        return captures, _to_token(captures[-1]) if len(found) > len(captures) else ""
 
     async def watch(self, capture_id: str) -> AsyncIterator[pb.CaptureEvent]:
         """Snapshot, changes, snapshot. Raises NotFound, Stopping."""
@@ -312,6 +313,16 @@ def _no_such_capture(capture_id: str) -> NotFound:
         Reason.NO_SUCH_CAPTURE,
         f"there is no capture {capture_id[:80]!r}; `kinetoctl captures list` shows those in the store",
     )
+
+
+def _fitting(captures: list[pb.Capture]) -> list[pb.Capture]:
+    """The first ones, as many as go into one message; at least one."""
+    total = 0
+    for number, capture in enumerate(captures):
+        total += capture.ByteSize()
+        if total > MAX_PAGE_BYTES and number:
+            return captures[:number]
+    return captures
 
 
 def _to_token(capture: pb.Capture) -> str:

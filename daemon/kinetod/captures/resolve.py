@@ -12,7 +12,7 @@ from kinetod.agents import Agent
 from kinetod.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason
 from kinetod.registry import Candidate, Match, Registry
 
-MAX_TARGETS = 1024
+MAX_TARGETS = 512  # they travel in one message
 HOW_TO_GET_AN_AGENT = (
     "start it with `kinetoctl run -- <command>`, with KINETO_AGENT=1 in its environment, with "
     "`python -m kineto_agent <script>`, or call `import kineto_agent; kineto_agent.start()` in it"

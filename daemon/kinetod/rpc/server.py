@@ -1,6 +1,7 @@
 """The gRPC server: addresses, health, reflection."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from kinetod.config import ListenAddress
 from kinetod.errors import StartError
 from kinetod.link import remove_stale_socket
 from kinetod.rpc.service import ProfilerService
+
+log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Profiler"].full_name
 MAX_CONCURRENT_CALLS = 1024
@@ -49,11 +52,13 @@ class RpcServer:
             remove_stale_socket(address.path)
         old_mask = os.umask(0o177)  # only this user; root's daemon takes calls of root only
         try:
-            self._server.add_insecure_port(str(address))
+            port = self._server.add_insecure_port(str(address))
         except RuntimeError as exc:
             raise StartError(f"cannot listen on {address}: {exc}; is it in use?") from exc
         finally:
             os.umask(old_mask)
+        if address.path is None:
+            log.warning("every user of this host can trace processes through %s (port %d)", address, port)
 
     async def set_serving(self, serving: bool) -> None:
         """What the health service says."""
