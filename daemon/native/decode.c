@@ -9,8 +9,10 @@
 
 #include "codec.h"
 
-#define BATCH 128 /* records: most of them fit the first-level cache */
+#define BATCH 256 /* records */
 #define KIND_LIMIT 64
+#define CACHE_LINE_BYTES 64
+#define PREFETCH_BYTES 1024 /* ahead of the walk, which itself touches only the first line of a record */
 #define MAX_KINDS 16
 
 typedef struct {
@@ -32,15 +34,16 @@ static uint32_t load32(const uint8_t *p)
     return value;
 }
 
-#define COPY_LOOP(type)                                                       \
-    do {                                                                      \
-        type *out = (type *)column->out + row;                                \
-        for (uint32_t i = 0; i < count; i++)                                  \
-            memcpy(out + i, records[i] + column->offset, sizeof(type));       \
+#define COPY_LOOP(type)                                              \
+    do {                                                             \
+        type *restrict out = (type *)column->out + row;              \
+        for (uint32_t i = 0; i < count; i++)                         \
+            memcpy(out + i, records[i] + offset, sizeof(type));      \
     } while (0)
 
-static void copy_field(const kc_column *column, const uint8_t *const *records, uint32_t count, uint64_t row)
+static void copy_field(const kc_column *column, const uint8_t *const *restrict records, uint32_t count, uint64_t row)
 {
+    const uint32_t offset = column->offset;
     switch (column->width) {
     case 1: COPY_LOOP(uint8_t); break;
     case 2: COPY_LOOP(uint16_t); break;
@@ -49,11 +52,50 @@ static void copy_field(const kc_column *column, const uint8_t *const *records, u
     }
 }
 
-static void copy_span(const kc_column *column, const uint8_t *const *records, uint32_t count, uint64_t row)
+/* Several 32-bit fields at once: one look at each record for all of them. */
+static void copy_four(const kc_column *columns, const uint8_t *const *restrict records, uint32_t count, uint64_t row)
 {
-    uint64_t *starts = (uint64_t *)column->out + row, *durations = (uint64_t *)column->out_2 + row;
+    uint32_t *restrict a = (uint32_t *)columns[0].out + row, *restrict b = (uint32_t *)columns[1].out + row;
+    uint32_t *restrict c = (uint32_t *)columns[2].out + row, *restrict d = (uint32_t *)columns[3].out + row;
+    const uint32_t at_a = columns[0].offset, at_b = columns[1].offset;
+    const uint32_t at_c = columns[2].offset, at_d = columns[3].offset;
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t start = load64(records[i] + column->offset), end = load64(records[i] + column->offset_2);
+        const uint8_t *record = records[i];
+        a[i] = load32(record + at_a);
+        b[i] = load32(record + at_b);
+        c[i] = load32(record + at_c);
+        d[i] = load32(record + at_d);
+    }
+}
+
+static void copy_three(const kc_column *columns, const uint8_t *const *restrict records, uint32_t count, uint64_t row)
+{
+    uint32_t *restrict a = (uint32_t *)columns[0].out + row, *restrict b = (uint32_t *)columns[1].out + row;
+    uint32_t *restrict c = (uint32_t *)columns[2].out + row;
+    const uint32_t at_a = columns[0].offset, at_b = columns[1].offset, at_c = columns[2].offset;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *record = records[i];
+        a[i] = load32(record + at_a);
+        b[i] = load32(record + at_b);
+        c[i] = load32(record + at_c);
+    }
+}
+
+/* How many columns from here on are plain 32-bit copies, at most four. */
+static uint32_t group_size(const kc_column *columns, uint32_t rest)
+{
+    uint32_t size = 0;
+    while (size < rest && size < 4 && columns[size].operation == KC_COPY && columns[size].width == 4)
+        size++;
+    return size;
+}
+
+static void copy_span(const kc_column *column, const uint8_t *const *restrict records, uint32_t count, uint64_t row)
+{
+    uint64_t *restrict starts = (uint64_t *)column->out + row, *restrict durations = (uint64_t *)column->out_2 + row;
+    const uint32_t offset = column->offset, offset_2 = column->offset_2;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t start = load64(records[i] + offset), end = load64(records[i] + offset_2);
         starts[i] = start;
         durations[i] = end > start ? end - start : 0;
     }
@@ -78,14 +120,20 @@ static uint32_t flush(kc_kind *kind, const kc_column *columns, batch *b)
     b->count = 0;
     if (kind->column_count && count > kind->capacity - kind->rows)
         return KC_FULL;
-    for (uint32_t c = 0; c < kind->column_count && count; c++) {
-        const kc_column *column = columns + kind->first_column + c;
-        if (column->operation == KC_COPY)
+    const kc_column *column = columns + kind->first_column, *end = column + (count ? kind->column_count : 0);
+    while (column < end) {
+        uint32_t group = group_size(column, (uint32_t)(end - column));
+        if (group == 4)
+            copy_four(column, b->records, count, kind->rows);
+        else if (group == 3)
+            copy_three(column, b->records, count, kind->rows);
+        else if (column->operation == KC_COPY)
             copy_field(column, b->records, count, kind->rows);
         else if (column->operation == KC_SPAN)
             copy_span(column, b->records, count, kind->rows);
         else if (copy_number(column, b->records, count, kind->rows))
             return KC_NO_MEMORY;
+        column += group >= 3 ? group : 1;
     }
     kind->rows += count;
     return KC_OK;
@@ -133,6 +181,8 @@ void kc_decode(const uint8_t *data, uint64_t size, kc_kind *kinds, uint32_t kind
             result->kind = number;
             break;
         }
+        for (uint32_t line = 0; line < record_bytes; line += CACHE_LINE_BYTES)
+            __builtin_prefetch(record + PREFETCH_BYTES + line);
         batch *b = batches + table.index[number];
         b->records[b->count++] = record;
         at += record_bytes;

@@ -191,7 +191,7 @@ class _Buffers:
         for name, field in FIELDS[known.layout].items():
             if field in offsets:
                 plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], arrays[name]))
-        return plans
+        return sorted(plans, key=lambda plan: (plan.operation, plan.width))  # the codec takes equal ones together
 
     def read(self, source: RawSource, version: int) -> tuple[int, int, list[str]]:
         """Reads all buffers. Returns records read, records that could not be read, warnings."""
