@@ -5,9 +5,11 @@ A source is one vendor's or language's way to record activities. The runner (the
     activity_types() -> prepare(request) -> session.start() -> session.counts()* -> session.stop() -> session.close()
 
 in this order, all on the agent's thread. Nothing here may print, raise into user code, or hold the GIL for
-more than a millisecond at a time. In a forked child a source gives back by itself what it inherited (descriptors,
-mappings), touching no vendor library: nobody calls it there. A session records from start() on; the runner decides later which window
+more than a millisecond at a time. A session records from start() on; the runner decides later which window
 is kept, so a warm-up needs nothing from the source.
+
+In a forked child nobody calls a source: it gives back by itself what it inherited (descriptors, mappings),
+touching no vendor library.
 """
 
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol

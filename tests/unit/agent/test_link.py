@@ -1,7 +1,7 @@
 import os
 import socket
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 import pytest
 from kineto_agent import link as module
@@ -63,8 +63,11 @@ def test_the_first_socket_with_a_daemon_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_daemon_of_another_user_is_not_spoken_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket.socket, "getsockopt", lambda *_arguments: module._UCRED.pack(1, 12345, 12345))
-    monkeypatch.setattr(module, "socket", socket.socket)
+    class Elsewhere(socket.socket):
+        def getsockopt(self, *_arguments: int) -> Any:
+            return module._UCRED.pack(1, 12345, 12345)
+
+    monkeypatch.setattr(module, "socket", Elsewhere)
     link = a_link(tmp_path / "d.sock")
     with Daemon(str(tmp_path / "d.sock")):
         assert not link.connect()
