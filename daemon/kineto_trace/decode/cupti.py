@@ -11,7 +11,7 @@ Theory of operation
     record) loses its rest, which is counted; if no buffer gives a single record, that is an error too.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from kineto_trace.model import GPU_TABLES, NO_PRIORITY, SCHEMAS, StringTable, Ta
 from kineto_trace.raw import RawSource
 
 FORMAT = "cupti/1"
+MIN_RECORD_BYTES = 8  # a smaller record could not be told from its neighbours
 
 
 class RecordKind(NamedTuple):
@@ -109,12 +110,10 @@ def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
     version = version_of(source)
     layout = LAYOUTS[version]
     _check_sizes(source, layout, version)
-    every = [known.kind for known in KINDS]
-    buffers = _Buffers(source, layout, source.record_bytes or every)
-    records, undecoded, warnings = buffers.read(source, version)
-    if buffers.full:  # a kind came that the collector had not listed
-        buffers = _Buffers(source, layout, every)
-        records, undecoded, warnings = buffers.read(source, version)
+    buffers = _Buffers(source, layout)
+    records, undecoded, warnings = buffers.read()
+    if undecoded and not records:
+        raise UnknownLayoutError(f"nothing that CUPTI {version} recorded could be decoded: {'; '.join(warnings)}")
     parts: dict[str, list[Columns]] = {}
     for known in KINDS:
         if known.table:
@@ -152,32 +151,31 @@ def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None
 class _Buffers:
     """The arrays that take the records, and the codec's plans that fill them.
 
-    All arrays lie in one block of memory, with room for as many records of each kind as the bytes could
-    hold; what is never written is never backed by memory.
+    A first pass counts the records of each kind, so that all arrays fit exactly into one block of memory:
+    touching fresh memory costs more than looking at every record twice.
     """
 
-    def __init__(self, source: RawSource, layout: VersionLayout, kinds: Collection[int]) -> None:
+    def __init__(self, source: RawSource, layout: VersionLayout) -> None:
         self.name_pointers = Interner()
-        total = sum(chunk.size for chunk in source.chunks)
-        capacities = {
-            known.kind: total // layout.records[known.layout].size if known.kind in kinds else 0 for known in KINDS
-        }
-        self._arrays = _allocate(layout, capacities)
-        plans = [
-            KindPlan(
-                known.kind,
-                layout.records[known.layout].size,
-                capacities[known.kind],
-                self._columns_of(known, layout.records[known.layout]) if known.table else (),
-            )
-            for known in KINDS
-        ]
-        unknown = set(source.record_bytes) - {known.kind for known in KINDS}
-        for kind in sorted(unknown)[: codec.MAX_KINDS - len(plans)]:
-            size = source.record_bytes[kind]
-            if 0 <= kind < codec.KIND_LIMIT and size >= 8:
-                plans.append(KindPlan(kind, size, 0, ()))  # recorded, not wanted: stepped over
-        self._decoder = codec.Decoder(plans)
+        self._data = np.frombuffer(source.data, np.uint8) if source.data.nbytes else np.empty(0, np.uint8)
+        self._chunks = source.chunks
+        sizes = {known.kind: layout.records[known.layout].size for known in KINDS}
+        unknown = [kind for kind in sorted(source.record_bytes) if kind not in sizes and kind < codec.KIND_LIMIT]
+        for kind in unknown[: codec.MAX_KINDS - len(sizes)]:
+            if source.record_bytes[kind] >= MIN_RECORD_BYTES:
+                sizes[kind] = source.record_bytes[kind]  # recorded, not wanted: stepped over
+        self._counts = self._count(sizes)
+        self._arrays = _allocate(layout, self._counts)
+        columns = {known.kind: self._columns_of(known, layout.records[known.layout]) for known in KINDS if known.table}
+        self._decoder = codec.Decoder(
+            [KindPlan(kind, size, self._counts[kind], columns.get(kind, ())) for kind, size in sizes.items()]
+        )
+
+    def _count(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        counter = codec.Decoder([KindPlan(kind, size, 0, ()) for kind, size in sizes.items()])
+        for chunk in self._chunks:
+            counter.decode(self._data[chunk.offset : chunk.offset + chunk.size])
+        return counter.rows()
 
     def _columns_of(self, known: RecordKind, layout: RecordLayout) -> list[ColumnPlan]:
         arrays, offsets, widths = self._arrays[known.kind], layout.offsets, WIDTHS[known.layout]
@@ -193,30 +191,23 @@ class _Buffers:
                 plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], arrays[name]))
         return sorted(plans, key=lambda plan: (plan.operation, plan.width))  # the codec takes equal ones together
 
-    def read(self, source: RawSource, version: int) -> tuple[int, int, list[str]]:
+    def read(self) -> tuple[int, int, list[str]]:
         """Reads all buffers. Returns records read, records that could not be read, warnings."""
         read = undecoded = 0
-        self.full = False
         stops: dict[str, int] = {}
-        data = np.frombuffer(source.data, np.uint8) if source.data.nbytes else np.empty(0, np.uint8)
-        for chunk in source.chunks:
-            result = self._decoder.decode(data[chunk.offset : chunk.offset + chunk.size])
+        for chunk in self._chunks:
+            result = self._decoder.decode(self._data[chunk.offset : chunk.offset + chunk.size])
             read += result.records
-            self.full |= result.status == codec.FULL
             if result.status != codec.OK:
                 undecoded += max(1, chunk.records - result.records)
                 what = "a cut record" if result.status == codec.TORN else f"a record of unknown kind {result.kind}"
                 stops[what] = stops.get(what, 0) + 1
-        if undecoded and not read:
-            raise UnknownLayoutError(
-                f"no record of CUPTI {version} could be decoded: the first buffers start with {next(iter(stops))}"
-            )
         return read, undecoded, [f"{count} buffers could not be read past {what}" for what, count in stops.items()]
 
     def columns(self, known: RecordKind) -> Columns:
         """What was read of one kind."""
-        rows = self._decoder.rows()[known.kind]
-        columns = {name: array[:rows] for name, array in self._arrays[known.kind].items()}
+        rows = self._counts[known.kind]
+        columns = dict(self._arrays[known.kind])
         if known.layout == "MEMCPY2":
             columns["peer"] = np.ones(rows, np.uint8)
         if known.layout == "KERNEL" and "priority" not in columns:
@@ -226,10 +217,10 @@ class _Buffers:
         return columns
 
 
-def _allocate(layout: VersionLayout, capacities: Mapping[int, int]) -> dict[int, Columns]:
+def _allocate(layout: VersionLayout, rows_of: Mapping[int, int]) -> dict[int, Columns]:
     """Uninitialised columns for every record kind, all in one block."""
     wanted = [
-        (known.kind, name, np.dtype(dtype), capacities[known.kind])
+        (known.kind, name, np.dtype(dtype), rows_of[known.kind])
         for known in KINDS
         if known.table
         for name, dtype in _column_types(known, layout.records[known.layout])
@@ -282,12 +273,11 @@ def _name(known: RecordKind, columns: Columns, pointers: Interner, source: RawSo
     if known.layout == "CUDA_EVENT":
         return
     if known.layout == "KERNEL":
-        numbers, texts = columns["name"], _kernel_names(pointers, source)
+        numbers = strings.add_all(_kernel_names(pointers, source))
+        columns["name"] = numbers.take(columns["name"])
     else:
         key, name_of = _naming(known, columns, source)
-        values, numbers = _distinct(key)
-        texts = [name_of(value) for value in values]
-    columns["name"] = strings.add_all(texts)[numbers]
+        columns["name"] = _named(key, name_of, strings)
 
 
 def _naming(known: RecordKind, columns: Columns, source: RawSource) -> tuple[npt.NDArray[Any], Callable[[int], str]]:
@@ -309,15 +299,15 @@ _NAMED_BY: dict[str, tuple[str, Callable[[int], str]]] = {
 _SMALL = 1 << 12
 
 
-def _distinct(key: npt.NDArray[Any]) -> tuple[list[int], npt.NDArray[Any]]:
-    """The distinct values, and for each row the number of its value."""
+def _named(key: npt.NDArray[Any], name_of: Callable[[int], str], strings: StringTable) -> npt.NDArray[np.int32]:
+    """For each key the number of its name."""
     if len(key) and int(key.max()) < _SMALL:  # callback ids: a look-up instead of a search
         values = np.flatnonzero(np.bincount(key, minlength=1))
         number_of = np.zeros(_SMALL, np.int32)
-        number_of[values] = np.arange(len(values))
-        return values.tolist(), number_of[key]
+        number_of[values] = strings.add_all([name_of(value) for value in values.tolist()])
+        return number_of.take(key)
     found, numbers = np.unique(key, return_inverse=True)
-    return found.tolist(), numbers
+    return strings.add_all([name_of(value) for value in found.tolist()])[numbers]
 
 
 def _kernel_names(pointers: Interner, source: RawSource) -> list[str]:
@@ -340,35 +330,32 @@ def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
     Kineto drops those too: libraries make thousands of them on streams that never run anything.
     """
     sync = tables["cuda_sync"]
-    device_of, streams = _contexts(tables)
-    wait = (sync["type"] == names.STREAM_WAIT_EVENT) & ~np.isin(_pair(sync["context"], sync["stream"]), streams)
-    if wait.any():
+    if len(sync["type"]):
+        streams = np.concatenate([_distinct_pairs(tables[kind], "context", "stream") for kind in GPU_TABLES])
+        idle = ~np.isin(_pair(sync["context"], sync["stream"]), streams)
+        wait = (sync["type"] == names.STREAM_WAIT_EVENT) & idle
         sync = tables["cuda_sync"] = {name: column[~wait] for name, column in sync.items()}
-    sync["device"] = np.array([device_of.get(context, -1) for context in sync["context"].tolist()], np.int32)
-    recorded = {
-        key: (stream, correlation)
-        for key, stream, correlation in zip(
-            _pair(events["context"], events["event"]).tolist(),
-            events["stream"].tolist(),
-            events["correlation"].tolist(),
-            strict=True,
-        )
-    }
-    found = [recorded.get(key, (-1, -1)) for key in _pair(sync["context"], sync["event"]).tolist()]
-    sync["wait_on_stream"] = np.array([stream for stream, _ in found], np.int64)
-    sync["wait_on_correlation"] = np.array([correlation for _, correlation in found], np.int64)
+    owners = np.concatenate([_distinct_pairs(tables[kind], "context", "device") for kind in GPU_TABLES])
+    sync["device"] = _last(owners >> np.uint64(32), owners & np.uint64(0xFFFFFFFF), sync["context"])
+    recorded, wanted = _pair(events["context"], events["event"]), _pair(sync["context"], sync["event"])
+    sync["wait_on_stream"] = _last(recorded, events["stream"], wanted)
+    sync["wait_on_correlation"] = _last(recorded, events["correlation"], wanted)
 
 
-def _contexts(tables: dict[str, Columns]) -> tuple[dict[int, int], npt.NDArray[np.uint64]]:
-    """Device of every context, and all (context, stream) that ran something."""
-    pairs: list[npt.NDArray[np.uint64]] = []
-    device_of: dict[int, int] = {}
-    for kind in GPU_TABLES:
-        columns = tables[kind]
-        pairs.append(np.unique(_pair(columns["context"], columns["stream"])))
-        owners = np.unique(_pair(columns["context"], columns["device"]))
-        device_of.update((value >> 32, value & 0xFFFFFFFF) for value in owners.tolist())
-    return device_of, np.concatenate(pairs)
+def _distinct_pairs(columns: Columns, high: str, low: str) -> npt.NDArray[np.uint64]:
+    interner = Interner()
+    interner.intern(_pair(columns[high], columns[low]))
+    return interner.keys()
+
+
+def _last(keys: npt.NDArray[Any], values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """For each wanted key the value that came last with that key; -1 if none did."""
+    if not len(keys):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], wanted, side="right") - 1
+    found = (at >= 0) & (keys[order][at] == wanted)
+    return np.where(found, values[order][at].astype(np.int64), -1)
 
 
 def _pair(high: npt.NDArray[Any], low: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
