@@ -75,9 +75,11 @@ def _clipped(command: list[str]) -> tuple[str, ...]:
     return tuple(clipped)
 
 
-def all_pids(proc: Path = PROC) -> list[int]:
-    """Every process of this PID namespace."""
-    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
+def foreign_pids(proc: Path = PROC) -> set[int]:
+    """Every process of this PID namespace but this daemon and its workers."""
+    own = psutil.Process()
+    everything = {int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()}
+    return everything - {own.pid} - {child.pid for child in own.children()}
 
 
 def open_gpus(pid: int, proc: Path = PROC) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """The processes of this host as callers see them: the kernel's facts joined with what agents said."""
 
 import asyncio
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents import Agent, AgentHub
 from kinetod.errors import invalid
 from kinetod.identity import PROC, ProcessKey
-from kinetod.procs import ProcessFacts, all_pids, read_facts
+from kinetod.procs import ProcessFacts, foreign_pids, read_facts
 
 DESCRIBE_DEADLINE_S = 0.5
 MAX_REGEX_CHARS = 512
@@ -98,7 +97,7 @@ class Registry:
         """The selected processes with fresh data, by pid."""
         pids = {agent.key.pid for agent in self._hub.agents()} | {key.pid for key in self._hub.incompatible()}
         if include_without_agent:
-            pids |= set(await asyncio.to_thread(all_pids, self._proc)) - {os.getpid()}
+            pids |= set(await asyncio.to_thread(foreign_pids, self._proc))
         candidates = await self.candidates(sorted(pids & match.pids if match.pids else pids), fresh=True)
         return [candidate.process for candidate in candidates if match(candidate.process)]
 

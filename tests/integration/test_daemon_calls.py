@@ -1,18 +1,20 @@
 """Calls that need no capture: who is asked what, and how refusals look."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kineto_agent import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import Daemon, error_of, running_daemon
+from support.daemon import Daemon, DaemonFailed, error_of, running_daemon
 from support.scripted_agent import ScriptedAgent, hello_message
 
 SECOND_NS = 10**9
@@ -165,7 +167,8 @@ def test_python_processes_without_agent_are_listed_on_request(daemon: Daemon, st
     request = pb.ListProcessesRequest(include_without_agent=True)
     (process,) = (each for each in stub.ListProcesses(request, timeout=10).processes if each.pid == os.getpid())
     assert process.agent_state == pb.AGENT_STATE_NONE
-    assert daemon.pid not in {each.pid for each in stub.ListProcesses(request, timeout=10).processes}
+    listed = {each.pid for each in stub.ListProcesses(request, timeout=10).processes}
+    assert not listed & {daemon.pid, *(worker.pid for worker in psutil.Process(daemon.pid).children())}
 
 
 def test_an_agent_of_another_version_is_shown_and_refused(daemon: Daemon, stub: ProfilerStub) -> None:
@@ -179,3 +182,33 @@ def test_an_agent_of_another_version_is_shown_and_refused(daemon: Daemon, stub: 
         code, reason, message = refused(stub, pb.CaptureSpec(selector=OWN, duration_ns=1))
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_INCOMPATIBLE")
     assert "version 2" in message
+
+
+def test_a_loopback_port_serves_too_and_belongs_to_one_daemon() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with running_daemon("--listen", address) as first:
+        with grpc.insecure_channel(address) as channel:
+            host = ProfilerStub(channel).GetHost(pb.GetHostRequest(), timeout=10)  # type: ignore[no-untyped-call]
+        assert host.store_path == str(first.state_dir)
+        assert "every user of this host can trace processes through" in first.log()
+        with pytest.raises(DaemonFailed, match="cannot listen on"), running_daemon("--listen", address):
+            pass
+
+
+def test_a_network_address_is_refused_at_the_start() -> None:
+    with pytest.raises(DaemonFailed, match="is not a loopback address"), running_daemon("--listen", "0.0.0.0:1"):
+        pass
+
+
+def test_sockets_that_a_killed_daemon_left_are_replaced() -> None:
+    with running_daemon() as daemon:
+        daemon.kill()
+        assert daemon.agent_socket.exists()
+        daemon.start()
+        assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).agents == 0
+        assert daemon.stop() == 0
+        assert not daemon.agent_socket.exists()
+        assert not daemon.rpc_socket.exists()
+        daemon.start()

@@ -67,6 +67,7 @@ class Daemon:
         self.environ = dict(environ or {})
         self.process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
+        self._starts = 0
         self.runtime_dir.mkdir(exist_ok=True)
         if uid is not None:
             for folder in (root, self.runtime_dir):
@@ -101,8 +102,8 @@ class Daemon:
 
     def start(self) -> None:
         """Starts the daemon and returns once it says that it is ready. Raises DaemonFailed."""
-        notify_path = self.root / "notify"
-        notify_path.unlink(missing_ok=True)
+        self._starts += 1
+        notify_path = self.root / f"notify-{self._starts}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, self.log_path.open("ab") as log:
             notify.bind(str(notify_path))
             if self.uid is not None:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.procs import all_pids, open_gpus, read_facts
+from kinetod.procs import foreign_pids, open_gpus, read_facts
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -16,7 +16,6 @@ def test_this_process_is_read() -> None:
     assert facts.uid == os.geteuid()
     assert facts.is_python
     assert facts.command
-    assert os.getpid() in all_pids()
 
 
 @pytest.mark.parametrize(
@@ -42,6 +41,15 @@ def test_the_launcher_is_read_from_the_environment(
     process.wait()
     assert facts is not None
     assert (facts.rank, facts.world_size, facts.job_id) == expected
+
+
+def test_this_process_and_its_children_are_not_foreign() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", SLEEP], stdin=subprocess.PIPE) as child:
+        pids = foreign_pids()
+        assert child.stdin is not None
+        child.stdin.close()
+    assert os.getppid() in pids
+    assert not pids & {os.getpid(), child.pid}
 
 
 def test_a_zombie_and_nobody_are_no_processes() -> None:
