@@ -9,7 +9,7 @@
 
 #include "codec.h"
 
-#define BATCH 256 /* records */
+#define BATCH 1024 /* records: long runs into each column, still within the second-level cache */
 #define KIND_LIMIT 64
 #define CACHE_LINE_BYTES 64
 #define PREFETCH_BYTES 1024 /* ahead of the walk, which itself touches only the first line of a record */
