@@ -347,6 +347,7 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     if (self.dead || self.phase != PREPARED || count > KINDS_MOST) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
     }
+    detach_prepare(&self.api);
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {
         kc_result_text(result, error, error_bytes);

@@ -205,6 +205,7 @@ int cuptiActivityEnable(uint32_t kind) {
     }
     fake_lock();
     fake.enabled[kind] = 1;
+    fake.hooked = true;
     if (kind == RUNTIME || kind == DRIVER) {
         memset(fake.call_off[kind == RUNTIME ? DOMAIN_RUNTIME : DOMAIN_DRIVER], 0, CBIDS);
     }
@@ -298,6 +299,9 @@ int cuptiSubscribe(void **subscriber, callback_fn callback, void *user) {
     fake_lock();
     const bool taken = fake.callback != NULL;
     if (!taken) {
+        /* The real library makes its tables now, while its hooks already read them: CUDA calls crash. */
+        fake.misused += fake.hooked && !fake.had_subscriber;
+        fake.had_subscriber = true;
         fake.callback = callback;
         fake.callback_user = user;
         *subscriber = &fake;
@@ -347,6 +351,7 @@ int cuptiFinalize(void) {
     fake.requested = NULL;
     fake.completed = NULL;
     forget_subscriber();
+    fake.hooked = false;
     fake.finalized++;
     fake_unlock();
     return 0;

@@ -111,6 +111,8 @@ struct fake {
     pthread_mutex_t mutex;
     pthread_cond_t filled_some;
     bool thread_runs;
+    bool hooked;          /* a kind has been enabled since the start or the last finalize */
+    bool had_subscriber;  /* since the library was loaded */
     requested_fn requested;
     completed_fn completed;
     uint8_t enabled[KINDS];
