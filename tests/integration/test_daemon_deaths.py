@@ -8,6 +8,7 @@ import pytest
 from kineto_agent import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.agent_daemon import wait_until
 from support.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
 from support.scripted_agent import RemoteAgent, ScriptedAgent
 
@@ -223,3 +224,30 @@ def test_a_second_daemon_on_the_same_sockets_is_refused(daemon: Daemon) -> None:
     with pytest.raises(DaemonFailed, match="already uses the agent socket"):
         second.start()
     assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).version == "0.1.0"
+
+
+def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(daemon: Daemon) -> None:
+    with RemoteAgent(daemon.agent_socket) as first, RemoteAgent(daemon.agent_socket) as second:
+        first.do("hello")
+        second.do("hello")
+        spec = pb.CaptureSpec(selector=pb.Selector(pids=[first.pid, second.pid]), duration_ns=60 * SECOND_NS)
+        stub = daemon.stub()
+        capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+        first.do("capture 10")
+        events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+        next(event for event in events if event.target.pid == first.pid and event.target.verdict)
+        raw = daemon.state_dir / "captures" / capture_id / "targets"
+        wait_until(
+            lambda: not list(raw.glob(f"{first.pid}-*/raw")), "the verdict is stored and the raw records are gone"
+        )
+        daemon.kill()
+        (folder,) = raw.glob(f"{first.pid}-*")
+        (folder / "raw").mkdir()
+        daemon.start()
+        capture = watch_to_end(daemon.stub(), capture_id)
+    ends = {target.pid: (target.verdict, target.reason_code) for target in capture.targets}
+    assert ends == {
+        first.pid: (pb.VERDICT_DONE, ""),
+        second.pid: (pb.VERDICT_FAILED, "DAEMON_RESTARTED"),
+    }
+    assert not (folder / "raw").exists()

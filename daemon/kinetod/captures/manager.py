@@ -5,9 +5,11 @@ import base64
 import binascii
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -178,7 +180,7 @@ class CaptureManager:
 
         async def run_one(run: TargetRun) -> None:
             await run.run()
-            await self._save(self._store.save_target, capture.id, numbers[id(run.target)], run.target)
+            await self._save_target(capture.id, numbers[id(run.target)], run.target, run.garbage)
 
         await asyncio.gather(*(run_one(run) for run in running.runs))
         await self._end(running)
@@ -192,6 +194,11 @@ class CaptureManager:
         if saved:
             del self._running[capture.id]
         log.info("capture %s: %s", capture.id, pb.CaptureStatus.Name(capture.status))
+
+    async def _save_target(self, capture_id: str, number: int, target: pb.Target, garbage: Path | None) -> None:
+        """Stores a verdict; only then what it makes superfluous may go."""
+        if await self._save(self._store.save_target, capture_id, number, target) and garbage is not None:
+            await asyncio.to_thread(shutil.rmtree, garbage, ignore_errors=True)
 
     async def _save(self, method: object, *args: object) -> bool:
         """Writes to the index, again if the disk is full for a moment; an unsaved end is given anew at a restart."""
@@ -216,12 +223,14 @@ class CaptureManager:
         capture = running.capture
         log.info("capture %s was running when the daemon ended; it gets its verdict now", capture.id)
         for number, target in enumerate(capture.targets):
-            if target.verdict != pb.VERDICT_UNSPECIFIED:
-                continue
             directory = self._store.target_dir(capture.id, key_of(target))
-            await recover_target(self._services, target, directory, tuple(capture.spec.formats))
+            if target.verdict != pb.VERDICT_UNSPECIFIED:
+                if target.files:  # the daemon may have ended between the verdict and the tidying
+                    await asyncio.to_thread(shutil.rmtree, directory / "raw", ignore_errors=True)
+                continue
+            garbage = await recover_target(self._services, target, directory, tuple(capture.spec.formats))
             running.watchers.changed(number)
-            await self._save(self._store.save_target, capture.id, number, target)
+            await self._save_target(capture.id, number, target, garbage)
         await self._end(running)
 
     # finding

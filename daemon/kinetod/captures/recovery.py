@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,11 @@ from kinetod.workers import DecodeError
 log = logging.getLogger(__name__)
 
 
-async def recover_target(services: Services, target: pb.Target, directory: Path, formats: tuple[str, ...]) -> None:
-    """Gives the target its verdict."""
+async def recover_target(
+    services: Services, target: pb.Target, directory: Path, formats: tuple[str, ...]
+) -> Path | None:
+    """Gives the target its verdict; returns what is to be removed once that is stored."""
+    garbage: Path | None = None
     reason = "the daemon ended before the capture did (killed, crashed or stopped)"
     ending = Ending(Outcome.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
     decode_error: tuple[str, str] | None = None
@@ -38,15 +40,16 @@ async def recover_target(services: Services, target: pb.Target, directory: Path,
         else:
             converted.apply(target)
             target.stored_ns = time.time_ns()
-            await asyncio.to_thread(shutil.rmtree, directory / "raw", ignore_errors=True)
+            garbage = directory / "raw"
     if not recorded:
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        garbage = directory
     verdict = final(ending, recorded=recorded, dropped=0, decode_error=decode_error)
     target.verdict = verdict.verdict
     target.reason_code = verdict.code
     target.reason = verdict.reason
     target.state = pb.TARGET_STATE_ENDED
     target.state_since_ns = time.time_ns()
+    return garbage
 
 
 def _prepare(directory: Path) -> bool:

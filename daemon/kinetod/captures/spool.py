@@ -5,7 +5,6 @@ import errno
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,14 +154,6 @@ class Spool:
                 source.reader.close()
             with contextlib.suppress(OSError):
                 source.writer.close()
-
-    def remove_raw(self) -> None:
-        """The records are not needed any more."""
-        shutil.rmtree(self.directory / "raw", ignore_errors=True)
-
-    def remove_all(self) -> None:
-        """Nothing is to be kept."""
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _translated(exc: OSError, directory: Path) -> DiskFull:

@@ -90,6 +90,7 @@ class TargetRun:
         on_change: Callable[[], None],
     ) -> None:
         self.target = target
+        self.garbage: Path | None = None  # to be removed once the verdict is stored
         self._services = services
         self._capture_id = capture_id
         self._agent = agent
@@ -452,9 +453,9 @@ class TargetRun:
         verdict = final(ending, recorded=recorded, dropped=dropped, unreadable=unreadable, decode_error=decode_error)
         if converted is not None:
             converted.apply(self.target)
-            await self._in_thread(self._spool.remove_raw)
+            self.garbage = self._spool.directory / "raw"
         elif decode_error is None:
-            await self._in_thread(self._spool.remove_all)
+            self.garbage = self._spool.directory
         self._end(verdict)
 
     def _add_result_to_target(self) -> None:
