@@ -77,7 +77,7 @@ class Start(NamedTuple):
     """A capture request. Exactly one of duration_ns and iterations is set."""
 
     capture_id: str
-    activity_types: List[str]  # empty: all that the sources offer
+    activity_types: List[str]  # empty: the sources' defaults
     duration_ns: Optional[int]
     iterations: Optional[int]
     start_iteration: Optional[int]

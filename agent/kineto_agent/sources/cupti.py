@@ -7,6 +7,7 @@ Theory of operation
 """
 
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
 
@@ -58,6 +59,15 @@ PREFAULT_BYTES = 32 << 20  # 8 buffers, 22-28 ms of page faults; the collector s
 FLUSH_PERIOD_MS = 500
 STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
 DETACH_LIMIT_MS = 1000
+
+# Enabling a kind makes every call of its API dearer, recorded or not. Median step of the launch-bound job on an
+# H200: kernels, copies and sets 1.14 times; with cuda_runtime 1.24; with cuda_sync too 1.34; with cuda_driver
+# 1.43, although torch's eager mode launches nothing through the driver API. Hence cuda_sync on request only,
+# and cuda_driver where one of these is loaded (or Triton has started: torch imports it without using it).
+DRIVER_LAUNCHERS = (
+    "torch._inductor.runtime.triton_heuristics",
+    "cupy", "jaxlib", "numba.cuda.cudadrv", "pycuda.driver", "tensorrt", "tensorflow", "warp",
+)  # fmt: skip
 
 # By cuptiGetVersion. 27 is CUDA 12.9.0: the first that drops and counts records when it is given no buffer.
 DECLINE_VERSION = 27
@@ -204,6 +214,11 @@ class CuptiSource:
         """All of them as soon as the process has CUDA and a libcupti can be had."""
         return sorted(KINDS) if cupti_library.find(self._environ, self._maps) else []
 
+    def default_types(self) -> List[str]:
+        """All but cuda_sync, and cuda_driver only where kernels are launched through the driver API."""
+        left_out = {"cuda_sync"} if launches_through_driver() else {"cuda_sync", "cuda_driver"}
+        return [name for name in self.activity_types() if name not in left_out]
+
     def prepare(self, request: SourceRequest) -> CuptiSession:
         """Open libcupti and make the arena. Raises SourceError."""
         from kineto_agent.sources import cupti_devices, cupti_native
@@ -230,6 +245,14 @@ class CuptiSource:
         metadata = {"cupti_version": version, "cupti_library": path, **cupti_devices.describe(self._maps)}
         kinds = [kind for name in KINDS if name in request.activity_types for kind in KINDS[name]]
         return CuptiSession(collector, arena_fd, metadata, kinds, self._detach_limit_ms)
+
+
+def launches_through_driver(modules: Mapping[str, Any] = sys.modules) -> bool:
+    """Whether a library is in use whose kernels a trace of the runtime API alone would show without launches."""
+    if any(name in modules for name in DRIVER_LAUNCHERS):
+        return True
+    triton = getattr(modules.get("triton.runtime.driver"), "driver", None)
+    return getattr(triton, "_active", None) is not None
 
 
 def _keep_calls(collector: "Collector", request: SourceRequest) -> None:

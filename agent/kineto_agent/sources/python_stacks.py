@@ -56,6 +56,10 @@ class PythonStacksSource:
 
     name = "python_stacks"
 
+    def default_types(self) -> List[str]:
+        """The one there is."""
+        return self.activity_types()
+
     def activity_types(self) -> List[str]:
         """Always available."""
         return ["python_function"]

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Dict
 
 import pytest
+from kineto_agent.sources import cupti
 from kineto_agent.sources.cupti import KINDS, CuptiSource
 from kineto_agent.sources.interface import SourceError
 from support.collector import calling, fake_cuda, recording, request, source
@@ -118,3 +121,27 @@ def test_memory_calls_are_recorded_on_request_only() -> None:
 def test_kernels_are_enabled_last_and_the_serialising_kinds_never() -> None:
     assert next(reversed(KINDS)) == "kernel"
     assert not {3, 49} & {kind for kinds in KINDS.values() for kind in kinds}
+
+
+def test_synchronizations_and_driver_calls_are_not_recorded_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupti, "launches_through_driver", lambda: False)
+    assert source().default_types() == ["cuda_runtime", "gpu_memcpy", "gpu_memset", "kernel", "overhead"]
+
+
+def test_driver_calls_are_recorded_where_something_launches_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupti, "launches_through_driver", lambda: True)
+    assert "cuda_driver" in source().default_types()
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ({}, False),
+        ({"torch": object()}, False),
+        ({"torch._inductor.runtime.triton_heuristics": object()}, True),
+        ({"triton.runtime.driver": SimpleNamespace(driver=SimpleNamespace(_active=None))}, False),
+        ({"triton.runtime.driver": SimpleNamespace(driver=SimpleNamespace(_active=object()))}, True),
+    ],
+)
+def test_what_launches_through_the_driver_api(modules: Dict[str, object], expected: bool) -> None:
+    assert cupti.launches_through_driver(modules) is expected

@@ -11,6 +11,9 @@ class Named:
         self.name = name
         self._types = types
 
+    def default_types(self) -> List[str]:
+        return self.activity_types()
+
     def activity_types(self) -> List[str]:
         if "crash" in self._types:
             raise RuntimeError("no")

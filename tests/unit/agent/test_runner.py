@@ -34,6 +34,9 @@ class Failing:
     def __init__(self, where: str) -> None:
         self.where = where
 
+    def default_types(self) -> List[str]:
+        return self.activity_types()
+
     def activity_types(self) -> List[str]:
         return ["kernel"]
 
