@@ -16,7 +16,8 @@ import numpy.typing as npt
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parent / "_native" / "libkineto_codec.so"
-ABI_VERSION = 1
+ABI_VERSION = 2
+PADDING = 32  # bytes that the native side may read after a literal or text
 MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this
 
@@ -206,6 +207,11 @@ class Decoder:
             raise MemoryError("no memory to decode records")
         return Decoded(result.consumed, result.records, result.status, result.kind)
 
+    def rewind(self) -> None:
+        """Makes the next decode() write from the first row on."""
+        for native in self._kinds:
+            native.rows = 0
+
     def rows(self) -> dict[int, int]:
         """Records read so far by kind."""
         return {native.kind: native.rows for native in self._kinds[: len(self._plans)]}
@@ -245,7 +251,7 @@ class Texts:
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.count = len(pieces)
-        self.data = np.frombuffer(b"".join(pieces) or b"\0", np.uint8)
+        self.data = np.frombuffer(b"".join(pieces) + bytes(PADDING), np.uint8)
         self.ends = np.zeros(self.count + 1, np.uint64)
         np.cumsum([len(piece) for piece in pieces], out=self.ends[1:], dtype=np.uint64)
 
@@ -266,11 +272,10 @@ class RowWriter:
     def __init__(self, fields: Sequence[Field]) -> None:
         self._library = load()
         self._keep = [
-            field._replace(column=None if field.column is None else np.ascontiguousarray(field.column))
-            for field in fields
+            (field._replace(column=_contiguous(field.column)), field.literal + bytes(PADDING)) for field in fields
         ]
-        self._rows = min((len(field.column) for field in self._keep if field.column is not None), default=0)
-        self._fields = (_Field * len(fields))(*map(_native_field, self._keep))
+        self._rows = min((len(field.column) for field, _ in self._keep if field.column is not None), default=0)
+        self._fields = (_Field * len(fields))(*(_native_field(field, literal) for field, literal in self._keep))
 
     def write(self, out: AnyArray, first: int, count: int) -> tuple[int, int]:
         """Writes rows first, first + 1, … into `out`. Returns (rows, bytes) that fitted."""
@@ -283,8 +288,12 @@ class RowWriter:
         return result.rows, result.bytes
 
 
-def _native_field(field: Field) -> _Field:
-    native = _Field(field.literal, len(field.literal), field.operation, base=field.base)
+def _contiguous(column: AnyArray | None) -> AnyArray | None:
+    return None if column is None else np.ascontiguousarray(column)
+
+
+def _native_field(field: Field, padded: bytes) -> _Field:
+    native = _Field(padded, len(field.literal), field.operation, base=field.base)
     if field.column is not None:
         if field.operation in (MICROSECONDS, DECIMAL) and field.column.itemsize != 8:
             raise ValueError("times and decimals are 8 bytes wide")

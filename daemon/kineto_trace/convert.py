@@ -6,14 +6,14 @@ Every file appears as a whole or not at all, so that a conversion may be killed 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from kineto_trace.analysis.summary import summarize
 from kineto_trace.columns import save_columns
 from kineto_trace.errors import FormatError
 from kineto_trace.export.chrome import write_chrome
-from kineto_trace.export.text import GzipSink, TextSink
-from kineto_trace.files import atomic_file
+from kineto_trace.export.text import GzipSink, Output, TextSink
+from kineto_trace.files import DigestFile, atomic_file
 from kineto_trace.load import load_target
 from kineto_trace.model import Trace
 
@@ -25,7 +25,7 @@ class OutputFormat(NamedTuple):
 
     name: str
     file_name: str
-    sink: Callable[[BinaryIO], TextSink]
+    sink: Callable[[Output], TextSink]
 
 
 FORMATS = {
@@ -88,6 +88,8 @@ def _format(name: str) -> OutputFormat:
 
 
 def _write(trace: Trace, entry: OutputFormat, target_dir: Path) -> OutputFile:
-    with atomic_file(target_dir / entry.file_name) as file, entry.sink(file) as sink:
-        write_chrome(trace, sink, trace_name=entry.file_name)
-    return OutputFile(format=entry.name, name=entry.file_name, size_bytes=sink.bytes_written, sha256=sink.sha256)
+    with atomic_file(target_dir / entry.file_name) as file:
+        digest = DigestFile(file)
+        with entry.sink(digest) as sink:
+            write_chrome(trace, sink, trace_name=entry.file_name)
+    return OutputFile(format=entry.name, name=entry.file_name, size_bytes=digest.size_bytes, sha256=digest.sha256)

@@ -1,5 +1,6 @@
 """Files that are either whole or absent: written under a temporary name, fsynced, renamed."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,3 +36,24 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Writes one small file as a whole."""
     with atomic_file(path) as file:
         file.write(data)
+
+
+class DigestFile:
+    """Passes on what is written, and keeps the length and SHA-256 of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Writes what the file takes. Returns the number of bytes."""
+        written = self._file.write(data)
+        self._hash.update(memoryview(data)[:written])
+        self.size_bytes += written
+        return written
+
+    @property
+    def sha256(self) -> str:
+        """Of everything so far, in hexadecimal."""
+        return self._hash.hexdigest()

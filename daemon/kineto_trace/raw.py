@@ -154,7 +154,7 @@ def read_source(directory: Path) -> RawSource:
     values = _read_source_json(directory / SOURCE_FILE)
     data = _map(directory / BUFFERS_FILE)
     chunks, torn_chunks = _chunks(data)
-    strings, torn_strings = _strings(_read(directory / STRINGS_FILE))
+    strings, torn_strings = parse_strings(_read(directory / STRINGS_FILE))
     return RawSource(
         source=values["source"],
         format=values["format"],
@@ -228,7 +228,7 @@ def _chunks(data: memoryview) -> tuple[list[Chunk], int]:
     return chunks, 1 if at < data.nbytes else 0
 
 
-def _strings(data: bytes) -> tuple[dict[int, dict[int, bytes]], int]:
+def parse_strings(data: bytes) -> tuple[dict[int, dict[int, bytes]], int]:
     """The string table by space and key (the last entry of a key counts), and 1 if it ends in a torn entry."""
     table: dict[int, dict[int, bytes]] = {}
     at = 0

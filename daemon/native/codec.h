@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI_VERSION 1
+#define KC_ABI_VERSION 2
 #define KC_EXPORT __attribute__((visibility("default")))
 
 /* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */
@@ -80,6 +80,8 @@ enum {
     KC_DECIMAL = 4,      /* double, up to six decimals */
     KC_TEXT = 5,         /* a number into a table of ready texts */
 };
+
+#define KC_PADDING 32 /* bytes that must be readable after every literal and after the last text */
 
 typedef struct {
     const char *literal;      /* comes before the value */

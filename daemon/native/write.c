@@ -9,27 +9,51 @@ static const char PAIRS[] =
     "0001020304050607080910111213141516171819202122232425262728293031323334353637383940414243444546474849"
     "5051525354555657585960616263646566676869707172737475767778798081828384858687888990919293949596979899";
 
+/* 10^n for n >= 1; 0 for n = 0, so that 0 has one digit */
+static const uint64_t POWERS[] = {0,
+                                  10,
+                                  100,
+                                  1000,
+                                  10000,
+                                  100000,
+                                  1000000,
+                                  10000000,
+                                  100000000,
+                                  1000000000,
+                                  10000000000,
+                                  100000000000,
+                                  1000000000000,
+                                  10000000000000,
+                                  100000000000000,
+                                  1000000000000000,
+                                  10000000000000000,
+                                  100000000000000000,
+                                  1000000000000000000,
+                                  10000000000000000000u};
+
+static unsigned digits_of(uint64_t value)
+{
+    unsigned guess = (64 - (unsigned)__builtin_clzll(value | 1)) * 1233 >> 12; /* log10(2) = 1233 / 4096 */
+    return guess + (value >= POWERS[guess]);
+}
+
 static char *put_unsigned(char *p, uint64_t value)
 {
-    char digits[20];
-    unsigned at = sizeof digits;
     if (value < 10) {
         *p = (char)('0' + value);
         return p + 1;
     }
+    char *end = p + digits_of(value), *at = end;
     while (value >= 100) {
         at -= 2;
-        memcpy(digits + at, PAIRS + 2 * (value % 100), 2);
+        memcpy(at, PAIRS + 2 * (value % 100), 2);
         value /= 100;
     }
-    if (value >= 10) {
-        at -= 2;
-        memcpy(digits + at, PAIRS + 2 * value, 2);
-    } else {
-        digits[--at] = (char)('0' + value);
-    }
-    memcpy(p, digits + at, sizeof digits - at);
-    return p + (sizeof digits - at);
+    if (value >= 10)
+        memcpy(p, PAIRS + 2 * value, 2);
+    else
+        *p = (char)('0' + value);
+    return end;
 }
 
 static char *put_signed(char *p, int64_t value)
@@ -98,17 +122,13 @@ static int64_t get_signed(const kc_field *f, uint64_t row)
     }
 }
 
+/* Copies in whole blocks: texts may be read, and the output written, up to KC_PADDING bytes past their ends. */
 static char *put_bytes(char *p, const char *end, const char *bytes, uint64_t size)
 {
-    if (size > (uint64_t)(end - p))
+    if (end - p < KC_PADDING || size > (uint64_t)(end - p - KC_PADDING))
         return NULL;
-    if (size <= 16 && end - p >= 16 && size) { /* short texts: one fixed move instead of a call */
-        char block[16] = {0};
-        memcpy(block, bytes, size);
-        memcpy(p, block, 16);
-    } else {
-        memcpy(p, bytes, size);
-    }
+    for (uint64_t at = 0; at < size; at += KC_PADDING)
+        memcpy(p + at, bytes + at, KC_PADDING);
     return p + size;
 }
 

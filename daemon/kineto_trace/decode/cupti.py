@@ -20,6 +20,7 @@ import numpy.typing as npt
 from kineto_agent.arena import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
 
 from kineto_trace import codec
+from kineto_trace.arrays import distinct
 from kineto_trace.codec import ColumnPlan, Interner, KindPlan
 from kineto_trace.decode import names
 from kineto_trace.decode.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
@@ -110,7 +111,7 @@ def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
     version = version_of(source)
     layout = LAYOUTS[version]
     _check_sizes(source, layout, version)
-    buffers = _Buffers(source, layout)
+    buffers = Buffers(source, layout)
     records, undecoded, warnings = buffers.read()
     if undecoded and not records:
         raise UnknownLayoutError(f"nothing that CUPTI {version} recorded could be decoded: {'; '.join(warnings)}")
@@ -148,7 +149,7 @@ def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None
             )
 
 
-class _Buffers:
+class Buffers:
     """The arrays that take the records, and the codec's plans that fill them.
 
     A first pass counts the records of each kind, so that all arrays fit exactly into one block of memory:
@@ -203,6 +204,10 @@ class _Buffers:
                 what = "a cut record" if result.status == codec.TORN else f"a record of unknown kind {result.kind}"
                 stops[what] = stops.get(what, 0) + 1
         return read, undecoded, [f"{count} buffers could not be read past {what}" for what, count in stops.items()]
+
+    def rewind(self) -> None:
+        """Makes the next read() fill the arrays from their beginning again."""
+        self._decoder.rewind()
 
     def columns(self, known: RecordKind) -> Columns:
         """What was read of one kind."""
@@ -331,21 +336,17 @@ def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
     """
     sync = tables["cuda_sync"]
     if len(sync["type"]):
-        streams = np.concatenate([_distinct_pairs(tables[kind], "context", "stream") for kind in GPU_TABLES])
+        streams = np.concatenate(
+            [distinct(_pair(tables[kind]["context"], tables[kind]["stream"])) for kind in GPU_TABLES]
+        )
         idle = ~np.isin(_pair(sync["context"], sync["stream"]), streams)
         wait = (sync["type"] == names.STREAM_WAIT_EVENT) & idle
         sync = tables["cuda_sync"] = {name: column[~wait] for name, column in sync.items()}
-    owners = np.concatenate([_distinct_pairs(tables[kind], "context", "device") for kind in GPU_TABLES])
+    owners = np.concatenate([distinct(_pair(tables[kind]["context"], tables[kind]["device"])) for kind in GPU_TABLES])
     sync["device"] = _last(owners >> np.uint64(32), owners & np.uint64(0xFFFFFFFF), sync["context"])
     recorded, wanted = _pair(events["context"], events["event"]), _pair(sync["context"], sync["event"])
     sync["wait_on_stream"] = _last(recorded, events["stream"], wanted)
     sync["wait_on_correlation"] = _last(recorded, events["correlation"], wanted)
-
-
-def _distinct_pairs(columns: Columns, high: str, low: str) -> npt.NDArray[np.uint64]:
-    interner = Interner()
-    interner.intern(_pair(columns[high], columns[low]))
-    return interner.keys()
 
 
 def _last(keys: npt.NDArray[Any], values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

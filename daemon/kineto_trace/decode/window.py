@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays import is_in
 from kineto_trace.decode.names import ACTIVITY_BUFFER_REQUEST
 from kineto_trace.model import API_TABLES, GPU_TABLES, Table
 
@@ -22,7 +23,7 @@ def apply_window(tables: Mapping[str, Table], start_ns: int, end_ns: int) -> tup
             if correlations is None:
                 correlations = _correlations(tables, kept)
             outside = np.flatnonzero(~kept[kind])
-            kept[kind][outside] = np.isin(tables[kind]["correlation"][outside], correlations)
+            kept[kind][outside] = is_in(tables[kind]["correlation"][outside], correlations)
     result = {kind: table if kept[kind].all() else table.take(kept[kind]) for kind, table in tables.items()}
     return result, sum(int(np.count_nonzero(~mask)) for mask in kept.values())
 
@@ -34,7 +35,7 @@ def _overlapping(table: Table, start_ns: int, end_ns: int) -> npt.NDArray[np.boo
 
 def _correlations(tables: Mapping[str, Table], kept: Mapping[str, npt.NDArray[np.bool_]]) -> npt.NDArray[np.uint32]:
     parts = [tables[kind]["correlation"][kept[kind]] for kind in GPU_TABLES if kind in tables]
-    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.uint32)
+    return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
 
 def whole_extent(tables: Mapping[str, Table]) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kineto_trace.arrays import distinct
 from kineto_trace.export.chrome_sections import OVERHEAD_PID, Section
 from kineto_trace.export.tracks import row_name
 from kineto_trace.model import Trace
@@ -68,7 +69,7 @@ def _gpu_rows(sections: Sequence[Section]) -> set[tuple[int, int]]:
     for section in sections:
         if section.kind in DEVICE_TABLES:
             device = section.columns["device"].astype(np.int64)
-            keys = np.unique((device << 32) + section.columns["tid"] + 1)
+            keys = distinct((device << 32) + section.columns["tid"] + 1)
             found.update((key >> 32, (key & 0xFFFFFFFF) - 1) for key in keys.tolist())
     return found
 
@@ -77,7 +78,7 @@ def _host_threads(sections: Sequence[Section]) -> set[int]:
     found: set[int] = set()
     for section in sections:
         if section.kind in HOST_TABLES:
-            found.update(np.unique(section.columns["thread"]).tolist())
+            found.update(distinct(section.columns["thread"]).tolist())
     return found
 
 

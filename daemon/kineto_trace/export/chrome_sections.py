@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays import is_in
 from kineto_trace.export import chrome_rows
 from kineto_trace.export.chrome_rows import AnyArray, Columns, Fields, Names
 from kineto_trace.export.tracks import gpu_rows, sync_rows
@@ -42,7 +43,7 @@ def sections(trace: Trace) -> list[Section]:
     parts: list[Section] = []
     calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
     started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
-    correlations = np.unique(np.concatenate(started))
+    correlations = np.concatenate(started)
     rows = gpu_rows(trace.tables)
     for kind in GPU_TABLES:
         if kind in rows:
@@ -71,13 +72,13 @@ def _call_starts(trace: Trace, kind: str) -> Mask:
     rest = np.flatnonzero(~named)
     if len(rest):
         used = np.concatenate([trace.table(gpu)["correlation"] for gpu in GPU_TABLES])
-        named[rest] = np.isin(table["correlation"][rest], used)
+        named[rest] = is_in(table["correlation"][rest], used)
     return named
 
 
 def _gpu(table: Table, rows: npt.NDArray[np.int64], correlations: AnyArray) -> list[Section]:
     columns = {**table.columns, "tid": rows}
-    linked = np.isin(table["correlation"], correlations)
+    linked = is_in(table["correlation"], correlations)
     if table.kind == "kernel":
         return _linked_or_not("kernel", columns, chrome_rows.kernel, chrome_rows.gpu_flow, linked)
     if table.kind == "gpu_memset":
@@ -115,7 +116,7 @@ def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
     fallback = min((int(trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(trace.table(kind))), default=0)
     shown = np.where(table["device"] < 0, fallback, table["device"]).astype(np.int32)
     columns = {**table.columns, "device": shown, "tid": sync_rows(table)}
-    linked = np.isin(table["correlation"], correlations)
+    linked = is_in(table["correlation"], correlations)
     event = np.isin(table["type"], STREAM_WAIT_AND_EVENT)
     return [
         *_linked_or_not("cuda_sync", columns, chrome_rows.cuda_sync_event, chrome_rows.sync_flow, linked, event),

@@ -6,12 +6,11 @@ Theory of operation
     isal in a small pool of threads while the next buffer fills. Nothing grows with the trace.
 """
 
-import hashlib
 import json
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Protocol, Self
 
 import numpy as np
 from isal import igzip_lib
@@ -28,15 +27,20 @@ def escaped(text: str) -> bytes:
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)[1:-1].encode()
 
 
-class TextSink:
-    """Appends text to a file and keeps the SHA-256 and length of what the file got."""
+class Output(Protocol):
+    """What a sink writes to: an unbuffered file, for instance."""
 
-    def __init__(self, file: BinaryIO, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Takes some of the bytes and says how many."""
+
+
+class TextSink:
+    """Appends text to a file."""
+
+    def __init__(self, file: Output, *, buffer_bytes: int = BUFFER_BYTES) -> None:
         self._file = file
         self._buffer: AnyArray = np.empty(buffer_bytes, np.uint8)
         self._used = 0
-        self._hash = hashlib.sha256()
-        self.bytes_written = 0
 
     def __enter__(self) -> Self:
         return self
@@ -46,11 +50,6 @@ class TextSink:
     ) -> None:
         if kind is None:
             self._flush()
-
-    @property
-    def sha256(self) -> str:
-        """Of the whole file, once the sink is left."""
-        return self._hash.hexdigest()
 
     def text(self, text: bytes) -> None:
         """Appends some text as it is."""
@@ -87,18 +86,15 @@ class TextSink:
         return buffer
 
     def _write(self, data: memoryview | bytes) -> None:
-        self._hash.update(data)
         rest = memoryview(data)
         while rest:
-            written = self._file.write(rest)
-            self.bytes_written += written
-            rest = rest[written:]
+            rest = rest[self._file.write(rest) :]
 
 
 class GzipSink(TextSink):
     """The same, compressed."""
 
-    def __init__(self, file: BinaryIO, *, buffer_bytes: int = BUFFER_BYTES, threads: int = GZIP_THREADS) -> None:
+    def __init__(self, file: Output, *, buffer_bytes: int = BUFFER_BYTES, threads: int = GZIP_THREADS) -> None:
         super().__init__(file, buffer_bytes=buffer_bytes)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kineto-gzip")
         self._pending: deque[tuple[Future[bytes], AnyArray]] = deque()

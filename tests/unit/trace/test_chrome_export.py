@@ -281,8 +281,8 @@ def test_gzip_in_members_holds_the_same_text() -> None:
     plain, packed = io.BytesIO(), io.BytesIO()
     with TextSink(plain) as sink:
         write_chrome(value, sink, trace_name="t")
-    with GzipSink(packed, buffer_bytes=1 << 18) as packed_sink:
-        write_chrome(value, packed_sink, trace_name="t")
+    with GzipSink(packed, buffer_bytes=1 << 18) as sink:
+        write_chrome(value, sink, trace_name="t")
     text, rest = b"", packed.getvalue()
     members = 0
     while rest:
@@ -292,7 +292,6 @@ def test_gzip_in_members_holds_the_same_text() -> None:
         members += 1
     assert text == plain.getvalue()
     assert members > 10
-    assert packed_sink.bytes_written == len(packed.getvalue())
 
 
 class Counting(io.RawIOBase):
@@ -305,7 +304,7 @@ def test_memory_does_not_grow_with_the_trace(sink_type: type[TextSink]) -> None:
     value = many(400_000)  # about 130 MB of text
     tracemalloc.start()
     try:
-        with sink_type(Counting()) as sink:  # type: ignore[arg-type]
+        with sink_type(Counting()) as sink:
             write_chrome(value, sink, trace_name="t")
         peak = tracemalloc.get_traced_memory()[1]
     finally:

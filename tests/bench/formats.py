@@ -1,0 +1,370 @@
+"""How fast the trace library is, beside what others take for the same work in the same run.
+
+    python tests/bench/formats.py [--megabytes 100] [--repeat 5] [--skip-torch]
+
+Decoding is measured beside a memory copy of the same bytes, writing beside json.dumps (and gzip) of the same
+events and beside Kineto's own writer on the same operators of a CPU loop. Figures are CPU seconds (the best of
+some repetitions), so that a busy machine disturbs them less; ratios are what counts. The input is made of the
+records of a real GPU that lie in tests/data/h200, without the calls that the collector does not record.
+"""
+
+import argparse
+import gc
+import gzip
+import io
+import json
+import os
+import struct
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from kineto_trace import raw
+from kineto_trace.codec import MICROSECONDS, TEXT, UNSIGNED, Field, RowWriter, Texts
+from kineto_trace.columns import save_columns
+from kineto_trace.decode import cupti
+from kineto_trace.decode.cupti_layouts import LAYOUTS
+from kineto_trace.export.chrome import write_chrome
+from kineto_trace.export.text import GzipSink, TextSink, escaped
+from kineto_trace.model import StringTable, Trace
+from kineto_trace.raw import Chunk, RawSource
+from support.h200 import metadata_of, recording, strings_of, target_of
+
+RECORDING = "mlp-cupti130001"
+BUFFER_BYTES = 4 << 20
+PYTHON_EVENTS = 100_000  # as many as json.dumps has to do; its time per event does not depend on the number
+RUNTIME, DRIVER = 5, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the report. goal: the ratio that is wanted; 0: none."""
+
+    what: str
+    ours: str
+    theirs: str
+    ratio: float
+    goal: float
+
+
+def cpu_seconds(work: Callable[[], Any], repeat: int) -> float:
+    """The best CPU time of some repetitions."""
+    best = float("inf")
+    for _ in range(repeat):
+        gc.collect()
+        begin = time.process_time()
+        work()
+        best = min(best, time.process_time() - begin)
+    return best
+
+
+# ------------------------------------------------------------ input
+
+
+def selected_records() -> bytes:
+    """The recording without calls that a trace does not show."""
+    recorded = recording(RECORDING)
+    shown = {(RUNTIME, row["args"]["cbid"]) for row in recorded.kineto_rows("cuda_runtime")}
+    shown |= {(DRIVER, row["args"]["cbid"]) for row in recorded.kineto_rows("cuda_driver")}
+    records = []
+    for data in recorded.buffers:
+        at = 0
+        while at < len(data):
+            kind, cbid = struct.unpack_from("<II", data, at)
+            size = recorded.record_bytes[kind]
+            if kind not in (RUNTIME, DRIVER) or (kind, cbid) in shown:
+                records.append(data[at : at + size])
+            at += size
+    return b"".join(records)
+
+
+def vary(data: Any, records: bytes) -> Any:
+    """Gives every repetition of the records times and correlations of its own, and lengths that differ a little."""
+    layout = LAYOUTS[recording(RECORDING).info["cupti_version"]].records
+    known = {kind.kind: layout[kind.layout] for kind in cupti.KINDS}
+    places = []
+    at = 0
+    while at < len(records):
+        record = known[struct.unpack_from("<I", records, at)[0]]
+        start, end = record.offsets["start"], record.offsets["end"]
+        places.append((at + start, at + end, at + record.offsets.get("correlationId", start)))
+        at += record.size
+    starts, ends, correlations = (np.array(column) for column in zip(*places, strict=True))
+    repetitions = len(data) // len(records)
+    times = data.view(np.uint64).reshape(repetitions, -1)
+    step = np.arange(repetitions, dtype=np.uint64)[:, None]
+    length = np.uint64(recording(RECORDING).window[1] - recording(RECORDING).window[0])
+    times[:, starts // 8] += step * length
+    noise = np.random.default_rng(1).integers(0, 900, (repetitions, len(ends)), dtype=np.uint64)
+    times[:, ends // 8] += step * length + noise
+    numbers = data.view(np.uint32).reshape(repetitions, -1)
+    own = correlations != starts  # some records have no correlation
+    numbers[:, correlations[own] // 4] += (step * np.uint64(10_000)).astype(np.uint32)
+    return data
+
+
+def make_source(megabytes: int) -> RawSource:
+    """Buffers of 4 MB, filled with the same records over and over, in memory."""
+    recorded = recording(RECORDING)
+    records = selected_records()
+    per_buffer = BUFFER_BYTES // len(records)
+    size = per_buffer * len(records)
+    count = max(1, megabytes * 1_000_000 // size)
+    data = vary(np.frombuffer(records * (per_buffer * count), np.uint8).copy(), records)
+    strings, _ = raw.parse_strings(strings_of(recorded))
+    return RawSource(
+        source="cupti",
+        format="cupti/1",
+        metadata=metadata_of(recorded),
+        record_bytes=recorded.record_bytes,
+        records=0,
+        dropped=0,
+        data=data.data,
+        chunks=tuple(Chunk(sequence=i, records=0, offset=i * size, size=size) for i in range(count)),
+        strings=strings,
+        torn=0,
+    )
+
+
+def make_trace(source: RawSource) -> Trace:
+    strings = StringTable()
+    tables = cupti.decode(source, strings).tables
+    recorded = recording(RECORDING)
+    start, _ = recorded.window
+    end = max(int(table.end().max()) for table in tables.values() if len(table))
+    return Trace(
+        target=target_of(recorded),
+        strings=tuple(strings.strings),
+        tables=tables,
+        window_start_ns=start,
+        window_end_ns=end,
+        devices=source.metadata["devices"],
+    )
+
+
+# ------------------------------------------------------------ measurements
+
+
+def decoding(source: RawSource, repeat: int) -> list[Row]:
+    """Records to columns: the native pass into warm memory, and everything from buffers to tables."""
+    data = np.frombuffer(source.data, np.uint8)
+    copy = data.copy()
+    buffers = cupti.Buffers(source, LAYOUTS[source.metadata["cupti_version"]])
+    records = buffers.read()[0]
+
+    def native() -> None:
+        buffers.rewind()
+        buffers.read()
+
+    def warm_copy() -> None:
+        copy[:] = data
+
+    best_native, best_copy = float("inf"), float("inf")
+    for _ in range(2 * repeat):  # by turns: both see the same state of the machine
+        best_native = min(best_native, cpu_seconds(native, 1))
+        best_copy = min(best_copy, cpu_seconds(warm_copy, 1))
+    whole = cpu_seconds(lambda: cupti.decode(source, StringTable()), repeat)
+    fresh_copy = cpu_seconds(lambda: data.copy(), repeat)
+
+    def line(what: str, ours: float, theirs: float, goal: float) -> Row:
+        speed = f"{ours * 1e3:.1f} ms, {records / ours / 1e6:.0f} M records/s"
+        return Row(what, speed, f"memcpy {theirs * 1e3:.1f} ms", theirs / ours, goal)
+
+    return [
+        line(f"decode {data.nbytes / 1e6:.0f} MB, {records:,} records (native pass)", best_native, best_copy, 0.5),
+        line("the same with counting, fresh memory and names", whole, fresh_copy, 0),
+    ]
+
+
+def writing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
+    """Chrome JSON, plain and compressed, to a file."""
+    plain, packed = folder / "trace.json", folder / "trace.json.gz"
+
+    def write(path: Path, sink_type: type[TextSink]) -> None:
+        with path.open("wb", buffering=0) as file, sink_type(file) as sink:
+            write_chrome(trace, sink, trace_name=path.name)
+
+    ours = cpu_seconds(lambda: write(plain, TextSink), repeat)
+    begin = time.perf_counter()
+    write(packed, GzipSink)
+    wall = time.perf_counter() - begin
+    ours_gzip = cpu_seconds(lambda: write(packed, GzipSink), repeat)
+    events = plain.read_bytes().count(b'\n{"ph":"')
+    sample = some_events(plain)
+    theirs = cpu_seconds(lambda: dumps_each(sample, plain.with_suffix(".py")), 2) / len(sample)
+    theirs_gzip = cpu_seconds(lambda: dumps_gzip(sample, packed.with_suffix(".py")), 1) / len(sample)
+    size, size_gzip = plain.stat().st_size, packed.stat().st_size
+
+    def line(what: str, seconds: float, other: str, each: float, goal: float) -> Row:
+        return Row(
+            what,
+            f"{seconds * 1e3:.0f} ms, {seconds / events * 1e9:.0f} ns an event",
+            f"{other} {each * 1e9:.0f} ns",
+            each / (seconds / events),
+            goal,
+        )
+
+    return [
+        line(f"Chrome JSON, {events:,} events, {size / 1e6:.0f} MB", ours, "json.dumps", theirs, 25),
+        line(
+            f".json.gz, {size_gzip / 1e6:.0f} MB ({wall:.2f} s wall)", ours_gzip, "json.dumps + gzip", theirs_gzip, 40
+        ),
+    ]
+
+
+def some_events(path: Path) -> list[dict[str, Any]]:
+    """Every n-th event of a file, so that all categories are there as often as in the whole."""
+    with path.open("rb") as file:
+        lines = [line for line in file if line.startswith(b'{"ph":"')]
+    step = max(1, len(lines) // PYTHON_EVENTS)
+    return [json.loads(line.rstrip(b",\n")) for line in lines[::step]]
+
+
+def dumps_each(events: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w") as file:
+        for event in events:
+            file.write(json.dumps(event))
+            file.write(",\n")
+
+
+def dumps_gzip(events: list[dict[str, Any]], path: Path) -> None:
+    with gzip.open(path, "wt") as file:
+        for event in events:
+            file.write(json.dumps(event))
+            file.write(",\n")
+
+
+def storing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
+    """Columns as Parquet."""
+    activities = sum(len(table) for table in trace.tables.values())
+    seconds = cpu_seconds(lambda: save_columns(trace, folder / "columns"), repeat)
+    size = sum(path.stat().st_size for path in (folder / "columns").iterdir())
+    speed = f"{seconds * 1e3:.0f} ms, {size / activities:.1f} bytes an activity"
+    return [Row(f"Parquet columns, {activities:,} activities", speed, "", 0, 0)]
+
+
+class Nowhere(io.RawIOBase):
+    """Takes everything, keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def memory(source: RawSource) -> list[Row]:
+    """What writing needs at most beside the columns, for one size of trace and for a fourth of it."""
+    quarter = len(source.chunks) // 4 or 1
+    small = RawSource(**{**{n: getattr(source, n) for n in RawSource.__slots__}, "chunks": source.chunks[:quarter]})
+    peaks = []
+    for part in (small, source):
+        trace = make_trace(part)
+        tracemalloc.start()
+        with GzipSink(Nowhere()) as sink:
+            write_chrome(trace, sink, trace_name="trace.json.gz")
+        peaks.append(tracemalloc.get_traced_memory()[1] / 1e6)
+        tracemalloc.stop()
+    return [Row("peak memory of writing .json.gz", f"{peaks[1]:.0f} MB", f"a fourth of it: {peaks[0]:.0f} MB", 0, 0)]
+
+
+# ------------------------------------------------------------ Kineto
+
+
+def kineto(repeat: int, folder: Path) -> list[Row]:
+    """The same CPU operators, written by Kineto and by our row writer with the same arguments."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    layers = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(8)))
+    values = torch.randn(4, 16)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(1_000):
+            layers(values).sum().backward()
+    path = folder / "kineto.json"
+    theirs = cpu_seconds(lambda: export_once(profiler, path), 1)
+    rows = [row for row in json.loads(path.read_text())["traceEvents"] if row.get("cat") == "cpu_op"]
+    events = path.read_bytes().count(b'"ph": ')
+    names = sorted({row["name"] for row in rows})
+    number = {name: place for place, name in enumerate(names)}
+    texts = Texts([escaped(name) for name in names])
+    columns: dict[str, Any] = {
+        "name": np.array([number[row["name"]] for row in rows], np.uint32),
+        "tid": np.array([row["tid"] for row in rows], np.uint32),
+        "ts": np.array([round(row["ts"] * 1000) for row in rows], np.int64),
+        "dur": np.array([round(row["dur"] * 1000) for row in rows], np.int64),
+    }
+    for argument in ("External id", "Record function id", "Ev Idx"):
+        columns[argument] = np.array([row["args"][argument] for row in rows], np.uint32)
+    fields = [
+        Field(b'{"ph":"X","cat":"cpu_op","name":"', TEXT, columns["name"], texts),
+        Field(b'","pid":%d,"tid":' % os.getpid(), UNSIGNED, columns["tid"]),
+        Field(b',"ts":', MICROSECONDS, columns["ts"]),
+        Field(b',"dur":', MICROSECONDS, columns["dur"]),
+        Field(b',"args":{"External id":', UNSIGNED, columns["External id"]),
+        Field(b',"Record function id":', UNSIGNED, columns["Record function id"]),
+        Field(b',"Ev Idx":', UNSIGNED, columns["Ev Idx"]),
+        Field(b"}},\n"),
+    ]
+
+    def write() -> None:
+        with (folder / "ours.json").open("wb", buffering=0) as file, TextSink(file) as sink:
+            sink.rows(RowWriter(fields), len(rows))
+
+    ours = cpu_seconds(write, repeat) / len(rows)
+    return [
+        Row(
+            f"CPU operators, {len(rows):,} (Kineto: {events:,} events)",
+            f"{ours * 1e9:.0f} ns an event",
+            f"Kineto {theirs / events * 1e9:.0f} ns",
+            theirs / events / ours,
+            5,
+        )
+    ]
+
+
+def export_once(profiler: Any, path: Path) -> None:
+    profiler.export_chrome_trace(str(path))
+
+
+# ------------------------------------------------------------ report
+
+
+def report(rows: list[Row]) -> str:
+    lines = ["| what | ours | beside | ratio | goal |", "|---|---|---|---|---|"]
+    for row in rows:
+        ratio = f"{row.ratio:.2f}" if 0 < row.ratio < 10 else f"{row.ratio:.0f}" if row.ratio else ""
+        lines.append(f"| {row.what} | {row.ours} | {row.theirs} | {ratio} | {row.goal:g} |".replace("| 0 |", "| |"))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Prints the table. Exit status 1 if a goal was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=100, help="raw records to decode")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--skip-torch", action="store_true", help="leave Kineto's writer out")
+    parser.add_argument("--folder", type=Path, help="where files are written (default: a temporary one)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
+        folder = Path(temporary)
+        source = make_source(options.megabytes)
+        rows = decoding(source, options.repeat)
+        trace = make_trace(source)
+        rows += writing(trace, options.repeat, folder)
+        rows += storing(trace, options.repeat, folder)
+        rows += memory(source)
+        if not options.skip_torch:
+            rows += kineto(options.repeat, folder)
+    print(report(rows))
+    return 1 if any(row.goal and row.ratio < row.goal for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

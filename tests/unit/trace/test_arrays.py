@@ -1,0 +1,21 @@
+import numpy as np
+from kineto_trace.arrays import distinct, is_in
+
+
+def test_distinct_values_in_order_of_appearance() -> None:
+    assert distinct(np.array([7, 3, 7, 0, 3], np.uint32)).tolist() == [7, 3, 0]
+    assert distinct(np.array([], np.uint32)).tolist() == []
+
+
+def test_membership_agrees_with_numpys() -> None:
+    random = np.random.default_rng(1)
+    for high in (50, 2**32 - 1):
+        values = random.integers(10, high, 1000).astype(np.uint32)
+        wanted = np.concatenate([random.integers(0, high, 1000).astype(np.uint32), values[:10]])
+        assert (is_in(wanted, values) == np.isin(wanted, values)).all()
+
+
+def test_nothing_is_in_nothing() -> None:
+    some, none = np.array([0, 2**32 - 1], np.uint32), np.array([], np.uint32)
+    assert is_in(some, none).tolist() == [False, False]
+    assert is_in(none, some).tolist() == []
