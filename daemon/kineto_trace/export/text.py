@@ -17,7 +17,7 @@ from isal import igzip_lib
 
 from kineto_trace.codec import AnyArray, RowWriter
 
-BUFFER_BYTES = 4 << 20
+BUFFER_BYTES = 1 << 20  # stays in the cache between writing and compressing
 GZIP_LEVEL = 1  # isal's; higher ones take twice the time for a few per cent
 GZIP_THREADS = 2
 

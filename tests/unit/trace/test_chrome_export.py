@@ -3,13 +3,17 @@ import json
 import re
 import tracemalloc
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from kineto_trace.export.chrome import base_ns, write_chrome
 from kineto_trace.export.text import GzipSink, TextSink
+from kineto_trace.load import load_target
 from kineto_trace.model import NO_ROW, UNKNOWN_STREAM, Losses, StringTable, Trace, make_table
+from support import python_writer
+from support.h200 import make_spool
 from support.traces import BASE_NS, START_NS, target, trace
 
 T0 = (START_NS - BASE_NS) / 1000  # µs
@@ -310,3 +314,16 @@ def test_memory_does_not_grow_with_the_trace(sink_type: type[TextSink]) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 80e6
+
+
+def test_a_plain_python_writer_makes_the_same_events(tmp_path: Path) -> None:
+    whole = load_target(make_spool(tmp_path, "mlp-cupti130001")).trace
+    value = python_writer.part_of(whole, 10**9)
+
+    def known(rows: Any) -> list[dict[str, Any]]:
+        rows = [row for row in rows if row.get("cat") in (*python_writer.KINDS, "ac2g")]
+        for row in rows:
+            row.get("args", {}).pop("memory bandwidth (GB/s)", None)  # we write fewer digits
+        return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+
+    assert known(json.loads(text_of(value))["traceEvents"]) == known(python_writer.events(value))
