@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test lint unit sanitize bench campaign protos clean install
+.PHONY: demo test test-pythons lint unit sanitize bench campaign protos clean install
 
 install: $(STAMP)
 
@@ -28,6 +28,10 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest
+
+# The agent's tests under every Python from 3.9 on that this machine has.
+test-pythons: $(STAMP)
+	tests/pythons.sh
 
 # The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make unit`).
 sanitize: $(STAMP)

@@ -1,12 +1,14 @@
 """A daemon's view of an arena: its own mapping, READY buffers, strings."""
 
+from __future__ import annotations  # the agent's tests run under 3.9
+
 import mmap
 import os
 import struct
 import threading
 from collections import Counter
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from kineto_agent import arena
 
@@ -29,9 +31,9 @@ class ArenaReader:
         self._fd = os.dup(fd)
         self.size = os.fstat(self._fd).st_size
         self.map = mmap.mmap(self._fd, self.size)
-        self.fixed = dict(zip(arena.FIXED_FIELDS, arena.FIXED.unpack_from(self.map), strict=True))
+        self.fixed = dict(zip(arena.FIXED_FIELDS, arena.FIXED.unpack_from(self.map)))
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ArenaReader:
         return self
 
     def __exit__(

@@ -1,5 +1,7 @@
 """Recording with the real collector and the fake CUDA in the test's own process."""
 
+from __future__ import annotations  # the agent's tests run under 3.9
+
 import functools
 import threading
 from collections.abc import Iterator, Sequence

@@ -143,9 +143,10 @@ class _Rate:
         if now_ns - self._since_ns < _BUDGET_PERIOD_NS:
             return
         mean_ns = self._cost_ns // self._samples
-        self.longest_cost_ns = max(self.longest_cost_ns, mean_ns)
-        self.period_ns = max(self.wanted_ns, int(mean_ns / MAX_LOAD))
-        self.longest_ns = max(self.longest_ns, self.period_ns)
+        if self.period_ns > self.wanted_ns or self._cost_ns > MAX_LOAD * (now_ns - self._since_ns):
+            self.period_ns = max(self.wanted_ns, int(mean_ns / MAX_LOAD))
+        if self.period_ns > self.longest_ns:
+            self.longest_ns, self.longest_cost_ns = self.period_ns, mean_ns
         self._since_ns, self._samples, self._cost_ns = now_ns, 0, 0
 
     def pause_s(self) -> float:
@@ -240,8 +241,9 @@ class PythonStacksSession:
 
     def _loop(self) -> None:
         published_ns = time.monotonic_ns()
+        self._sample()  # interns most of what there is; no measure for the others
         self._rate = rate = _Rate(self._hz)
-        stopping = False
+        stopping = self._stop.acquire(timeout=rate.pause_s())
         while not stopping:
             before_ns = time.thread_time_ns()
             self._sample()

@@ -420,12 +420,14 @@ def settled(read: Callable[[], int]) -> int:
 
 
 def test_nothing_is_left_behind(process: Process) -> None:
-    def descriptors() -> List[Path]:
-        return sorted(entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())
+    def arenas() -> List[str]:
+        names = [os.path.realpath(str(entry)) for entry in Path("/proc/self/fd").iterdir()]
+        return sorted(name for name in names if "memfd:" in name)
 
+    before = arenas()
     connection = process.connect()
     connection.send(start_request(duration_ns=1))
     connection.expect(wire.Result)
     process.end()
-    assert not [name for name in map(str, descriptors()) if "memfd:kineto" in name]
+    assert arenas() == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kineto-")]

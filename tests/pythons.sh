@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs the agent's unit tests under every CPython from the agent's floor on that is found on PATH or in pyenv.
+# Each gets a small virtual environment in .venv-pythons/, which is reused.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failed=() ran=()
+for version in 3.9 3.10 3.11 3.12 3.13 3.14; do
+    python=""
+    for candidate in "$(command -v "python$version" || true)" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python; do
+        # a pyenv shim exists for versions that are not active: it must run, not only be there
+        if [ -x "$candidate" ] && "$candidate" -c 'import ctypes' 2>/dev/null; then
+            python=$candidate
+            break
+        fi
+    done
+    [ -n "$python" ] || continue
+    venv=.venv-pythons/$version
+    if [ ! -e "$venv/.installed" ]; then
+        "$python" -m venv "$venv"
+        "$venv/bin/pip" install --quiet --disable-pip-version-check 'pytest>=8' 'pytest-timeout>=2.3'
+        touch "$venv/.installed"
+    fi
+    echo "== $("$venv/bin/python" --version)"
+    ran+=("$version")
+    # The sanitizer runs of the collector do not depend on the Python that starts them.
+    PYTHONPATH=agent:protos "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/unit/agent \
+        --deselect tests/unit/agent/test_collector_build.py || failed+=("$version")
+done
+[ ${#ran[@]} -gt 0 ] || { echo "no Python from 3.9 on was found" >&2; exit 1; }
+[ ${#failed[@]} -eq 0 ] || { echo "failed under Python ${failed[*]}" >&2; exit 1; }
+echo "the agent's tests pass under Python ${ran[*]}"
