@@ -11,11 +11,17 @@ Theory of operation
     missed. A sample holds the GIL for some microseconds a thread; if that comes to more than MAX_LOAD of the
     time the rate is lowered, and the outcome says so.
 
+    A frame must not outlive its tick: its locals would (tensors, for example). And up to CPython 3.11 no garbage
+    may be collected while frames are looked at: that happens inside any allocation, a finalizer that releases
+    the GIL (a tensor's) lets the sampled thread go on, and the interpreter then links the new frame object to a
+    frame that has ended: a crash, at once or later.
+
     A buffer is published every PUBLISH_PERIOD_NS at the latest, so a killed process loses no more than that.
     Interned code objects are kept alive during the session only, which makes their addresses good keys.
 """
 
 import _thread
+import gc
 import struct
 import sys
 import threading
@@ -40,6 +46,7 @@ _MAX_CACHED_STACKS = 4096
 _STOP_TIMEOUT_S = 2.0
 _NODE = struct.Struct("=II")  # parent node, code number
 _S = 1_000_000_000
+_ALLOCATION_COLLECTS = sys.version_info < (3, 12)  # later ones collect between bytecodes only
 
 
 def sampling_rate(options: Dict[str, Any]) -> int:
@@ -258,13 +265,22 @@ class PythonStacksSession:
     def _sample(self) -> None:
         now_ns = time.time_ns()
         self._ticks += 1
+        collecting = _ALLOCATION_COLLECTS and gc.isenabled()
+        if collecting:
+            gc.disable()
         frames = sys._current_frames()
-        for ident, frame in frames.items():
-            tid = self._ids.tid(ident)
-            if tid:
-                self._sample_thread(now_ns, ident, tid, frame)
-        if len(self._ids) > len(frames):
-            self._ids.forget_all_but(frames)
+        try:
+            frames.pop(_thread.get_ident(), None)  # else this frame is part of a cycle that keeps all frames alive
+            for ident, frame in frames.items():
+                tid = self._ids.tid(ident)
+                if tid:
+                    self._sample_thread(now_ns, ident, tid, frame)
+            if len(self._ids) > len(frames):
+                self._ids.forget_all_but(frames)
+        finally:
+            frames.clear()
+            if collecting:
+                gc.enable()
 
     def _sample_thread(self, now_ns: int, ident: int, tid: int, leaf: FrameType) -> None:
         line = leaf.f_lineno or 0
