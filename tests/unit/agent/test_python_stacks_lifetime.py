@@ -1,0 +1,68 @@
+"""The stack sampler leaves the program's objects alone."""
+
+import gc
+import time
+import weakref
+from typing import Iterator, List
+
+import pytest
+from kineto_agent.sources.interface import SourceRequest, SourceSession
+from kineto_agent.sources.python_stacks import PythonStacksSource
+
+DEADLINE_S = 10.0
+
+
+class Tensor:
+    """Something whose end can be seen."""
+
+
+@pytest.fixture
+def session() -> Iterator[SourceSession]:
+    request = SourceRequest(frozenset(["python_function"]), 1 << 20, {"stack_sample_hz": 1000})
+    made = PythonStacksSource().prepare(request)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    yield
+    if enabled:
+        gc.enable()
+
+
+def wait_for_samples(session: SourceSession) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not session.counts().records:
+        assert time.monotonic() < end
+
+
+def use_a_tensor(session: SourceSession, seen: List["weakref.ref[Tensor]"]) -> None:
+    tensor = Tensor()
+    seen.append(weakref.ref(tensor))
+    wait_for_samples(session)
+
+
+def test_locals_of_a_sampled_function_end_with_it(session: SourceSession, no_collection: None) -> None:
+    seen: List[weakref.ref[Tensor]] = []
+    session.start()
+    use_a_tensor(session, seen)
+    session.stop()
+    assert seen[0]() is None
+
+
+def test_sampling_leaves_garbage_collection_off_where_it_was_off(session: SourceSession, no_collection: None) -> None:
+    session.start()
+    wait_for_samples(session)
+    session.stop()
+    assert not gc.isenabled()
+
+
+def test_sampling_leaves_garbage_collection_on_where_it_was_on(session: SourceSession) -> None:
+    assert gc.isenabled()
+    session.start()
+    wait_for_samples(session)
+    session.stop()
+    assert gc.isenabled()
