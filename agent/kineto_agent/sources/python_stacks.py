@@ -68,8 +68,9 @@ class PythonStacksSource:
         return self.activity_types()
 
     def activity_types(self) -> List[str]:
-        """Always available."""
-        return ["python_function"]
+        """Always available, except in a free-threaded build: frames of a running thread cannot be read there."""
+        with_gil = getattr(sys, "_is_gil_enabled", None)
+        return ["python_function"] if with_gil is None or with_gil() else []
 
     def prepare(self, request: SourceRequest) -> "PythonStacksSession":
         """Make the arena. Raises SourceError."""

@@ -66,3 +66,10 @@ def test_sampling_leaves_garbage_collection_on_where_it_was_on(session: SourceSe
     wait_for_samples(session)
     session.stop()
     assert gc.isenabled()
+
+
+def test_a_free_threaded_interpreter_offers_no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: False, raising=False)
+    assert PythonStacksSource().activity_types() == []
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: True, raising=False)
+    assert PythonStacksSource().activity_types() == ["python_function"]
