@@ -92,4 +92,8 @@ def _devices(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     found = metadata.get("devices")
     if not isinstance(found, list):
         return []
-    return [item for item in found if isinstance(item, dict) and isinstance(item.get("id"), int)]
+    return [
+        {name: value for name, value in item.items() if isinstance(value, (int, str))}  # no NaN, nothing nested
+        for item in found
+        if isinstance(item, dict) and isinstance(item.get("id"), int)
+    ]

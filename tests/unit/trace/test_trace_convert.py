@@ -119,6 +119,16 @@ def test_records_of_an_unknown_format_are_left_out_with_a_warning(tmp_path: Path
     assert conversion.records_undecoded == 1
 
 
+def test_absurd_device_properties_do_not_spoil_the_file(tmp_path: Path) -> None:
+    devices = [{"id": 0, "name": "X", "numSms": float("nan")}, {"id": "zero"}, "none", {"id": 1, "deep": [1]}]
+    make_spool(tmp_path, "mlp-cupti26", metadata={"cupti_version": 26, "devices": devices})
+    convert_target(tmp_path, formats=["chrome-json"])
+    parsed = json.loads((tmp_path / "trace.json").read_text())
+    assert parsed["deviceProperties"] == [{"id": 0, "name": "X"}, {"id": 1}]
+    kernel = next(row for row in parsed["traceEvents"] if row.get("cat") == "kernel")
+    assert "est. achieved occupancy %" not in kernel["args"]
+
+
 def test_what_a_crash_cut_off_is_said(tmp_path: Path) -> None:
     buffers = make_spool(tmp_path, "mlp-cupti130001") / "raw" / "cupti" / "buffers.bin"
     buffers.write_bytes(buffers.read_bytes()[:-100])
