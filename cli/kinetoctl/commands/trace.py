@@ -41,7 +41,11 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
 @click.option("--warmup-iterations", type=click.IntRange(0), help="Iterations with collection on that are not kept.")
 @click.option("--warmup", type=DELAY, help="Time with collection on that is not kept, before --duration starts.")
 @click.option("--start-at", type=START, help="When to start: +10s, or a local time like 2030-01-31T12:00:00.")
-@click.option("--activities", type=ACTIVITIES, help="Kineto's activity types, like kernel,gpu_memcpy.  [default: all that cost little]")
+@click.option(
+    "--activities",
+    type=ACTIVITIES,
+    help="Kineto's activity types, like kernel,gpu_memcpy.  [default: all that cost little]",
+)
 @click.option("--with-stack", is_flag=True, help="Python stacks beside what --activities names.")
 @click.option("--stack-hz", type=click.IntRange(1, MAX_STACK_HZ), help="Python stack samples a second.  [default: 100]")
 @click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")

@@ -53,7 +53,8 @@ def state_text(target: pb.Target) -> str:
     """The state of a target, or its verdict once it has one."""
     if target.state != pb.TARGET_STATE_ENDED:
         return names.target_state(target.state)
-    return " ".join(filter(None, (names.verdict(target.verdict), target.reason_code)))
+    verdict = names.verdict(target.verdict)
+    return verdict if target.reason_code in ("", verdict) else f"{verdict} {target.reason_code}"
 
 
 class Lines:

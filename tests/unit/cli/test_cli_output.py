@@ -128,6 +128,8 @@ def test_progress_in_a_terminal_is_live(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_the_state_of_an_ended_target_is_its_verdict_and_reason() -> None:
     ended = captures.target(state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_PARTIAL, reason_code="TARGET_EXITED")
     assert state_text(ended) == "PARTIAL TARGET_EXITED"
+    cancelled = captures.target(state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_CANCELLED, reason_code="CANCELLED")
+    assert state_text(cancelled) == "CANCELLED"
 
 
 def test_patience_pauses_longer_each_time_and_ends_at_the_limit() -> None:
