@@ -1,0 +1,1 @@
+"""The public interface of kinetod: generated messages and the addresses."""

@@ -1,0 +1,1 @@
+"""Version 1 of the interface, generated from profiler.proto."""
