@@ -40,30 +40,31 @@ for line in open("/proc/self/smaps_rollup"):
 sys.stdin.readline()
 """
 
+# The same process with and without in turn: two processes differ by more than an idle agent costs.
 STEPS = """
-import sys, time
-sys.path.insert(0, sys.argv[2])
-if sys.argv[1] == "agent":
-    import kineto_agent; kineto_agent.start()
+import sys, time, kineto_agent
+from kineto_agent.steps import COUNTER
 class Optimizer: pass
 optimizer = Optimizer()
-hook = None
-if sys.argv[1] == "agent":
-    from kineto_agent.steps import COUNTER
-    hook = COUNTER.on_optimizer_step
 def work():
     total = 0
     for number in range(20000): total += number * number
-    return total
-print("ready", flush=True); sys.stdin.readline()
-times = []
-for _ in range(int(sys.argv[3])):
-    begin = time.perf_counter_ns()
-    work()
-    if hook is not None: hook(optimizer, (), {})
-    times.append(time.perf_counter_ns() - begin)
-times.sort()
-print(times[len(times) // 2], flush=True)
+def steps(hook):
+    times = []
+    for _ in range(200):
+        begin = time.perf_counter_ns()
+        work()
+        if hook is not None: hook(optimizer, (), {})
+        times.append(time.perf_counter_ns() - begin)
+    times.sort()
+    return times[len(times) // 2]
+steps(None)
+for _ in range(int(sys.argv[1])):
+    without = steps(None)
+    kineto_agent.start()
+    print("ready", flush=True); sys.stdin.readline()
+    print(steps(COUNTER.on_optimizer_step) / without, flush=True)
+    kineto_agent.stop()
 """
 
 WAKE_UPS = """
@@ -133,14 +134,20 @@ def memory_kb(env: "dict[str, str]", daemon: Daemon, runs: int) -> "tuple[float,
 
 
 def step_ratio(env: "dict[str, str]", daemon: Daemon, runs: int) -> float:
-    """Median step time with an agent and its step hook over without; runs alternate."""
+    """Median over the runs of the median step time with an agent and its step hook over that without."""
+    child = interpreter(STEPS, str(runs), env=env)
+    assert child.stdin is not None
+    assert child.stdout is not None
     ratios = []
     for _ in range(runs):
-        medians = {}
-        for kind in ("plain", "agent"):
-            child = interpreter(STEPS, kind, str(ROOT / "agent"), "1500", env=env)
-            medians[kind] = int(lines(child, daemon if kind == "agent" else None, 1)[0])
-        ratios.append(medians["agent"] / medians["plain"])
+        assert child.stdout.readline() == "ready\n"
+        daemon.welcome()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        ratios.append(float(child.stdout.readline()))
+    child.stdin.close()
+    child.wait(30)
+    child.stdout.close()
     return median(ratios)
 
 
@@ -152,13 +159,14 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Daemon(folder + "/agent.sock") as daemon:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("KINETO_")}
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("KINETO_", "PYTHON"))}
         env = {**env, "PYTHONPATH": str(ROOT / "agent"), "KINETO_AGENT_SOCKET": daemon.path}
+        env["PYTHONPYCACHEPREFIX"] = folder + "/bytecode"  # compiled once, as in an installed package
         imported, started = import_ms({**env, "KINETO_AGENT_SOCKET": folder + "/none"}, arguments.runs)
         rss, pss = memory_kb(env, daemon, arguments.runs)
         child = interpreter(WAKE_UPS, str(arguments.idle_s), env=env)
         voluntary, involuntary, cpu_ns = map(int, lines(child, daemon, 1)[0].split())
-        ratio = step_ratio(env, daemon, arguments.runs)
+        ratio = step_ratio(env, daemon, 5 * arguments.runs)
     figures = [
         ("import kineto_agent, ms", imported, 30.0),
         ("import and start(), ms", started, 30.0),
