@@ -269,8 +269,9 @@ class PythonStacksSession:
         collecting = _ALLOCATION_COLLECTS and gc.isenabled()
         if collecting:
             gc.disable()
-        frames = sys._current_frames()
+        frames: Dict[int, FrameType] = {}
         try:
+            frames = sys._current_frames()
             frames.pop(_thread.get_ident(), None)  # else this frame is part of a cycle that keeps all frames alive
             for ident, frame in frames.items():
                 tid = self._ids.tid(ident)

@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 import threading
@@ -199,6 +200,7 @@ def test_an_error_in_the_sampler_is_told_and_what_was_recorded_stays(
     monkeypatch.undo()
     assert len(recorder.stop()) > 0
     assert recorder.outcome.warnings == ["the stack sampler failed: ZeroDivisionError: division by zero"]
+    assert gc.isenabled()
 
 
 def test_a_session_that_never_started_can_be_stopped_and_closed() -> None:
