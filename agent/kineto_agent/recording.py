@@ -55,7 +55,9 @@ class Recording:
             raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
 
     def _prepare(self, choice: Choice, announce: Announce) -> None:
-        request = SourceRequest(choice.activity_types, self._request.buffer_limit_bytes, self._request.options)
+        wanted = self._request
+        named = bool(wanted.activity_types)
+        request = SourceRequest(choice.activity_types, wanted.buffer_limit_bytes, wanted.options, named)
         name = choice.source.name
         try:
             session = choice.source.prepare(request)

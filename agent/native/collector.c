@@ -10,9 +10,6 @@
  *   The last, forced flush runs on the thread too, so that kc_stop can give up waiting when CUPTI does not
  *   return. No lock is held across a CUPTI call: there is none.
  *
- *   An arena that CUPTI may still write to is not unmapped: it is retired (its memory is given back but for
- *   the buffers in question) until a detach proves that CUPTI has let go.
- *
  *   Fork: the arena is not mapped in the child (MADV_DONTFORK), the descriptor is closed there and every
  *   function refuses. Exit: a handler lets the thread publish what has been returned and end, before the
  *   vendor's own exit handlers (registered earlier, hence run later) take CUPTI down.
@@ -21,6 +18,7 @@
 #include "kineto_collector.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -34,6 +32,9 @@
 #include "cupti_api.h"
 #include "detach.h"
 #include "pool.h"
+#include "records.h"
+#include "retired.h"
+#include "subscription.h"
 #include "wake.h"
 #include "walk.h"
 
@@ -44,6 +45,7 @@
 #define BUFFERS_AHEAD 4u    /* backed by memory beyond the highest in use: 16 MiB, 0.15 s of 1 M records/s */
 #define FLUSH_FREE_LEAST 2u /* a flush uses up partly filled buffers: not when they are scarce */
 #define EXIT_LIMIT_NS 1000000000LL
+#define WRITERS_LIMIT_NS 100000000LL
 
 enum phase { CLOSED, PREPARED, RECORDING, STOPPED };
 enum command { RUN, FINISH, EXIT };
@@ -56,7 +58,6 @@ static struct {
     _Atomic enum phase phase;
     struct kc_config config;
     struct arena *arena;
-    struct arena *retired;
     struct calls calls;
     struct walker walker;
     uint32_t kinds[KINDS_MOST];
@@ -77,18 +78,6 @@ static struct {
 
 /* ---- the thread ---- */
 
-/* Gives the memory of a stray back; frees nothing, CUPTI may hold others of the same arena. */
-static void release_stray(const uint8_t *buffer) {
-    for (struct arena *arena = self.retired; arena != NULL; arena = arena->next) {
-        if (buffer >= arena_buffer(arena, 0) && buffer < arena->base + arena->fixed.total_bytes) {
-            const uint64_t offset = (uint64_t)(buffer - arena_buffer(arena, 0));
-            arena_set_state(arena, (uint32_t)(offset / arena->fixed.buffer_bytes), ARENA_FREE);
-            arena_discard(arena);
-            return;
-        }
-    }
-}
-
 static void adopt_strays(void) {
     size_t valid;
     for (uint8_t *buffer = pool_take_stray(&valid); buffer != NULL; buffer = pool_take_stray(&valid)) {
@@ -101,11 +90,12 @@ static void adopt_strays(void) {
         } else {
             walker_drop(&self.walker, buffer, valid);
         }
-        release_stray(buffer);
+        retired_release(buffer);
     }
 }
 
 static void publish_returned(void) {
+    (void)records_collect(self.arena);
     adopt_strays();
     for (uint32_t i = 0; i < self.arena->fixed.buffer_count; i++) {
         if (arena_load_state(self.arena, i) == ARENA_COMPLETED) {
@@ -121,6 +111,7 @@ static void publish_returned(void) {
 
 static void flush(uint32_t flag) {
     size_t dropped = 0;
+    records_seal();
     self.flush_result = self.api.flush_all(flag);
     self.flushes++;
     if (self.api.get_num_dropped(NULL, 0, &dropped) == CUPTI_SUCCESS && dropped > 0) {
@@ -156,12 +147,24 @@ static void work_until_told(void) {
     }
 }
 
+/* What callbacks have begun to write; they take well under a microsecond unless their thread is put aside. */
+static void await_writers(void) {
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + WRITERS_LIMIT_NS;
+    records_close();
+    records_seal();
+    while (records_collect(self.arena) && clock_ns(CLOCK_MONOTONIC) < deadline) {
+        sched_yield();
+    }
+}
+
 static void *run_thread(void *unused) {
     (void)unused;
     work_until_told();
     const bool finish = __atomic_load_n(&self.command, __ATOMIC_SEQ_CST) == FINISH;
     flush(finish ? CUPTI_FLUSH_FORCED : CUPTI_FLUSH_DEFAULT);
+    publish_returned();
     pool_stop_lending();
+    await_writers();
     publish_returned();
     if (finish) {
         arena_store(self.arena, ARENA_CLOSED, 1);
@@ -288,7 +291,10 @@ static int make_arena(char *error, size_t error_bytes) {
         free(arena);
         return refuse_system(error, error_bytes, step, number);
     }
-    if (!walker_init(&self.walker, &self.api, arena, self.config.kernel_name_offset)) {
+    if (!walker_init(&self.walker, &self.api, arena, self.config.kernel_name_offset) ||
+        !records_init(arena->fixed.buffer_count)) {
+        records_free();
+        walker_free(&self.walker);
         arena_destroy(arena);
         free(arena);
         return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
@@ -334,6 +340,37 @@ int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes) {
     return 0;
 }
 
+int kc_subscribe(int32_t *result) {
+    if (self.dead || self.phase != PREPARED) {
+        return self.dead ? KC_FORKED : KC_ORDER;
+    }
+    *result = subscription_open(&self.api);
+    return *result == CUPTI_SUCCESS ? 0 : KC_CUPTI;
+}
+
+int kc_record_calls(char *error, size_t error_bytes) {
+    if (self.dead || self.phase != RECORDING) {
+        return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "nothing is recorded");
+    }
+    records_open(&self.work);
+    const cupti_result result = subscription_follow(&self.api, &self.calls);
+    if (result != CUPTI_SUCCESS) {
+        records_close();
+        kc_result_text(result, error, error_bytes);
+        return KC_CUPTI;
+    }
+    return 0;
+}
+
+int kc_yield(void) {
+    if (self.dead) {
+        return KC_FORKED;
+    }
+    records_close();
+    subscription_close(&self.api);
+    return 0;
+}
+
 static cupti_result enable_kind(uint32_t kind) {
     const bool api_calls = kind == CUPTI_KIND_RUNTIME || kind == CUPTI_KIND_DRIVER;
     const cupti_result result = api_calls ? calls_enable(&self.calls, &self.api, kind) : self.api.enable(kind);
@@ -347,7 +384,6 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     if (self.dead || self.phase != PREPARED || count > KINDS_MOST) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
     }
-    detach_prepare(&self.api);
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {
         kc_result_text(result, error, error_bytes);
@@ -364,7 +400,7 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     for (uint32_t i = 0; i < count; i++) {
         results[i] = enable_kind(kinds[i]);
     }
-    if (self.kind_count == 0) {
+    if (self.kind_count == 0 && count > 0) {
         return refuse(KC_CUPTI, error, error_bytes, "CUPTI enabled none of the wanted activities");
     }
     return 0;
@@ -389,6 +425,8 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
     if (self.dead || self.phase != RECORDING) {
         return self.dead ? KC_FORKED : KC_ORDER;
     }
+    records_close();
+    (void)subscription_follow_all(&self.api, false);
     for (uint32_t i = self.kind_count; i-- > 0;) { /* the last enabled, the device's, first */
         (void)self.api.disable(self.kinds[i]);
     }
@@ -411,15 +449,6 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
     return 0;
 }
 
-static void free_retired(void) {
-    while (self.retired != NULL) {
-        struct arena *arena = self.retired;
-        self.retired = arena->next;
-        arena_destroy(arena);
-        free(arena);
-    }
-}
-
 int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
     memset(result, 0, sizeof *result);
     if (self.dead || self.phase != STOPPED || self.abandoned) {
@@ -428,17 +457,9 @@ int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
     detach_run(&self.api, limit_ms * NS_PER_MS, result);
     self.detached = result->outcome == KC_DETACHED;
     if (self.detached) {
-        free_retired();
+        retired_free();
     }
     return 0;
-}
-
-static void retire(struct arena *arena) {
-    close(arena->fd);
-    arena->fd = -1;
-    arena_discard(arena);
-    arena->next = self.retired;
-    self.retired = arena;
 }
 
 int kc_close(void) {
@@ -450,6 +471,7 @@ int kc_close(void) {
         (void)kc_stop((uint32_t)(EXIT_LIMIT_NS / NS_PER_MS), &ignored);
     }
     struct arena *arena = self.arena;
+    subscription_close(&self.api);
     self.close_pending = self.abandoned && !__atomic_load_n(&self.thread_done, __ATOMIC_SEQ_CST);
     if (self.close_pending) {
         return KC_ORDER; /* the thread is inside CUPTI and will use the arena: kc_open tries again */
@@ -458,9 +480,10 @@ int kc_close(void) {
     pool_close();
     self.arena = NULL;
     self.phase = CLOSED;
+    records_free();
     walker_free(&self.walker);
     if (!self.detached && pool_usage(arena).loaned > 0) {
-        retire(arena);
+        retired_add(arena);
     } else {
         arena_destroy(arena);
         free(arena);

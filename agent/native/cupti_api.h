@@ -48,7 +48,21 @@ typedef void (*cupti_callback)(void *user, uint32_t domain, uint32_t cbid, const
     X(subscribe, "cuptiSubscribe", (void **subscriber, cupti_callback, void *user))                   \
     X(unsubscribe, "cuptiUnsubscribe", (void *subscriber))                                            \
     X(enable_domain, "cuptiEnableDomain", (uint32_t enable, void *subscriber, uint32_t domain))       \
+    X(enable_callback, "cuptiEnableCallback",                                                         \
+      (uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid))                            \
     X(finalize, "cuptiFinalize", (void))
+
+struct cupti_call { /* CUpti_CallbackData */
+    int site;
+    const char *function;
+    const void *parameters;
+    void *result; /* at the end of a call: its cudaError_t or CUresult */
+    const char *symbol;
+    void *context;
+    uint32_t context_uid;
+    uint64_t *correlation_data;
+    uint32_t correlation;
+};
 
 struct cupti_api {
 #define CUPTI_FIELD(field, symbol, parameters) cupti_result(*field) parameters;

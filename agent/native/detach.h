@@ -5,9 +5,9 @@
 #include "cupti_api.h"
 #include "kineto_collector.h"
 
-/* Before the first activity is enabled. See detach.c. */
-void detach_prepare(const struct cupti_api *api);
-
+/* Detaches at the end of the next CUDA call, within the limit; the subscription ends in any case. */
 void detach_run(const struct cupti_api *api, int64_t limit_ns, struct kc_detach_result *result);
+/* The subscriber's callback at the end of a call. */
+void detach_at_exit(void);
 
 #endif

@@ -1,8 +1,9 @@
 /* The collector's interface: what libkineto_collector.so exports, driven by sources/cupti_native.py.
  *
- * One recording at a time, every function on one thread at a time (the agent's), in this order:
+ * One recording at a time, every function but kc_yield on one thread at a time (the agent's), in this order:
  *
- *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_start -> kc_counts* -> kc_stop -> kc_detach? -> kc_close
+ *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_subscribe? -> kc_start -> kc_record_calls? -> kc_counts*
+ *     -> kc_stop -> kc_detach? -> kc_close
  *
  * Functions return 0 (or what is said) on success and a negative kc_error otherwise; those with an `error`
  * buffer put a text into it. In a forked child everything returns KC_FORKED and does nothing.
@@ -13,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI 1 /* changes with any signature or structure below */
+#define KC_ABI 2 /* changes with any signature or structure below */
 #define KC_EXPORT __attribute__((visibility("default")))
 
 enum kc_error {
@@ -72,12 +73,20 @@ KC_EXPORT uint32_t kc_abi(void);
 KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes);
 /* Makes the arena; returns its descriptor, which stays the collector's. */
 KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes);
-/* Which calls of a domain (1 driver, 2 runtime) to record when its kind is enabled: fnmatch patterns, each
- * ended by NUL, the list by an empty one, `bytes` in all. Without this none is recorded. */
+/* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls or when its kind is enabled: fnmatch
+ * patterns, each ended by NUL, the list by an empty one, `bytes` in all. Without this none is recorded. */
 KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes);
+/* Takes CUPTI's only subscriber, which kc_record_calls and kc_detach need. Returns 0 or KC_CUPTI with CUPTI's
+ * result (39: another tool has it). */
+KC_EXPORT int kc_subscribe(int32_t *result);
 /* Registers, starts the thread, enables each kind and puts CUPTI's answer into results[i].
  * After a failure kc_close is still due. */
 KC_EXPORT int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
+/* Records the chosen calls through the subscriber instead of kinds 4 and 5. After kc_start. */
+KC_EXPORT int kc_record_calls(char *error, size_t error_bytes);
+/* Lets go of the subscriber for another tool: no more calls are recorded, no detach. On any thread, but not while
+ * another function runs. */
+KC_EXPORT int kc_yield(void);
 KC_EXPORT int kc_counts(struct kc_counts *counts);
 /* Disables, flushes and makes everything READY, within `limit_ms`. */
 KC_EXPORT int kc_stop(uint32_t limit_ms, struct kc_stop_result *result);

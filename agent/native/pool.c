@@ -71,7 +71,7 @@ void pool_close(void) {
 
 void pool_kill(void) { __atomic_store_n(&pool.dead, 1, __ATOMIC_SEQ_CST); }
 
-static struct arena *enter(void) {
+struct arena *pool_enter(void) {
     __atomic_fetch_add(&pool.users, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&pool.dead, __ATOMIC_RELAXED)) {
         return NULL;
@@ -79,7 +79,7 @@ static struct arena *enter(void) {
     return __atomic_load_n(&pool.arena, __ATOMIC_SEQ_CST);
 }
 
-static void leave(void) { __atomic_fetch_sub(&pool.users, 1, __ATOMIC_SEQ_CST); }
+void pool_leave(void) { __atomic_fetch_sub(&pool.users, 1, __ATOMIC_SEQ_CST); }
 
 static bool take(uint32_t *state) {
     uint32_t expected = ARENA_FREE;
@@ -88,6 +88,9 @@ static bool take(uint32_t *state) {
 }
 
 int64_t pool_lend(struct arena *arena) {
+    if (!__atomic_load_n(&pool.lending, __ATOMIC_RELAXED)) {
+        return -1;
+    }
     for (uint32_t i = 0; i < arena->fixed.buffer_count; i++) {
         if (take(arena_state(arena, i))) {
             return i;
@@ -106,11 +109,11 @@ static uint8_t *lend_spill(void) {
 }
 
 void pool_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records) {
-    struct arena *arena = enter();
+    struct arena *arena = pool_enter();
     *buffer = NULL;
     *size = 0;
     *max_records = 0; /* as many as fit */
-    if (arena != NULL && __atomic_load_n(&pool.lending, __ATOMIC_RELAXED)) {
+    if (arena != NULL) {
         const int64_t index = pool_lend(arena);
         *buffer = index < 0 ? NULL : arena_buffer(arena, (uint32_t)index);
         *size = arena->fixed.buffer_bytes;
@@ -122,7 +125,7 @@ void pool_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records) 
     if (*buffer == NULL) {
         *size = 0;
     }
-    leave();
+    pool_leave();
 }
 
 static bool return_spill(const uint8_t *buffer, size_t valid) {
@@ -165,7 +168,7 @@ void pool_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size
     (void)context;
     (void)stream;
     (void)size;
-    struct arena *arena = enter();
+    struct arena *arena = pool_enter();
     if (buffer != NULL && !__atomic_load_n(&pool.dead, __ATOMIC_RELAXED)) {
         if (!return_spill(buffer, valid) && (arena == NULL || !return_to_arena(arena, buffer, valid))) {
             return_stray(buffer, valid);
@@ -174,7 +177,7 @@ void pool_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size
             wake_post(pool.work);
         }
     }
-    leave();
+    pool_leave();
 }
 
 uint8_t *pool_take_stray(size_t *valid) {

@@ -35,6 +35,9 @@ void pool_free_spill(uint8_t *buffer);
 
 /* The next returned buffer of an arena that was closed while CUPTI still held it, or NULL. */
 uint8_t *pool_take_stray(size_t *valid);
+/* For callbacks: the arena, which stays mapped until pool_leave, or NULL; pool_leave is due in any case. */
+struct arena *pool_enter(void);
+void pool_leave(void);
 /* Lends one FREE buffer to the caller: its index, or -1. */
 int64_t pool_lend(struct arena *arena);
 

@@ -19,15 +19,21 @@ struct callback_data { /* the beginning of CUpti_CallbackData */
     uint32_t correlation;
 };
 
-static void notify(uint32_t domain, uint32_t cbid, int site, uint32_t correlation) {
+/* The end of a call that the subscriber has chosen counts as written: the subscriber can record it. */
+static void notify(uint32_t domain, uint32_t cbid, int site, uint32_t correlation, bool inside) {
+    static uint32_t succeeded;
     fake_lock();
-    const callback_fn callback = fake.domain_on[domain] ? fake.callback : NULL;
+    const bool chosen = fake.call_on[domain][cbid];
+    const callback_fn callback = chosen || fake.domain_on[domain] ? fake.callback : NULL;
     void *user = fake.callback_user;
+    if (callback != NULL && chosen && site == 1 && !inside) {
+        fake.written[domain == DOMAIN_RUNTIME ? RUNTIME : DRIVER]++;
+    }
     fake_unlock();
     if (callback == NULL) {
         return;
     }
-    const struct callback_data data = {.site = site, .correlation = correlation};
+    const struct callback_data data = {.site = site, .correlation = correlation, .result = &succeeded};
     fake_in_exit += site;
     callback(user, domain, cbid, &data);
     fake_in_exit -= site;
@@ -40,7 +46,7 @@ struct open_call {
 
 static struct open_call begin(uint32_t domain, uint32_t cbid) {
     const uint32_t correlation = __atomic_add_fetch(&fake.correlation, 1, __ATOMIC_RELAXED);
-    notify(domain, cbid, 0, correlation);
+    notify(domain, cbid, 0, correlation, false);
     const struct open_call call = {
         .domain = domain,
         .record = {.kind = domain == DOMAIN_RUNTIME ? RUNTIME : DRIVER,
@@ -59,7 +65,7 @@ static uint32_t end(struct open_call *call) {
         fake_put(call->record.kind, &call->record, sizeof call->record);
     }
     fake_unlock();
-    notify(call->domain, call->record.cbid, 1, call->record.correlation);
+    notify(call->domain, call->record.cbid, 1, call->record.correlation, false);
     return call->record.correlation;
 }
 
@@ -111,6 +117,9 @@ uint32_t fake_launch(const char *name, const int32_t grid[3], const int32_t bloc
                      uint32_t stream) {
     trivial_call(DOMAIN_RUNTIME, GET_DEVICE); /* as torch does before every launch */
     struct open_call call = begin(DOMAIN_RUNTIME, LAUNCH);
+    for (int site = 0; site < 2; site++) { /* the runtime's own call of the driver */
+        notify(DOMAIN_DRIVER, CU_LAUNCH, site, call.record.correlation, true);
+    }
     fake_lock();
     put_kernel(name, grid, block, duration_ns, stream, call.record.correlation, 0);
     return end(&call);

@@ -313,6 +313,7 @@ int cuptiSubscribe(void **subscriber, callback_fn callback, void *user) {
 static void forget_subscriber(void) {
     fake.callback = NULL;
     memset(fake.domain_on, 0, sizeof fake.domain_on);
+    memset(fake.call_on, 0, sizeof fake.call_on);
 }
 
 int cuptiUnsubscribe(void *subscriber) {
@@ -331,6 +332,17 @@ int cuptiEnableDomain(uint32_t enable, void *subscriber, uint32_t domain) {
     }
     fake_lock();
     fake.domain_on[domain] = enable != 0;
+    memset(fake.call_on[domain], 0, CBIDS);
+    fake_unlock();
+    return 0;
+}
+
+int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid) {
+    if (subscriber != &fake || domain >= DOMAINS || cbid >= CBIDS) {
+        return 1;
+    }
+    fake_lock();
+    fake.call_on[domain][cbid] = enable != 0;
     fake_unlock();
     return 0;
 }
@@ -415,6 +427,13 @@ static uint64_t read_locked(const uint64_t *value) {
 uint64_t fake_written(uint32_t kind) { return kind < KINDS ? read_locked(&fake.written[kind]) : 0; }
 uint64_t fake_dropped(void) { return read_locked(&fake.dropped_total); }
 uint64_t fake_finalized(void) { return read_locked(&fake.finalized); }
+int fake_subscribed(void) {
+    fake_lock();
+    const bool subscribed = fake.callback != NULL;
+    fake_unlock();
+    return subscribed;
+}
+
 uint64_t fake_misused(void) { return read_locked(&fake.misused); }
 
 int fake_attached(void) {

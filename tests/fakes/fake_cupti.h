@@ -24,6 +24,7 @@ uint64_t fake_written(uint32_t kind); /* records put into buffers since the libr
 uint64_t fake_dropped(void);
 uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
 uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call; a first subscription after recording began */
+int fake_subscribed(void);           /* somebody has the subscriber */
 int fake_attached(void);            /* any kind enabled or callbacks registered */
 
 #endif

@@ -120,6 +120,7 @@ struct fake {
     callback_fn callback;
     void *callback_user;
     uint8_t domain_on[DOMAINS];
+    uint8_t call_on[DOMAINS][CBIDS];
     struct filled current;
     struct filled queue[QUEUE];
     uint32_t queue_head, queue_tail, handing_over;

@@ -70,6 +70,14 @@ class ArenaReader:
             found.append(Buffer(index, sequence, records, self.map[start : start + valid]))
         return sorted(found, key=lambda buffer: buffer.sequence)
 
+    def records(self) -> dict[int, list[bytes]]:
+        """Records in READY buffers, by activity kind."""
+        found: dict[int, list[bytes]] = {}
+        for buffer in self.ready():
+            for record in split(buffer, self.record_bytes()):
+                found.setdefault(_KIND.unpack_from(record)[0], []).append(record)
+        return found
+
     def free(self, index: int) -> None:
         """What the daemon does once it has copied a READY buffer."""
         struct.pack_into("<I", self.map, self.descriptor(index), arena.FREE)
@@ -104,7 +112,7 @@ def split(buffer: Buffer, sizes: dict[int, int]) -> list[bytes]:
 
 
 def count_kinds(buffers: list[Buffer], sizes: dict[int, int]) -> Counter[int]:
-    """Records by activity kind."""
+    """How many records by activity kind."""
     return Counter(_KIND.unpack_from(record)[0] for buffer in buffers for record in split(buffer, sizes))
 
 

@@ -46,10 +46,14 @@ def source(detach_limit_ms: int = 20) -> CuptiSource:
 
 
 def request(
-    types: Sequence[str] = tuple(KINDS), *, limit_bytes: int = 64 * MIB, options: dict[str, Any] | None = None
+    types: Sequence[str] = tuple(KINDS),
+    *,
+    limit_bytes: int = 64 * MIB,
+    options: dict[str, Any] | None = None,
+    named: bool = True,
 ) -> SourceRequest:
     """What to record."""
-    return SourceRequest(frozenset(types), limit_bytes, options or {})
+    return SourceRequest(frozenset(types), limit_bytes, options or {}, named)
 
 
 @contextmanager
@@ -59,9 +63,10 @@ def recording(
     limit_bytes: int = 64 * MIB,
     options: dict[str, Any] | None = None,
     detach_limit_ms: int = 20,
+    named: bool = True,
 ) -> Iterator[tuple[CuptiSession, ArenaReader]]:
     """A started session and a daemon's view of its arena; closed in any case."""
-    session = source(detach_limit_ms).prepare(request(types, limit_bytes=limit_bytes, options=options))
+    session = source(detach_limit_ms).prepare(request(types, limit_bytes=limit_bytes, options=options, named=named))
     try:
         with ArenaReader(session.arena_fd) as reader:
             session.start()

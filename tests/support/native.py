@@ -130,6 +130,11 @@ class FakeCuda:
         return int(self._library.fake_misused())
 
     @property
+    def subscribed(self) -> bool:
+        """Whether somebody has CUPTI's only subscriber."""
+        return bool(self._library.fake_subscribed())
+
+    @property
     def attached(self) -> bool:
         """Whether CUPTI has hooks in the process."""
         return bool(self._library.fake_attached())

@@ -7,20 +7,20 @@ Theory of operation
 """
 
 import os
-import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
 
 from kineto_agent.sources import cupti_library
 from kineto_agent.sources.cupti_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.torch_guard import ProfilerGuard
 
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti_native import Collector, DetachResult, Enabled, StopResult
 
-# Kineto's activity type -> CUpti_ActivityKind. Calls come first: a launch without its kernel is harmless,
-# a kernel without its launch cannot be attributed. Never KERNEL (3), which serialises kernels, nor
-# GRAPH_TRACE (49), which hides those of graphs.
+# Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (49),
+# which hides those of graphs.
 KINDS: Dict[str, Tuple[int, ...]] = {
     "cuda_runtime": (5,),
     "cuda_driver": (4,),
@@ -32,9 +32,12 @@ KINDS: Dict[str, Tuple[int, ...]] = {
 }
 _KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 
-# CUPTI records all calls of an API or those listed here (fnmatch patterns over cuptiGetCallbackName, whose
-# names end in _vNNNN or _ptsz_vNNNN): the ones that put work on the device or wait for it. All calls make the
-# launch-bound job 1.4 times slower, these 1.1-1.2 times.
+_CALL_KINDS = KINDS["cuda_runtime"] + KINDS["cuda_driver"]
+
+# The calls that are recorded: those that put work on the device or wait for it (fnmatch patterns over
+# cuptiGetCallbackName, whose names end in _vNNNN or _ptsz_vNNNN). All calls would make a launch-bound job 1.4 times
+# slower. The collector records them itself, through CUPTI's subscriber (agent/native/records.c says what that
+# saves); CUPTI's own activity kinds serve where another tool has the subscriber and the user names the types.
 RUNTIME_CALLS = (
     "cudaLaunch*",
     "__cudaLaunch*",  # the toolkit's own entry, since CUDA 13
@@ -60,15 +63,6 @@ FLUSH_PERIOD_MS = 500
 STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
 DETACH_LIMIT_MS = 1000
 
-# Enabling a kind makes every call of its API dearer, recorded or not. Median step of the launch-bound job on an
-# H200: kernels, copies and sets 1.14 times; with cuda_runtime 1.24; with cuda_sync too 1.34; with cuda_driver
-# 1.43, although torch's eager mode launches nothing through the driver API. Hence cuda_sync on request only,
-# and cuda_driver where one of these is loaded (or Triton has started: torch imports it without using it).
-DRIVER_LAUNCHERS = (
-    "torch._inductor.runtime.triton_heuristics",
-    "cupy", "jaxlib", "numba.cuda.cudadrv", "pycuda.driver", "tensorrt", "tensorflow", "warp",
-)  # fmt: skip
-
 # By cuptiGetVersion. 27 is CUDA 12.9.0: the first that drops and counts records when it is given no buffer.
 DECLINE_VERSION = 27
 # 24 is CUDA 12.6: before it, cuptiFinalize could crash a process that uses CUDA graphs.
@@ -79,27 +73,52 @@ DETACH_VERSION = 24
 _BUSY_RESULTS = (14, 26, 36, 39)
 
 
+_CALLS_LEFT_OUT = (
+    "CUDA calls are not recorded, so kernels have no launches: another tool (torch.profiler, once used, is one) holds "
+    "CUPTI's only subscriber, and recording calls beside it has made the program's next torch.profiler trace fail. "
+    "Name cuda_runtime and cuda_driver among the activities to record them nevertheless"
+)
+_YIELDED = (
+    "torch.profiler started in this process during the capture and got CUPTI's only subscriber: CUDA calls after that "
+    "are missing, and CUPTI stays attached, which leaves CUDA calls slightly slower"
+)
+
+
 class CuptiSession:
     """One recording of CUPTI activities."""
 
     format = "cupti/1"
 
     def __init__(
-        self, collector: "Collector", arena_fd: int, metadata: Dict[str, Any], kinds: List[int], detach_limit_ms: int
+        self,
+        collector: "Collector",
+        arena_fd: int,
+        metadata: Dict[str, Any],
+        request: SourceRequest,
+        detach_limit_ms: int,
     ) -> None:
         self.arena_fd = arena_fd
         self.metadata = metadata
         self._collector = collector
-        self._kinds = kinds
+        self._kinds = [kind for name in KINDS if name in request.activity_types for kind in KINDS[name]]
+        self._named = request.named
         self._detach_limit_ms = detach_limit_ms
         self._warnings: List[str] = []
         self._enable_ns = 0
+        self._lock = threading.Lock()  # the program's own profiler may make us yield at any time
+        self._ended = self._yielded = False
+        self._guard = ProfilerGuard(self._yield)
 
     def start(self) -> None:
         """Enable the activities. Raises SourceError if none of them works."""
         begin = time.perf_counter_ns()
+        calls = [kind for kind in self._kinds if kind in _CALL_KINDS]
+        through_subscriber = self._collector.subscribe() == 0
+        if calls and not through_subscriber and not self._named:
+            self._warnings.append(_CALLS_LEFT_OUT)
+        if through_subscriber or not self._named:
+            self._kinds = [kind for kind in self._kinds if kind not in _CALL_KINDS]
         enabled = self._collector.start(self._kinds)
-        self._enable_ns = time.perf_counter_ns() - begin
         refused = {kind: result for kind, result in enabled.results.items() if result != 0}
         if enabled.code != 0:
             raise self._refusal(enabled, refused)
@@ -107,6 +126,25 @@ class CuptiSession:
             self._warnings.append(
                 "CUPTI refused to record %s: %s" % (_KIND_TYPES[kind], self._collector.result_text(result))
             )
+        if through_subscriber:
+            self._guard.install()
+            self._record_calls(calls)
+        self._enable_ns = time.perf_counter_ns() - begin
+
+    def _record_calls(self, calls: List[int]) -> None:
+        why = self._collector.record_calls() if calls else ""
+        if why and not self._kinds:
+            raise SourceError("CUPTI_FAILED", "CUPTI cannot record CUDA calls in this process: " + why)
+        if why:
+            self._warnings.append("CUDA calls are not recorded: CUPTI refused: " + why)
+
+    def _yield(self) -> None:
+        """On the program's thread, before its torch.profiler starts; waits for a stop that is under way."""
+        with self._lock:
+            if not self._ended and not self._yielded:
+                self._yielded = True
+                self._collector.yield_subscriber()
+                self._warnings.append(_YIELDED)
 
     def _refusal(self, enabled: "Enabled", refused: Mapping[int, int]) -> SourceError:
         details = ["%s: %s" % (_KIND_TYPES[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]
@@ -125,12 +163,13 @@ class CuptiSession:
         return SourceCounts(counts.records, counts.bytes, counts.dropped)
 
     def stop(self) -> SourceOutcome:
-        """Disable, make everything READY, then take CUPTI out of the process where that is safe."""
-        stopped = self._collector.stop(STOP_LIMIT_MS)
-        self._warn_about(stopped)
-        detach_ns = 0
-        if not stopped.timed_out:
-            detach_ns = self._detach()
+        """Make everything READY, then take CUPTI out of the process where that is safe."""
+        with self._lock:
+            stopped = self._collector.stop(STOP_LIMIT_MS)
+            self._warn_about(stopped)
+            detach_ns = 0 if stopped.timed_out else self._detach()
+            self._ended = True
+        self._guard.remove()
         return SourceOutcome(
             counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
             metadata={"cupti_enable_ns": self._enable_ns, "cupti_flushes": stopped.flushes},
@@ -158,6 +197,8 @@ class CuptiSession:
 
     def _detach(self) -> int:
         version = self.metadata["cupti_version"]
+        if self._yielded:
+            return 0
         if version < DETACH_VERSION:
             self._warnings.append(
                 "stayed attached: detaching CUPTI %d is not safe with CUDA graphs (CUDA 12.6 and later is); CUDA calls "
@@ -192,6 +233,9 @@ class CuptiSession:
 
     def close(self) -> None:
         """Free the arena."""
+        with self._lock:
+            self._ended = True
+        self._guard.remove()
         self._collector.close()
 
 
@@ -215,9 +259,8 @@ class CuptiSource:
         return sorted(KINDS) if cupti_library.find(self._environ, self._maps) else []
 
     def default_types(self) -> List[str]:
-        """All but cuda_sync, and cuda_driver only where kernels are launched through the driver API."""
-        left_out = {"cuda_sync"} if launches_through_driver() else {"cuda_sync", "cuda_driver"}
-        return [name for name in self.activity_types() if name not in left_out]
+        """All but cuda_sync, which makes every CUDA call dearer: on an H200 the launch-bound step x1.34 for x1.24."""
+        return [name for name in self.activity_types() if name != "cuda_sync"]
 
     def prepare(self, request: SourceRequest) -> CuptiSession:
         """Open libcupti and make the arena. Raises SourceError."""
@@ -243,16 +286,7 @@ class CuptiSource:
         )
         _keep_calls(collector, request)
         metadata = {"cupti_version": version, "cupti_library": path, **cupti_devices.describe(self._maps)}
-        kinds = [kind for name in KINDS if name in request.activity_types for kind in KINDS[name]]
-        return CuptiSession(collector, arena_fd, metadata, kinds, self._detach_limit_ms)
-
-
-def launches_through_driver(modules: Mapping[str, Any] = sys.modules) -> bool:
-    """Whether a library is in use whose kernels a trace of the runtime API alone would show without launches."""
-    if any(name in modules for name in DRIVER_LAUNCHERS):
-        return True
-    triton = getattr(modules.get("triton.runtime.driver"), "driver", None)
-    return getattr(triton, "_active", None) is not None
+        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms)
 
 
 def _keep_calls(collector: "Collector", request: SourceRequest) -> None:

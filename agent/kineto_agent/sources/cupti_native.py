@@ -9,11 +9,12 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from kineto_agent.sources.interface import SourceError
 
-ABI = 1
+ABI = 2
 LIBRARY = __file__.rsplit("/", 2)[0] + "/_native/libkineto_collector.so"
 
 _ERROR_BYTES = 1024
 _SIZE = ctypes.c_size_t(_ERROR_BYTES)
+_NOT_ASKED = -1  # no CUPTI result
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
 _REASONS = {
     _LIBRARY: "CUPTI_LIBRARY",
@@ -144,6 +145,21 @@ class Collector:
         code = self._library.kc_keep_calls(domain, joined, ctypes.c_size_t(len(joined)))
         if code < 0:
             raise SourceError(_REASONS[code], "the collector refused a list of %d API calls" % len(patterns))
+
+    def subscribe(self) -> int:
+        """Take CUPTI's only subscriber; gives CUPTI's result: 39 if another tool has it. After prepare()."""
+        result = ctypes.c_int32(_NOT_ASKED)
+        self._library.kc_subscribe(ctypes.byref(result))
+        return result.value
+
+    def record_calls(self) -> str:
+        """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
+        self._error.value = b""
+        return self._text() if self._library.kc_record_calls(self._error, _SIZE) < 0 else ""
+
+    def yield_subscriber(self) -> None:
+        """Let go of the subscriber at once. The only method for any thread, but not while another runs."""
+        self._library.kc_yield()
 
     def start(self, kinds: Sequence[int]) -> Enabled:
         """Begin to record; never raises."""

@@ -31,6 +31,7 @@ class SourceRequest(NamedTuple):
     activity_types: FrozenSet[str]  # the wanted ones among activity_types(), never empty
     buffer_limit_bytes: int  # cap on the arena's buffers
     options: Dict[str, Any]  # wire.Start.options
+    named: bool = True  # the user named these types; False: they are the source's defaults
 
 
 class SourceCounts(NamedTuple):

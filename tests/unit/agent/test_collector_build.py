@@ -10,8 +10,8 @@ import pytest
 from support import native
 
 EXPORTED = {
-    "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_start", "kc_counts", "kc_stop", "kc_detach", "kc_close",
-    "kc_result_text",
+    "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls", "kc_yield",
+    "kc_counts", "kc_stop", "kc_detach", "kc_close", "kc_result_text",
 }  # fmt: skip
 
 

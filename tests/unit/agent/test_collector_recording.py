@@ -2,6 +2,8 @@
 
 import fcntl
 import mmap
+import os
+import struct
 import threading
 import time
 from pathlib import Path
@@ -95,8 +97,32 @@ def test_a_launch_and_its_kernel_share_the_correlation_id() -> None:
     with recording(["cuda_runtime", "kernel"]) as (session, reader):
         cuda.launch()
         session.stop()
-        data = reader.ready()[0].data
-    assert data[92:96] == data[216 + 32 : 216 + 36]
+        records = reader.records()
+    (call,), (kernel,) = records[5], records[10]
+    assert call[32:36] == kernel[92:96]
+
+
+def test_a_call_of_the_driver_inside_a_call_of_the_runtime_is_not_recorded() -> None:
+    cuda = fake_cuda()
+    with recording(["cuda_runtime", "cuda_driver", "kernel"]) as (session, reader):
+        cuda.launch(count=2)
+        cuda.driver_launch()
+        session.stop()
+        records = reader.records()
+    assert {kind: len(found) for kind, found in records.items()} == {4: 1, 5: 2, 10: 3}
+    assert records[4][0][32:36] == records[10][2][92:96]
+
+
+def test_a_call_record_has_the_times_of_the_call() -> None:
+    cuda = fake_cuda()
+    before = time.time_ns()
+    with recording(["cuda_runtime"]) as (session, reader):
+        cuda.memset()
+        session.stop()
+        (record,) = reader.records()[5]
+    start, end, process = struct.unpack_from("<QQI", record, 8)
+    assert before <= start <= end <= time.time_ns()
+    assert process == os.getpid()
 
 
 def test_the_runtime_record_has_the_calling_threads_system_id() -> None:

@@ -2,11 +2,8 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Dict
 
 import pytest
-from kineto_agent.sources import cupti
 from kineto_agent.sources.cupti import KINDS, CuptiSource
 from kineto_agent.sources.interface import SourceError
 from support.collector import calling, fake_cuda, recording, request, source
@@ -104,7 +101,7 @@ def test_calls_without_names_are_refused_rather_than_recorded_all() -> None:
         cuda.launch()
         warnings = session.stop().warnings
         sizes = reader.record_bytes()
-    assert warnings == ["CUPTI refused to record cuda_runtime: CUPTI_ERROR_NOT_INITIALIZED (15)"]
+    assert warnings == ["CUDA calls are not recorded: CUPTI refused: CUPTI_ERROR_NOT_INITIALIZED (15)"]
     assert 5 not in sizes
 
 
@@ -123,25 +120,28 @@ def test_kernels_are_enabled_last_and_the_serialising_kinds_never() -> None:
     assert not {3, 49} & {kind for kinds in KINDS.values() for kind in kinds}
 
 
-def test_synchronizations_and_driver_calls_are_not_recorded_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cupti, "launches_through_driver", lambda: False)
-    assert source().default_types() == ["cuda_runtime", "gpu_memcpy", "gpu_memset", "kernel", "overhead"]
+def test_synchronizations_are_recorded_on_request_only() -> None:
+    assert source().default_types() == [
+        "cuda_driver", "cuda_runtime", "gpu_memcpy", "gpu_memset", "kernel", "overhead",
+    ]  # fmt: skip
 
 
-def test_driver_calls_are_recorded_where_something_launches_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cupti, "launches_through_driver", lambda: True)
-    assert "cuda_driver" in source().default_types()
+def test_beside_another_subscriber_calls_are_left_out_by_default() -> None:
+    cuda = fake_cuda(subscribe_result=39)
+    runtime = cuda.written(5)
+    with recording(named=False) as (session, reader):
+        cuda.launch(count=3)
+        outcome = session.stop()
+        records = reader.records()
+    assert {kind: len(found) for kind, found in records.items()} == {10: 3}
+    assert cuda.written(5) == runtime
+    assert outcome.warnings[0].startswith("CUDA calls are not recorded, so kernels have no launches: another tool")
 
 
-@pytest.mark.parametrize(
-    ("modules", "expected"),
-    [
-        ({}, False),
-        ({"torch": object()}, False),
-        ({"torch._inductor.runtime.triton_heuristics": object()}, True),
-        ({"triton.runtime.driver": SimpleNamespace(driver=SimpleNamespace(_active=None))}, False),
-        ({"triton.runtime.driver": SimpleNamespace(driver=SimpleNamespace(_active=object()))}, True),
-    ],
-)
-def test_what_launches_through_the_driver_api(modules: Dict[str, object], expected: bool) -> None:
-    assert cupti.launches_through_driver(modules) is expected
+def test_beside_another_subscriber_named_calls_are_recorded_by_cupti() -> None:
+    cuda = fake_cuda(subscribe_result=39)
+    with recording(["cuda_runtime", "kernel"]) as (session, reader):
+        cuda.launch(count=3)
+        session.stop()
+        records = reader.records()
+    assert {kind: len(found) for kind, found in records.items()} == {5: 3, 10: 3}
