@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons lint unit sanitize bench campaign protos clean install
+.PHONY: demo test test-pythons lint unit sanitize gpu bench protos clean install
 
 install: $(STAMP)
 
@@ -36,6 +36,11 @@ test-pythons: $(STAMP)
 # The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make unit`).
 sanitize: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.sanitize
+
+# On a machine with an NVIDIA GPU and a torch that uses it.
+gpu: $(STAMP)
+	$(BIN)/pytest tests/gpu
+	$(BIN)/python tests/bench/overhead.py
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py

@@ -1,10 +1,11 @@
 """What a trace costs the training job: ours by pid, beside torch.profiler in the script, in one run.
 
-usage: overhead.py [--work launch,compute] [--trace-s 3] [--json FILE]      (needs an NVIDIA GPU and torch)
-       overhead.py --work cpu                                               (anywhere)
+usage: overhead.py [--work launch,compute] [--trace-s 3] [--traces 3] [--json FILE]   (needs an NVIDIA GPU and torch)
+       overhead.py --work cpu                                                         (anywhere)
 
-For each kind of work the same loop runs in turn: without an agent; with an idle agent; traced with
-`kinetoctl trace --pid` (GPU activities only, then with Python stacks); with torch.profiler in the script.
+For each kind of work the same loop runs in turn: without an agent; with an idle agent; traced several times with
+`kinetoctl trace --pid` (GPU activities only, then with Python stacks: the medians of the traces are shown, since
+on a virtual machine one trace says little); with torch.profiler in the script.
 Columns: step = median step time in ms before the trace; during, after = median step time over that of
 before; stall = longest step in ms from the request on; lost = seconds of training lost until the file was
 there; first = request to the first activity that can be in the trace; file = end of collection to the
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 LOOP = Path(__file__).with_name("training_loop.py")
-GPU_TYPES = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,cuda_sync,overhead"
+GPU_TYPES = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,overhead"
 BEFORE_S, AFTER_S = 5.0, 5.0
 
 
@@ -80,13 +81,25 @@ def start_loop(environ: dict[str, str], work: str, log: Path, *, agent: bool, ex
 def end_loop(loop: Any, log: Path) -> dict[str, Any]:
     """Ends the loop and reads what it logged."""
     loop.communicate(timeout=120)
+    return read_log(log)
+
+
+def await_loop(loop: Any, log: Path) -> dict[str, Any]:
+    """Waits for a loop that ends by itself and reads what it logged."""
+    loop.wait(300)
+    loop.communicate()
+    return read_log(log)
+
+
+def read_log(log: Path) -> dict[str, Any]:
+    """What the loop wrote at its end."""
     result: dict[str, Any] = json.loads(log.read_text())
     return result
 
 
 def durations(steps: list[int], begin: int, end: int) -> list[int]:
-    """Step times in ns of the steps that ended in the window."""
-    return [b - a for a, b in zip(steps, steps[1:], strict=False) if begin < b <= end]
+    """Step times in ns of the steps that lay in the window, if only in part."""
+    return [b - a for a, b in zip(steps, steps[1:], strict=False) if begin < b and a < end]
 
 
 def figures(logged: dict[str, Any], marks: dict[str, int], size_bytes: int) -> dict[str, float]:
@@ -117,15 +130,37 @@ def untouched(environ: dict[str, str], work: str, log: Path, *, agent: bool) -> 
     return {"step_ms": statistics.median(durations(steps, steps[0], steps[-1])) / 1e6}
 
 
-def traced(environ: dict[str, str], work: str, log: Path, trace_s: float, types: str) -> dict[str, Any]:
-    """Our trace by pid in the middle of the loop."""
+def traced(environ: dict[str, str], work: str, log: Path, options: argparse.Namespace, types: str) -> dict[str, Any]:
+    """Our traces by pid, one after another, of one loop: medians, and all values of what varies most."""
     loop = start_loop(environ, work, log, agent=True, extra=[])
-    time.sleep(BEFORE_S)
-    requested = time.time_ns()
-    arguments = ["trace", "--pid", str(loop.pid), "--duration", f"{trace_s}s", "--output-dir", str(log.parent)]
-    capture = json.loads(control(environ, *arguments, *(["--activities", types] if types else [])).stdout)
-    returned = time.time_ns()
+    captures = []
+    for _ in range(options.traces):
+        time.sleep(BEFORE_S)
+        captures.append(trace_once(environ, loop.pid, log.parent, options.trace_s, types))
     time.sleep(AFTER_S)
+    logged = end_loop(loop, log)
+    ends = [marks["requested"] for marks, _ in captures[1:]] + [logged["steps"][-1]]
+    rows = []
+    for (marks, target), end in zip(captures, ends, strict=True):
+        part = {"steps": [step for step in logged["steps"] if step <= end]}
+        rows.append(figures(part, marks, int(target["files"][0]["size_bytes"])))
+    last = captures[-1][1]
+    result: dict[str, Any] = {column: statistics.median(row[column] for row in rows) for column in rows[0]}
+    result["stall_ms"] = max(row["stall_ms"] for row in rows)
+    result["all during"] = [round(row["during"], 3) for row in rows]
+    result["all after"] = [round(row["after"], 3) for row in rows]
+    result["verdicts"] = [target["verdict"] for _, target in captures]
+    result["last"] = {key: last[key] for key in ("overhead", "warnings")} | last["summary"]["activities"]
+    return result
+
+
+def trace_once(
+    environ: dict[str, str], pid: int, folder: Path, trace_s: float, types: str
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """One `kinetoctl trace`: its points in time, and the target as it reports it."""
+    requested = time.time_ns()
+    arguments = ["trace", "--pid", str(pid), "--duration", f"{trace_s}s", "--output-dir", str(folder)]
+    capture = json.loads(control(environ, *arguments, *(["--activities", types] if types else [])).stdout)
     target = capture["targets"][0]
     marks = {
         "requested": requested,
@@ -133,19 +168,14 @@ def traced(environ: dict[str, str], work: str, log: Path, trace_s: float, types:
         "collected": int(target["summary"]["window_end_ns"]),
         "stored": int(target["stored_ns"]),
     }
-    result: dict[str, Any] = dict(figures(end_loop(loop, log), marks, int(target["files"][0]["size_bytes"])))
-    result["request_to_prompt_s"] = (returned - requested) / 1e9
-    result["verdict"], result["activities"] = target["verdict"], target["summary"]["activities"]
-    result["overhead"], result["warnings"] = target["overhead"], target.get("warnings", [])
-    return result
+    return marks, target
 
 
 def incumbent(environ: dict[str, str], work: str, log: Path, trace_s: float) -> dict[str, float]:
     """torch.profiler in the script, CPU and GPU, exported as Chrome JSON."""
     trace = log.with_suffix(".trace.json")
     loop = start_loop(environ, work, log, agent=False, extra=["--torch-profiler", f"{BEFORE_S},{trace_s},{trace}"])
-    loop.wait(300)
-    logged = json.loads(log.read_text())
+    logged = await_loop(loop, log)
     return figures(logged, logged["marks"], trace.stat().st_size)
 
 
@@ -156,8 +186,8 @@ def report(work: str, rows: dict[str, dict[str, Any]]) -> None:
     for name, row in rows.items():
         print(f"{name:<34}" + "".join(f"{row[c]:>10.3f}" if c in row else f"{'':>10}" for c in columns))
     for name, row in rows.items():
-        for key in ("verdict", "activities", "overhead", "warnings", "request_to_prompt_s"):
-            if row.get(key):
+        for key in ("all during", "all after", "verdicts", "last"):
+            if key in row:
                 print(f"  {name}: {key} {row[key]}")
 
 
@@ -166,6 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", default="launch,compute")
     parser.add_argument("--trace-s", type=float, default=3.0)
+    parser.add_argument("--traces", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--skip-incumbent", action="store_true")
     options = parser.parse_args()
@@ -177,8 +208,8 @@ def main() -> int:
             rows["no agent"] = untouched(environ, work, log, agent=False)
             rows["idle agent"] = untouched(environ, work, log, agent=True)
             if work != "cpu":
-                rows["kinetoctl trace, GPU activities"] = traced(environ, work, log, options.trace_s, GPU_TYPES)
-            rows["kinetoctl trace, everything"] = traced(environ, work, log, options.trace_s, "")
+                rows["kinetoctl trace, GPU activities"] = traced(environ, work, log, options, GPU_TYPES)
+            rows["kinetoctl trace, everything"] = traced(environ, work, log, options, "")
             if not options.skip_incumbent:
                 rows["torch.profiler in the script"] = incumbent(environ, work, log, options.trace_s)
             report(work, rows)

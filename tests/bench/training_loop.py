@@ -71,7 +71,7 @@ class Training:
         logits = self.model(self.data).view(-1, VOCABULARY).float()
         loss = nn.functional.cross_entropy(logits, self.data.view(-1))
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         if self.device == "cuda":
             torch.cuda.synchronize()

@@ -64,8 +64,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         loop = overhead.start_loop(
             environ, request.param, log, agent=False, extra=["--torch-profiler", f"0.5,1.5,{trace}"]
         )
-        loop.wait(300)
-        logged = json.loads(log.read_text())
+        logged = overhead.await_loop(loop, log)
         marks = logged["marks"]
         first = steps_inside(logged["steps"], marks["collecting"], marks["collected"])
         return our_counts, per_step(json.loads(trace.read_text()), logged["steps"], first)
