@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kineto_trace.analysis.launches import launch_warnings
 from kineto_trace.analysis.summary import summarize
 from kineto_trace.columns import save_columns
 from kineto_trace.errors import FormatError
@@ -73,7 +74,7 @@ def convert_target(target_dir: Path, *, formats: Sequence[str]) -> Conversion:
     return Conversion(
         files=files,
         summary=summarize(trace),
-        warnings=loaded.warnings,
+        warnings=(*loaded.warnings, *launch_warnings(trace)),
         records_dropped=trace.losses.dropped,
         records_undecoded=trace.losses.undecoded,
         chunks_torn=trace.losses.torn,
