@@ -9,7 +9,7 @@
  *   activity is enabled: CUPTI makes the tables that its hooks read while it enables a subscriber's domains,
  *   and a CUDA call of another thread that comes in between reads through a null pointer. On an H200 with
  *   libcupti 13.0, one of three processes that subscribed for the first time after recording crashed so
- *   (162 of 470); none that had subscribed once before did (0 of 168, and 0 of 2,250 later subscriptions).
+ *   (162 of 470); none that had subscribed once before did (0 of 168, and 0 of 1,680 later subscriptions).
  */
 #include "subscription.h"
 
