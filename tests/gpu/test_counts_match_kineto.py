@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 STEPS = 10
+GPUS = 16  # Kineto's process ids of GPU rows are below this
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 API_CATEGORIES = ("cuda_runtime", "cuda_driver")
 
@@ -27,12 +28,13 @@ Counts = dict[str, Counter[str]]
 
 
 def per_step(trace: dict[str, Any], steps: list[int], first: int) -> Counts:
-    """Events by category and name that begin in STEPS steps from `first` on, flows by their category."""
+    """Events by category and name that begin in STEPS steps from `first` on; ends of flows on a GPU's rows."""
     base, begin, end = trace["baseTimeNanoseconds"], steps[first], steps[first + STEPS]
     counts: Counts = {}
     for event in trace["traceEvents"]:
-        category = "flow_" + event["ph"] if event["ph"] in "sf" and event.get("cat") == "ac2g" else event.get("cat", "")
-        if event["ph"] not in "Xsf" or not begin <= base + round(event["ts"] * 1000) < end:
+        flow = event["ph"] == "f" and event.get("cat") == "ac2g" and event["pid"] < GPUS
+        category = "flow to the GPU" if flow else event.get("cat", "")
+        if not (flow or event["ph"] == "X") or not begin <= base + round(event["ts"] * 1000) < end:
             continue
         counts.setdefault(category, Counter())[event["name"]] += 1
     return counts
@@ -79,16 +81,19 @@ def test_gpu_activities_agree_by_name(both: tuple[Counts, Counts], category: str
 @pytest.mark.parametrize("category", API_CATEGORIES)
 def test_recorded_api_calls_agree_by_name(both: tuple[Counts, Counts], category: str) -> None:
     ours, kinetos = (counts.get(category, Counter()) for counts in both)
-    assert ours == {name: count for name, count in kinetos.items() if name in ours}
+    common = ours.keys() & kinetos.keys()  # each leaves out some calls that the other shows
+    assert {name: ours[name] for name in common} == {name: kinetos[name] for name in common}
 
 
 def test_every_launch_of_kineto_is_recorded(both: tuple[Counts, Counts]) -> None:
     ours, kinetos = both
-    launches = {n: c for n, c in kinetos["cuda_runtime"].items() if "Launch" in n or "Mem" in n}
-    assert launches
-    assert {n: ours["cuda_runtime"][n] for n in launches} == launches
+    for category in API_CATEGORIES:
+        calls = kinetos.get(category, Counter())
+        launches = {name: count for name, count in calls.items() if "Launch" in name or "Mem" in name}
+        assert {name: ours.get(category, Counter())[name] for name in launches} == launches
+    assert kinetos["cuda_runtime"]["cudaLaunchKernel"] > 0
 
 
 def test_flows_agree(both: tuple[Counts, Counts]) -> None:
     ours, kinetos = both
-    assert (ours["flow_s"], ours["flow_f"]) == (kinetos["flow_s"], kinetos["flow_f"])
+    assert ours["flow to the GPU"] == kinetos["flow to the GPU"]
