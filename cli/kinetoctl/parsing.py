@@ -4,43 +4,13 @@ import re
 import time
 from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal
-from typing import Any
 
-import click
+from kineto_protos.options import Parsed
+from kineto_protos.units import DURATION_UNITS_NS, parse_duration_ns, parse_size_bytes
 
-DURATION_UNITS_NS = {
-    "ns": 1,
-    "us": 1_000,
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60_000_000_000,
-    "min": 60_000_000_000,
-    "h": 3_600_000_000_000,
-    "d": 86_400_000_000_000,
-}
-SIZE_UNITS = {
-    "b": 1,
-    "kb": 1000,
-    "mb": 1000**2,
-    "gb": 1000**3,
-    "kib": 1024,
-    "mib": 1024**2,
-    "gib": 1024**3,
-}
 MAX_DURATION_NS = DURATION_UNITS_NS["d"]  # no trace is that long; the daemon's own limit is far lower
 MAX_RANKS = 1_000_000
-_NUMBER_AND_UNIT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
 _ACTIVITY = re.compile(r"[a-z][a-z0-9_]*")
-
-
-def parse_duration_ns(text: str) -> int:
-    """Nanoseconds in a text like 500ms, 5s, 1.5s, 2min. Raises ValueError; the sign is the caller's matter."""
-    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
-    unit = DURATION_UNITS_NS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"expected a duration like 500ms, 5s or 2min, got {text!r}")
-    return int(Decimal(match[1]) * unit)
 
 
 def parse_positive_duration_ns(text: str) -> int:
@@ -65,14 +35,10 @@ def _not_too_long(value: int, text: str) -> int:
     return value
 
 
-def parse_size_bytes(text: str) -> int:
-    """Bytes in a text like 256MiB. Raises ValueError."""
-    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
-    unit = SIZE_UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"expected a size like 256MiB or 1GB, got {text!r}")
-    value = int(Decimal(match[1]) * unit)
-    if value <= 0:
+def parse_positive_size_bytes(text: str) -> int:
+    """Like parse_size_bytes, but above zero."""
+    value = parse_size_bytes(text)
+    if value == 0:
         raise ValueError(f"expected a size above zero, got {text!r}")
     return value
 
@@ -143,26 +109,9 @@ def parse_address(text: str) -> str:
     raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}")
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A click type made from one of the functions above."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Click's hook: the parsed value, or BadParameter with the parser's words."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as exc:
-            return self.fail(str(exc), param, ctx)
-
-
 DURATION = Parsed("duration", parse_positive_duration_ns)
 DELAY = Parsed("duration", parse_delay_ns)
-SIZE = Parsed("size", parse_size_bytes)
+SIZE = Parsed("size", parse_positive_size_bytes)
 RANKS = Parsed("ranks", parse_ranks)
 LABEL = Parsed("key=value", parse_label)
 ACTIVITIES = Parsed("names", parse_activities)

@@ -3,11 +3,13 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from kineto_protos.options import Parsed
+from kineto_protos.units import parse_duration_ns, parse_size_bytes
 
 from kinetod import __version__
 from kinetod.config import (
@@ -20,32 +22,9 @@ from kinetod.config import (
     parse_listen,
 )
 from kinetod.errors import StartError
-from kinetod.units import parse_duration, parse_size
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 EXIT_CANNOT_START = 1
-
-
-class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A click type from a function that raises ValueError with the whole explanation."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as exc:
-            return self.fail(str(exc), param, ctx)
-
-
-_SIZE = _Parsed("size", parse_size)
-_DURATION = _Parsed("duration", parse_duration)
-_ADDRESS = _Parsed("address", parse_listen)
-_SOCKET = _Parsed("path", checked_socket_path)
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, value: int) -> int:
@@ -54,103 +33,63 @@ def _positive(_ctx: click.Context, param: click.Parameter, value: int) -> int:
     return value
 
 
+_option = partial(click.option, show_envvar=True)
+_size = partial(_option, type=Parsed("size", parse_size_bytes))
+_duration = partial(_option, type=Parsed("duration", parse_duration_ns), callback=_positive)
+
+
 @click.command(context_settings={"auto_envvar_prefix": "KINETOD", "show_default": True, "max_content_width": 100})
-@click.option(
+@_option(
     "--listen",
-    type=_ADDRESS,
+    type=Parsed("address", parse_listen),
     multiple=True,
-    show_envvar=True,
     metavar="ADDRESS",
     help="Where clients connect: unix:/path, or host:port on loopback (open to every user of this host). "
     "Repeatable.  [default: unix:<runtime dir>/kinetod.sock]",
 )
-@click.option(
+@_option(
     "--agent-socket",
-    type=_SOCKET,
-    show_envvar=True,
+    type=Parsed("path", checked_socket_path),
     help="Where agents connect.  [default: <runtime dir>/agent.sock]",
 )
-@click.option(
+@_option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    show_envvar=True,
     help="Where captures are stored.  [default: /var/lib/kineto for root, else ~/.local/state/kineto]",
 )
-@click.option(
+@_size(
     "--buffer-limit",
-    type=_SIZE,
     default="128MiB",
     callback=_positive,
-    show_envvar=True,
     help="Recording buffers per target unless a request says otherwise.",
 )
-@click.option(
-    "--max-duration",
-    type=_DURATION,
-    default="10min",
-    callback=_positive,
-    show_envvar=True,
-    help="Longest capture that may be asked for.",
-)
-@click.option(
-    "--max-captures",
-    type=click.IntRange(min=1),
-    default=16,
-    show_envvar=True,
-    help="Captures that may run at the same time.",
-)
-@click.option(
+@_duration("--max-duration", default="10min", help="Longest capture that may be asked for.")
+@_option("--max-captures", type=click.IntRange(min=1), default=16, help="Captures that may run at the same time.")
+@_size(
     "--max-trace-bytes",
-    type=_SIZE,
     default="8GiB",
     callback=_positive,
-    show_envvar=True,
     help="Raw bytes per target after which a capture is stopped.",
 )
-@click.option(
+@_size(
     "--min-free-bytes",
-    type=_SIZE,
     default="1GiB",
-    show_envvar=True,
     help="Space to leave free on the disk of the state folder; captures stop at it.",
 )
-@click.option(
-    "--agent-deadline",
-    type=_DURATION,
-    default="10s",
-    callback=_positive,
-    show_envvar=True,
-    help="How long an agent may take to answer before its target has failed.",
-)
-@click.option(
-    "--process-deadline",
-    type=_DURATION,
-    default="30s",
-    callback=_positive,
-    show_envvar=True,
-    help="How long an agent may take to stop its sources.",
-)
-@click.option(
-    "--decode-deadline",
-    type=_DURATION,
-    default="10min",
-    callback=_positive,
-    show_envvar=True,
-    help="How long decoding one target may take.",
-)
-@click.option(
+@_duration("--agent-deadline", default="10s", help="How long an agent may take to answer before its target has failed.")
+@_duration("--process-deadline", default="30s", help="How long an agent may take to stop its sources.")
+@_duration("--decode-deadline", default="10min", help="How long decoding one target may take.")
+@_option(
     "--decode-workers",
     type=click.IntRange(min=1, max=64),
     default=min(max(2, os.cpu_count() or 2), 4),
     show_default="2 to 4 by CPU count",
-    show_envvar=True,
     help="Processes that decode traces.",
 )
-@click.option(
+@_option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
-    show_envvar=True,
     help="What to log to standard error.",
 )
 @click.version_option(__version__, prog_name="kinetod")

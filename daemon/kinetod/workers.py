@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kineto_protos.units import format_duration
+
 from kinetod.errors import VerdictReason
 from kinetod.text import clean, clean_code
-from kinetod.units import format_duration
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class WorkerPool:
                 f"the raw records are kept in {target_dir}/raw",
             ) from None
         except _Crashed as exc:
-            how = await worker.stop(kill=True)
+            how = await worker.stop(kill=False)  # killing what has just ended would hide its exit status
             raise _Crashed(how) from exc
         except BaseException:
             await worker.stop(kill=True)

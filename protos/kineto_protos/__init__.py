@@ -1,1 +1,1 @@
-"""The public interface of kinetod: generated messages and the addresses."""
+"""What daemon and clients share: generated messages, addresses, and how people write durations and sizes."""

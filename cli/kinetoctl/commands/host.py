@@ -1,6 +1,7 @@
 """`kinetoctl host`."""
 
 import click
+from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
@@ -21,14 +22,14 @@ def _gpu_rows(host: pb.Host) -> list[tuple[str, str]]:
 def _rows(host: pb.Host) -> list[tuple[str, str]]:
     return [
         ("host", host.hostname),
-        ("kinetod", f"{host.version}, up {units.duration(host.now_ns - host.started_ns)}"),
+        ("kinetod", f"{host.version}, up {format_duration(host.now_ns - host.started_ns)}"),
         *_gpu_rows(host),
         ("agents", str(host.agents)),
         ("captures running", str(host.captures_running)),
         ("store", host.store_path),
         ("store used / free", f"{units.size(host.store_used_bytes)} / {units.size(host.store_free_bytes)}"),
         ("agent socket", host.agent_socket),
-        ("longest trace", units.duration(host.max_duration_ns)),
+        ("longest trace", format_duration(host.max_duration_ns)),
         ("buffer limit", f"{units.size(host.default_buffer_limit_bytes)} per target"),
     ]
 

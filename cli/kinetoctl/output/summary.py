@@ -6,6 +6,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 from rich.console import Console
 from rich.text import Text
@@ -33,7 +34,7 @@ def _file_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path
 def _window_lines(target: pb.Target) -> Iterator[Line]:
     start, end = target.summary.window_start_ns, target.summary.window_end_ns
     if end > start:
-        yield "window", f"{units.duration(end - start)} from {units.moment(start)}"
+        yield "window", f"{format_duration(end - start)} from {units.moment(start)}"
 
 
 def _content_lines(summary: pb.Summary) -> Iterator[Line]:
@@ -46,7 +47,7 @@ def _content_lines(summary: pb.Summary) -> Iterator[Line]:
 
 def _top_lines(label: str, stats: Iterable[tuple[str, pb.KernelStat]], unit: str) -> Iterator[Line]:
     for position, (name, stat) in enumerate(stats):
-        amount = f"{units.duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
+        amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
         yield label if position == 0 else "", f"{amount}  {units.shortened(name, NAME_WIDTH)}"
 
 
@@ -58,7 +59,7 @@ def _loss_line(target: pb.Target) -> Line:
 def _overhead_lines(target: pb.Target) -> Iterator[Line]:
     cost = target.overhead
     parts = [
-        f"{label} {units.duration(value)}"
+        f"{label} {format_duration(value)}"
         for label, value in (
             ("start", cost.start_ns),
             ("stop", cost.stop_ns),
@@ -72,8 +73,8 @@ def _overhead_lines(target: pb.Target) -> Iterator[Line]:
     if parts:
         yield "overhead", ", ".join(parts)
     if target.requested_ns and target.collecting_ns and target.collected_ns and target.stored_ns:
-        to_start = units.duration(target.collecting_ns - target.requested_ns)
-        to_file = units.duration(target.stored_ns - target.collected_ns)
+        to_start = format_duration(target.collecting_ns - target.requested_ns)
+        to_file = format_duration(target.stored_ns - target.collected_ns)
         yield "delays", f"{to_start} from the request to the first record, {to_file} from the last to the stored file"
 
 

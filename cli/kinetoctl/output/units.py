@@ -2,27 +2,15 @@
 
 import time
 
-_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-_DURATIONS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
+from kineto_protos.units import BINARY_UNITS
 
 
 def size(count: int) -> str:
-    """Bytes: 3.1 MiB."""
-    for unit, name in _SIZES:
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
+    """Bytes for a column, always with one decimal: 3.1 MiB, 40.0 MiB, 17 B."""
+    for name, factor in BINARY_UNITS:
+        if count >= factor:
+            return f"{count / factor:.1f} {name}"
     return f"{count} B"
-
-
-def duration(nanoseconds: int) -> str:
-    """A duration: 1.25 s, 14 ms, 310 µs, 5 min 3 s."""
-    if nanoseconds >= 60_000_000_000:
-        minutes, seconds = divmod(round(nanoseconds / 1e9), 60)
-        return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"
-    for unit, name in _DURATIONS:
-        if nanoseconds >= unit:
-            return f"{nanoseconds / unit:.3g} {name}"
-    return f"{nanoseconds} ns"
 
 
 def moment(unix_ns: int) -> str:

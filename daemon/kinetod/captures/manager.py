@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
+from kineto_protos.units import format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.captures.recovery import recover_target
@@ -34,7 +35,6 @@ from kinetod.errors import (
 )
 from kinetod.registry import Registry
 from kinetod.store import Store, key_of, store_error
-from kinetod.units import format_size
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kineto_agent import wire
+from kineto_protos.units import format_duration, format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.config import Config
 from kinetod.errors import InvalidRequest, Reason, invalid
 from kinetod.registry import Match, checked_selector
-from kinetod.units import format_duration, format_size
 
 FORMATS = ("chrome", "chrome-json")
 DEFAULT_FORMATS = ("chrome",)

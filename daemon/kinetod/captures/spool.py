@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kineto_agent import wire
+from kineto_protos.units import format_size
 from kineto_trace.raw import RawWriter
 from kineto_trace.target import TargetInfo
 
 from kinetod.captures.arena_reader import ArenaReader, BadArena, Counts
 from kinetod.text import clean
-from kinetod.units import format_size
 
 log = logging.getLogger(__name__)
 

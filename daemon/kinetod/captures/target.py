@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kineto_agent import wire
+from kineto_protos.units import format_duration, format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.target import TargetInfo
 
@@ -43,7 +44,6 @@ from kinetod.captures.verdict import (
 from kinetod.errors import VerdictReason
 from kinetod.identity import how_it_ended
 from kinetod.text import clean
-from kinetod.units import format_duration, format_size
 from kinetod.workers import DecodeError
 
 log = logging.getLogger(__name__)
