@@ -6,18 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.cli import Result, kinetoctl, run_process
+from support.cli import Result, kinetoctl, run_process, wait_for_agent, wait_for_records
 from support.daemon import Daemon, running_daemon
 
-READY_DEADLINE_S = 30.0
-POLL_S = 0.02
 # Works until its stdin ends, so that no test leaves it behind; says when it does.
 PROGRAM = """
 import sys, threading, kineto_agent
@@ -65,17 +61,6 @@ def child(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
 
 def run(daemon: Daemon, *arguments: str, cwd: Path | None = None) -> Result:
     return run_process(list(arguments), daemon.client_environ(), cwd)
-
-
-def wait_for_agent(daemon: Daemon, pid: int) -> dict[str, Any]:
-    end = time.monotonic() + READY_DEADLINE_S
-    while time.monotonic() < end:
-        found = run(daemon, "ps", "--pid", str(pid), "-o", "json")
-        if found.code == 0 and found.json()[0]["agent_state"] == "AGENT_STATE_READY":
-            process: dict[str, Any] = found.json()[0]
-            return process
-        time.sleep(POLL_S)
-    raise AssertionError(f"no ready agent in {pid}\n{daemon.log()}")
 
 
 def start_trace(daemon: Daemon, pid: int, folder: Path, duration: str) -> subprocess.Popen[str]:
@@ -207,18 +192,6 @@ def test_a_killed_process_leaves_a_partial_trace_and_code_4(
     assert "[TARGET_EXITED]" in stdout
     (path,) = tmp_path.iterdir()
     assert any("crunch_numbers" in name for name in traced_functions(path))
-
-
-def wait_for_records(daemon: Daemon, pid: int) -> None:
-    """Until the daemon has seen records of the running capture of this process."""
-    capture_id = run(daemon, "ps", "--pid", str(pid), "-o", "json").json()[0]["busy_capture_id"]
-    end = time.monotonic() + READY_DEADLINE_S
-    while time.monotonic() < end:
-        (target,) = run(daemon, "captures", "show", capture_id, "-o", "json").json()["targets"]
-        if sum(count["records"] for count in target["counts"]):
-            return
-        time.sleep(POLL_S)
-    raise AssertionError(f"no records of {pid}")
 
 
 def test_a_capture_cancelled_by_somebody_else_is_code_8(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import kinetoctl, run_process
+from support.cli import kinetoctl, run_process, wait_for_agent, wait_for_records
 from support.daemon import Daemon, running_daemon
 from support.native import FAKES, fake_cupti
 
@@ -40,6 +40,7 @@ def app(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
         try:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["ready"]
+            wait_for_agent(daemon, process.pid)
             yield process
         finally:
             process.kill()
@@ -87,8 +88,9 @@ def test_nothing_that_cupti_wrote_is_lost(daemon: Daemon, app: subprocess.Popen[
     written = told(app, "counts")
     summary = target["summary"]
     kinds = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cuda_sync")
-    stored = sum(summary["activities"].get(kind, 0) for kind in kinds)
-    assert stored + summary["out_of_window"] == sum(written[kind] for kind in kinds)
+    stored = sum(summary["activities"].get(kind, 0) for kind in kinds) + summary["out_of_window"]
+    in_flight = sum(written[kind] for kind in kinds) - stored  # a call that is under way at an end of the recording
+    assert 0 <= in_flight <= 2
     assert (written["dropped"], written["misused"], written["finalized"]) == (0, 0, 1)
 
 
@@ -112,7 +114,8 @@ def test_gpu_and_python_are_on_one_clock(daemon: Daemon, app: subprocess.Popen[s
     }
     assert abs(starts["kernel"] - starts["python_function"]) < 500_000
     assert 0 < target["summary"]["gpu_busy_fraction"] <= 1
-    assert target["summary"]["top_kernels"][0]["name"].startswith("void gemm<float, 128, 64>")
+    names = {kernel["name"].partition("(")[0] for kernel in target["summary"]["top_kernels"]}
+    assert names == {"void gemm<float, 128, 64>", "softmax_warp_forward", "layer_norm"}
 
 
 def test_a_killed_process_leaves_the_kernels_of_its_last_flush(
@@ -130,12 +133,3 @@ def test_a_killed_process_leaves_the_kernels_of_its_last_flush(
     assert target["reason_code"] == "TARGET_EXITED"
     assert target["summary"]["activities"]["kernel"] > 0
     assert any(event.get("cat") == "kernel" for event in events(tmp_path))
-
-
-def wait_for_records(daemon: Daemon, pid: int) -> None:
-    """Until the daemon has copied a record of this process; each question takes the time of a process."""
-    while True:
-        listed = run_process(["captures", "list", "-o", "json"], daemon.client_environ()).json()
-        targets = [target for capture in listed for target in capture["targets"] if target["pid"] == pid]
-        if any(count["records"] > 0 for target in targets for count in target["counts"]):
-            return

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from kinetoctl.__main__ import main
 
+from support.daemon import Daemon
+from support.waiting import until
+
 REPOSITORY = Path(__file__).parents[2]
 IMPORT_PATH = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos"))
 DEADLINE_S = 60
@@ -53,3 +56,27 @@ def run_process(arguments: Sequence[str], environ: Mapping[str, str], cwd: Path 
         kinetoctl(*arguments), env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S
     )
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def wait_for_agent(daemon: Daemon, pid: int) -> None:
+    """Until the agent in this process can be asked for a trace."""
+
+    def ready() -> bool:
+        found = run_process(["ps", "--pid", str(pid), "-o", "json"], daemon.client_environ())
+        return found.code == 0 and found.json()[0]["agent_state"] == "AGENT_STATE_READY"
+
+    until(ready, f"the agent in {pid} is ready", DEADLINE_S, state=daemon.log)
+
+
+def wait_for_records(daemon: Daemon, pid: int) -> None:
+    """Until the daemon has copied a record of the running capture of this process."""
+    environ = daemon.client_environ()
+
+    def recorded() -> bool:
+        (process,) = run_process(["ps", "--pid", str(pid), "-o", "json"], environ).json()
+        if not process["busy_capture_id"]:
+            return False
+        capture = run_process(["captures", "show", process["busy_capture_id"], "-o", "json"], environ).json()
+        return any(count["records"] for target in capture["targets"] for count in target["counts"])
+
+    until(recorded, f"records of process {pid} have come", DEADLINE_S)

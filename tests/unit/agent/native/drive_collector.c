@@ -227,14 +227,14 @@ static void race_detaches_with_their_limit(void) {
 static void keep_a_buffer_across_captures(void) {
     struct kc_stop_result stopped;
     CHECK(fake.set("hold_a_buffer", 1) == 0);
-    (void)prepare(4, 130001);
+    (void)prepare(64, 130001);
     start();
     fake.launch_many("kept", 5, 1, 0);
     CHECK(kc_stop(20000, &stopped) == 0);
     CHECK(stopped.withheld == 1);
     CHECK(kc_close() == 0);
     CHECK(fake.set("hold_a_buffer", 0) == 0);
-    (void)prepare(4, 130001);
+    (void)prepare(64, 130001); /* nobody empties the buffers: enough for every flush */
     start();
     fake.launch_many("next", 5, 1, 0);
     CHECK(kc_stop(20000, &stopped) == 0);

@@ -1,0 +1,30 @@
+"""Waits until something holds that nobody announces. Runs wherever the agent runs."""
+
+from __future__ import annotations  # the agent's tests run under 3.9
+
+import threading
+import time
+from typing import Callable, Optional, TypeVar
+
+DEADLINE_S = 20.0
+PAUSE_S = 0.002
+T = TypeVar("T")
+
+
+def until(
+    condition: Callable[[], Optional[T]],
+    what: str,
+    deadline_s: float = DEADLINE_S,
+    *,
+    state: Callable[[], object] = str,
+) -> T:
+    """The condition's first true result. `state` tells how far things are when the deadline has passed."""
+    end = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline_s:g} s in vain until {what} {state()}".rstrip())
+        pause.wait(PAUSE_S)
