@@ -135,9 +135,7 @@ def test_every_state_is_seen_by_a_watcher_that_keeps_up(stub: ProfilerStub, agen
 def test_counts_are_reported_while_it_collects(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
     events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=20)
-    agent.await_start()
-    agent.announce()
-    agent.state("COLLECT")
+    agent.collect()
     agent.record(500)
     records = next(each.records for event in events for each in event.target.counts if each.records)
     assert records == 500
@@ -146,9 +144,7 @@ def test_counts_are_reported_while_it_collects(stub: ProfilerStub, agent: Script
 
 def test_buffers_are_drained_while_it_collects(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub, buffer_limit_bytes=1 << 20)
-    agent.await_start()
-    writer = agent.announce()
-    agent.state("COLLECT")
+    _, writer = agent.collect()
     events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=20)
     per_round, rounds = 20_000, 5  # 2.4 MB through 1 MiB of buffers
     for number in range(1, rounds + 1):
@@ -164,9 +160,7 @@ def test_buffers_are_drained_while_it_collects(stub: ProfilerStub, agent: Script
 
 def test_lost_records_make_it_partial(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
-    agent.await_start()
-    writer = agent.announce()
-    agent.state("COLLECT")
+    _, writer = agent.collect()
     agent.record(10)
     for _ in range(3):
         writer.drop()
@@ -226,9 +220,7 @@ def test_an_agent_that_never_answers_has_failed(stub: ProfilerStub, agent: Scrip
 
 def test_what_a_stuck_agent_has_recorded_is_kept(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
-    agent.await_start()
-    agent.announce()
-    agent.state("COLLECT")
+    agent.collect()
     agent.record(50)
     agent.state("PROCESS")
     target = only_target(watch_to_end(stub, created.id))
@@ -238,13 +230,10 @@ def test_what_a_stuck_agent_has_recorded_is_kept(stub: ProfilerStub, agent: Scri
 
 def test_a_cancelled_capture_keeps_nothing(daemon: Daemon, stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
-    agent.await_start()
-    agent.announce()
-    agent.state("COLLECT")
+    agent.collect()
     agent.record(50)
     cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=created.id), timeout=20)
-    assert agent.expect(wire.Cancel) == wire.Cancel(created.id, False)
-    agent.result("cancelled", "CANCELLED", "cancelled")
+    agent.cancelled(created.id, keep=False)
     capture = cancelling.result()
     assert capture.status == pb.CAPTURE_STATUS_CANCELLED
     assert only_target(capture).verdict == pb.VERDICT_CANCELLED
@@ -253,13 +242,10 @@ def test_a_cancelled_capture_keeps_nothing(daemon: Daemon, stub: ProfilerStub, a
 
 def test_a_cancelled_capture_keeps_what_it_has_if_asked(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
-    agent.await_start()
-    agent.announce()
-    agent.state("COLLECT")
+    agent.collect()
     agent.record(50)
     cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=created.id, keep_partial=True), timeout=20)
-    assert agent.expect(wire.Cancel) == wire.Cancel(created.id, True)
-    agent.result("partial", "CANCELLED", "cancelled; the window is cut short")
+    agent.cancelled(created.id)
     target = only_target(cancelling.result())
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "CANCELLED")
     assert len(target.files) == 1

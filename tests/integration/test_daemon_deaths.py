@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
-from kineto_agent import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.agent_daemon import wait_until
 from support.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
 from support.scripted_agent import RemoteAgent, ScriptedAgent
+from support.waiting import until
 
 SECOND_NS = 10**9
 
@@ -21,25 +20,31 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-def create(stub: ProfilerStub, pid: int) -> str:
-    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=60 * SECOND_NS)
-    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+def create(daemon: Daemon, *pids: int) -> str:
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=pids), duration_ns=60 * SECOND_NS)
+    capture_id: str = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
     return capture_id
 
 
-def end_of(stub: ProfilerStub, capture_id: str) -> pb.Target:
-    (target,) = watch_to_end(stub, capture_id).targets
+def end_of(daemon: Daemon, capture_id: str) -> pb.Target:
+    (target,) = watch_to_end(daemon.stub(), capture_id).targets
     return target
 
 
-def test_what_a_killed_target_had_recorded_becomes_a_partial_trace(daemon: Daemon) -> None:
-    stub = daemon.stub()
+@contextmanager
+def traced(daemon: Daemon, *lines: str) -> Iterator[tuple[RemoteAgent, str]]:
+    """A process in a capture, which has done what these lines say; and the capture's id."""
     with RemoteAgent(daemon.agent_socket) as agent:
         agent.do("hello")
-        capture_id = create(stub, agent.pid)
-        agent.do("await_start", "announce", "state COLLECT", "record 100")
+        capture_id = create(daemon, agent.pid)
+        agent.do(*lines)
+        yield agent, capture_id
+
+
+def test_what_a_killed_target_had_recorded_becomes_a_partial_trace(daemon: Daemon) -> None:
+    with traced(daemon, "collect", "record 100") as (agent, capture_id):
         agent.kill()
-        target = end_of(stub, capture_id)
+        target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
     assert target.reason == f"process {agent.pid} ended during the capture: it was killed by SIGKILL"
     assert len(target.files) == 1
@@ -47,38 +52,26 @@ def test_what_a_killed_target_had_recorded_becomes_a_partial_trace(daemon: Daemo
 
 
 def test_buffers_that_a_killed_target_had_only_completed_are_kept_too(daemon: Daemon) -> None:
-    stub = daemon.stub()
-    with RemoteAgent(daemon.agent_socket) as agent:
-        agent.do("hello")
-        capture_id = create(stub, agent.pid)
-        agent.do("await_start", "state COLLECT", "announce", "leave_completed 100")
+    with traced(daemon, "await_start", "state COLLECT", "announce", "leave_completed 100") as (agent, capture_id):
         agent.kill()
-        target = end_of(stub, capture_id)
+        target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
     assert len(target.files) == 1
 
 
 def test_a_target_killed_before_it_recorded_has_failed(daemon: Daemon) -> None:
-    stub = daemon.stub()
-    with RemoteAgent(daemon.agent_socket) as agent:
-        agent.do("hello")
-        capture_id = create(stub, agent.pid)
-        agent.do("await_start", "announce", "state WARMUP", "record 10")
+    with traced(daemon, "await_start", "announce", "state WARMUP", "record 10") as (agent, capture_id):
         agent.kill()
-        target = end_of(stub, capture_id)
+        target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "TARGET_EXITED")
     assert target.reason.endswith("nothing was recorded until then")
 
 
 def test_a_target_that_exits_with_a_result_is_partial(daemon: Daemon) -> None:
-    stub = daemon.stub()
-    with RemoteAgent(daemon.agent_socket) as agent:
-        agent.do("hello")
-        capture_id = create(stub, agent.pid)
-        agent.do("await_start", "announce", "state COLLECT", "record 100")
+    with traced(daemon, "collect", "record 100") as (agent, capture_id):
         agent.do("state PROCESS", "result partial TARGET_EXITING 'the process exits'")
         agent.tell("exit 0")
-        target = end_of(stub, capture_id)
+        target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code, target.reason) == (
         pb.VERDICT_PARTIAL,
         "TARGET_EXITED",
@@ -88,53 +81,38 @@ def test_a_target_that_exits_with_a_result_is_partial(daemon: Daemon) -> None:
 
 
 def test_a_target_that_exits_without_a_word_is_partial_and_its_status_known(daemon: Daemon) -> None:
-    stub = daemon.stub()
-    with RemoteAgent(daemon.agent_socket) as agent:
-        agent.do("hello")
-        capture_id = create(stub, agent.pid)
-        agent.do("await_start", "announce", "state COLLECT", "record 100")
+    with traced(daemon, "collect", "record 100") as (agent, capture_id):
         agent.tell("exit 3")
-        target = end_of(stub, capture_id)
+        target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
     assert target.reason == f"process {agent.pid} ended during the capture: it exited with status 3"
 
 
 def test_a_forked_child_does_not_hide_the_death_of_the_target(daemon: Daemon) -> None:
-    stub = daemon.stub()
-    with RemoteAgent(daemon.agent_socket) as agent:
-        agent.do("hello")
-        capture_id = create(stub, agent.pid)
-        agent.do("await_start", "announce", "state COLLECT", "record 100", "fork")
+    with traced(daemon, "collect", "record 100", "fork") as (agent, capture_id):
         agent.process.kill()  # the child still holds the socket and the memory
         agent.process.wait()
-        target = end_of(stub, capture_id)
-        assert stub.GetHost(pb.GetHostRequest(), timeout=10).agents == 0
+        target = end_of(daemon, capture_id)
+        assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).agents == 0
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
 
 
 def test_a_fork_does_not_disturb_the_capture(daemon: Daemon) -> None:
-    stub = daemon.stub()
-    with RemoteAgent(daemon.agent_socket) as agent:
-        agent.do("hello")
-        capture_id = create(stub, agent.pid)
-        agent.do("await_start", "announce", "state COLLECT", "record 100", "fork", "record 100")
+    with traced(daemon, "collect", "record 100", "fork", "record 100") as (agent, capture_id):
         agent.do("state PROCESS", "result")
-        target = end_of(stub, capture_id)
+        target = end_of(daemon, capture_id)
     assert target.verdict == pb.VERDICT_DONE
     assert target.counts[0].records == 200
 
 
 def test_a_link_lost_by_a_living_target_is_partial(daemon: Daemon) -> None:
-    stub = daemon.stub()
     with ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
-        capture_id = create(stub, os.getpid())
-        agent.await_start()
-        agent.announce()
-        agent.state("COLLECT")
+        capture_id = create(daemon, os.getpid())
+        agent.collect()
         agent.record(10)
         agent.sock.close()
-        target = end_of(stub, capture_id)
+        target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "AGENT_LOST")
 
 
@@ -148,7 +126,7 @@ def test_a_daemon_killed_in_the_middle_gives_a_true_verdict_after_its_restart(da
         request = pb.CreateCaptureRequest(spec=spec, idempotency_key="before")
         capture_id = stub.CreateCapture(request, timeout=10).id
         events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
-        recorded.do("await_start", "announce", "state COLLECT", "record 100")
+        recorded.do("collect", "record 100")
         empty.do("await_start", "state WARMUP")
         written = (daemon.state_dir / "captures" / capture_id).glob(f"targets/{recorded.pid}-*/raw/*/buffers.bin")
         next(event for event in events if any(each.records for each in event.target.counts))
@@ -176,11 +154,11 @@ def test_a_daemon_killed_in_the_middle_gives_a_true_verdict_after_its_restart(da
 def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(daemon: Daemon) -> None:
     with ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
-        capture_id = create(daemon.stub(), os.getpid())
+        capture_id = create(daemon, os.getpid())
         daemon.kill()
         (daemon.state_dir / "captures" / capture_id).rename(daemon.root / "moved")
         daemon.start()
-        target = end_of(daemon.stub(), capture_id)
+        target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DAEMON_RESTARTED")
     assert "its folder is gone" in target.reason
 
@@ -188,18 +166,15 @@ def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(daemon: Daemo
 def test_a_stopped_daemon_keeps_what_was_recorded(daemon: Daemon) -> None:
     with ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
-        capture_id = create(daemon.stub(), os.getpid())
-        agent.await_start()
-        agent.announce()
-        agent.state("COLLECT")
+        capture_id = create(daemon, os.getpid())
+        agent.collect()
         agent.record(100)
         assert daemon.process is not None
         daemon.process.terminate()
-        assert agent.expect(wire.Cancel) == wire.Cancel(capture_id, True)
-        agent.result("partial", "CANCELLED", "cancelled")
+        agent.cancelled(capture_id)
         assert daemon.stop() == 0
     daemon.start()
-    target = end_of(daemon.stub(), capture_id)
+    target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_STOPPED")
     assert len(target.files) == 1
 
@@ -230,16 +205,12 @@ def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(daemon
     with RemoteAgent(daemon.agent_socket) as first, RemoteAgent(daemon.agent_socket) as second:
         first.do("hello")
         second.do("hello")
-        spec = pb.CaptureSpec(selector=pb.Selector(pids=[first.pid, second.pid]), duration_ns=60 * SECOND_NS)
-        stub = daemon.stub()
-        capture_id = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+        capture_id = create(daemon, first.pid, second.pid)
         first.do("capture 10")
-        events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+        events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
         next(event for event in events if event.target.pid == first.pid and event.target.verdict)
         raw = daemon.state_dir / "captures" / capture_id / "targets"
-        wait_until(
-            lambda: not list(raw.glob(f"{first.pid}-*/raw")), "the verdict is stored and the raw records are gone"
-        )
+        until(lambda: not list(raw.glob(f"{first.pid}-*/raw")), "the verdict is stored and the raw records are gone")
         daemon.kill()
         (folder,) = raw.glob(f"{first.pid}-*")
         (folder / "raw").mkdir()

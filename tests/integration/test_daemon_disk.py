@@ -6,11 +6,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from kineto_agent import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.daemon import DaemonFailed, as_user, error_of, running_daemon, watch_to_end
@@ -18,7 +18,7 @@ from support.scripted_agent import RemoteAgent, ScriptedAgent
 
 SECOND_NS = 10**9
 NOBODY = 65534
-OWN = pb.Selector(pids=[os.getpid()])
+OWN_PID = os.getpid()
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -50,29 +50,33 @@ def small_disk() -> Iterator[Path]:
         folder.rmdir()
 
 
-def create(stub: ProfilerStub, **fields: object) -> pb.Capture:
-    spec = pb.CaptureSpec(selector=OWN, duration_ns=60 * SECOND_NS, **fields)  # type: ignore[arg-type]
+def create(stub: ProfilerStub, pid: int = OWN_PID) -> pb.Capture:
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=60 * SECOND_NS)
     capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
     return capture
 
 
-@needs_root
-def test_a_capture_that_fills_the_disk_keeps_what_fitted(small_disk: Path) -> None:
+@contextmanager
+def collecting(*options: str, state_dir: Path | None = None) -> Iterator[tuple[ProfilerStub, ScriptedAgent, str]]:
+    """A daemon, the agent of this process while its records are wanted, and the capture's id."""
     with (
-        running_daemon("--min-free-bytes", "12MiB", state_dir=small_disk / "state") as daemon,
+        running_daemon(*options, state_dir=state_dir) as daemon,
         ScriptedAgent(daemon.agent_socket) as agent,
     ):
         agent.hello()
         stub = daemon.stub()
-        created = create(stub)
-        agent.await_start()
-        agent.announce()
-        agent.state("COLLECT")
+        capture_id = create(stub).id
+        agent.collect()
+        yield stub, agent, capture_id
+
+
+@needs_root
+def test_a_capture_that_fills_the_disk_keeps_what_fitted(small_disk: Path) -> None:
+    with collecting("--min-free-bytes", "12MiB", state_dir=small_disk / "state") as (stub, agent, capture_id):
         (small_disk / "somebody else's").write_bytes(bytes(10 << 20))
         agent.record(150_000)  # 3.6 MB: more than is left above the reserve
-        assert agent.expect(wire.Cancel) == wire.Cancel(created.id, True)
-        agent.result("partial", "CANCELLED", "cancelled")
-        (target,) = watch_to_end(stub, created.id).targets
+        agent.cancelled(capture_id)
+        (target,) = watch_to_end(stub, capture_id).targets
         assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DISK_FULL")
         assert len(target.files) == 1
         (small_disk / "somebody else's too").write_bytes(bytes(3 << 20))
@@ -83,24 +87,14 @@ def test_a_capture_that_fills_the_disk_keeps_what_fitted(small_disk: Path) -> No
 
 @needs_root
 def test_a_disk_that_is_full_to_the_last_byte_ends_in_a_verdict(small_disk: Path) -> None:
-    with (
-        running_daemon("--min-free-bytes", "0", state_dir=small_disk / "state") as daemon,
-        ScriptedAgent(daemon.agent_socket) as agent,
-    ):
-        agent.hello()
-        stub = daemon.stub()
-        created = create(stub)
-        agent.await_start()
-        agent.announce()
-        agent.state("COLLECT")
+    with collecting("--min-free-bytes", "0", state_dir=small_disk / "state") as (stub, agent, capture_id):
         filler = small_disk / "filler"
         with filler.open("wb", buffering=0) as file:
             _fill(file.fileno())
         agent.record(1000)
-        assert agent.expect(wire.Cancel) == wire.Cancel(created.id, True)
-        agent.result("partial", "CANCELLED", "cancelled")
+        agent.cancelled(capture_id)
         filler.unlink()  # what is written next finds room again: the verdict
-        (target,) = watch_to_end(stub, created.id).targets
+        (target,) = watch_to_end(stub, capture_id).targets
         assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DISK_FULL")
         assert "the disk is full" in target.reason
 
@@ -114,17 +108,10 @@ def _fill(fd: int) -> None:
 
 
 def test_the_limit_per_target_ends_a_capture() -> None:
-    with running_daemon("--max-trace-bytes", "64KiB") as daemon, ScriptedAgent(daemon.agent_socket) as agent:
-        agent.hello()
-        stub = daemon.stub()
-        created = create(stub)
-        agent.await_start()
-        agent.announce()
-        agent.state("COLLECT")
+    with collecting("--max-trace-bytes", "64KiB") as (stub, agent, capture_id):
         agent.record(20_000)
-        assert agent.expect(wire.Cancel).keep_partial
-        agent.result("partial", "CANCELLED", "cancelled")
-        (target,) = watch_to_end(stub, created.id).targets
+        agent.cancelled(capture_id)
+        (target,) = watch_to_end(stub, capture_id).targets
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TRACE_LIMIT")
     assert "the limit of 64 KiB" in target.reason
 
@@ -135,18 +122,14 @@ def test_too_many_captures_at_once_are_refused() -> None:
         with RemoteAgent(daemon.agent_socket) as other:
             other.do("hello")
             create(daemon.stub())
-            spec = pb.CaptureSpec(selector=pb.Selector(pids=[other.pid]), duration_ns=1)
-            request = pb.CreateCaptureRequest(spec=spec)
-            code, reason, _ = error_of(lambda: daemon.stub().CreateCapture(request, timeout=10))
+            code, reason, _ = error_of(lambda: create(daemon.stub(), other.pid))
     assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CAPTURES")
 
 
 @needs_nobody
 def test_a_process_of_another_user_is_refused() -> None:
     with running_daemon(uid=NOBODY) as daemon:
-        spec = pb.CaptureSpec(selector=OWN, duration_ns=1)
-        request = pb.CreateCaptureRequest(spec=spec)
-        code, reason, message = error_of(lambda: daemon.stub().CreateCapture(request, timeout=10))
+        code, reason, message = error_of(lambda: create(daemon.stub()))
         assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "NOT_YOUR_PROCESS")
         assert message.startswith(f"process {os.getpid()} (")
         assert daemon.rpc_socket.stat().st_mode & 0o777 == 0o600
@@ -157,9 +140,7 @@ def test_a_store_that_becomes_unwritable_refuses_captures() -> None:
     with running_daemon(uid=NOBODY) as daemon, RemoteAgent(daemon.agent_socket, prefix=as_user(NOBODY)) as agent:
         agent.do("hello")
         daemon.state_dir.chmod(0o500)
-        spec = pb.CaptureSpec(selector=pb.Selector(pids=[agent.pid]), duration_ns=1)
-        request = pb.CreateCaptureRequest(spec=spec)
-        code, reason, message = error_of(lambda: daemon.stub().CreateCapture(request, timeout=10))
+        code, reason, message = error_of(lambda: create(daemon.stub(), agent.pid))
         daemon.state_dir.chmod(0o700)
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STORE_NOT_WRITABLE")
     assert str(daemon.state_dir) in message

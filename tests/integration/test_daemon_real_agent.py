@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.agent_daemon import wait_until
 from support.daemon import Daemon, running_daemon, watch_to_end
+from support.waiting import until
 
 SECOND_NS = 10**9
 # Says "ready" once, works until its standard input ends or a line tells it to do something else.
@@ -56,7 +56,7 @@ def target(daemon: Daemon) -> Iterator["subprocess.Popen[str]"]:
     assert process.stdin is not None and process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"
-        wait_until(lambda: process.pid in ready_pids(daemon.stub()), "the agent is connected")
+        until(lambda: process.pid in ready_pids(daemon.stub()), "the agent is connected")
         yield process
     finally:
         process.kill()
@@ -145,5 +145,5 @@ def test_the_agent_comes_back_to_a_daemon_that_was_killed_mid_capture() -> None:
         stub = daemon.stub()
         (traced,) = watch_to_end(stub, capture_id).targets
         assert (traced.verdict, traced.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED")
-        wait_until(lambda: process.pid in ready_pids(stub), "the agent is back")
+        until(lambda: process.pid in ready_pids(stub), "the agent is back")
         assert watch_to_end(stub, create(stub, process.pid, SECOND_NS // 10)).status == pb.CAPTURE_STATUS_DONE

@@ -7,27 +7,16 @@ import array
 import contextlib
 import mmap
 import os
-import select
 import socket
 import struct
-import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from kineto_agent import arena, wire
 
 DEADLINE_S = 20.0
 M = TypeVar("M")
-
-
-def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Yield the processor until the condition holds."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError("waited %.0f s in vain until %s" % (deadline_s, what))
-        select.select([], [], [], 0.002)
 
 
 class Sample(NamedTuple):
@@ -138,6 +127,12 @@ class Connection:
         message = self.expect(wire.State)
         assert message.state == state, message
         return message
+
+    def collect(self, capture_id: str = "c1") -> None:
+        """Start a capture of an hour and wait until it collects."""
+        self.send(start_request(capture_id, duration_ns=3600 * 10**9))
+        self.expect_state("WARMUP")
+        self.expect_state("COLLECT")
 
     def expect_end(self) -> None:
         """The agent closes the connection without another word."""

@@ -182,6 +182,21 @@ class ScriptedAgent:
             )
         )
 
+    def collect(self) -> "tuple[wire.Start, ArenaWriter]":
+        """The first part of a capture: its records are wanted now."""
+        start = self.await_start()
+        writer = self.announce()
+        self.state("COLLECT")
+        return start, writer
+
+    def cancelled(self, capture_id: str, *, keep: bool = True) -> None:
+        """The daemon's wish to end a capture, carried out."""
+        assert self.expect(wire.Cancel) == wire.Cancel(capture_id, keep)
+        if keep:
+            self.result("partial", "CANCELLED", "cancelled; the window is cut short")
+        else:
+            self.result("cancelled", "CANCELLED", "cancelled")
+
     def flood(self, count: int) -> None:
         """Sends Hello again and again, as fast as it is read."""
         for _ in range(count):
@@ -189,9 +204,7 @@ class ScriptedAgent:
 
     def capture(self, samples: int = 100) -> wire.Start:
         """A whole capture without waiting for its duration."""
-        start = self.await_start()
-        self.announce()
-        self.state("COLLECT")
+        start, _ = self.collect()
         self.record(samples)
         self.state("PROCESS")
         self.result()

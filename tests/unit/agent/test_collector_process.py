@@ -18,6 +18,7 @@ PRELUDE = """
 import os, sys, time
 from kineto_agent import arena
 from support.collector import fake_cuda, request, source
+from support.waiting import until
 cuda = fake_cuda()
 session = source().prepare(request(["kernel"]))
 session.start()
@@ -60,8 +61,7 @@ def test_what_is_ready_survives_a_kill() -> None:
     with (
         python("""
 cuda.launch("gemm", count=30_000)
-while session.counts().records < 30_000:
-    time.sleep(0.001)
+until(lambda: session.counts().records >= 30_000, "everything is recorded")
 print(session.arena_fd, flush=True)
 sys.stdin.read()
 """) as process,
@@ -98,8 +98,7 @@ def launch():
         cuda.launch(count=100)
 for _ in range(4):
     threading.Thread(target=launch, daemon=True).start()
-while session.counts().records < 20_000:
-    time.sleep(0.001)
+until(lambda: session.counts().records >= 20_000, "the threads are recorded")
 """) as process:
         assert process.stderr is not None
         assert process.wait(timeout=30) == 0
@@ -195,13 +194,12 @@ try:
 except SourceError as exc:
     print(exc.reason_code, exc.reason, flush=True)
 cuda.set("flush_delay_ms", 0)
-deadline = time.monotonic() + 10
-while time.monotonic() < deadline:
+def prepared():
     try:
-        session = source().prepare(request(["kernel"]))
-        break
+        return source().prepare(request(["kernel"]))
     except SourceError:
-        time.sleep(0.01)
+        return None
+session = until(prepared, "the earlier recording has ended")
 session.start()
 cuda.launch(count=3)
 print(session.stop().counts.records, flush=True)

@@ -12,16 +12,19 @@ import pytest
 from kineto_agent import arena
 from support.arenas import ArenaReader, Recycler, count_kinds
 from support.collector import MIB, calling, fake_cuda, recording, request, source
+from support.waiting import until
 
 KERNEL, RUNTIME, DRIVER, MEMCPY, MEMSET, SYNC = 10, 5, 4, 1, 2, 38
 ENOUGH = 1 << 30
 
 
 def wait_for_ready(reader: ArenaReader, buffers: int, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while reader.word(arena.SEQUENCE) < buffers:
-        assert time.monotonic() < deadline, f"{reader.word(arena.SEQUENCE)} of {buffers} buffers became READY"
-        time.sleep(0.001)
+    until(
+        lambda: reader.word(arena.SEQUENCE) >= buffers,
+        f"{buffers} buffers became READY, not only",
+        seconds,
+        state=lambda: reader.word(arena.SEQUENCE),
+    )
 
 
 def test_every_record_is_there_once() -> None:
@@ -141,9 +144,7 @@ def test_recycled_buffers_carry_any_number_of_records_through_a_small_arena() ->
         recycler.start()
         for _ in range(50):
             cuda.launch(count=5000)
-            free = time.monotonic() + 5
-            while arena.FREE not in reader.states() and time.monotonic() < free:
-                time.sleep(0.001)
+            until(lambda: arena.FREE in reader.states(), "a buffer is free")
         outcome = session.stop()
         taken = recycler.end()
     assert outcome.counts.records == 250_000

@@ -7,7 +7,8 @@ import pytest
 from kineto_agent import link as module
 from kineto_agent import wire
 from kineto_agent.link import Link, LinkClosed
-from support.agent_daemon import Daemon, wait_until
+from support.agent_daemon import Daemon
+from support.waiting import until
 
 S = 1_000_000_000
 
@@ -33,7 +34,7 @@ def receive(link: Link) -> wire.Message:
             received.append(message)
         return bool(received)
 
-    wait_until(arrived, "a message arrives")
+    until(arrived, "a message arrives")
     return received[0]
 
 
@@ -47,7 +48,7 @@ def expect_closed(link: Link) -> str:
             reasons.append(str(exc))
         return bool(reasons)
 
-    wait_until(closed, "the link is closed")
+    until(closed, "the link is closed")
     assert not link.connected
     return reasons[0]
 
@@ -118,7 +119,7 @@ def test_another_protocol_version_counts_as_a_refusal(tmp_path: Path) -> None:
         frame = bytearray(wire.encode(wire.Describe()))
         frame[4] = 2
         connection.socket.send(bytes(frame))
-        wait_until(lambda: link.receive() is None and link.refused, "the link knows that it is refused")
+        until(lambda: link.receive() is None and link.refused, "the link knows that it is refused")
         assert link.connected
         link.close("end")
 

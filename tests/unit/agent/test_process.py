@@ -8,10 +8,12 @@ from typing import Callable, Iterator, List
 
 import pytest
 from kineto_agent import arena, wire
-from support.agent_daemon import Connection, Daemon, Sample, start_request, wait_until
+from support.agent_daemon import Connection, Daemon, Sample
 from support.python_child import Child, environment
+from support.waiting import until
 
-S = 1_000_000_000
+# Forks on command; Python warns of forks with threads from 3.12 on.
+FORKING = "import warnings; warnings.simplefilter('ignore'); kineto_agent.start(); sys.stdin.readline()\n"
 
 
 @pytest.fixture
@@ -37,9 +39,7 @@ def child(daemon: Daemon, tmp_path: Path) -> Iterator[Callable[[str], Child]]:
 def collecting(daemon: Daemon) -> Connection:
     """An agent in the middle of a capture of an hour."""
     connection, _hello = daemon.welcome()
-    connection.send(start_request(duration_ns=3600 * S))
-    connection.expect_state("WARMUP")
-    connection.expect_state("COLLECT")
+    connection.collect()
     return connection
 
 
@@ -65,7 +65,7 @@ def test_a_killed_process_leaves_what_it_had_published(daemon: Daemon, child: Ca
         samples.extend(reader.samples())
         return bool(samples)
 
-    wait_until(published, "samples are published")
+    until(published, "samples are published")
     os.kill(int(process.hear()), signal.SIGKILL)
     connection.expect_end()
     assert samples[0].stack[0] == "<module>"
@@ -74,9 +74,7 @@ def test_a_killed_process_leaves_what_it_had_published(daemon: Daemon, child: Ca
 
 def test_a_forked_child_does_not_keep_the_link(daemon: Daemon, child: Callable[[str], Child]) -> None:
     process = child(
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "kineto_agent.start(); sys.stdin.readline()\n"
-        "pid = os.fork()\n"
+        FORKING + "pid = os.fork()\n"
         "if pid == 0:\n"
         "    print('memfd:kineto' in open('/proc/self/maps').read(), flush=True)\n"
         "    names = [os.path.realpath('/proc/self/fd/' + fd) for fd in os.listdir('/proc/self/fd')]\n"
@@ -97,9 +95,7 @@ def test_a_forked_child_does_not_keep_the_link(daemon: Daemon, child: Callable[[
 
 def test_a_parent_goes_on_recording_after_a_fork(daemon: Daemon, child: Callable[[str], Child]) -> None:
     process = child(
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "kineto_agent.start(); sys.stdin.readline()\n"
-        "pid = os.fork()\n"
+        FORKING + "pid = os.fork()\n"
         "if pid == 0: sys.exit(0)\n"
         "print(os.waitpid(pid, 0)[1], flush=True); sys.stdin.readline()\n"
     )
@@ -112,13 +108,7 @@ def test_a_parent_goes_on_recording_after_a_fork(daemon: Daemon, child: Callable
 
 
 def test_a_forked_child_may_start_its_own_agent(daemon: Daemon, child: Callable[[str], Child]) -> None:
-    process = child(
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "kineto_agent.start(); sys.stdin.readline()\n"
-        "pid = os.fork()\n"
-        "if pid == 0: kineto_agent.start()\n"
-        "sys.stdin.readline()\n"
-    )
+    process = child(FORKING + "pid = os.fork()\nif pid == 0: kineto_agent.start()\nsys.stdin.readline()\n")
     _connection, hello = daemon.welcome()
     process.say("fork")
     _connection, forked = daemon.welcome()
@@ -169,9 +159,7 @@ def test_the_debug_log_tells_what_the_agent_does(daemon: Daemon, child: Callable
 
 def test_many_forks_during_a_capture_harm_nobody(daemon: Daemon, child: Callable[[str], Child]) -> None:
     process = child(
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "kineto_agent.start(); sys.stdin.readline()\n"
-        "codes = []\n"
+        FORKING + "codes = []\n"
         "for _ in range(50):\n"
         "    pid = os.fork()\n"
         "    if pid == 0: sys.exit(7)\n"

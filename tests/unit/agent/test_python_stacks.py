@@ -10,7 +10,8 @@ from kineto_agent import arena
 from kineto_agent.sources import python_stacks as module
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.python_stacks import PythonStacksSession, PythonStacksSource
-from support.agent_daemon import ArenaReader, Sample, wait_until
+from support.agent_daemon import ArenaReader, Sample
+from support.waiting import until
 
 TYPES: FrozenSet[str] = frozenset(["python_function"])
 QUALIFIED = sys.version_info >= (3, 11)
@@ -131,7 +132,7 @@ def test_counts_are_those_of_the_records(record: Callable[..., Recorder]) -> Non
 def test_threads_are_named(record: Callable[..., Recorder]) -> None:
     with Thread() as waiter:
         recorder = record()
-        wait_until(lambda: recorder.session._ticks > 1, "samples are taken")
+        until(lambda: recorder.session._ticks > 1, "samples are taken")
         recorder.stop()
     names = {key: text for (space, key), text in recorder.reader.strings().items() if space == arena.SPACE_THREAD_NAME}
     assert names[waiter.tid] == b"waiter"
@@ -150,14 +151,14 @@ def test_code_is_named_with_file_and_first_line(record: Callable[..., Recorder])
 
 def test_a_sample_is_readable_within_a_quarter_of_a_second(record: Callable[..., Recorder]) -> None:
     recorder = record()
-    wait_until(lambda: recorder.reader.word(arena.RECORDS) > 0, "a buffer is published", deadline_s=5)
+    until(lambda: recorder.reader.word(arena.RECORDS) > 0, "a buffer is published", deadline_s=5)
     recorder.stop()
 
 
 def test_very_deep_stacks_are_cut_at_the_outer_end(record: Callable[..., Recorder]) -> None:
     with Thread(depth=400) as waiter:
         recorder = record()
-        wait_until(lambda: recorder.session._ticks > 2, "samples are taken")
+        until(lambda: recorder.session._ticks > 2, "samples are taken")
         samples = recorder.stop()
     stack = stacks_of(samples, waiter.tid)[0]
     assert len(stack) == 256
@@ -171,7 +172,7 @@ def test_a_full_table_of_stacks_is_counted_and_said(
     monkeypatch.setattr(module, "_STRINGS_BYTES", 4096)
     with Thread(depth=200):
         recorder = record()
-        wait_until(lambda: recorder.session._unnamed > 0, "a sample is dropped")
+        until(lambda: recorder.session._unnamed > 0, "a sample is dropped")
         recorder.stop()
     assert recorder.outcome.counts.dropped > 0
     assert "the table of stacks is full" in recorder.outcome.warnings[0]
@@ -182,7 +183,7 @@ def test_a_sampler_that_costs_too_much_slows_down_and_says_so(
 ) -> None:
     monkeypatch.setattr(module, "MAX_LOAD", 0.0001)
     recorder = record(stack_sample_hz=1000)
-    wait_until(lambda: recorder.session._rate.longest_ns > 1_000_000, "the rate is lowered")
+    until(lambda: recorder.session._rate.longest_ns > 1_000_000, "the rate is lowered")
     recorder.stop()
     assert recorder.outcome.warnings[0].startswith("stacks were sampled at down to ")
     assert " Hz instead of 1e+03 Hz: one sample of all threads took " in recorder.outcome.warnings[0]
@@ -192,7 +193,7 @@ def test_an_error_in_the_sampler_is_told_and_what_was_recorded_stays(
     record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = record()
-    wait_until(lambda: recorder.reader.word(arena.RECORDS) > 0, "a buffer is published")
+    until(lambda: recorder.reader.word(arena.RECORDS) > 0, "a buffer is published")
     monkeypatch.setattr(sys, "_current_frames", lambda: 1 / 0)
     thread = recorder.session._thread
     assert thread is not None
@@ -213,7 +214,7 @@ def test_code_is_kept_alive_only_as_long_as_the_session(record: Callable[..., Re
     namespace: Dict[str, Callable[[Callable[[], object]], object]] = {}
     exec("def made(wait): return wait()", namespace)
     recorder = record()
-    namespace["made"](lambda: wait_until(lambda: recorder.session._ticks > 3, "samples are taken"))
+    namespace["made"](lambda: until(lambda: recorder.session._ticks > 3, "samples are taken"))
     samples = recorder.stop()
     assert any("made" in sample.stack for sample in samples)
     code = namespace["made"].__code__

@@ -1,15 +1,13 @@
 """The stack sampler leaves the program's objects alone."""
 
 import gc
-import time
 import weakref
 from typing import Iterator, List
 
 import pytest
 from kineto_agent.sources.interface import SourceRequest, SourceSession
 from kineto_agent.sources.python_stacks import PythonStacksSource
-
-DEADLINE_S = 10.0
+from support.waiting import until
 
 
 class Tensor:
@@ -34,9 +32,7 @@ def no_collection() -> Iterator[None]:
 
 
 def wait_for_samples(session: SourceSession) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not session.counts().records:
-        assert time.monotonic() < end
+    until(lambda: session.counts().records, "samples are taken")
 
 
 def use_a_tensor(session: SourceSession, seen: List["weakref.ref[Tensor]"]) -> None:

@@ -21,7 +21,8 @@ from kineto_agent.sources.interface import (
 )
 from kineto_agent.sources.python_stacks import PythonStacksSource
 from kineto_agent.steps import StepCounter
-from support.agent_daemon import Connection, Daemon, start_request, wait_until
+from support.agent_daemon import Connection, Daemon, start_request
+from support.waiting import until
 
 S = 1_000_000_000
 
@@ -146,9 +147,7 @@ def test_a_capture_of_python_stacks_from_start_to_release(process: Process) -> N
 
 def test_a_second_capture_is_rejected_with_the_id_of_the_first(process: Process) -> None:
     connection = process.connect()
-    connection.send(start_request(duration_ns=3600 * S))
-    connection.expect_state("WARMUP")
-    connection.expect_state("COLLECT")
+    connection.collect()
     answer = connection_rejects(connection, start_request("c2"))
     assert (answer.capture_id, answer.reason_code, answer.busy_capture_id) == ("c2", "BUSY", "c1")
     connection.send(wire.Describe())
@@ -190,9 +189,7 @@ def test_a_bad_option_fails_the_capture_with_its_reason(process: Process) -> Non
 def test_cancelling_throws_away_or_keeps_what_there_is(process: Process) -> None:
     connection = process.connect()
     for capture_id, keep, outcome in (("c1", False, "cancelled"), ("c2", True, "partial")):
-        connection.send(start_request(capture_id, duration_ns=3600 * S))
-        connection.expect_state("WARMUP")
-        connection.expect_state("COLLECT")
+        connection.collect(capture_id)
         connection.send(wire.Cancel(capture_id, keep))
         result = connection.expect(wire.Result)
         assert (result.outcome, result.reason_code) == (outcome, "CANCELLED")
@@ -213,7 +210,7 @@ def test_an_iteration_window_holds_exactly_those_iterations(process: Process) ->
     trainer = threading.Thread(target=train)
     trainer.start()
     try:
-        wait_until(lambda: process.counter.count > 20, "the training has begun")
+        until(lambda: process.counter.count > 20, "the training has begun")
         connection.send(start_request(duration_ns=None, iterations=10, iteration_roundup=50))
         result = connection.expect(wire.Result)
     finally:
@@ -237,9 +234,7 @@ def test_a_later_start_time_is_acknowledged_and_kept(process: Process) -> None:
 
 def test_stopping_the_agent_ends_a_capture_with_what_it_has(process: Process) -> None:
     connection = process.connect()
-    connection.send(start_request(duration_ns=3600 * S))
-    connection.expect_state("WARMUP")
-    connection.expect_state("COLLECT")
+    connection.collect()
     process.agent.stop("TARGET_EXITING", "the process exited")
     result = connection.expect(wire.Result)
     assert (result.outcome, result.reason_code) == ("partial", "TARGET_EXITING")
@@ -297,9 +292,7 @@ def test_an_error_of_our_own_ends_the_capture_and_the_agent_comes_back(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = process.connect()
-    connection.send(start_request(duration_ns=3600 * S))
-    connection.expect_state("WARMUP")
-    connection.expect_state("COLLECT")
+    connection.collect()
     monkeypatch.setattr("kineto_agent.describe.hello", lambda *_arguments: 1 / 0)
     connection.send(wire.Describe())
     result = connection.expect(wire.Result)
@@ -326,9 +319,7 @@ def test_the_agent_comes_back_to_a_restarted_daemon(process: Process) -> None:
 
 def test_a_capture_dies_with_the_daemon_and_the_next_daemon_finds_a_free_agent(process: Process) -> None:
     connection = process.connect()
-    connection.send(start_request(duration_ns=3600 * S))
-    connection.expect_state("WARMUP")
-    connection.expect_state("COLLECT")
+    connection.collect()
     process.daemon.close()
     process.daemon = Daemon(process.daemon.path)
     again, hello = process.daemon.welcome()
@@ -378,7 +369,7 @@ def test_a_program_that_closes_our_descriptors_is_left_alone(process: Process, t
     with (tmp_path / "users.txt").open("w") as stream:
         os.dup2(stream.fileno(), number)
         connection.send(wire.Describe())
-        wait_until(lambda: not process.agent.alive, "the agent has ended")
+        until(lambda: not process.agent.alive, "the agent has ended")
         assert process.agent._link.connected is False
         os.write(number, b"still mine")
         os.close(number)
@@ -415,7 +406,7 @@ def settled(read: Callable[[], int]) -> int:
         values.append(read())
         return values[-1] == values[-2]
 
-    wait_until(steady, "the agent is idle")
+    until(steady, "the agent is idle")
     return values[-1]
 
 
