@@ -8,8 +8,6 @@ import numpy.typing as npt
 from kineto_trace.analysis.intervals import covered
 from kineto_trace.model import GPU_TABLES, Trace
 
-Numbers = npt.NDArray[Any]
-
 TOP = 5
 NO_GPU = -1.0
 

@@ -69,7 +69,6 @@ class _Seen:
     gone: str = ""
     died: bool = False
     arenas: list[tuple[wire.Arena, int]] = field(default_factory=list)
-    bad_arena: str = ""
     collect_ns: int = 0  # by the agent's clock, which is this host's
 
 
