@@ -58,5 +58,6 @@ def command(output_dir: Path, duration: int) -> int:
             with demo_target(folder) as child:
                 process = wait_for_agent(client, child)
                 _say(settings, f"[3/4] kinetoctl ps: pid {process.pid} trains, its agent is ready")
-                _say(settings, f"[4/4] kinetoctl trace --pid {process.pid} --duration {format_duration(duration).replace(" ", "")}")
+                typed = format_duration(duration).replace(" ", "")
+                _say(settings, f"[4/4] kinetoctl trace --pid {process.pid} --duration {typed}")
                 return _trace(client, process.pid, duration, output_dir, settings)
