@@ -171,7 +171,7 @@ class _Rate:
         """For people: was the rate lowered?"""
         if self.longest_ns == self.wanted_ns:
             return []
-        text = "stacks were sampled at down to %.3g Hz instead of %.3g Hz: one sample of all threads took %.2f ms"
+        text = "stacks were sampled at down to %.0f Hz instead of %.0f Hz: one sample of all threads took %.2f ms"
         return [text % (_S / self.longest_ns, _S / self.wanted_ns, self.longest_cost_ns / 1e6)]
 
 

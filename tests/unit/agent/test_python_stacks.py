@@ -186,7 +186,7 @@ def test_a_sampler_that_costs_too_much_slows_down_and_says_so(
     until(lambda: recorder.session._rate.longest_ns > 1_000_000, "the rate is lowered")
     recorder.stop()
     assert recorder.outcome.warnings[0].startswith("stacks were sampled at down to ")
-    assert " Hz instead of 1e+03 Hz: one sample of all threads took " in recorder.outcome.warnings[0]
+    assert " Hz instead of 1000 Hz: one sample of all threads took " in recorder.outcome.warnings[0]
 
 
 def test_an_error_in_the_sampler_is_told_and_what_was_recorded_stays(
