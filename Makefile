@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons lint unit sanitize gpu bench protos clean install
+.PHONY: demo test test-pythons lint unit sanitize gpu bench campaign protos clean install
 
 install: $(STAMP)
 
@@ -44,6 +44,14 @@ gpu: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py
+
+# Long checks, not part of `make test`: other people's tools read our traces.
+campaign: $(STAMP)
+	$(PYTHON) -m venv .venv-readers
+	.venv-readers/bin/pip install --quiet --disable-pip-version-check HolisticTraceAnalysis torch-tb-profiler
+	rm -rf build/readers
+	$(BIN)/python tests/campaign/make_traces.py build/readers
+	.venv-readers/bin/python tests/campaign/read_traces.py build/readers
 
 # Generated code is committed. The old generator is the floor for the run-time libraries.
 protos:
