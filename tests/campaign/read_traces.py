@@ -48,7 +48,7 @@ def with_plugin(trace: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Prints one line for each reader and workload; 1 if a pair differs."""
-    folder, differ = Path(sys.argv[1]), 0
+    folder, differ = Path(sys.argv[1]).resolve(), 0  # HTA refuses a relative path
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     for workload in WORKLOADS:
