@@ -21,6 +21,9 @@ struct calls {
 /* Finds the calls of each domain that match its patterns and names them in the arena. CUPTI gives names only
  * once it is initialised, that is after cuptiActivityRegisterCallbacks. */
 void calls_select(struct calls *calls, const struct cupti_api *api, struct arena *arena);
+/* Whether the calls of a domain have names: without them, recording any would be of no use to anybody. Returns
+ * CUPTI's reason if not. */
+cupti_result calls_named(const struct calls *calls, uint32_t domain);
 /* Enables the activity kind of a domain for the chosen calls alone. Returns CUPTI's answer for the kind. */
 cupti_result calls_enable(const struct calls *calls, const struct cupti_api *api, uint32_t kind);
 

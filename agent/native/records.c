@@ -91,8 +91,6 @@ static void seal(uint32_t index, uint32_t taken) {
     wake_post(records.work);
 }
 
-static void give_back(struct arena *arena, uint32_t index) { arena_set_state(arena, index, ARENA_FREE); }
-
 /* Takes room for one record: its place, or NULL when no buffer is free. *index tells the buffer. */
 static uint8_t *reserve(struct arena *arena, uint32_t *index) {
     const uint32_t bytes = sizeof(struct call_record);
@@ -119,7 +117,7 @@ static uint8_t *reserve(struct arena *arena, uint32_t *index) {
             *index = (uint32_t)next;
             return arena_buffer(arena, *index);
         }
-        give_back(arena, (uint32_t)next); /* another thread was faster */
+        arena_set_state(arena, (uint32_t)next, ARENA_FREE); /* another thread was faster */
     }
 }
 

@@ -53,17 +53,13 @@ static cupti_result follow_domain(const struct cupti_api *api, void *held, const
     if (calls->patterns[domain][0] == 0) {
         return CUPTI_SUCCESS;
     }
-    if (calls->last[domain] == 0) { /* calls without names would be of no use to anybody */
-        return calls->names[domain] != CUPTI_SUCCESS ? calls->names[domain] : CUPTI_ERROR_NOT_INITIALIZED;
-    }
-    for (uint32_t cbid = 1; cbid <= calls->last[domain]; cbid++) {
-        const cupti_result result =
-            calls->keep[domain][cbid] ? api->enable_callback(1, held, domain, cbid) : CUPTI_SUCCESS;
-        if (result != CUPTI_SUCCESS) {
-            return result;
+    cupti_result result = calls_named(calls, domain);
+    for (uint32_t cbid = 1; cbid <= calls->last[domain] && result == CUPTI_SUCCESS; cbid++) {
+        if (calls->keep[domain][cbid]) {
+            result = api->enable_callback(1, held, domain, cbid);
         }
     }
-    return CUPTI_SUCCESS;
+    return result;
 }
 
 cupti_result subscription_follow(const struct cupti_api *api, const struct calls *calls) {

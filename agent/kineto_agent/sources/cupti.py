@@ -112,6 +112,12 @@ class CuptiSession:
     def start(self) -> None:
         """Enable the activities. Raises SourceError if none of them works."""
         begin = time.perf_counter_ns()
+        self._guard.install()
+        with self._lock:
+            self._start()
+        self._enable_ns = time.perf_counter_ns() - begin
+
+    def _start(self) -> None:
         calls = [kind for kind in self._kinds if kind in _CALL_KINDS]
         through_subscriber = self._collector.subscribe() == 0
         if calls and not through_subscriber and not self._named:
@@ -127,9 +133,9 @@ class CuptiSession:
                 "CUPTI refused to record %s: %s" % (_KIND_TYPES[kind], self._collector.result_text(result))
             )
         if through_subscriber:
-            self._guard.install()
             self._record_calls(calls)
-        self._enable_ns = time.perf_counter_ns() - begin
+        else:
+            self._guard.remove()  # nothing to give up
 
     def _record_calls(self, calls: List[int]) -> None:
         why = self._collector.record_calls() if calls else ""
@@ -139,7 +145,7 @@ class CuptiSession:
             self._warnings.append("CUDA calls are not recorded: CUPTI refused: " + why)
 
     def _yield(self) -> None:
-        """On the program's thread, before its torch.profiler starts; waits for a stop that is under way."""
+        """On the program's thread, before its torch.profiler starts; waits for a start or stop that is under way."""
         with self._lock:
             if not self._ended and not self._yielded:
                 self._yielded = True

@@ -1,12 +1,13 @@
 """torch.profiler gets CUPTI's subscriber when it asks, and its class is as before afterwards."""
 
 import sys
+import threading
 from types import ModuleType
 from typing import Any, List
 
 import pytest
 from kineto_agent.sources.torch_guard import ProfilerGuard
-from support.collector import calling, fake_cuda, recording
+from support.collector import calling, fake_cuda, recording, request, source
 
 
 def prepare(profile: Any, what: str) -> str:
@@ -63,6 +64,28 @@ def test_without_torch_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = ProfilerGuard(lambda: None)
     guard.install()
     guard.remove()
+
+
+def test_a_profiler_that_starts_meanwhile_waits_for_the_start_of_the_recording(profiler: Any) -> None:
+    cuda = fake_cuda()
+    session = source(detach_limit_ms=5000).prepare(request(["kernel", "cuda_runtime"]))
+    own = threading.Thread(target=lambda: profiler.profile([])._prepare_trace("gpu"))
+    start_collector = session._collector.start
+
+    def start_in_the_middle(kinds: Any) -> Any:
+        own.start()
+        return start_collector(kinds)
+
+    session._collector.start = start_in_the_middle  # type: ignore[method-assign]
+    try:
+        session.start()
+        own.join()
+        assert not cuda.subscribed
+        warnings = session.stop().warnings
+    finally:
+        del session._collector.start
+        session.close()
+    assert [warning[:39] for warning in warnings] == ["torch.profiler started in this process "]
 
 
 def test_a_recording_lets_go_of_the_subscriber_for_the_profiler(profiler: Any) -> None:
