@@ -15,53 +15,29 @@ finished file; size = that file.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.daemon import running_daemon
 
 LOOP = Path(__file__).with_name("training_loop.py")
 GPU_TYPES = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,overhead"
 BEFORE_S, AFTER_S = 5.0, 5.0
 
 
-@contextlib.contextmanager
-def daemon(folder: Path) -> Iterator[dict[str, str]]:
-    """A daemon of our own; yields the environment that finds it."""
-    rpc, agents = folder / "kinetod.sock", folder / "agent.sock"
-    environ = {**os.environ, "KINETO_ADDRESS": f"unix:{rpc}", "KINETO_AGENT_SOCKET": str(agents)}
-    command = [sys.executable, "-m", "kinetod", "--listen", f"unix:{rpc}", "--agent-socket", str(agents)]
-    with (folder / "kinetod.log").open("w") as log:
-        process = subprocess.Popen([*command, "--state-dir", str(folder / "state")], stderr=log, env=environ)
-    try:
-        wait_until(lambda: control(environ, "host", check=False).returncode == 0, "the daemon to answer")
-        yield environ
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def wait_until(condition: Any, what: str, limit_s: float = 60.0) -> None:
-    """Polls a condition; raises TimeoutError naming what was waited for."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited {limit_s:.0f} s for {what}")
-        time.sleep(0.05)
-
-
-def control(environ: dict[str, str], *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs kinetoctl."""
+def control(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs kinetoctl. Raises RuntimeError with its words if it fails."""
     command = [sys.executable, "-m", "kinetoctl", "-o", "json", *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
+    if done.returncode != 0:
         raise RuntimeError(f"kinetoctl {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
     return done
 
@@ -201,7 +177,8 @@ def main() -> int:
     parser.add_argument("--skip-incumbent", action="store_true")
     options = parser.parse_args()
     everything = {}
-    with tempfile.TemporaryDirectory(prefix="kineto-") as folder, daemon(Path(folder)) as environ:
+    with tempfile.TemporaryDirectory(prefix="kineto-") as folder, running_daemon() as daemon:
+        environ = daemon.client_environ()
         for work in options.work.split(","):
             log = Path(folder, f"{work}.json")
             rows: dict[str, dict[str, Any]] = {}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-overhead = __import__("overhead")  # the benchmark's daemon and loop control
+from bench import overhead  # its control of the training loop
+from support.daemon import running_daemon
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -52,7 +49,8 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Counts of the same number of steps of one loop: ours and Kineto's."""
     folder = tmp_path_factory.mktemp(request.param)
     log = folder / "log.json"
-    with overhead.daemon(folder) as environ:
+    with running_daemon() as daemon:
+        environ = daemon.client_environ()
         loop = overhead.start_loop(environ, request.param, log, agent=True, extra=[])
         arguments = ["trace", "--pid", str(loop.pid), "--duration", "3s", "--output-dir", str(folder)]
         capture = json.loads(overhead.control(environ, *arguments, "--format", "chrome-json").stdout)

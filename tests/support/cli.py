@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from kinetoctl.__main__ import main
 
-from support.daemon import Daemon
+from support.daemon import IMPORT_PATH, Daemon
 from support.waiting import until
 
-REPOSITORY = Path(__file__).parents[2]
-IMPORT_PATH = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos"))
 DEADLINE_S = 60
 
 

@@ -27,7 +27,13 @@ from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 REPOSITORY = Path(__file__).parents[2]
 START_DEADLINE_S = 30
 STOP_DEADLINE_S = 20
-_IMPORT_PATH = os.pathsep.join(str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos"))
+# The packages of the repository, before what this process was told to import from.
+IMPORT_PATH = os.pathsep.join(
+    [
+        *(str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos")),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
 
 
 def as_user(uid: int | None) -> list[str]:
@@ -94,7 +100,7 @@ class Daemon:
         """Environment for clients and targets of this daemon."""
         return {
             **os.environ,
-            "PYTHONPATH": _IMPORT_PATH,
+            "PYTHONPATH": IMPORT_PATH,
             "KINETO_ADDRESS": self.address,
             "KINETO_AGENT_SOCKET": str(self.agent_socket),
             **self.environ,
