@@ -25,7 +25,7 @@ from kineto_agent.sources.interface import SourceRequest
 
 def record(hold_s):
     source = CuptiSource()
-    types = frozenset(source.default_types())
+    types = frozenset(source.activity_types()) - source.on_request
     session = source.prepare(SourceRequest(types, 64 << 20, {{}}, False))
     session.start()
     time.sleep(hold_s)

@@ -2,8 +2,7 @@
 
 A source is one vendor's or language's way to record activities. The runner (the agent's one thread) calls
 
-    activity_types(), default_types() -> prepare(request)
-    -> session.start() -> session.counts()* -> session.stop() -> session.close()
+    activity_types() -> prepare(request) -> session.start() -> session.counts()* -> session.stop() -> session.close()
 
 in this order, all on the agent's thread. Nothing here may print, raise into user code, or hold the GIL for
 more than a millisecond at a time. A session records from start() on; the runner decides later which window
@@ -76,12 +75,10 @@ class Source(Protocol):
     """A way to record activities in this process."""
 
     name: str
+    on_request: FrozenSet[str]  # activity types that are recorded only if named: they cost the target much
 
     def activity_types(self) -> List[str]:
         """Kineto's names of what could be recorded right now; empty if nothing. Cheap, without side effects."""
-
-    def default_types(self) -> List[str]:
-        """Those of activity_types() that a request gets which names none: what costs the target little."""
 
     def prepare(self, request: SourceRequest) -> SourceSession:
         """Make the arena and check that recording can start. Raises SourceError."""

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from types import CodeType, FrameType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 from kineto_agent import arena
 from kineto_agent.arena_writer import ArenaWriter
@@ -62,10 +62,7 @@ class PythonStacksSource:
     """Samples every Python thread of this process."""
 
     name = "python_stacks"
-
-    def default_types(self) -> List[str]:
-        """The one there is."""
-        return self.activity_types()
+    on_request: FrozenSet[str] = frozenset()
 
     def activity_types(self) -> List[str]:
         """Always available, except in a free-threaded build: frames of a running thread cannot be read there."""

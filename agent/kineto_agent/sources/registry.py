@@ -1,7 +1,7 @@
 """Which activity sources this process has, and which of them serve a request."""
 
 import os
-from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple
 
 from kineto_agent import env
 from kineto_agent.debuglog import log_exception
@@ -59,14 +59,10 @@ def _has_nvidia() -> bool:
 
 def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
     """Source name -> activity types that it could record now. Never raises."""
-    return _ask(available, lambda source: source.activity_types())
-
-
-def _ask(available: Iterable[Source], question: Callable[[Source], List[str]]) -> Dict[str, List[str]]:
     result: Dict[str, List[str]] = {}
     for source in available:
         try:
-            result[source.name] = list(question(source))
+            result[source.name] = list(source.activity_types())
         except Exception:  # noqa: BLE001 - one source's trouble is not another's
             log_exception("source %s cannot tell its activity types" % source.name)
             result[source.name] = []
@@ -74,16 +70,20 @@ def _ask(available: Iterable[Source], question: Callable[[Source], List[str]]) -
 
 
 def choose(available: List[Source], wanted: List[str]) -> Plan:
-    """The sources for these activity types (none: each source's defaults). Raises SourceError if there are none."""
-    offered = {source.name: frozenset(types) for source, types in zip(available, offers(available).values())}
-    everything = frozenset().union(*offered.values()) if offered else frozenset()
+    """The sources for these activity types (none: all but those on request). Raises SourceError if there are none."""
+    offered = {name: frozenset(types) for name, types in offers(available).items()}
+    everything: FrozenSet[str] = frozenset().union(*offered.values())
     there = ", ".join(sorted(everything)) or "nothing"
     unknown = sorted(set(wanted) - ACTIVITY_TYPES - everything)
     if unknown:
         reason = "unknown activity type %s; this process offers: %s" % (", ".join(unknown), there)
         raise SourceError("UNKNOWN_ACTIVITY_TYPE", reason)
-    asked = frozenset(wanted) or frozenset().union(*_ask(available, lambda source: source.default_types()).values())
-    choices = [Choice(source, offered[source.name] & asked) for source in available if offered[source.name] & asked]
+    asked = frozenset(wanted)
+    chosen = [
+        Choice(source, offered[source.name] & asked if asked else offered[source.name] - source.on_request)
+        for source in available
+    ]
+    choices = [choice for choice in chosen if choice.activity_types]
     missing = sorted(asked - everything)
     if not choices:
         raise SourceError("NOTHING_TO_RECORD", _nothing(missing, there))

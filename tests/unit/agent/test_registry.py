@@ -1,4 +1,4 @@
-from typing import Any, List
+from typing import Any, FrozenSet, List
 
 import pytest
 from kineto_agent import env
@@ -7,12 +7,10 @@ from kineto_agent.sources.interface import Source, SourceError, SourceRequest, S
 
 
 class Named:
-    def __init__(self, name: str, *types: str) -> None:
+    def __init__(self, name: str, *types: str, on_request: FrozenSet[str] = frozenset()) -> None:
         self.name = name
+        self.on_request = on_request
         self._types = types
-
-    def default_types(self) -> List[str]:
-        return self.activity_types()
 
     def activity_types(self) -> List[str]:
         if "crash" in self._types:
@@ -42,6 +40,15 @@ def test_no_wish_means_everything_that_is_offered() -> None:
     plan = registry.choose([GPU, STACKS], [])
     assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"]), ("python_stacks", ["python_function"])]
     assert plan.missing == []
+
+
+def test_types_on_request_are_recorded_only_if_they_are_named() -> None:
+    dear: Source = Named("cupti", "kernel", "cuda_sync", on_request=frozenset(["cuda_sync"]))
+    assert chosen(registry.choose([dear, STACKS], [])) == [
+        ("cupti", ["kernel"]),
+        ("python_stacks", ["python_function"]),
+    ]
+    assert chosen(registry.choose([dear], ["cuda_sync", "kernel"])) == [("cupti", ["cuda_sync", "kernel"])]
 
 
 def test_only_the_sources_of_the_wanted_types_are_chosen() -> None:

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List
 
 import pytest
 from kineto_agent import wire
@@ -31,12 +31,10 @@ class Failing:
     """A source that fails where it is told to."""
 
     name = "failing"
+    on_request: FrozenSet[str] = frozenset()
 
     def __init__(self, where: str) -> None:
         self.where = where
-
-    def default_types(self) -> List[str]:
-        return self.activity_types()
 
     def activity_types(self) -> List[str]:
         return ["kernel"]
