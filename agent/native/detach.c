@@ -39,7 +39,8 @@ static bool advance(uint32_t from, uint32_t to) {
 }
 
 void detach_at_exit(void) {
-    if (advance(ARMED, FINALIZING)) {
+    /* Looked at first: this runs at the end of every recorded call, and a locked instruction would cost them all. */
+    if (__atomic_load_n(&detach.phase, __ATOMIC_RELAXED) == ARMED && advance(ARMED, FINALIZING)) {
         detach.result = detach.finalize();
         __atomic_store_n(&detach.phase, FINALIZED, __ATOMIC_SEQ_CST);
         wake_post(&detach.done);
