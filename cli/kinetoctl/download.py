@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats import SUFFIXES
 
 from kinetoctl.client import Client
 from kinetoctl.errors import DownloadFailed, FileConflict, VerificationFailed
 from kinetoctl.patience import RETRYABLE, Patience
 
 READ_BYTES = 1 << 20
-SUFFIXES = {"chrome": ".json.gz", "chrome-json": ".json"}
 OnBytes = Callable[[int], None]
 
 

@@ -15,6 +15,7 @@ from kineto_trace.errors import FormatError
 from kineto_trace.export.chrome import write_chrome
 from kineto_trace.export.text import GzipSink, Output, TextSink
 from kineto_trace.files import DigestFile, atomic_file
+from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES
 from kineto_trace.load import load_target
 from kineto_trace.model import Trace
 
@@ -32,11 +33,10 @@ class OutputFormat(NamedTuple):
 FORMATS = {
     entry.name: entry
     for entry in (
-        OutputFormat("chrome", "trace.json.gz", GzipSink),
-        OutputFormat("chrome-json", "trace.json", TextSink),
+        OutputFormat("chrome", FILE_NAMES["chrome"], GzipSink),
+        OutputFormat("chrome-json", FILE_NAMES["chrome-json"], TextSink),
     )
 }
-DEFAULT_FORMAT = "chrome"
 
 
 class OutputFile(NamedTuple):

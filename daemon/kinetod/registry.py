@@ -95,7 +95,7 @@ class Registry:
 
     async def processes(self, match: Match, *, include_without_agent: bool) -> list[pb.Process]:
         """The selected processes with fresh data, by pid."""
-        pids = {agent.key.pid for agent in self._hub.agents()} | {key.pid for key in self._hub.incompatible()}
+        pids = set(self.agent_pids())
         if include_without_agent:
             pids |= set(await asyncio.to_thread(foreign_pids, self._proc))
         candidates = await self.candidates(sorted(pids & match.pids if match.pids else pids), fresh=True)
@@ -103,7 +103,8 @@ class Registry:
 
     async def candidates(self, pids: Sequence[int], *, fresh: bool) -> list[Candidate]:
         """Those of `pids` that exist and have an agent, are Python, or use a GPU; `fresh` asks the agents."""
-        agents = [agent for agent in self._hub.agents() if agent.key.pid in set(pids)]
+        wanted = set(pids)
+        agents = [agent for agent in self._hub.agents() if agent.key.pid in wanted]
         facts_task = asyncio.to_thread(lambda: [read_facts(pid, self._proc) for pid in pids])
         if fresh:
             facts, _ = await asyncio.gather(facts_task, self._hub.refresh(agents, DESCRIBE_DEADLINE_S))

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from kineto_trace.formats import SUFFIXES
 
 from kinetoctl.client import Client
-from kinetoctl.download import SUFFIXES
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.output.progress import show_progress
 from kinetoctl.output.results import show_capture

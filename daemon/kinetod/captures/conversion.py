@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats import FILE_NAMES
 
 from kinetod.captures.services import Services
 from kinetod.errors import VerdictReason
@@ -17,8 +18,6 @@ from kinetod.store import file_digest
 from kinetod.text import clean
 from kinetod.workers import DecodeError
 
-# In the target's folder. Clients are told a name that says host and process, as TensorBoard's plug-in wants it.
-FILE_NAMES = {"chrome": "trace.json.gz", "chrome-json": "trace.json"}
 _INT64_MAX = 2**63 - 1
 _MAX_WARNINGS = 32
 _FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -66,6 +65,7 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote no {', '.join(sorted(missing))} file")
     for file in files:
         _verify(file, target_dir)
+    # Clients are told a name that says host and process, as TensorBoard's plug-in wants it.
     stem = f"{_FILE_NAME.sub('_', host)}_{pid}.{time.time_ns() // 10**6}.pt"
     for file in files:
         file.name = f"{stem}.{FILE_NAMES[file.format]}"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats import FILE_NAMES
 
-from kinetod.captures.conversion import FILE_NAMES
 from kinetod.errors import DataLoss, NotFound, OutOfRange, Precondition, Reason, invalid
 from kinetod.store import Store, key_of
 

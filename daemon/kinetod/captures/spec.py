@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from kineto_agent import wire
 from kineto_protos.units import format_duration, format_size
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES
 
 from kinetod.config import Config
 from kinetod.errors import InvalidRequest, Reason, invalid
 from kinetod.registry import Match, checked_selector
 
-FORMATS = ("chrome", "chrome-json")
-DEFAULT_FORMATS = ("chrome",)
+FORMATS = tuple(FILE_NAMES)
+DEFAULT_FORMATS = (DEFAULT_FORMAT,)
 MAX_ITERATIONS = 1_000_000
 MAX_LABELS = 64
 MAX_LABEL_KEY_CHARS = 63

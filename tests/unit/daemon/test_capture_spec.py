@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.convert import FORMATS as WRITTEN_FORMATS
-from kinetod.captures.conversion import FILE_NAMES
+from kineto_trace.formats import FILE_NAMES
 from kinetod.captures.spec import FORMATS, CaptureRequest, checked_key, checked_spec, request_hash
 from kinetod.config import Config
 from kinetod.errors import InvalidRequest
