@@ -5,6 +5,7 @@ status code (`ERRORS`, complete by test), the text and the reason by the daemon'
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from kinetoctl import errors
 
 ERROR_DOMAIN = "kineto"
 STREAM_DEADLINE_S = 300.0  # a longer watch or fetch is opened again: a dead peer is noticed after this at the latest
+CLOSE_LIMIT_S = 1.0
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # clusters often set http_proxy; a daemon is never behind it
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -106,12 +108,18 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        self.close(0.0 if kind is KeyboardInterrupt else CLOSE_LIMIT_S)
 
-    def close(self) -> None:
-        """Close the connection. Running calls are cancelled."""
-        self._channel.close()
+    def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:
+        """Close the connection. Running calls are cancelled.
+
+        A Ctrl-C that hits inside gRPC can leave a call behind that close() waits for without end, and so does the
+        channel's destructor. Hence a thread: it is not waited for longer than limit_s, and keeps the channel alive.
+        """
+        closer = threading.Thread(target=self._channel.close, name="close", daemon=True)
+        closer.start()
+        closer.join(limit_s)
 
     @contextmanager
     def _translated(self, timeout_s: float) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """The client against a real server: deadlines, error translation, pages."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +135,37 @@ def test_every_error_class_has_an_exit_code_of_its_own_kind() -> None:
             assert f"{name} " in errors.__doc__, name
             line = next(line for line in errors.__doc__.splitlines() if f"── {name} " in line)
             assert str(code.value) in line
+
+
+class Stuck:
+    """A channel that a Ctrl-C has hit: closing it takes until the test lets it."""
+
+    def __init__(self) -> None:
+        self.closing, self.released = threading.Event(), threading.Event()
+
+    def close(self) -> None:
+        self.closing.set()
+        self.released.wait()
+
+
+@pytest.fixture
+def stuck(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Client, Stuck]]:
+    made, channel = Client(server.address), Stuck()
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "_channel", channel)
+        yield made, channel
+    channel.released.set()
+    made.close()
+
+
+def test_a_channel_that_does_not_close_is_not_waited_for(stuck: tuple[Client, Stuck]) -> None:
+    client, channel = stuck
+    client.close(0.01)
+    assert channel.closing.wait(5)
+
+
+def test_leaving_at_once_waits_for_nothing(stuck: tuple[Client, Stuck], monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = stuck
+    monkeypatch.setattr(client_module, "CLOSE_LIMIT_S", 3600.0)
+    with pytest.raises(KeyboardInterrupt), client:
+        raise KeyboardInterrupt

@@ -299,7 +299,6 @@ def _start(server: FakeServer, folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
 
 
