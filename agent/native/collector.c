@@ -109,14 +109,17 @@ static void publish_returned(void) {
     }
 }
 
-static void flush(uint32_t flag) {
+/* What CUPTI dropped since the last time. */
+static size_t take_dropped(void) {
     size_t dropped = 0;
+    return self.api.get_num_dropped(NULL, 0, &dropped) == CUPTI_SUCCESS ? dropped : 0;
+}
+
+static void flush(uint32_t flag) {
     records_seal();
     self.flush_result = self.api.flush_all(flag);
     self.flushes++;
-    if (self.api.get_num_dropped(NULL, 0, &dropped) == CUPTI_SUCCESS && dropped > 0) {
-        arena_add(self.arena, ARENA_DROPPED, dropped);
-    }
+    arena_add(self.arena, ARENA_DROPPED, take_dropped());
     arena_store(self.arena, ARENA_LAST_FLUSH_NS, (uint64_t)clock_ns(CLOCK_REALTIME));
 }
 
@@ -192,21 +195,10 @@ static int start_thread(void) {
 
 /* True once the thread has done all it will do. */
 static bool end_thread(enum command command, int64_t limit_ns) {
-    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + limit_ns;
     uint32_t running = RUN; /* a command given before stands: the process may be exiting meanwhile */
     (void)__atomic_compare_exchange_n(&self.command, &running, command, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     wake_post(&self.work);
-    for (;;) {
-        const uint32_t seen = wake_seen(&self.done);
-        if (__atomic_load_n(&self.thread_done, __ATOMIC_SEQ_CST)) {
-            return true;
-        }
-        const int64_t left = deadline - clock_ns(CLOCK_MONOTONIC);
-        if (left <= 0) {
-            return false;
-        }
-        wake_wait(&self.done, seen, left);
-    }
+    return wake_await(&self.done, &self.thread_done, 1, limit_ns);
 }
 
 /* ---- fork and exit ---- */
@@ -245,6 +237,11 @@ static int refuse(int code, char *error, size_t error_bytes, const char *text) {
 static int refuse_system(char *error, size_t error_bytes, const char *step, int number) {
     snprintf(error, error_bytes, "%s failed: %s", step, strerror(number));
     return KC_SYSTEM;
+}
+
+static int refuse_cupti(cupti_result result, char *error, size_t error_bytes) {
+    kc_result_text(result, error, error_bytes);
+    return KC_CUPTI;
 }
 
 uint32_t kc_abi(void) { return KC_ABI; }
@@ -356,8 +353,7 @@ int kc_record_calls(char *error, size_t error_bytes) {
     const cupti_result result = subscription_follow(&self.api, &self.calls);
     if (result != CUPTI_SUCCESS) {
         records_close();
-        kc_result_text(result, error, error_bytes);
-        return KC_CUPTI;
+        return refuse_cupti(result, error, error_bytes);
     }
     return 0;
 }
@@ -384,10 +380,10 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     if (self.dead || self.phase != PREPARED || count > KINDS_MOST) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
     }
+    (void)take_dropped(); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {
-        kc_result_text(result, error, error_bytes);
-        return KC_CUPTI;
+        return refuse_cupti(result, error, error_bytes);
     }
     (void)self.api.set_thread_id_type(CUPTI_THREAD_ID_SYSTEM);
     calls_select(&self.calls, &self.api, self.arena);
@@ -397,8 +393,16 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     }
     self.phase = RECORDING;
     pool_open(self.arena, &self.work, self.config.may_decline != 0);
+    /* Copies enabled while kernels are not make CUPTI lose kernels later on (sources/cupti.py). */
+    const bool kernels = count == 0 || kinds[0] == CUPTI_KIND_CONCURRENT_KERNEL;
+    if (!kernels) {
+        (void)self.api.enable(CUPTI_KIND_CONCURRENT_KERNEL);
+    }
     for (uint32_t i = 0; i < count; i++) {
         results[i] = enable_kind(kinds[i]);
+    }
+    if (!kernels) {
+        (void)self.api.disable(CUPTI_KIND_CONCURRENT_KERNEL);
     }
     if (self.kind_count == 0 && count > 0) {
         return refuse(KC_CUPTI, error, error_bytes, "CUPTI enabled none of the wanted activities");
@@ -406,17 +410,13 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     return 0;
 }
 
-static void read_counts(struct kc_counts *counts) {
-    counts->records = arena_load(self.arena, ARENA_RECORDS);
-    counts->bytes = arena_load(self.arena, ARENA_VALID_BYTES);
-    counts->dropped = arena_load(self.arena, ARENA_DROPPED);
-}
-
 int kc_counts(struct kc_counts *counts) {
     if (self.dead || self.phase == CLOSED) {
         return self.dead ? KC_FORKED : KC_ORDER;
     }
-    read_counts(counts);
+    counts->records = arena_load(self.arena, ARENA_RECORDS);
+    counts->bytes = arena_load(self.arena, ARENA_VALID_BYTES);
+    counts->dropped = arena_load(self.arena, ARENA_DROPPED);
     return 0;
 }
 
@@ -427,7 +427,7 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
     }
     records_close();
     (void)subscription_follow_all(&self.api, false);
-    for (uint32_t i = self.kind_count; i-- > 0;) { /* the last enabled, the device's, first */
+    for (uint32_t i = self.kind_count; i-- > 0;) { /* the last enabled first */
         (void)self.api.disable(self.kinds[i]);
     }
     self.phase = STOPPED;
@@ -437,7 +437,7 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
     }
     result->timed_out = self.abandoned;
     result->withheld = pool_usage(self.arena).loaned;
-    read_counts(&result->counts);
+    (void)kc_counts(&result->counts);
     if (!self.abandoned) {
         result->cpu_ns = self.cpu_ns;
         result->names_lost = self.walker.names_lost;

@@ -48,18 +48,7 @@ void detach_at_exit(void) {
 }
 
 static bool wait_until_finalized(int64_t limit_ns) {
-    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + limit_ns;
-    for (;;) {
-        const uint32_t seen = wake_seen(&detach.done);
-        if (__atomic_load_n(&detach.phase, __ATOMIC_SEQ_CST) == FINALIZED) {
-            return true;
-        }
-        const int64_t left = deadline - clock_ns(CLOCK_MONOTONIC);
-        if (left <= 0) {
-            return false;
-        }
-        wake_wait(&detach.done, seen, left);
-    }
+    return wake_await(&detach.done, &detach.phase, FINALIZED, limit_ns);
 }
 
 static int32_t await_finalize(int64_t limit_ns) {

@@ -26,6 +26,21 @@ void wake_wait(struct wake *wake, uint32_t seen, int64_t limit_ns) {
     syscall(SYS_futex, &wake->posts, FUTEX_WAIT_PRIVATE, seen, &limit, NULL, 0);
 }
 
+bool wake_await(struct wake *wake, const uint32_t *word, uint32_t value, int64_t limit_ns) {
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + limit_ns;
+    for (;;) {
+        const uint32_t seen = wake_seen(wake);
+        if (__atomic_load_n(word, __ATOMIC_SEQ_CST) == value) {
+            return true;
+        }
+        const int64_t left = deadline - clock_ns(CLOCK_MONOTONIC);
+        if (left <= 0) {
+            return false;
+        }
+        wake_wait(wake, seen, left);
+    }
+}
+
 int64_t clock_ns(int clock) {
     struct timespec now;
     clock_gettime(clock, &now);

@@ -2,6 +2,7 @@
 #ifndef KINETO_WAKE_H
 #define KINETO_WAKE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct wake {
@@ -13,6 +14,9 @@ void wake_post(struct wake *wake);
 uint32_t wake_seen(const struct wake *wake);
 /* Returns once there was a post after `seen` was read, or after `limit_ns` (monotonic), or spuriously. */
 void wake_wait(struct wake *wake, uint32_t seen, int64_t limit_ns);
+
+/* Waits, `limit_ns` at most, until `word` is `value`; who sets it posts afterwards. False: it is not. */
+bool wake_await(struct wake *wake, const uint32_t *word, uint32_t value, int64_t limit_ns);
 
 /* Nanoseconds of a clock (clockid_t), for CLOCK_MONOTONIC, CLOCK_REALTIME and CLOCK_THREAD_CPUTIME_ID. */
 int64_t clock_ns(int clock);

@@ -204,6 +204,8 @@ int cuptiActivityEnable(uint32_t kind) {
         return (int)fake.refuse_result;
     }
     fake_lock();
+    /* The real library then loses the kernels of a thread that is launching. */
+    fake.misused += (kind == MEMCPY || kind == MEMSET) && !fake.enabled[KERNEL];
     fake.enabled[kind] = 1;
     fake.hooked = true;
     if (kind == RUNTIME || kind == DRIVER) {
@@ -363,6 +365,9 @@ int cuptiFinalize(void) {
     fake.requested = NULL;
     fake.completed = NULL;
     forget_subscriber();
+    for (; fake.drop_at_finalize > 0; fake.drop_at_finalize--) {
+        drop();
+    }
     fake.hooked = false;
     fake.finalized++;
     fake_unlock();
@@ -386,6 +391,7 @@ static const struct {
     {"names_result", &fake.names_result},
     {"flush_delay_ms", &fake.flush_delay_ms},
     {"finalize_result", &fake.finalize_result},
+    {"drop_at_finalize", &fake.drop_at_finalize},
 };
 
 int fake_set(const char *key, long value) {

@@ -5,7 +5,8 @@
 #include <stdint.h>
 
 /* Programmable: version, subscribe_result, refuse_kind (with refuse_result), drop_next, extra_kernel_bytes,
- * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, finalize_result. -1 for an unknown key. */
+ * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, finalize_result, drop_at_finalize. -1 for an unknown
+ * key. */
 int fake_set(const char *key, long value);
 
 /* Each makes the CUDA API call of that name: a runtime record on the calling thread, the device's record with
@@ -23,7 +24,8 @@ void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, ui
 uint64_t fake_written(uint32_t kind); /* records put into buffers since the library was loaded */
 uint64_t fake_dropped(void);
 uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
-uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call; a first subscription after recording began */
+uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call; a first subscription after recording
+                                     * began; copies or sets enabled while kernels are not */
 int fake_subscribed(void);           /* somebody has the subscriber */
 int fake_attached(void);            /* any kind enabled or callbacks registered */
 

@@ -131,7 +131,7 @@ struct fake {
     size_t dropped;
     uint32_t correlation;
     long version, subscribe_result, refuse_kind, refuse_result, drop_next, extra_kernel_bytes, one_wide_kernel;
-    long hold_a_buffer, names_result, flush_delay_ms, finalize_result;
+    long hold_a_buffer, names_result, flush_delay_ms, finalize_result, drop_at_finalize;
 };
 extern struct fake fake;
 

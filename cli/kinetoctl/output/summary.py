@@ -52,7 +52,7 @@ def _top_lines(label: str, stats: Iterable[tuple[str, pb.KernelStat]], unit: str
 
 
 def _loss_line(target: pb.Target) -> Line:
-    losses = [f"{units.count(c.dropped)} records of {c.source}" for c in target.counts if c.dropped]
+    losses = [f"{c.source} {units.count(c.dropped)}" for c in target.counts if c.dropped]
     return "dropped", ", ".join(losses) or "nothing"
 
 

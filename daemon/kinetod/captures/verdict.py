@@ -80,15 +80,15 @@ def final(
         also = f" (before that: {ending.reason})" if ending.reason else ""
         return Final(pb.VERDICT_FAILED, decode_error[0], decode_error[1] + also)
     lost = (
-        f"{dropped} records were lost since the buffers were full; ask for a larger buffer limit, a shorter capture "
-        "or fewer activity types"
+        f"records lost since the buffers were full: {dropped}; ask for a larger buffer limit, a shorter capture or "
+        "fewer activity types"
     )
     if ending.outcome is Outcome.PARTIAL:
         return Final(pb.VERDICT_PARTIAL, ending.code, f"{ending.reason}; {lost}" if dropped else ending.reason)
     if dropped:
         return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_DROPPED, lost)
     if unreadable:
-        reason = f"{unreadable} records could not be decoded and are not in the trace; the warnings say more"
+        reason = f"records that could not be decoded and are not in the trace: {unreadable}; the warnings say more"
         return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_UNREADABLE, reason)
     return Final(pb.VERDICT_DONE, "", "")
 

@@ -16,6 +16,15 @@ def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
     assert not cuda.attached
 
 
+def test_what_cupti_drops_as_it_leaves_is_not_counted_in_the_next_recording() -> None:
+    cuda = fake_cuda(drop_at_finalize=1)
+    for _ in range(2):
+        with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+            outcome = session.stop()
+        assert outcome.counts.dropped == 0
+    assert cuda.finalized > 0
+
+
 def test_without_a_cuda_call_it_stays_attached_and_says_so() -> None:
     cuda = fake_cuda()
     finalized = cuda.finalized

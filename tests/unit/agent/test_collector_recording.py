@@ -43,6 +43,19 @@ def test_every_record_is_there_once() -> None:
     assert outcome.counts.dropped == 0
 
 
+@pytest.mark.parametrize("types", [["kernel", "gpu_memcpy", "gpu_memset"], ["gpu_memcpy", "gpu_memset"]])
+def test_copies_and_sets_are_enabled_while_kernels_are(types: list[str]) -> None:
+    cuda = fake_cuda()
+    misused = cuda.misused
+    with recording(types) as (session, reader):
+        cuda.launch()
+        cuda.memcpy()
+        session.stop()
+        recorded = reader.record_bytes()
+    assert cuda.misused == misused
+    assert (KERNEL in recorded, MEMCPY in recorded) == ("kernel" in types, True)
+
+
 @pytest.mark.parametrize(("version", "kernel_bytes"), [(26, 208), (130001, 216)])
 def test_record_sizes_are_observed(version: int, kernel_bytes: int) -> None:
     cuda = fake_cuda(version=version)

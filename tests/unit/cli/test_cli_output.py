@@ -45,7 +45,7 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
         ("top kernels", "  1.23 s     12,000 \N{MULTIPLICATION SIGN}  gemm"),
         ("", "   95 µs        800 \N{MULTIPLICATION SIGN}  relu"),
         ("top Python", "  900 ms         90 samples  job/train.py(12): load_batch"),
-        ("dropped", "7 records of cupti"),
+        ("dropped", "cupti 7"),
         ("overhead", "start 12 ms, stop 1 ms, agent CPU 50 ms, step time \N{MULTIPLICATION SIGN}1.11"),
         ("delays", "20 ms from the request to the first record, 400 ms from the last to the stored file"),
         ("warning", "stayed attached: torch's profiler holds CUPTI"),
