@@ -40,6 +40,14 @@ class CaptureStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAPTURE_STATUS_PARTIAL: _ClassVar[CaptureStatus]
     CAPTURE_STATUS_FAILED: _ClassVar[CaptureStatus]
     CAPTURE_STATUS_CANCELLED: _ClassVar[CaptureStatus]
+
+class CheckStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECK_STATUS_UNSPECIFIED: _ClassVar[CheckStatus]
+    CHECK_STATUS_OK: _ClassVar[CheckStatus]
+    CHECK_STATUS_NOTE: _ClassVar[CheckStatus]
+    CHECK_STATUS_PROBLEM: _ClassVar[CheckStatus]
+    CHECK_STATUS_UNKNOWN: _ClassVar[CheckStatus]
 AGENT_STATE_UNSPECIFIED: AgentState
 AGENT_STATE_NONE: AgentState
 AGENT_STATE_READY: AgentState
@@ -63,9 +71,14 @@ CAPTURE_STATUS_DONE: CaptureStatus
 CAPTURE_STATUS_PARTIAL: CaptureStatus
 CAPTURE_STATUS_FAILED: CaptureStatus
 CAPTURE_STATUS_CANCELLED: CaptureStatus
+CHECK_STATUS_UNSPECIFIED: CheckStatus
+CHECK_STATUS_OK: CheckStatus
+CHECK_STATUS_NOTE: CheckStatus
+CHECK_STATUS_PROBLEM: CheckStatus
+CHECK_STATUS_UNKNOWN: CheckStatus
 
 class Process(_message.Message):
-    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations")
+    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached")
     PID_FIELD_NUMBER: _ClassVar[int]
     START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +95,7 @@ class Process(_message.Message):
     BUSY_CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_TYPES_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     pid: int
     start_time_ns: int
     user: str
@@ -98,7 +112,8 @@ class Process(_message.Message):
     busy_capture_id: str
     activity_types: _containers.RepeatedScalarFieldContainer[str]
     iterations: int
-    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ...) -> None: ...
+    attached: bool
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ...) -> None: ...
 
 class Selector(_message.Message):
     __slots__ = ("pids", "command_regex", "user", "ranks", "job_id")
@@ -157,7 +172,7 @@ class Options(_message.Message):
     def __init__(self, record_shapes: bool = ..., with_stack: bool = ..., with_modules: bool = ..., with_flops: bool = ..., profile_memory: bool = ..., stack_sample_hz: _Optional[int] = ...) -> None: ...
 
 class CaptureSpec(_message.Message):
-    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels")
+    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +190,8 @@ class CaptureSpec(_message.Message):
     BUFFER_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     FORMATS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    NO_ATTACH_FIELD_NUMBER: _ClassVar[int]
+    KEEP_AGENT_NS_FIELD_NUMBER: _ClassVar[int]
     selector: Selector
     duration_ns: int
     iterations: IterationWindow
@@ -185,7 +202,9 @@ class CaptureSpec(_message.Message):
     buffer_limit_bytes: int
     formats: _containers.RepeatedScalarFieldContainer[str]
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    no_attach: bool
+    keep_agent_ns: int
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ...) -> None: ...
 
 class CreateCaptureRequest(_message.Message):
     __slots__ = ("spec", "idempotency_key")
@@ -220,6 +239,16 @@ class Overhead(_message.Message):
     agent_cpu_ns: int
     step_ratio: float
     def __init__(self, start_ns: _Optional[int] = ..., stop_ns: _Optional[int] = ..., detach_ns: _Optional[int] = ..., agent_cpu_ns: _Optional[int] = ..., step_ratio: _Optional[float] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("method", "latency_ns", "stopped_ns")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_NS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_NS_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    latency_ns: int
+    stopped_ns: int
+    def __init__(self, method: _Optional[str] = ..., latency_ns: _Optional[int] = ..., stopped_ns: _Optional[int] = ...) -> None: ...
 
 class TraceFile(_message.Message):
     __slots__ = ("format", "name", "size_bytes", "sha256")
@@ -269,7 +298,7 @@ class Summary(_message.Message):
     def __init__(self, activities: _Optional[_Mapping[str, int]] = ..., gpu_busy_fraction: _Optional[float] = ..., top_kernels: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., top_functions: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., window_start_ns: _Optional[int] = ..., window_end_ns: _Optional[int] = ..., out_of_window: _Optional[int] = ...) -> None: ...
 
 class Target(_message.Message):
-    __slots__ = ("pid", "start_time_ns", "process", "state", "verdict", "reason_code", "reason", "counts", "overhead", "files", "summary", "state_since_ns", "warnings", "requested_ns", "collecting_ns", "collected_ns", "stored_ns")
+    __slots__ = ("pid", "start_time_ns", "process", "state", "verdict", "reason_code", "reason", "counts", "overhead", "files", "summary", "state_since_ns", "warnings", "requested_ns", "collecting_ns", "collected_ns", "stored_ns", "attach")
     PID_FIELD_NUMBER: _ClassVar[int]
     START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +316,7 @@ class Target(_message.Message):
     COLLECTING_NS_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_NS_FIELD_NUMBER: _ClassVar[int]
     STORED_NS_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
     pid: int
     start_time_ns: int
     process: Process
@@ -304,7 +334,8 @@ class Target(_message.Message):
     collecting_ns: int
     collected_ns: int
     stored_ns: int
-    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ...) -> None: ...
+    attach: Attach
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
 
 class Capture(_message.Message):
     __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host")
@@ -458,3 +489,31 @@ class Host(_message.Message):
     max_duration_ns: int
     default_buffer_limit_bytes: int
     def __init__(self, hostname: _Optional[str] = ..., version: _Optional[str] = ..., started_ns: _Optional[int] = ..., now_ns: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., gpu_note: _Optional[str] = ..., driver_version: _Optional[str] = ..., store_path: _Optional[str] = ..., store_free_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., agents: _Optional[int] = ..., captures_running: _Optional[int] = ..., agent_socket: _Optional[str] = ..., max_duration_ns: _Optional[int] = ..., default_buffer_limit_bytes: _Optional[int] = ...) -> None: ...
+
+class Check(_message.Message):
+    __slots__ = ("name", "status", "detail", "advice")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    status: CheckStatus
+    detail: str
+    advice: str
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[CheckStatus, str]] = ..., detail: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
+
+class DiagnoseProcessRequest(_message.Message):
+    __slots__ = ("pid",)
+    PID_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    def __init__(self, pid: _Optional[int] = ...) -> None: ...
+
+class Diagnosis(_message.Message):
+    __slots__ = ("process", "method", "checks")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    method: str
+    checks: _containers.RepeatedCompositeFieldContainer[Check]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., method: _Optional[str] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ...) -> None: ...

@@ -59,6 +59,11 @@ class ProfilerStub(object):
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.SerializeToString,
                 response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Host.FromString,
                 )
+        self.DiagnoseProcess = channel.unary_unary(
+                '/kineto.v1.Profiler/DiagnoseProcess',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseProcessRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Diagnosis.FromString,
+                )
 
 
 class ProfilerServicer(object):
@@ -126,6 +131,13 @@ class ProfilerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DiagnoseProcess(self, request, context):
+        """Whether and how an agent could get into a process, looked at from outside: the process is not touched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ProfilerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,6 +185,11 @@ def add_ProfilerServicer_to_server(servicer, server):
                     servicer.GetHost,
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.FromString,
                     response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Host.SerializeToString,
+            ),
+            'DiagnoseProcess': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiagnoseProcess,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseProcessRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Diagnosis.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -334,5 +351,22 @@ class Profiler(object):
         return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/GetHost',
             kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.SerializeToString,
             kineto__protos_dot_v1_dot_profiler__pb2.Host.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DiagnoseProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/DiagnoseProcess',
+            kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseProcessRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.Diagnosis.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -1,0 +1,1 @@
+"""Getting the agent into a process that nobody prepared."""

@@ -1,0 +1,96 @@
+"""What attaching is made of: the values that its parts exchange, and how it can fail.
+
+Theory of operation
+    helpers.py (in the daemon)  asks a warm helper process for one attach, with a deadline
+    helper.py (the process)     inspects the target, refuses or chooses a method, runs it, hands back the channel
+    a method                    makes the target run the bootstrap: remote_debug, pending_call, native_thread
+    bootstrap (in the target)   makes a socketpair, names its ends by a memfd, receives the agent, runs it
+
+    A method ends when the interpreter or the new thread has the code; it does not wait for it to run. The
+    channel says whether it ran. So a method may be followed by another with the same bootstrap: its token makes
+    sure that it runs once.
+"""
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kinetod.attach.image import TargetImage
+
+MAX_BOOTSTRAP_BYTES = 3072  # it travels through one page of the target
+
+
+class AttachCode(StrEnum):
+    """Why a process has got no agent. All are documented in docs/errors.md."""
+
+    NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
+    TRACED = "ATTACH_TRACED"  # another tracer holds it
+    UNSUITABLE = "ATTACH_UNSUITABLE"  # kernel thread, pid 1, zombie, stopped, uninterruptible, ourselves
+    UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
+    SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
+    TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not come round
+    GONE = "ATTACH_GONE"  # it ended meanwhile
+    FAILED = "ATTACH_FAILED"  # anything else
+
+
+class AttachError(Exception):
+    """The process is as it was. `reason` says what, which and what to do next."""
+
+    def __init__(self, code: AttachCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Code for the target. The token grows with every attach on this machine (Unix ns)."""
+
+    token: int
+    source: bytes  # ASCII, for Python 3.9 and later, at most MAX_BOOTSTRAP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What handing over the code took."""
+
+    tid: int = 0  # 0: no thread was stopped
+    stopped_ns: int = 0  # the longest time that a thread stood still
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What one attach did."""
+
+    method: str
+    stopped_ns: int
+    latency_ns: int  # from the request until the bootstrap's channel was there
+
+
+class Deadline:
+    """A point in monotonic time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; 0 when it has passed."""
+        return max(0.0, self._at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return self.left_s == 0.0
+
+
+class Method(Protocol):
+    """One way to make a Python process run the bootstrap. Blocking; used in the helper process only."""
+
+    name: str
+
+    def hand_over(self, target: "TargetImage", bootstrap: Bootstrap, deadline: Deadline) -> Stop:
+        """Raises AttachError; then the target is as it was and has not got the code."""
