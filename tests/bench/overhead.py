@@ -106,13 +106,21 @@ def untouched(environ: dict[str, str], work: str, log: Path, *, agent: bool) -> 
     return {"step_ms": statistics.median(durations(steps, steps[0], steps[-1])) / 1e6}
 
 
-def traced(environ: dict[str, str], work: str, log: Path, options: argparse.Namespace, types: str) -> dict[str, Any]:
-    """Our traces by pid, one after another, of one loop: medians, and all values of what varies most."""
-    loop = start_loop(environ, work, log, agent=True, extra=[])
+def traced(
+    environ: dict[str, str], work: str, log: Path, options: argparse.Namespace, types: str, *, live: bool = False
+) -> dict[str, Any]:
+    """Our traces by pid, one after another, of one loop: medians, and all values of what varies most.
+
+    live: of a loop that nobody prepared; each trace attaches anew.
+    """
+    loop = start_loop(environ, work, log, agent=not live, extra=[])
+    arguments = ["--duration", f"{options.trace_s}s", *(["--activities", types] if types else [])]
+    if live:
+        arguments += ["--keep-agent", "0s"]
     captures = []
     for _ in range(options.traces):
         time.sleep(BEFORE_S)
-        captures.append(trace_once(environ, loop.pid, log.parent, options.trace_s, types))
+        captures.append(trace_once(environ, loop.pid, log.parent, arguments))
     time.sleep(AFTER_S)
     logged = end_loop(loop, log)
     ends = [marks["requested"] for marks, _ in captures[1:]] + [logged["steps"][-1]]
@@ -126,17 +134,17 @@ def traced(environ: dict[str, str], work: str, log: Path, options: argparse.Name
     result["all during"] = [round(row["during"], 3) for row in rows]
     result["all after"] = [round(row["after"], 3) for row in rows]
     result["verdicts"] = [target["verdict"] for _, target in captures]
-    result["last"] = {key: last[key] for key in ("overhead", "warnings")} | last["summary"]["activities"]
+    result["last"] = {key: last.get(key) for key in ("overhead", "warnings", "attach")} | last["summary"]["activities"]
     return result
 
 
 def trace_once(
-    environ: dict[str, str], pid: int, folder: Path, trace_s: float, types: str
+    environ: dict[str, str], pid: int, folder: Path, arguments: list[str]
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """One `kinetoctl trace`: its points in time, and the target as it reports it."""
     requested = time.time_ns()
-    arguments = ["trace", "--pid", str(pid), "--duration", f"{trace_s}s", "--output-dir", str(folder)]
-    capture = json.loads(control(environ, *arguments, *(["--activities", types] if types else [])).stdout)
+    done = control(environ, "trace", "--pid", str(pid), "--output-dir", str(folder), *arguments)
+    capture = json.loads(done.stdout)
     target = capture["targets"][0]
     marks = {
         "requested": requested,
@@ -187,6 +195,9 @@ def main() -> int:
             if work != "cpu":
                 rows["kinetoctl trace, GPU activities"] = traced(environ, work, log, options, GPU_TYPES)
             rows["kinetoctl trace, everything"] = traced(environ, work, log, options, "")
+            rows["live attach, Python stacks only"] = traced(environ, work, log, options, "python_function", live=True)
+            if work != "cpu":
+                rows["live attach, GPU activities"] = traced(environ, work, log, options, GPU_TYPES, live=True)
             if not options.skip_incumbent:
                 rows["torch.profiler in the script"] = incumbent(environ, work, log, options.trace_s)
             report(work, rows)
