@@ -9,7 +9,7 @@ Theory of operation
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from kineto_agent.sources import cupti_library
 from kineto_agent.sources.cupti_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
@@ -248,7 +248,7 @@ class CuptiSession:
 
 
 class CuptiSource:
-    """Activities of NVIDIA GPUs."""
+    """Activities of NVIDIA GPUs. A subclass may record in another process: find, load and describe are its seams."""
 
     name = "cupti"
     on_request = frozenset(("cuda_sync",))  # on an H200 the launch-bound step takes x1.34 with it, x1.24 without
@@ -263,18 +263,34 @@ class CuptiSource:
         self._maps = maps
         self._detach_limit_ms = detach_limit_ms
 
+    def find_library(self) -> Optional[str]:
+        """Path of the libcupti to use, as the process sees it; None where there is nothing to trace."""
+        return cupti_library.find(self._environ, self._maps)
+
+    def load_collector(self) -> "Collector":
+        """The process's collector. Raises SourceError."""
+        from kineto_agent.sources import cupti_native
+
+        return cupti_native.load()
+
+    def describe_devices(self, collector: "Collector") -> Dict[str, Any]:
+        """What CUDA says about its devices and versions; only what is known."""
+        from kineto_agent.sources import cupti_devices
+
+        return cupti_devices.describe(self._maps)
+
     def activity_types(self) -> List[str]:
         """All of them as soon as the process has CUDA and a libcupti can be had."""
-        return sorted(KINDS) if cupti_library.find(self._environ, self._maps) else []
+        return sorted(KINDS) if self.find_library() else []
 
     def prepare(self, request: SourceRequest) -> CuptiSession:
         """Open libcupti and make the arena. Raises SourceError."""
-        from kineto_agent.sources import cupti_devices, cupti_native
+        from kineto_agent.sources import cupti_native
 
-        path = cupti_library.find(self._environ, self._maps)
+        path = self.find_library()
         if path is None:
             raise SourceError("CUPTI_LIBRARY", "this process has no CUDA, or no libcupti can be found for it")
-        collector = cupti_native.load()
+        collector = self.load_collector()
         version = collector.open(path)
         if version not in KNOWN:
             raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
@@ -290,7 +306,7 @@ class CuptiSource:
             )
         )
         _keep_calls(collector, request)
-        metadata = {"cupti_version": version, "cupti_library": path, **cupti_devices.describe(self._maps)}
+        metadata = {"cupti_version": version, "cupti_library": path, **self.describe_devices(collector)}
         return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 from kineto_agent.sources.cupti_library import mapped_files
 
 # Kineto's name of a device property -> CUdevice_attribute; in Kineto's order.
-_ATTRIBUTES = (
+ATTRIBUTES = (
     ("computeMajor", 75),
     ("computeMinor", 76),
     ("maxThreadsPerBlock", 1),
@@ -51,7 +51,7 @@ def _device(cuda: ctypes.CDLL, index: int) -> Dict[str, Any]:
         properties["name"] = name.value.decode("utf-8", "replace")
     if cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle) == 0:
         properties["totalGlobalMem"] = size.value
-    for key, attribute in _ATTRIBUTES:
+    for key, attribute in ATTRIBUTES:
         if cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, handle) == 0:
             properties[key] = number.value
     return properties
