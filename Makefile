@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons lint unit sanitize gpu bench campaign protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench campaign protos clean install
 
 install: $(STAMP)
 
@@ -33,6 +33,10 @@ unit: $(STAMP)
 test-pythons: $(STAMP)
 	tests/pythons.sh
 
+# CPython releases that this machine does not have, unpacked from Debian packages into build/ (root is not needed).
+newer-pythons: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.newer_pythons
+
 # The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make unit`).
 sanitize: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.sanitize
@@ -47,6 +51,7 @@ bench: $(STAMP)
 
 # Long checks, not part of `make test`: other people's tools read our traces.
 campaign: $(STAMP)
+	-cd tests && ../$(BIN)/python -m support.newer_pythons
 	$(PYTHON) -m venv .venv-readers
 	.venv-readers/bin/pip install --quiet --disable-pip-version-check HolisticTraceAnalysis torch-tb-profiler
 	rm -rf build/readers

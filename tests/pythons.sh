@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Runs the agent's unit tests under every CPython from the agent's floor on that is found on PATH or in pyenv.
+# Runs the agent's unit tests under every CPython from the agent's floor on that is found on PATH, in pyenv or among
+# those that `make newer-pythons` has made.
 # Each gets a small virtual environment in .venv-pythons/, which is reused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=() ran=()
-for version in 3.9 3.10 3.11 3.12 3.13 3.14; do
+for version in 3.9 3.10 3.11 3.12 3.13 3.14 3.15; do
     python=""
-    for candidate in "$(command -v "python$version" || true)" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python; do
+    for candidate in "$(command -v "python$version" || true)" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python \
+        "$PWD/build/newer-pythons/root/usr/local/bin/python$version"; do
         # a pyenv shim exists for versions that are not active: it must run, not only be there
         if [ -x "$candidate" ] && "$candidate" -c 'import ctypes' 2>/dev/null; then
             python=$candidate
@@ -16,8 +18,9 @@ for version in 3.9 3.10 3.11 3.12 3.13 3.14; do
     [ -n "$python" ] || continue
     venv=.venv-pythons/$version
     if [ ! -e "$venv/.installed" ]; then
-        "$python" -m venv "$venv"
-        "$venv/bin/pip" install --quiet --disable-pip-version-check 'pytest>=8' 'pytest-timeout>=2.3'
+        "$python" -m venv --without-pip "$venv"  # Debian's Python has no pip of its own
+        .venv/bin/pip --python "$venv/bin/python" install --quiet --disable-pip-version-check \
+            'pytest>=8' 'pytest-timeout>=2.3'
         touch "$venv/.installed"
     fi
     echo "== $("$venv/bin/python" --version)"

@@ -1,5 +1,6 @@
 """The whole agent against a daemon driven by hand: real socket, real thread, real sources."""
 
+import contextlib
 import os
 import select
 import socket
