@@ -95,5 +95,9 @@ KC_EXPORT int kc_detach(uint32_t limit_ms, struct kc_detach_result *result);
 KC_EXPORT int kc_close(void);
 /* CUPTI's own text for one of its results. */
 KC_EXPORT void kc_result_text(int32_t result, char *text, size_t text_bytes);
+/* All of the above by packets on the socket `fd` (serve.h), for a process without Python, on a thread that is given
+ * to it: blocks its signals and renames it. Returns when the other end is closed or says so; nothing is recorded then,
+ * and `fd` is closed. */
+KC_EXPORT int kc_serve(int fd);
 
 #endif

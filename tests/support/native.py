@@ -51,6 +51,14 @@ def fake_cuda() -> Path:
     return build("libcuda.so.1", [FAKES / "fake_cuda.c"], ["-O2", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"])
 
 
+def fake_cuda_program() -> Path:
+    """The fake "inference server" (tests/fakes/fake_cuda_program.c), linked with the fake libraries."""
+    libraries = [fake_cupti(), fake_cuda()]
+    places = [f"-Wl,-rpath,{library.parent}" for library in libraries]
+    flags = ["-O2", "-g", "-Wl,--no-as-needed", *map(str, libraries), *places]
+    return build("fake_cuda_program", [FAKES / "fake_cuda_program.c"], flags)
+
+
 def collector() -> Path:
     """The collector as tests compile it: like the product's, but warnings are errors."""
     flags = ["-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wpedantic", "-Wl,-z,defs"]

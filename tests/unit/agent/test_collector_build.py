@@ -11,7 +11,7 @@ from support import native
 
 EXPORTED = {
     "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls", "kc_yield",
-    "kc_counts", "kc_stop", "kc_detach", "kc_close", "kc_result_text",
+    "kc_counts", "kc_stop", "kc_detach", "kc_close", "kc_result_text", "kc_serve",
 }  # fmt: skip
 
 

@@ -1,0 +1,23 @@
+/* What the CUDA libraries that the process has loaded say about its devices. Nothing is loaded or initialised. */
+#ifndef KINETO_DEVICES_H
+#define KINETO_DEVICES_H
+
+#include <stdint.h>
+
+#define DEVICE_ATTRIBUTES 32u
+#define DEVICE_NAME_BYTES 256
+
+struct device_facts {
+    int32_t count;           /* devices; 0 when unknown */
+    int32_t driver_version;  /* 0: unknown, likewise below */
+    int32_t runtime_version;
+    uint32_t known;          /* bit i: values[i] is valid */
+    uint64_t memory_bytes;
+    int32_t values[DEVICE_ATTRIBUTES]; /* of the attributes asked for, in their order */
+    char name[DEVICE_NAME_BYTES];      /* ends with NUL; empty: unknown */
+};
+
+/* Device `index` and its `count` CUdevice_attributes (DEVICE_ATTRIBUTES at most). */
+void device_describe(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts);
+
+#endif
