@@ -1,0 +1,125 @@
+"""The memory of another process."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import struct
+from pathlib import Path
+
+from kinetod.attach.interface import AttachCode, AttachError
+
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_writev.restype = ctypes.c_ssize_t
+
+
+class Iovec(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def gone(pid: int) -> AttachError:
+    """The error for a process that has no memory any more."""
+    return AttachError(AttachCode.GONE, f"process {pid} has ended (or has no memory of its own, as a kernel thread)")
+
+
+def not_permitted(pid: int) -> AttachError:
+    """The error for a process that the kernel does not let us trace; names what may be in the way."""
+    scope = "0"
+    with contextlib.suppress(OSError):
+        scope = YAMA.read_text().strip()
+    if scope != "0":
+        why = f"kernel.yama.ptrace_scope is {scope}: only its parent or a process with CAP_SYS_PTRACE may"
+    else:
+        why = "it belongs to another user or has other capabilities"
+    return AttachError(
+        AttachCode.NOT_PERMITTED,
+        f"the kernel does not permit this daemon to read the memory of process {pid}: {why};"
+        " run kinetod as root or give it CAP_SYS_PTRACE",
+    )
+
+
+class Memory:
+    """Reads and writes by /proc/PID/mem, where its file mode is in the way by process_vm_readv/writev.
+
+    Which is so with CAP_SYS_PTRACE but without CAP_DAC_OVERRIDE. Only /proc/PID/mem writes through the
+    protection of a page (a private copy of code is made).
+
+    Every method raises AttachError when the process has ended or may not be traced, and OSError where nothing is
+    mapped.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = -1
+        try:
+            self._fd = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        except PermissionError:
+            with contextlib.suppress(OSError):  # EFAULT: permitted, nothing lies there
+                self.read(0, 1)
+        except (FileNotFoundError, ProcessLookupError):
+            raise gone(pid) from None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def writes_code(self) -> bool:
+        """Whether pages without write permission can be written."""
+        return self._fd >= 0
+
+    def read(self, address: int, size: int) -> bytes:
+        """Exactly `size` bytes."""
+        if self._fd < 0:
+            buffer = ctypes.create_string_buffer(size)
+            self._transfer(_libc.process_vm_readv, address, buffer, size)
+            return buffer.raw
+        data = os.pread(self._fd, size, address)
+        if not data and size:  # an unmapped address is EIO, a memory that is no more is the end of the file
+            raise gone(self.pid)
+        if len(data) != size:
+            raise OSError(errno.EIO, "Unmapped", f"{address:#x} of process {self.pid}")
+        return data
+
+    def write(self, address: int, data: bytes) -> None:
+        """All of it."""
+        if self._fd < 0:
+            self._transfer(_libc.process_vm_writev, address, ctypes.create_string_buffer(data, len(data)), len(data))
+            return
+        written = os.pwrite(self._fd, data, address)
+        if not written and data:
+            raise gone(self.pid)
+        if written != len(data):
+            raise OSError(errno.EIO, "Unmapped", f"{address:#x} of process {self.pid}")
+
+    def u32(self, address: int) -> int:
+        """An unsigned 32-bit number."""
+        return int(struct.unpack("<I", self.read(address, 4))[0])
+
+    def u64(self, address: int) -> int:
+        """An unsigned 64-bit number."""
+        return int(struct.unpack("<Q", self.read(address, 8))[0])
+
+    def _transfer(
+        self, call: "ctypes._NamedFuncPointer", address: int, buffer: "ctypes.Array[ctypes.c_char]", size: int
+    ) -> None:
+        local, remote = Iovec(ctypes.addressof(buffer), size), Iovec(address, size)
+        done = call(self.pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        if done == size:
+            return
+        code = ctypes.get_errno() if done < 0 else errno.EIO
+        if code == errno.EPERM:
+            raise not_permitted(self.pid)
+        if code == errno.ESRCH:
+            raise gone(self.pid)
+        raise OSError(code, os.strerror(code), f"{address:#x} of process {self.pid}")
