@@ -33,6 +33,12 @@ def _positive(_ctx: click.Context, param: click.Parameter, value: int) -> int:
     return value
 
 
+def _not_negative(_ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if value < 0:
+        raise click.BadParameter("must be 0 or more", param=param)
+    return value
+
+
 _option = partial(click.option, show_envvar=True)
 _size = partial(_option, type=Parsed("size", parse_size_bytes))
 _duration = partial(_option, type=Parsed("duration", parse_duration_ns), callback=_positive)
@@ -87,6 +93,19 @@ _duration = partial(_option, type=Parsed("duration", parse_duration_ns), callbac
     help="Processes that decode traces.",
 )
 @_option(
+    "--no-attach",
+    is_flag=True,
+    help="Only trace processes that have an agent; never bring one into a process.",
+)
+@_duration("--attach-deadline", default="10s", help="How long bringing an agent into a process may take.")
+@_option(
+    "--keep-agent",
+    type=Parsed("duration", parse_duration_ns),
+    callback=_not_negative,
+    default="10min",
+    help="How long an agent that was brought in stays after its last capture; 0: it leaves at once.",
+)
+@_option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
@@ -118,6 +137,9 @@ def command(
         process_deadline_ns=options["process_deadline"],
         decode_deadline_ns=options["decode_deadline"],
         decode_workers=options["decode_workers"],
+        attach=not options["no_attach"],
+        attach_deadline_ns=options["attach_deadline"],
+        keep_agent_ns=options["keep_agent"],
     )
     from kinetod.app import run  # gRPC and protobuf are not needed for --help and usage errors
 

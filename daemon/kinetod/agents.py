@@ -1,13 +1,23 @@
-"""The agents that are connected: who they are, what they said, and which capture their frames belong to."""
+"""The agents that are connected: who they are, what they said, and which capture their frames belong to.
+
+Theory of operation
+    An agent that the daemon brought into its process (live attach) is there for captures only: when it has had
+    none for `keep_ns`, and nobody holds it for one that is about to start, its link is closed and it leaves by
+    itself. Agents that came by themselves stay.
+    One agent per process: one that connects by itself takes the place of an attached one, never the reverse.
+"""
 
 import asyncio
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from typing import Protocol, Union
 
 from kineto_agent import wire
 
 from kinetod import __version__
+from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.identity import Identity, ProcessKey
 from kinetod.link import Connection
 from kinetod.text import clean
@@ -42,6 +52,38 @@ class Agent:
         self.hello = hello
         self._listeners: dict[str, CaptureListener] = {}
         self._described: asyncio.Future[None] | None = None
+        self.keep_ns = 0  # how long an attached agent stays without a capture
+        self._holders = 0
+        self._leaving: asyncio.TimerHandle | None = None
+
+    @property
+    def attached(self) -> Attached | None:
+        """How the daemon brought it in; None: it came by itself."""
+        return self.connection.attached
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps an attached agent until the end of the block, for a capture that is about to start."""
+        self._holders += 1
+        self._stay_or_leave()
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            self._stay_or_leave()
+
+    def _stay_or_leave(self) -> None:
+        """Starts the time that an attached agent has without a capture, or ends it."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        if self.attached is None or self._holders or self._listeners or self.connection.closed:
+            return
+        self._leaving = asyncio.get_running_loop().call_later(self.keep_ns / 1e9, self._leave)
+
+    def _leave(self) -> None:
+        self._leaving = None
+        self.connection.close("it is not needed any more, and leaves the process")
 
     @property
     def key(self) -> ProcessKey:
@@ -64,10 +106,12 @@ class Agent:
     def attach(self, capture_id: str, listener: CaptureListener) -> None:
         """Routes this capture's frames to `listener` until `detach`."""
         self._listeners[capture_id] = listener
+        self._stay_or_leave()
 
     def detach(self, capture_id: str) -> None:
         """Ends `attach`."""
-        self._listeners.pop(capture_id, None)
+        if self._listeners.pop(capture_id, None) is not None:
+            self._stay_or_leave()
 
     def ask(self) -> "asyncio.Future[None]":
         """Sends Describe (once for all who wait); done when the fresh Hello is here or the link is gone."""
@@ -99,6 +143,9 @@ class Agent:
     def gone(self, reason: str) -> None:
         """The connection is closed."""
         self._answered()
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
         died = self.connection.died or not self.identity.alive()
         for listener in list(self._listeners.values()):
             listener.on_gone(died, reason)
@@ -110,6 +157,7 @@ class AgentHub:
     def __init__(self) -> None:
         self._agents: dict[ProcessKey, Agent] = {}
         self._incompatible: dict[ProcessKey, tuple[Identity, int]] = {}
+        self._awaited: dict[Connection, asyncio.Future[Agent]] = {}
 
     def __len__(self) -> int:
         return len(self._agents)
@@ -121,6 +169,10 @@ class AgentHub:
     def get(self, key: ProcessKey) -> Agent | None:
         """The agent in this process."""
         return self._agents.get(key)
+
+    def introduction(self, connection: Connection) -> "asyncio.Future[Agent]":
+        """Done when the agent of an adopted connection has said Hello; fails with AttachError if it never does."""
+        return self._awaited.setdefault(connection, asyncio.get_running_loop().create_future())
 
     def incompatible_version(self, key: ProcessKey) -> int | None:
         """The protocol version of an agent that we cannot talk to, if this process has one."""
@@ -161,6 +213,10 @@ class AgentHub:
         if agent is not None and agent.connection is connection:
             agent.greet(hello)
             return
+        if agent is not None and connection.attached is not None and agent.attached is None:
+            self._introduce(connection, agent)
+            connection.refuse("the process has an agent that connected by itself")
+            return
         if agent is not None:
             agent.connection.close("the same process has connected again")
         connection.accept_handshake()
@@ -169,9 +225,14 @@ class AgentHub:
         agent.send(wire.Welcome(__version__))
         if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
             agent.send(wire.Cancel(hello.busy_capture_id, False))
-        log.info(
-            "%s has connected: kineto_agent %s, %s", connection, hello.agent_version, hello.framework or "no torch"
-        )
+        how = "has connected" if agent.attached is None else f"was brought in by {agent.attached.method}"
+        log.info("%s %s: kineto_agent %s, %s", connection, how, hello.agent_version, hello.framework or "no torch")
+        self._introduce(connection, agent)
+
+    def _introduce(self, connection: Connection, agent: Agent) -> None:
+        waiting = self._awaited.pop(connection, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(agent)
 
     def on_version_mismatch(self, connection: Connection, theirs: int) -> None:
         """Remembers the process, so that calls about it can say what is wrong."""
@@ -187,6 +248,9 @@ class AgentHub:
     def on_close(self, connection: Connection, reason: str) -> None:
         """The end of one connection."""
         identity = connection.identity
+        waiting = self._awaited.pop(connection, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(_not_introduced(connection, reason))
         agent = self._agents.get(identity.key)
         if agent is not None and agent.connection is connection:
             del self._agents[identity.key]
@@ -214,6 +278,17 @@ class AgentHub:
         entry = self._incompatible.pop(key, None)
         if entry is not None:
             entry[0].close()
+
+
+def _not_introduced(connection: Connection, reason: str) -> AttachError:
+    pid = connection.identity.pid
+    if connection.died or not connection.identity.alive():
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the agent started in it")
+    return AttachError(
+        AttachCode.FAILED,
+        f"the agent got into process {pid} but did not start there: {reason}; set KINETO_AGENT_LOG in a process of "
+        "that kind and look there",
+    )
 
 
 def checked_hello(hello: wire.Hello) -> wire.Hello:

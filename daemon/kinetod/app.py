@@ -20,6 +20,8 @@ from pathlib import Path
 
 from kinetod import __version__
 from kinetod.agents import AgentHub
+from kinetod.attach.helpers import AttachHelpers
+from kinetod.attaching import Attacher
 from kinetod.captures.manager import CaptureManager
 from kinetod.captures.services import Services
 from kinetod.config import Config
@@ -37,6 +39,7 @@ from kinetod.workers import WorkerPool
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_PERIOD_S = 2.0
+WARM_HELPERS = 2
 STOP_CAPTURES_S = 8.0
 STOP_CALLS_S = 1.0
 FILE_THREADS = 4
@@ -145,14 +148,33 @@ async def _start(config: Config, stack: contextlib.AsyncExitStack) -> _Daemon:
     services = Services(config=config, workers=workers, executor=executor, free_bytes=store.free_bytes, host=hostname)
     hub = AgentHub()
     registry = Registry(hub)
-    captures = CaptureManager(config, registry, store, services)
+    # root's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
+    link = LinkServer(config.agent_socket, hub, mode=0o666 if os.geteuid() == 0 else 0o600)
+    attacher = await _start_attacher(config, link, hub, workers, stack) if config.attach else None
+    captures = CaptureManager(config, registry, store, services, attacher)
     host = HostInfo(config, store, hostname)
     service = ProfilerService(hub=hub, registry=registry, captures=captures, store=store, host=host)
     rpc = RpcServer(service, config.listen)
     await captures.recover()
     await rpc.start()
-    # root's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
-    link = LinkServer(config.agent_socket, hub, mode=0o666 if os.geteuid() == 0 else 0o600)
     link.start()
     await rpc.set_serving(True)
     return _Daemon(hub, link, captures, store, rpc)
+
+
+async def _start_attacher(
+    config: Config, link: LinkServer, hub: AgentHub, workers: WorkerPool, stack: contextlib.AsyncExitStack
+) -> Attacher:
+    helpers = AttachHelpers(WARM_HELPERS)
+    await helpers.start()
+    stack.push_async_callback(helpers.stop)
+    attacher = Attacher(
+        helpers,
+        link,
+        hub,
+        deadline_ns=config.attach_deadline_ns,
+        keep_ns=config.keep_agent_ns,
+        own_pids=lambda: helpers.pids() | workers.pids(),
+    )
+    stack.push_async_callback(attacher.stop)
+    return attacher

@@ -42,6 +42,9 @@ class Config:
     process_deadline_ns: int = 30 * _SECOND_NS
     decode_deadline_ns: int = 600 * _SECOND_NS
     decode_workers: int = 2
+    attach: bool = True  # whether processes without an agent get one
+    attach_deadline_ns: int = 10 * _SECOND_NS
+    keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture
 
 
 def parse_listen(text: str) -> ListenAddress:

@@ -82,7 +82,7 @@ def _boot_time_ns(proc: Path = PROC) -> int:
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-_BOOT_TIME_NS = _boot_time_ns()  # read once: the kernel's value moves when the clock is set
+BOOT_TIME_NS = _boot_time_ns()  # read once: the kernel's value moves when the clock is set
 
 
 def _stat_fields(pid: int, proc: Path = PROC) -> list[str]:
@@ -90,13 +90,16 @@ def _stat_fields(pid: int, proc: Path = PROC) -> list[str]:
     return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def start_time_ns(pid: int, proc: Path = PROC) -> int:
-    """Unix nanoseconds, the same value for a process during the daemon's life. Raises OSError if it is gone."""
+def start_time_ns(pid: int, proc: Path = PROC, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
+    """Unix nanoseconds, the same value for a process during the daemon's life. Raises OSError if it is gone.
+
+    A helper process is given the daemon's `boot_time_ns`, so that both get the same value.
+    """
     try:
         ticks = int(_stat_fields(pid, proc)[_STAT_START_TIME])
     except (IndexError, ValueError) as exc:
         raise ProcessLookupError(f"/proc/{pid}/stat cannot be read") from exc
-    return _BOOT_TIME_NS + ticks * 10**9 // _CLOCK_TICKS
+    return boot_time_ns + ticks * 10**9 // _CLOCK_TICKS
 
 
 def identify(sock: socket.socket, proc: Path = PROC) -> Identity:

@@ -16,6 +16,9 @@ Theory of operation
 
     The death of the process (pidfd readable) ends the connection too: a forked child may hold the other
     end open. Frames that the process sent before it died are still delivered.
+
+    The channel of a live attach is such a connection as well (`adopt`): a socketpair that the target made, so
+    that the kernel's credentials of its other end are the target's.
 """
 
 import array
@@ -33,8 +36,9 @@ from typing import Protocol
 
 from kineto_agent import wire
 
+from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.errors import StartError
-from kinetod.identity import Identity, Unidentified, identify
+from kinetod.identity import Identity, ProcessKey, Unidentified, identify
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +79,12 @@ class Connection:
         identity: Identity,
         handler: ConnectionHandler,
         on_end: Callable[["Connection"], None],
+        *,
+        attached: Attached | None = None,
+        handshake_s: float | None = None,
     ) -> None:
         self.identity = identity
+        self.attached = attached  # how the agent got into the process; None: it came by itself
         self.greeted = False
         self.died = False
         self.closed = False
@@ -87,7 +95,8 @@ class Connection:
         self._queue: collections.deque[bytes] = collections.deque()
         self._tokens = FRAMES_BURST
         self._tokens_at = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(HANDSHAKE_S, self._handshake_late)
+        self._handshake_s = HANDSHAKE_S if handshake_s is None else handshake_s
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._handshake_s, self._handshake_late)
         self._loop.add_reader(sock.fileno(), self._readable)
         if identity.pidfd is not None:
             self._loop.add_reader(identity.pidfd, self._process_died)
@@ -213,7 +222,7 @@ class Connection:
 
     def _handshake_late(self) -> None:
         self._timer = None
-        self.refuse(f"no Hello within {HANDSHAKE_S:g} s")
+        self.refuse(f"no Hello within {self._handshake_s:g} s")
 
     def _process_died(self) -> None:
         self.died = True
@@ -320,6 +329,40 @@ class LinkServer:
             identity.close()
             return
         self._connections.add(Connection(sock, identity, self._handler, self._connections.discard))
+
+    def adopt(
+        self,
+        sock: socket.socket,
+        key: ProcessKey,
+        attached: Attached,
+        *,
+        handshake_s: float = HANDSHAKE_S,
+        identity: Identity | None = None,
+    ) -> Connection:
+        """Makes a connection of the channel of an attach, whose other end must be the process `key`'s.
+
+        `identity` is for a channel of our own making (a proxy of the process). Takes the socket over, also when it
+        raises AttachError.
+        """
+        sock.setblocking(False)
+        try:
+            found = identity or identify(sock)
+        except (Unidentified, OSError) as exc:
+            sock.close()
+            raise AttachError(AttachCode.GONE, f"process {key.pid} ended while it was attached to: {exc}") from exc
+        if found.key != key:
+            sock.close()
+            found.close()
+            raise AttachError(
+                AttachCode.FAILED,
+                f"the channel is not process {key.pid}'s but process {found.pid}'s (uid {found.uid}); nothing was "
+                "traced, try again",
+            )
+        connection = Connection(
+            sock, found, self._handler, self._connections.discard, attached=attached, handshake_s=handshake_s
+        )
+        self._connections.add(connection)
+        return connection
 
     def stop_accepting(self) -> None:
         """No new agents; those connected stay."""

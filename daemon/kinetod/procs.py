@@ -34,6 +34,8 @@ class ProcessFacts:
     world_size: int | None
     job_id: str
     is_python: bool
+    parent_pid: int = 0
+    is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
 
 
 def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
@@ -47,6 +49,7 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
             uid = process.uids().effective
             user = clean(process.username(), 64)
             command = process.cmdline() or [process.name()]
+            parent_pid = process.ppid()
     except (OSError, psutil.Error, ValueError):
         return None
     environ = _environ(pid, proc)
@@ -60,7 +63,16 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         world_size=_number(environ, WORLD_SIZE_VARIABLES),
         job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
         is_python=_is_python(pid, command, proc),
+        parent_pid=parent_pid,
+        is_ours=_is_ours(command),
     )
+
+
+def _is_ours(command: list[str]) -> bool:
+    """`python .../kinetoctl …`, `python -m kinetod…`; not the demo's training process."""
+    if command[1:2] == ["-m"]:
+        return command[2:3] == ["kinetoctl"] or (command[2:3] or [""])[0].partition(".")[0] == "kinetod"
+    return any(Path(argument).name in ("kinetoctl", "kinetod") for argument in command[:2])
 
 
 def _clipped(command: list[str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,9 @@ class Match:
             and (not self.ranks or (process.HasField("rank") and process.rank in self.ranks))
             and (not self.job_id or process.job_id == self.job_id)
         )
+
+    def __bool__(self) -> bool:
+        return bool(self.pids or self.command or self.user or self.ranks or self.job_id)
 
     def __str__(self) -> str:
         parts = [
@@ -84,6 +87,11 @@ class Candidate:
     key: ProcessKey
     process: pb.Process
     agent: Agent | None
+    facts: ProcessFacts
+
+    def has_agent(self) -> bool:
+        """Also one that we cannot talk to."""
+        return self.process.agent_state != pb.AGENT_STATE_NONE
 
 
 class Registry:
@@ -113,6 +121,24 @@ class Registry:
         joined = [self._join(each) for each in facts if each is not None]
         return [candidate for candidate in joined if candidate is not None]
 
+    async def selected(self, match: Match, *, attachable: bool) -> list[Candidate]:
+        """What a selector without pids means, by pid: processes with an agent, and those that should get one.
+
+        Those are the ones that use a GPU, and Python processes that a regular expression for the command means;
+        never kinetod's own ones, nor the forked workers of a selected process, which have its command and files.
+        """
+        pids = set(self.agent_pids())
+        attachable = attachable and bool(match)
+        if attachable:
+            pids |= await asyncio.to_thread(foreign_pids, self._proc)
+        found = [each for each in await self.candidates(sorted(pids), fresh=False) if match(each.process)]
+        by_pid = {each.key.pid: each for each in found}
+        return [each for each in found if each.has_agent() or (attachable and _should_have_one(each, match, by_pid))]
+
+    def agent(self, key: ProcessKey) -> Agent | None:
+        """The agent in this process now."""
+        return self._hub.get(key)
+
     async def candidate(self, pid: int) -> Candidate | None:
         """One process whatever it is; None if there is no such process."""
         facts = await asyncio.to_thread(read_facts, pid, self._proc)
@@ -136,7 +162,15 @@ class Registry:
             add_agent(process, agent)
         elif incompatible:
             process.agent_state = pb.AGENT_STATE_INCOMPATIBLE
-        return Candidate(facts.key, process, agent)
+        return Candidate(facts.key, process, agent, facts)
+
+
+def _should_have_one(candidate: Candidate, match: Match, others: Mapping[int, Candidate]) -> bool:
+    facts = candidate.facts
+    parent = others.get(facts.parent_pid)
+    if facts.is_ours or (parent is not None and parent.facts.command == facts.command):
+        return False
+    return bool(facts.gpus) or (facts.is_python and match.command is not None)
 
 
 def to_proto(facts: ProcessFacts) -> pb.Process:
@@ -174,5 +208,6 @@ def add_agent(process: pb.Process, agent: Agent) -> None:
     process.busy_capture_id = agent.capture_id or hello.busy_capture_id
     process.agent_state = pb.AGENT_STATE_BUSY if process.busy_capture_id else pb.AGENT_STATE_READY
     process.activity_types.extend(agent.activity_types())
+    process.attached = agent.attached is not None
     if not process.command:
         process.command.extend(hello.argv)

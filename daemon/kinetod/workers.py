@@ -101,6 +101,10 @@ class WorkerPool:
         self._slots = asyncio.Semaphore(count)
         self._jobs = 0
 
+    def pids(self) -> set[int]:
+        """Of the workers that are idle now."""
+        return {worker.process.pid for worker in self._idle}
+
     async def start(self) -> None:
         """Warms all workers up."""
         self._idle = list(await asyncio.gather(*(_Worker.start(self._command) for _ in range(self._count))))

@@ -103,9 +103,9 @@ def test_a_pid_that_does_not_exist_is_named(stub: ProfilerStub) -> None:
 
 
 def test_a_process_without_agent_is_refused_with_advice(stub: ProfilerStub) -> None:
-    code, reason, message = refused(stub, pb.CaptureSpec(selector=OWN, duration_ns=1))
+    code, reason, message = refused(stub, pb.CaptureSpec(selector=OWN, duration_ns=1, no_attach=True))
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_AGENT")
-    for way in ("kinetoctl run --", "KINETO_AGENT=1", "python -m kineto_agent", "kineto_agent.start()"):
+    for way in ("--no-attach", "kinetoctl run --", "KINETO_AGENT=1", "python -m kineto_agent", "kineto_agent.start()"):
         assert way in message
 
 
@@ -120,7 +120,8 @@ def test_a_selector_without_match_is_not_found(stub: ProfilerStub) -> None:
 def test_one_bad_pid_fails_the_whole_request(daemon: Daemon, stub: ProfilerStub) -> None:
     with ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
-        code, reason, _ = refused(stub, pb.CaptureSpec(selector=pb.Selector(pids=[os.getpid(), 1]), duration_ns=1))
+        selector = pb.Selector(pids=[os.getpid(), 1])
+        code, reason, _ = refused(stub, pb.CaptureSpec(selector=selector, duration_ns=1, no_attach=True))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_AGENT")
         assert not stub.ListCaptures(pb.ListCapturesRequest(), timeout=10).captures
 

@@ -1,8 +1,13 @@
-"""All captures: those that run here, those in the store."""
+"""All captures: those that run here, those in the store.
+
+A capture is made under a lock, so that limits, busy processes and idempotency keys are looked at by one call at a
+time. Finding its processes and bringing agents into them comes before that, without the lock.
+"""
 
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
 import secrets
 import shutil
@@ -14,8 +19,9 @@ from pathlib import Path
 from kineto_protos.units import format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetod.attaching import Attacher
 from kinetod.captures.recovery import recover_target
-from kinetod.captures.resolve import Resolved, resolve
+from kinetod.captures.resolve import Resolved, Wanted, resolve, still_there
 from kinetod.captures.services import Services
 from kinetod.captures.spec import CaptureRequest, checked_key, checked_spec, request_hash
 from kinetod.captures.target import TargetRun
@@ -60,8 +66,11 @@ class _Running:
 class CaptureManager:
     """Makes, runs, finds and removes captures."""
 
-    def __init__(self, config: Config, registry: Registry, store: Store, services: Services) -> None:
+    def __init__(
+        self, config: Config, registry: Registry, store: Store, services: Services, attacher: Attacher | None = None
+    ) -> None:
         self._config = config
+        self._attacher = attacher  # None: only processes that have an agent
         self._registry = registry
         self._store = store
         self._services = services
@@ -79,14 +88,31 @@ class CaptureManager:
     async def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
         """Starts a capture, or returns the one that this key made before. Raises KinetodError."""
         key, digest = checked_key(idempotency_key), request_hash(spec)
+        with contextlib.ExitStack() as holds:
+            try:
+                if before := await self._before(key, digest):
+                    return before
+                request = checked_spec(spec, self._config, time.time_ns())
+                await self._check_limits()
+                targets = await resolve(self._registry, self._wanted(request), holds)
+            except KinetodError:
+                if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
+                    return before
+                raise
+            return await self._create(spec, request, targets, key=key, digest=digest)
+
+    def _wanted(self, request: CaptureRequest) -> Wanted:
+        attacher = None if request.no_attach else self._attacher
+        return Wanted(match=request.match, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
+
+    async def _create(
+        self, spec: pb.CaptureSpec, request: CaptureRequest, targets: list[Resolved], *, key: str, digest: str
+    ) -> pb.Capture:
         async with self._creating:
-            if self._stopping:
-                raise Stopping
-            if key and (before := await self._store.run(self._store.by_key, key)):
-                return await self._replayed(key, digest, before)
-            request = checked_spec(spec, self._config, time.time_ns())
-            await self._check_limits()
-            targets = await resolve(self._registry, request.match)
+            if before := await self._before(key, digest):
+                return before
+            self._check_count()
+            targets = still_there(self._registry, request.match, targets)
             running = _Running(self._new_capture(spec, targets))
             await self._store.run(self._store.insert, running.capture, key=key, request_hash=digest)
             self._running[running.capture.id] = running
@@ -94,7 +120,13 @@ class CaptureManager:
             running.task = asyncio.create_task(self._run(running), name=f"capture {running.capture.id}")
         return _copy(running.capture)
 
-    async def _replayed(self, key: str, digest: str, before: tuple[str, str]) -> pb.Capture:
+    async def _before(self, key: str, digest: str) -> pb.Capture | None:
+        """The capture that this key made before. Raises AlreadyExists, Stopping."""
+        if self._stopping:
+            raise Stopping
+        before = await self._store.run(self._store.by_key, key) if key else None
+        if before is None:
+            return None
         capture_id, its_digest = before
         if its_digest != digest:
             raise AlreadyExists(
@@ -104,13 +136,16 @@ class CaptureManager:
             )
         return await self.get(capture_id)
 
-    async def _check_limits(self) -> None:
+    def _check_count(self) -> None:
         if len(self._running) >= self._config.max_captures:
             raise Exhausted(
                 Reason.TOO_MANY_CAPTURES,
                 f"{len(self._running)} captures are running, as many as this daemon allows (kinetod --max-captures); "
                 "wait for one to end or cancel it",
             )
+
+    async def _check_limits(self) -> None:
+        self._check_count()
         try:
             free = await asyncio.to_thread(self._store.free_bytes)
             if free < self._config.min_free_bytes:
@@ -143,6 +178,10 @@ class CaptureManager:
                 target.verdict = pb.VERDICT_FAILED
                 target.reason_code = resolved.problem.reason
                 target.reason = resolved.problem.message
+            if (attached := resolved.attached) is not None:
+                target.attach.method = attached.method
+                target.attach.latency_ns = attached.latency_ns
+                target.attach.stopped_ns = attached.stopped_ns
         return capture
 
     def _new_runs(self, running: _Running, request: CaptureRequest, targets: list[Resolved]) -> list[TargetRun]:

@@ -1,16 +1,28 @@
-"""From a selector to the processes of a capture, or to the error that says why not."""
+"""From a selector to the processes of a capture, or to the error that says why not.
 
+Theory of operation
+    `resolve` finds the processes, refuses what can be refused by looking, and only then brings agents into
+    those that have none, all at once. That takes milliseconds to seconds, so no lock is held; `still_there`
+    looks again, without waiting, when the capture is really made. In between the agents are held, so that
+    an attached one does not leave.
+"""
+
+import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kineto_agent.wire import PROTOCOL_VERSION
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
 from kinetod.agents import Agent
+from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attaching import Attacher
 from kinetod.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason
-from kinetod.registry import Candidate, Match, Registry
+from kinetod.identity import ProcessKey
+from kinetod.registry import Candidate, Match, Registry, add_agent
 
 MAX_TARGETS = 512  # they travel in one message
 HOW_TO_GET_AN_AGENT = (
@@ -23,86 +35,187 @@ HOW_TO_GET_AN_AGENT = (
 class Resolved:
     """One target. Without an agent that can do it, `problem` says why."""
 
+    key: ProcessKey
     process: pb.Process
     agent: Agent | None
     problem: KinetodError | None = None
+    attached: Attached | None = None  # the agent was brought in for this capture
 
 
-async def resolve(registry: Registry, match: Match, *, own_uid: int | None = None) -> list[Resolved]:
-    """The targets, by pid. Raises KinetodError: for named pids on the first that cannot be traced, else if none can."""
-    own_uid = os.geteuid() if own_uid is None else own_uid
-    found = await (_named(registry, match, own_uid) if match.pids else _selected(registry, match, own_uid))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a capture asks of its targets."""
+
+    match: Match
+    attacher: Attacher | None  # None: only processes that have an agent
+    keep_agent_ns: int
+
+
+async def resolve(
+    registry: Registry, wanted: Wanted, holds: contextlib.ExitStack, *, own_uid: int | None = None
+) -> list[Resolved]:
+    """The targets, by pid. Their agents stay until `holds` is closed.
+
+    Raises KinetodError: for named pids on the first that cannot be traced, else if none is selected.
+    """
+    match, own_uid = wanted.match, os.geteuid() if own_uid is None else own_uid
+    if match.pids:
+        found = await _named(registry, wanted, own_uid)
+    else:
+        found = await _selected(registry, wanted, own_uid)
     if not found:
-        raise NotFound(
-            Reason.NO_MATCH,
-            f"no process with an agent matches {match}; `kinetoctl ps` lists those that can be traced, others: "
-            f"{HOW_TO_GET_AN_AGENT}",
-        )
+        raise _no_match(wanted)
     if len(found) > MAX_TARGETS:
         raise Exhausted(
             Reason.TOO_MANY_TARGETS,
             f"{match} matches {len(found)} processes, one capture takes at most {MAX_TARGETS}; select fewer",
         )
+    found = await _with_agents(registry, wanted, found, holds)
+    _raise_first(match, found)
     return found
 
 
-async def _named(registry: Registry, match: Match, own_uid: int) -> list[Resolved]:
+def still_there(registry: Registry, match: Match, targets: Sequence[Resolved]) -> list[Resolved]:
+    """The same targets as they are now. Raises KinetodError for named pids as `resolve` does."""
+    found = [_now(registry, target) for target in targets]
+    _raise_first(match, found)
+    return found
+
+
+def _raise_first(match: Match, found: Sequence[Resolved]) -> None:
+    for resolved in found:
+        if match.pids and resolved.problem is not None:
+            raise resolved.problem
+
+
+async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
     found = []
-    for pid in sorted(match.pids):
+    for pid in sorted(wanted.match.pids):
         candidate = await registry.candidate(pid)
         if candidate is None:
             raise NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
-        resolved = _checked(registry, candidate, own_uid)
+        resolved = _checked(registry, wanted, candidate, own_uid)
         if resolved.problem is not None:
             raise resolved.problem
-        if match(resolved.process):
+        if wanted.match(resolved.process):
             found.append(resolved)
     return found
 
 
-async def _selected(registry: Registry, match: Match, own_uid: int) -> list[Resolved]:
-    candidates = await registry.candidates(registry.agent_pids(), fresh=False)
-    found = [_checked(registry, candidate, own_uid) for candidate in candidates if match(candidate.process)]
+async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+    candidates = await registry.selected(wanted.match, attachable=wanted.attacher is not None)
+    found = [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
     return [each for each in found if not isinstance(each.problem, NotPermitted)]
 
 
-def _checked(registry: Registry, candidate: Candidate, own_uid: int) -> Resolved:
+def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: int) -> Resolved:
+    """What can be said by looking; the owner comes first."""
     process, agent = candidate.process, candidate.agent
-    return Resolved(process, agent, _problem(registry, candidate, own_uid))
-
-
-def _problem(registry: Registry, candidate: Candidate, own_uid: int) -> KinetodError | None:
-    process, agent = candidate.process, candidate.agent
-    name = f"process {process.pid} ({_short(process.command)})"
+    name = _name(process)
+    problem: KinetodError | None = None
     if own_uid not in (0, process.uid):
-        return NotPermitted(
+        problem = NotPermitted(
             Reason.NOT_YOUR_PROCESS,
             f"{name} belongs to {process.user}, and this daemon serves uid {own_uid} only; ask the daemon of that "
             "user or the system's (run by root)",
             pid=process.pid,
         )
-    if process.agent_state == pb.AGENT_STATE_INCOMPATIBLE:
+    elif process.agent_state == pb.AGENT_STATE_INCOMPATIBLE:
         theirs = registry.incompatible_version(candidate.key)
-        return Precondition(
+        problem = Precondition(
             Reason.AGENT_INCOMPATIBLE,
             f"the agent in {name} speaks protocol version {theirs}, this daemon (kinetod {__version__}) version "
             f"{PROTOCOL_VERSION}; install the same version of kineto-agent and kinetod and restart the older one",
             pid=process.pid,
         )
-    if agent is None:
-        return Precondition(
-            Reason.NO_AGENT, f"{name} has no agent, so it cannot be traced; {HOW_TO_GET_AN_AGENT}", pid=process.pid
-        )
-    if agent.capture_id:
-        return Precondition(
-            Reason.BUSY,
-            f"capture {agent.capture_id} is running in {name}; wait for its end or cancel it",
+    elif agent is not None:
+        problem = _busy(process, agent)
+    elif wanted.attacher is None:
+        problem = Precondition(
+            Reason.NO_AGENT,
+            f"{name} has no agent, and bringing one in is switched off (--no-attach of kinetoctl trace or of kinetod); "
+            f"leave that out, or {HOW_TO_GET_AN_AGENT}",
             pid=process.pid,
-            capture_id=agent.capture_id,
         )
-    return None
+    return Resolved(candidate.key, process, agent, problem)
 
 
-def _short(command: Sequence[str]) -> str:
-    text = " ".join(command)
-    return text if len(text) <= 60 else text[:57] + "…"
+def _busy(process: pb.Process, agent: Agent) -> Precondition | None:
+    if not agent.capture_id:
+        return None
+    return Precondition(
+        Reason.BUSY,
+        f"capture {agent.capture_id} is running in {_name(process)}; wait for its end or cancel it",
+        pid=process.pid,
+        capture_id=agent.capture_id,
+    )
+
+
+def _now(registry: Registry, target: Resolved) -> Resolved:
+    if target.problem is not None:
+        return target
+    agent = registry.agent(target.key)
+    if agent is None:
+        problem = Precondition(
+            Reason.NO_AGENT,
+            f"the agent in {_name(target.process)} has just gone: the process ended, or the agent was stopped in it; "
+            "try again",
+            pid=target.process.pid,
+        )
+        return replace(target, agent=None, problem=problem)
+    return replace(target, agent=agent, problem=_busy(target.process, agent))
+
+
+# agents for those that have none
+
+
+async def _with_agents(
+    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], holds: contextlib.ExitStack
+) -> list[Resolved]:
+    """Brings the missing agents in, all at once; each failure is its target's problem."""
+
+    def hold(agent: Agent) -> None:
+        if not agent.capture_id:
+            agent.keep_ns = wanted.keep_agent_ns
+        holds.enter_context(agent.held())
+
+    async def one(target: Resolved) -> Resolved:
+        if target.problem is not None:
+            return target
+        if target.agent is not None:
+            hold(target.agent)
+            return target
+        assert wanted.attacher is not None  # else it has a problem
+        try:
+            agent = await wanted.attacher.attach(target.key)
+        except AttachError as exc:
+            return replace(target, problem=_attach_problem(target, exc))
+        hold(agent)
+        add_agent(target.process, agent)
+        return replace(target, agent=agent, attached=agent.attached)
+
+    return list(await asyncio.gather(*(one(target) for target in targets)))
+
+
+def _attach_problem(target: Resolved, error: AttachError) -> KinetodError:
+    kind = NotPermitted if error.code is AttachCode.NOT_PERMITTED else Precondition
+    return kind(Reason(error.code.value), error.reason, pid=target.process.pid)
+
+
+def _no_match(wanted: Wanted) -> NotFound:
+    if wanted.attacher is None:
+        text = (
+            f"no process with an agent matches {wanted.match}; `kinetoctl ps` lists those that have one, others: "
+            f"{HOW_TO_GET_AN_AGENT}"
+        )
+    else:
+        text = (
+            f"no process that has an agent or uses a GPU, and no Python process by its command, matches "
+            f"{wanted.match}; `kinetoctl ps --all` lists them, and --pid takes any"
+        )
+    return NotFound(Reason.NO_MATCH, text)
+
+
+def _name(process: pb.Process) -> str:
+    text = " ".join(process.command)
+    return f"process {process.pid} ({text if len(text) <= 60 else text[:57] + '…'})"

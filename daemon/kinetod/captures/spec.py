@@ -44,6 +44,8 @@ class CaptureRequest:
     options: dict[str, bool | int]
     buffer_limit_bytes: int
     formats: tuple[str, ...]
+    no_attach: bool
+    keep_agent_ns: int  # how long an attached agent stays afterwards
 
     def start(self, capture_id: str) -> wire.Start:
         """The frame for the agents."""
@@ -93,6 +95,8 @@ def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRe
         options={"with_stack": spec.options.with_stack, "stack_sample_hz": spec.options.stack_sample_hz},
         buffer_limit_bytes=_buffer_limit(spec, config),
         formats=_formats(spec.formats),
+        no_attach=spec.no_attach,
+        keep_agent_ns=_keep_agent(spec, config),
     )
 
 
@@ -182,6 +186,14 @@ def _buffer_limit(spec: pb.CaptureSpec, config: Config) -> int:
             f"must be {format_size(MIN_BUFFER_BYTES)} to {format_size(MAX_BUFFER_BYTES)}, got {limit} bytes",
         )
     return limit
+
+
+def _keep_agent(spec: pb.CaptureSpec, config: Config) -> int:
+    if not spec.HasField("keep_agent_ns"):
+        return config.keep_agent_ns
+    if spec.keep_agent_ns < 0:
+        raise invalid("spec.keep_agent_ns", f"must be 0 or more, got {spec.keep_agent_ns}")
+    return spec.keep_agent_ns
 
 
 def _formats(formats: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,261 @@
+"""Warm processes that attach: started ahead of time, given a deadline, replaced when they die.
+
+Theory of operation
+    Each helper has a SOCK_SEQPACKET socketpair as its standard input: one packet is one request, one packet is
+    its answer, which carries the channel to the target by SCM_RIGHTS. A helper does one attach at a time. A
+    target is never hurt by the death of a helper, so one that overruns its deadline is simply killed.
+
+    `count` helpers are kept warm, since the start of an interpreter takes longer than an attach. Many targets
+    at once get more of them, up to MAX_HELPERS; those end with their attach.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from kineto_protos.units import format_duration
+
+from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.identity import BOOT_TIME_NS, ProcessKey
+from kinetod.text import clean
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "kinetod.attach.helper")
+MAX_HELPERS = 8
+MAX_ANSWER_BYTES = 16 << 10
+KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
+_EXIT_S = 2.0
+_MAX_FDS = 4  # one is the most that an answer may carry; room for more, to be able to close them
+
+
+class _Crashed(Exception):
+    pass
+
+
+class _Helper:
+    """One process. Used by one attach at a time."""
+
+    def __init__(self, process: Process, sock: socket.socket) -> None:
+        self.process = process
+        self._sock = sock
+        self._stderr = asyncio.create_task(self._log_stderr())
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> "_Helper":
+        """Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    async def _log_stderr(self) -> None:
+        assert self.process.stderr is not None
+        with contextlib.suppress(ValueError):  # a line beyond the limit
+            async for line in self.process.stderr:
+                text = clean(line.decode("utf-8", "replace").rstrip(), 1000)
+                log.info("attach helper %d: %s", self.process.pid, text)
+
+    async def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """One request, one answer and its descriptor, which the caller owns. Raises _Crashed."""
+        try:
+            self._sock.send(json.dumps(request).encode(), socket.MSG_NOSIGNAL)
+            await self._readable()
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            data, fds, _, _ = socket.recv_fds(self._sock, MAX_ANSWER_BYTES, _MAX_FDS, flags)
+        except OSError as exc:
+            raise _Crashed(str(exc)) from exc
+        try:
+            answer = json.loads(data) if data else None
+            if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
+                raise _Crashed("it answered something else" if data else "it ended")
+            return answer, fds.pop() if fds else None
+        except ValueError as exc:
+            raise _Crashed(str(exc)) from exc
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._sock, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._sock)
+
+    async def stop(self, *, kill: bool) -> str:
+        """Ends it; says how it ended. Its socket is closed, so it ends by itself once it has nothing to do."""
+        self._sock.close()
+        if self.process.returncode is None and kill:
+            self._kill()
+        try:
+            await asyncio.wait_for(self.process.wait(), _EXIT_S)
+        except TimeoutError:
+            self._kill()
+            await self.process.wait()
+        await asyncio.wait([self._stderr], timeout=_EXIT_S)
+        return f"exit status {self.process.returncode}"
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+
+class AttachHelpers:
+    """The helpers; attaches beyond MAX_HELPERS wait for a free one."""
+
+    def __init__(self, count: int = 2, *, command: Sequence[str] = COMMAND) -> None:
+        self._count = count
+        self._command = command
+        self._idle: list[_Helper] = []
+        self._busy: set[_Helper] = set()
+        self._slots = asyncio.Semaphore(max(count, MAX_HELPERS))
+        self._starting = 0
+        self._background: set[asyncio.Task[object]] = set()
+        self._requests = 0
+        self._token = 0
+        self._stopped = False
+
+    def pids(self) -> set[int]:
+        """Of the helpers that run now."""
+        return {helper.process.pid for helper in (*self._idle, *self._busy)}
+
+    async def start(self) -> None:
+        """Warms all helpers up. Raises OSError if none can be started."""
+        self._idle = list(await asyncio.gather(*(_Helper.start(self._command) for _ in range(self._count))))
+
+    async def attach(self, key: ProcessKey, *, deadline_s: float) -> tuple[Attached, socket.socket]:
+        """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
+        async with self._slots:
+            return await self._attach(key, deadline_s)
+
+    async def _attach(self, key: ProcessKey, deadline_s: float) -> tuple[Attached, socket.socket]:
+        try:
+            helper = await self._take()
+        except OSError as exc:
+            raise AttachError(
+                AttachCode.FAILED, f"process {key.pid}: the daemon cannot start an attach helper: {exc.strerror}"
+            ) from exc
+        self._busy.add(helper)
+        try:
+            async with asyncio.timeout(deadline_s + KILL_GRACE_S):
+                answer, fd = await helper.ask(self._request(key, deadline_s))
+        except TimeoutError:
+            await helper.stop(kill=True)
+            raise AttachError(
+                AttachCode.TIMEOUT,
+                f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
+                "--attach-deadline); it is as it was. Is it stuck in a call that holds the interpreter? Try again",
+            ) from None
+        except _Crashed as exc:
+            how = await helper.stop(kill=False)  # killing what has just ended would hide its exit status
+            log.error("attaching to process %d crashed its helper (%s, %s)", key.pid, exc, how)
+            raise AttachError(
+                AttachCode.FAILED,
+                f"the helper that attached to process {key.pid} crashed ({how}); the process goes on, the daemon's log "
+                "may say more. Try again",
+            ) from exc
+        except BaseException:
+            await helper.stop(kill=True)
+            raise
+        else:
+            self._give_back(helper)
+        finally:
+            self._busy.discard(helper)
+            self._refill()
+        return _outcome(answer, fd, key)
+
+    def _request(self, key: ProcessKey, deadline_s: float) -> dict[str, Any]:
+        self._requests += 1
+        self._token = max(self._token + 1, time.time_ns())
+        return {
+            "id": self._requests,
+            "pid": key.pid,
+            "start_time_ns": key.start_time_ns,
+            "boot_time_ns": BOOT_TIME_NS,  # start times are reckoned from it, and it moves when the clock is set
+            "deadline_s": deadline_s,
+            "token": self._token,
+        }
+
+    async def _take(self) -> _Helper:
+        while self._idle:
+            helper = self._idle.pop()
+            if helper.process.returncode is None:
+                return helper
+            await helper.stop(kill=True)
+        return await _Helper.start(self._command)
+
+    def _give_back(self, helper: _Helper) -> None:
+        if self._stopped or len(self._idle) >= self._count:
+            self._in_background(helper.stop(kill=False))
+        else:
+            self._idle.append(helper)
+
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work, name="attach helper")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _refill(self) -> None:
+        """Replaces helpers that have ended, in the background."""
+        if not self._stopped and len(self._idle) + len(self._busy) + self._starting < self._count:
+            self._starting += 1
+            self._in_background(self._start_one())
+
+    async def _start_one(self) -> None:
+        try:
+            helper = await _Helper.start(self._command)
+        except OSError as exc:
+            log.error("an attach helper cannot be started: %s", exc.strerror)
+        else:
+            self._give_back(helper)
+        finally:
+            self._starting -= 1
+
+    async def stop(self) -> None:
+        """Ends the idle helpers; those at work end with their attach."""
+        self._stopped = True
+        while self._background:
+            await asyncio.wait(self._background)
+        helpers, self._idle = self._idle, []
+        await asyncio.gather(*(helper.stop(kill=False) for helper in helpers))
+
+
+def _outcome(answer: Mapping[str, Any], fd: int | None, key: ProcessKey) -> tuple[Attached, socket.socket]:
+    """What an answer says. Takes the descriptor over."""
+    if answer.get("ok") is True and fd is not None:
+        attached = Attached(
+            method=clean(str(answer.get("method", "")), 40),
+            stopped_ns=_count(answer.get("stopped_ns")),
+            latency_ns=_count(answer.get("latency_ns")),
+        )
+        return attached, socket.socket(fileno=fd)
+    if fd is not None:
+        os.close(fd)
+    try:
+        code = AttachCode(str(answer.get("code")))
+    except ValueError:
+        code = AttachCode.FAILED
+    reason = clean(str(answer.get("reason", "")), 1000) or f"the helper did not say why process {key.pid} has no agent"
+    raise AttachError(code, reason)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else 0

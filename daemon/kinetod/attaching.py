@@ -1,0 +1,91 @@
+"""Brings the agent into a process: joins the helper that attaches, the link that adopts its channel, and the hub.
+
+Whoever wants the same process at the same time shares one attempt. An attempt goes on when its caller hangs up:
+the agent is then there for the next one, and leaves when nobody comes.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from kineto_protos.units import format_duration
+
+from kinetod.agents import Agent, AgentHub
+from kinetod.attach.helpers import AttachHelpers
+from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.identity import ProcessKey
+from kinetod.link import LinkServer
+
+log = logging.getLogger(__name__)
+
+
+class Attacher:
+    """Gets agents into processes. Durations are nanoseconds."""
+
+    def __init__(
+        self,
+        helpers: AttachHelpers,
+        link: LinkServer,
+        hub: AgentHub,
+        *,
+        deadline_ns: int,
+        keep_ns: int,
+        own_pids: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        self._helpers = helpers
+        self._link = link
+        self._hub = hub
+        self._deadline_ns = deadline_ns
+        self._keep_ns = keep_ns
+        self._own_pids = own_pids
+        self._attempts: dict[ProcessKey, asyncio.Task[Agent]] = {}
+
+    async def attach(self, key: ProcessKey) -> Agent:
+        """The agent in this process, which may have connected by itself meanwhile. Raises AttachError."""
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            attempt = self._attempts[key] = asyncio.create_task(self._attach(key), name=f"attach {key}")
+            attempt.add_done_callback(lambda done: self._done(key, done))
+        return await asyncio.shield(attempt)
+
+    def _done(self, key: ProcessKey, attempt: "asyncio.Task[Agent]") -> None:
+        del self._attempts[key]
+        if not attempt.cancelled() and (error := attempt.exception()) is not None:  # the caller may be gone
+            log.info("process %d: %s", key.pid, error)
+
+    async def _attach(self, key: ProcessKey) -> Agent:
+        if key.pid in (os.getpid(), *self._own_pids()):
+            raise AttachError(
+                AttachCode.UNSUITABLE,
+                f"process {key.pid} is this daemon itself or one of its helpers, which cannot be traced; name another "
+                "process",
+            )
+        end = time.monotonic() + self._deadline_ns / 1e9
+        attached, channel = await self._helpers.attach(key, deadline_s=self._deadline_ns / 1e9)
+        left_s = max(1.0, end - time.monotonic())
+        connection = self._link.adopt(channel, key, attached, handshake_s=left_s)
+        try:
+            async with asyncio.timeout(left_s):
+                agent = await self._hub.introduction(connection)
+        except TimeoutError:
+            connection.close("it did not say Hello in time")
+            raise AttachError(
+                AttachCode.TIMEOUT,
+                f"the agent got into process {key.pid} but did not start there within "
+                f"{format_duration(self._deadline_ns)} (kinetod --attach-deadline); is it stuck in a call that holds "
+                "the interpreter? Try again",
+            ) from None
+        if agent.attached is not None:
+            agent.keep_ns = self._keep_ns
+            with agent.held():  # from now on it leaves unless somebody wants it
+                pass
+        return agent
+
+    async def stop(self) -> None:
+        """Gives up what is under way."""
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
