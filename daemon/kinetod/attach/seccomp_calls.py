@@ -1,0 +1,100 @@
+"""The system calls that the hand-over, the bootstrap and the agent make in a target, as a seccomp filter sees them.
+
+Numbers are those of x86-64 and aarch64 (None: the machine does not have the call). A call that is made with
+different arguments is listed with each kind of them, since filters look at arguments. Pointers stand for any.
+"""
+
+from dataclasses import dataclass
+
+_ENOSYS = 38
+_PAGE, _POINTER, _FD = 0x1000, 0x7F00_0000_0000, 7
+_RW, _RX = 3, 5
+_PRIVATE, _SHARED, _FIXED, _ANONYMOUS, _DENYWRITE = 0x2, 0x1, 0x10, 0x20, 0x800
+_NORESERVE_STACK, _FIXED_NOREPLACE = 0x20000, 0x100000
+_NO_FD = 2**64 - 1
+_CLONE_THREAD = 0x3D0F00  # what pthread_create asks for
+_CLOEXEC = 0o2000000
+_AT_FDCWD = 2**64 - 100
+
+ANY_ERROR = frozenset(range(4096))
+NO_ERROR: frozenset[int] = frozenset()
+FALLS_BACK = frozenset((_ENOSYS,))  # the C library takes another call then
+Arguments = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One system call. tolerated: the error numbers that do no harm when a filter makes it fail."""
+
+    name: str
+    x86_64: int | None
+    aarch64: int | None
+    arguments: tuple[Arguments, ...] = ((_FD, _POINTER, _PAGE),)
+    tolerated: frozenset[int] = NO_ERROR
+
+
+# The hand-over runs on a thread of the program: these first.
+HAND_OVER = (
+    Call("rt_sigprocmask", 14, 135, ((2, _POINTER, _POINTER, 8),)),
+    Call(
+        "mmap",
+        9,
+        222,
+        (
+            (_POINTER, _PAGE, _RW, _PRIVATE | _ANONYMOUS | _FIXED_NOREPLACE, _NO_FD, 0),
+            (0, 1 << 20, _RW, _PRIVATE | _ANONYMOUS, _NO_FD, 0),
+            (0, 8 << 20, 0, _PRIVATE | _ANONYMOUS | _NORESERVE_STACK, _NO_FD, 0),
+            (0, 8 << 20, _RW, _SHARED, _FD, 0),
+            (_POINTER, _PAGE, 1, _PRIVATE | _DENYWRITE, _FD, 0),
+            (_POINTER, _PAGE, _RX, _PRIVATE | _FIXED | _DENYWRITE, _FD, 0),
+        ),
+    ),
+    Call("munmap", 11, 215, ((_POINTER, _PAGE),)),
+    # The kernel makes this one itself when a sleep or a poll goes on behind a stop.
+    Call("restart_syscall", 219, 128, ((),)),
+    Call("futex", 202, 98, ((_POINTER, 0x80, 0), (_POINTER, 0x81, 1), (_POINTER, 0x189, 0))),
+)
+AGENT = (
+    Call("socketpair", 53, 199, ((1, 5 | _CLOEXEC, 0, _POINTER),)),
+    Call("memfd_create", 319, 279, ((_POINTER, 1), (_POINTER, 3))),
+    Call("clone3", 435, 435, ((_POINTER, 88),), FALLS_BACK),
+    Call("clone", 56, 220, ((_CLONE_THREAD, _POINTER, _POINTER, _POINTER, _POINTER),)),
+    Call("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000))),
+    Call("sendmsg", 46, 211, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x4000))),
+    Call("poll", 7, None, ((_POINTER, 1, 1000),)),
+    Call("ppoll", None, 73, ((_POINTER, 1, _POINTER, 0, 8),)),
+    Call("openat", 257, 56, ((_AT_FDCWD, _POINTER, _CLOEXEC, 0),)),
+    Call("read", 0, 63),
+    Call("pread64", 17, 67, ((_FD, _POINTER, 64, 784),), ANY_ERROR),
+    Call("write", 1, 64),
+    Call("close", 3, 57, ((_FD,),)),
+    Call("fstat", 5, 80, ((_FD, _POINTER),)),
+    Call("newfstatat", 262, 79, ((_AT_FDCWD, _POINTER, _POINTER, 0), (_FD, _POINTER, _POINTER, 0x1000))),
+    Call("lseek", 8, 62, ((_FD, 0, 1),)),
+    Call("fcntl", 72, 25, ((_FD, 3, 0), (_FD, 1030, 0), (_FD, 1033, 6))),
+    Call("ftruncate", 77, 46, ((_FD, _PAGE),)),
+    Call("mprotect", 10, 226, ((_POINTER, _PAGE, _RW), (_POINTER, _PAGE, 1))),
+    Call("pipe2", 293, 59, ((_POINTER, _CLOEXEC),)),
+    Call("exit", 60, 93, ((0,),)),
+    Call("brk", 12, 214, ((_POINTER,),), ANY_ERROR),
+    Call("madvise", 28, 233, ((_POINTER, _PAGE, 4), (_POINTER, _PAGE, 10)), ANY_ERROR),
+    Call("getdents64", 217, 61, tolerated=ANY_ERROR),
+    Call("readlink", 89, None, ((_POINTER, _POINTER, 4096),), ANY_ERROR),
+    Call("readlinkat", 267, 78, ((_AT_FDCWD, _POINTER, _POINTER, 4096),), ANY_ERROR),
+    Call("getcwd", 79, 17, ((_POINTER, 4096),), ANY_ERROR),
+    Call("getrandom", 318, 278, ((_POINTER, 16, 1),), ANY_ERROR),
+    Call("getpid", 39, 172, ((),), ANY_ERROR),
+    Call("gettid", 186, 178, ((),), ANY_ERROR),
+    Call("geteuid", 107, 175, ((),), ANY_ERROR),
+    Call("getsockopt", 55, 209, ((_FD, 1, 7, _POINTER, _POINTER),), ANY_ERROR),
+    Call("ioctl", 16, 29, ((_FD, 0x5401, _POINTER),), ANY_ERROR),  # asks whether a file is a terminal
+    Call("rt_sigaction", 13, 134, ((33, _POINTER, _POINTER, 8),), ANY_ERROR),
+    Call("set_robust_list", 273, 99, ((_POINTER, 24),), ANY_ERROR),
+    Call("rseq", 334, 293, ((_POINTER, 32, 0, 0x53053053),), ANY_ERROR),
+    Call("prctl", 157, 167, ((15, _POINTER),), ANY_ERROR),  # the thread's name
+    Call("sched_getaffinity", 204, 123, ((0, 128, _POINTER),), ANY_ERROR),
+    Call("sched_yield", 24, 124, ((),), ANY_ERROR),
+    Call("clock_gettime", 228, 113, ((0, _POINTER), (1, _POINTER)), ANY_ERROR),
+    Call("clock_nanosleep", 230, 115, ((1, 1, _POINTER, 0),), ANY_ERROR),
+)
+CALLS = (*HAND_OVER, *AGENT)
