@@ -214,35 +214,12 @@ class Timespec(ctypes.Structure):
 LIBC = ctypes.CDLL(None, use_errno=True)
 NR_FUTEX = 98 if os.uname().machine == "aarch64" else 202
 PYTHON_CALLS = [
-    "sleep",
-    "select",
-    "poll",
-    "epoll",
-    "event",
-    "acquire",
-    "condition",
-    "queue",
-    "join",
-    "read",
-    "recv",
-    "recv_timeout",
-    "accept",
-    "wait",
-    "sigtimedwait",
-    "pause",
+    *("sleep", "select", "poll", "epoll", "event", "acquire", "condition", "queue", "join", "read", "recv"),
+    *("recv_timeout", "accept", "wait", "sigtimedwait", "pause"),
 ]
 RAW_CALLS = [
-    "raw_poll",
-    "raw_ppoll",
-    "raw_select",
-    "raw_pselect",
-    "raw_nanosleep",
-    "raw_clock_nanosleep",
-    "raw_futex",
-    "raw_read",
-    "raw_recv",
-    "raw_epoll",
-    "raw_sigtimedwait",
+    *("raw_poll", "raw_ppoll", "raw_select", "raw_pselect", "raw_nanosleep", "raw_clock_nanosleep", "raw_futex"),
+    *("raw_read", "raw_recv", "raw_epoll", "raw_sigtimedwait"),
 ]
 
 

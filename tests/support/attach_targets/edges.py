@@ -29,7 +29,7 @@ class Late(Target):
         self._wanted = python_work()
 
     def __del__(self) -> None:
-        for _ in range(30):
+        for _ in range(100):
             if self._work() != self._wanted:
                 self._words.append(b"wrong")
         self._write(1, b" ".join([*self._words, b"finalized\n"]))
@@ -47,7 +47,7 @@ def main() -> None:
     words.append(b"worked")
 
     def at_exit() -> None:
-        for _ in range(20):
+        for _ in range(100):
             work.lap()
         words.append(b"atexit")
 
