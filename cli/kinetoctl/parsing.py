@@ -29,6 +29,14 @@ def parse_delay_ns(text: str) -> int:
     return _not_too_long(value, text)
 
 
+def parse_keep_ns(text: str) -> int:
+    """Like parse_duration_ns, but zero or more."""
+    value = parse_duration_ns(text)
+    if value < 0:
+        raise ValueError(f"expected a duration of zero or more, got {text!r}")
+    return value
+
+
 def _not_too_long(value: int, text: str) -> int:
     if value > MAX_DURATION_NS:
         raise ValueError(f"expected at most 24h, got {text!r}: a trace that long would fit nowhere")
@@ -111,6 +119,7 @@ def parse_address(text: str) -> str:
 
 DURATION = Parsed("duration", parse_positive_duration_ns)
 DELAY = Parsed("duration", parse_delay_ns)
+KEEP = Parsed("duration", parse_keep_ns)
 SIZE = Parsed("size", parse_positive_size_bytes)
 RANKS = Parsed("ranks", parse_ranks)
 LABEL = Parsed("key=value", parse_label)

@@ -31,6 +31,8 @@ class TraceOptions:
     with_stack: bool
     stack_hz: int | None
     buffer_limit: int | None  # bytes per target
+    no_attach: bool
+    keep_agent: int | None  # ns
     formats: tuple[str, ...]
     labels: tuple[tuple[str, str], ...]
     output_dir: Path
@@ -87,6 +89,8 @@ def build_spec(options: TraceOptions) -> pb.CaptureSpec:
         buffer_limit_bytes=options.buffer_limit or 0,
         formats=dict.fromkeys(options.formats),
         labels=dict(options.labels),
+        no_attach=options.no_attach,
+        keep_agent_ns=options.keep_agent,
     )
     if options.iterations is None:
         spec.duration_ns = options.duration or DEFAULT_DURATION_NS

@@ -24,10 +24,16 @@ def _row(process: pb.Process) -> tuple[str, ...]:
         str(process.rank) if process.HasField("rank") else "-",
         ",".join(map(str, process.gpus)) or "-",
         process.framework or "-",
-        names.agent_state(process.agent_state),
+        _agent(process),
         str(process.iterations) if process.iterations > 0 else "-",
         " ".join(process.command),
     )
+
+
+def _agent(process: pb.Process) -> str:
+    if process.attached and process.agent_state == pb.AGENT_STATE_READY:
+        return "ATTACHED"
+    return names.agent_state(process.agent_state)
 
 
 @click.command("ps")
@@ -37,8 +43,9 @@ def _row(process: pb.Process) -> tuple[str, ...]:
 def command(include_without_agent: bool, **selectors: Any) -> int:
     """List processes that can be traced.
 
-    AGENT is READY (can be traced now), BUSY (a capture is running), INCOMPATIBLE (its agent is of another
-    version) or NONE (start it with `kinetoctl run`). ITER is the number of training iterations so far.
+    AGENT is READY (its agent waits), ATTACHED (likewise; `kinetoctl trace` brought it in, and it leaves
+    again), BUSY (a capture is running), INCOMPATIBLE (its agent is of another version) or NONE (`kinetoctl
+    trace` brings one in). ITER is the number of training iterations so far.
     """
     settings = current()
     selection = make_selection(**selectors)
@@ -51,5 +58,8 @@ def command(include_without_agent: bool, **selectors: Any) -> int:
     if not processes and selection:
         raise NotFound("no process matches")
     if not processes and not settings.quiet:
-        click.echo("no process with an agent; start one with `kinetoctl run -- python train.py`", err=True)
+        click.echo(
+            "no process has an agent now; `kinetoctl ps --all` lists others, and `kinetoctl trace --pid` brings one in",
+            err=True,
+        )
     return ExitCode.DONE

@@ -11,7 +11,7 @@ from kinetoctl.client import Client
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.output.progress import show_progress
 from kinetoctl.output.results import show_capture
-from kinetoctl.parsing import ACTIVITIES, DELAY, DURATION, LABEL, SIZE, START
+from kinetoctl.parsing import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.spec import TraceOptions, build_spec
 from kinetoctl.targets import selector_options
@@ -49,6 +49,12 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
 @click.option("--with-stack", is_flag=True, help="Python stacks beside what --activities names.")
 @click.option("--stack-hz", type=click.IntRange(1, MAX_STACK_HZ), help="Python stack samples a second.  [default: 100]")
 @click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")
+@click.option("--no-attach", is_flag=True, help="Only processes that have an agent; bring none into any other.")
+@click.option(
+    "--keep-agent",
+    type=KEEP,
+    help="How long an agent that was brought in stays afterwards; 0: it leaves at once.  [default: the daemon's]",
+)
 @click.option(
     "--format",
     "formats",
@@ -69,7 +75,8 @@ def command(**values: Any) -> int:
     kinetoctl trace --rank 0,8-15 --iterations 20 --roundup 100
     kinetoctl trace --command train.py --activities kernel,gpu_memcpy
 
-    One of --pid, --command, --user, --rank and --job-id is needed; with several, all must hold. Ctrl-C
+    One of --pid, --command, --user, --rank and --job-id is needed; with several, all must hold. A process
+    needs no preparation: the daemon brings an agent into it, which leaves again after a while. Ctrl-C
     cancels the capture in the processes; a second Ctrl-C leaves without waiting for that.
     """
     options = TraceOptions(**values)

@@ -56,6 +56,14 @@ def _loss_line(target: pb.Target) -> Line:
     return "dropped", ", ".join(losses) or "nothing"
 
 
+def _attach_lines(target: pb.Target) -> Iterator[Line]:
+    if not target.HasField("attach"):
+        return
+    attach = target.attach
+    stopped = f"a thread stopped for {format_duration(attach.stopped_ns)}" if attach.stopped_ns else "no thread stopped"
+    yield "attach", f"{attach.method}: in the process after {format_duration(attach.latency_ns)}, {stopped}"
+
+
 def _overhead_lines(target: pb.Target) -> Iterator[Line]:
     cost = target.overhead
     parts = [
@@ -100,6 +108,7 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
         lines += _top_lines("top kernels", ((stat.name, stat) for stat in kernels), TIMES)
         lines += _top_lines("top Python", ((units.function_name(stat.name), stat) for stat in functions), "samples")
         lines.append(_loss_line(target))
+        lines += _attach_lines(target)
         lines += _overhead_lines(target)
     lines += (("warning", warning) for warning in target.warnings)
     lines += _open_lines(target, paths)

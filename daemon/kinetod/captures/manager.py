@@ -87,6 +87,7 @@ class CaptureManager:
 
     async def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
         """Starts a capture, or returns the one that this key made before. Raises KinetodError."""
+        requested_ns = time.time_ns()
         key, digest = checked_key(idempotency_key), request_hash(spec)
         with contextlib.ExitStack() as holds:
             try:
@@ -99,21 +100,28 @@ class CaptureManager:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before
                 raise
-            return await self._create(spec, request, targets, key=key, digest=digest)
+            return await self._create(spec, request, targets, requested_ns, key=key, digest=digest)
 
     def _wanted(self, request: CaptureRequest) -> Wanted:
         attacher = None if request.no_attach else self._attacher
         return Wanted(match=request.match, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
 
     async def _create(
-        self, spec: pb.CaptureSpec, request: CaptureRequest, targets: list[Resolved], *, key: str, digest: str
+        self,
+        spec: pb.CaptureSpec,
+        request: CaptureRequest,
+        targets: list[Resolved],
+        requested_ns: int,
+        *,
+        key: str,
+        digest: str,
     ) -> pb.Capture:
         async with self._creating:
             if before := await self._before(key, digest):
                 return before
             self._check_count()
             targets = still_there(self._registry, request.match, targets)
-            running = _Running(self._new_capture(spec, targets))
+            running = _Running(self._new_capture(spec, targets, requested_ns))
             await self._store.run(self._store.insert, running.capture, key=key, request_hash=digest)
             self._running[running.capture.id] = running
             running.runs = self._new_runs(running, request, targets)
@@ -159,7 +167,7 @@ class CaptureManager:
         except OSError as exc:
             raise store_error(exc, self._store.state_dir) from exc
 
-    def _new_capture(self, spec: pb.CaptureSpec, targets: list[Resolved]) -> pb.Capture:
+    def _new_capture(self, spec: pb.CaptureSpec, targets: list[Resolved], requested_ns: int) -> pb.Capture:
         now_ns = time.time_ns()
         capture = pb.Capture(
             id=new_id(now_ns),
@@ -173,6 +181,7 @@ class CaptureManager:
             target = capture.targets.add(pid=process.pid, start_time_ns=process.start_time_ns, process=process)
             target.state = pb.TARGET_STATE_PENDING
             target.state_since_ns = now_ns
+            target.requested_ns = requested_ns
             if resolved.problem is not None:
                 target.state = pb.TARGET_STATE_ENDED
                 target.verdict = pb.VERDICT_FAILED

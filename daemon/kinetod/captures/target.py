@@ -175,7 +175,6 @@ class TargetRun:
             self._spool.close()
 
     async def _run(self) -> None:
-        self.target.requested_ns = time.time_ns()
         self._move_deadline(self._config_s("agent_deadline_ns"))
         if not self._agent.send(self._start):
             self._seen.gone = self._seen.gone or "it was not connected any more"

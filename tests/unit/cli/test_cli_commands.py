@@ -58,7 +58,16 @@ def test_ps_in_json_has_every_field(server: FakeServer, run: Run) -> None:
 def test_ps_without_any_process_says_what_to_do(server: FakeServer, run: Run) -> None:
     result = run("ps")
     assert result.code == 0
-    assert result.stderr == "no process with an agent; start one with `kinetoctl run -- python train.py`\n"
+    assert "`kinetoctl trace --pid` brings one in" in result.stderr
+
+
+def test_ps_tells_agents_that_were_brought_in(server: FakeServer, run: Run) -> None:
+    attached, busy = captures.process(), captures.process(pid=7)
+    attached.attached = busy.attached = True
+    busy.agent_state = pb.AGENT_STATE_BUSY
+    server.profiler.processes = [attached, busy]
+    _, *rows = run("ps").stdout.splitlines()
+    assert [row.split()[6] for row in rows] == ["ATTACHED", "BUSY"]
 
 
 def test_ps_with_a_selector_that_matches_nothing_is_code_3(server: FakeServer, run: Run) -> None:

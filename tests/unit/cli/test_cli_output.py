@@ -54,6 +54,16 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
     ]
 
 
+def test_a_live_attach_is_told_with_what_it_took() -> None:
+    target = full_target()
+    target.attach.CopyFrom(pb.Attach(method="pending-call", latency_ns=3_100_000, stopped_ns=250_000))
+    (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "attach")
+    assert line == "pending-call: in the process after 3.1 ms, a thread stopped for 250 µs"
+    target.attach.CopyFrom(pb.Attach(method="remote-debug", latency_ns=700_000))
+    (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "attach")
+    assert line == "remote-debug: in the process after 700 µs, no thread stopped"
+
+
 def test_a_target_without_a_trace_has_only_its_reason() -> None:
     target = captures.target(verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer")
     assert target_lines(captures.capture(target), target, {}) == [("reason", "no answer [AGENT_SILENT]")]

@@ -229,6 +229,16 @@ def test_the_request_carries_every_option(trace: Trace) -> None:
     )
 
 
+def test_an_agent_may_be_forbidden_or_sent_away_at_once(trace: Trace) -> None:
+    trace.profiler.watches = [[*happy_script()]]
+    trace("--keep-agent", "0", "--no-attach")
+    assert (trace.spec().no_attach, trace.spec().keep_agent_ns) == (True, 0)
+    trace.profiler.requests.clear()
+    trace.profiler.watches = [[*happy_script()]]
+    trace()
+    assert not trace.spec().HasField("keep_agent_ns")
+
+
 def test_five_seconds_are_the_default(trace: Trace) -> None:
     trace.profiler.watches = [[*happy_script()]]
     trace()
