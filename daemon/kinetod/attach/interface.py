@@ -8,7 +8,7 @@ Theory of operation
 
     A method ends when the interpreter or the new thread has the code; it does not wait for it to run. The
     channel says whether it ran. So a method may be followed by another with the same bootstrap: its token makes
-    sure that it runs once.
+    sure that it runs once. When the channel is there, or the deadline has passed, `finish` is called.
 """
 
 import time
@@ -94,3 +94,6 @@ class Method(Protocol):
 
     def hand_over(self, target: "TargetImage", bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """Raises AttachError; then the target is as it was and has not got the code."""
+
+    def finish(self) -> None:
+        """The code has run, or is given up: take back what waits for it. Idempotent, raises nothing, waits ≤ 50 ms."""
