@@ -1,0 +1,151 @@
+"""Loads the agent in a process that has none. Executed by the bootstrap of a live attach; nobody imports it.
+
+Theory of operation
+    The daemon sends this text with `HEADER = {...}` behind it in one packet, and the descriptors that the header
+    names: "sources" (every module as pieces of text), "code" (the same, compiled by the daemon's Python, for targets
+    of that very version) and "library" (the collector). All are sealed memfds; both module files are marshal
+    documents, which needs no import here.
+
+    The modules live in a dictionary of their own. Their `__builtins__` is a copy with another `__import__`, which
+    serves `kineto_agent` from there and passes everything else on: sys.modules, sys.path and a kineto_agent that the
+    program has itself are not concerned.
+
+    Compiling takes 30 ms in all, during which the GIL is not given up by itself. So it is done in pieces, and after
+    each millisecond the thread sleeps for a moment: a waiting training thread gets the GIL at once.
+
+    `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
+    sources finds them: hooks that cannot be taken back (fork) do not add up. Any version may meet what any other
+    version left there: "digest", and "end", a function that ends a running agent.
+
+    Rules
+        Only built-in modules are imported. `threading` must not be: up to CPython 3.12 the thread that imports it
+        first becomes the "MainThread".
+"""
+
+from __future__ import annotations  # not evaluated: typing might not be imported yet
+
+import builtins
+import marshal
+import posix
+import sys
+from time import perf_counter, sleep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Union
+
+    Content = Union[bytes, list[tuple[int, str]]]
+
+_PACKAGE = "kineto_agent"
+_LIVE = "kineto_agent.boot.live"
+_GIL_S = 0.001  # compile for so long at a time
+_PAUSE_S = 0.0002  # enough for a waiting thread to take the GIL
+HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
+
+
+class _Modules:
+    """The agent's modules in a namespace of their own."""
+
+    def __init__(self, contents: dict[str, tuple[bool, Content]]) -> None:
+        self.loaded: dict[str, ModuleType] = {}
+        self._contents = contents  # name -> (is a package, compiled code or list of (first line, text))
+        self._import = builtins.__import__
+        self._builtins = dict(builtins.__dict__, __import__=self.import_)
+        self._since = perf_counter()
+
+    def import_(
+        self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+    ) -> ModuleType:
+        """What the import statement calls in the agent's modules."""
+        if level or name.partition(".")[0] != _PACKAGE:
+            return self._import(name, namespace, local, fromlist, level)
+        module = self.get(name)
+        for attribute in fromlist or ():
+            submodule = name + "." + attribute
+            if submodule in self._contents and not hasattr(module, attribute):
+                self.get(submodule)
+        return module if fromlist else self.loaded[_PACKAGE]
+
+    def get(self, name: str) -> ModuleType:
+        """The module, executed when first asked for."""
+        if name in self.loaded:
+            return self.loaded[name]
+        parent, _dot, last = name.rpartition(".")
+        above = self.get(parent) if parent else None
+        if name not in self._contents:
+            raise ImportError("the agent has no module " + name, name=name)
+        module = self.loaded[name] = self._make(name, parent)
+        try:
+            self._execute(name, module.__dict__)
+        except BaseException:
+            del self.loaded[name]
+            raise
+        if above is not None:
+            setattr(above, last, module)
+        return module
+
+    def _make(self, name: str, parent: str) -> ModuleType:
+        module = type(sys)(name)
+        is_package = self._contents[name][0]
+        module.__file__ = "<%s>" % name
+        module.__package__ = name if is_package else parent
+        module.__dict__["__builtins__"] = self._builtins
+        if is_package:
+            module.__path__ = []
+        return module
+
+    def _execute(self, name: str, namespace: dict[str, Any]) -> None:
+        content = self._contents[name][1]
+        if isinstance(content, bytes):
+            exec(marshal.loads(content), namespace)  # noqa: S102, S302 - the daemon's own code
+            self._give_way()
+            return
+        for first_line, text in content:
+            padded = "\n" * (first_line - 1) + text  # so that tracebacks show the right lines
+            exec(compile(padded, "<%s>" % name, "exec", 0, True), namespace)  # noqa: S102 - the daemon's own code
+            self._give_way()
+
+    def _give_way(self) -> None:
+        if perf_counter() - self._since > _GIL_S:
+            sleep(_PAUSE_S)
+            self._since = perf_counter()
+
+
+def _read(descriptor: int) -> bytes:
+    size, data = posix.fstat(descriptor).st_size, b""
+    while len(data) < size:
+        data += posix.pread(descriptor, size - len(data), len(data))
+    return data
+
+
+def _modules(files: dict[str, int]) -> _Modules:
+    same_python = HEADER["cache_tag"] == sys.implementation.cache_tag and HEADER["magic"] == _magic()
+    return _Modules(marshal.loads(_read(files["code" if same_python else "sources"])))  # noqa: S302
+
+
+def _magic() -> Any:
+    return getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", None)
+
+
+def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> None:
+    """Run the agent with `channel` as its link. Raises whatever goes wrong; the bootstrap closes the channel then."""
+    files = dict(zip(HEADER["descriptors"], descriptors))
+    agent = state.get("agent")
+    if agent is not None:
+        agent["end"]()
+    if agent is None or agent["digest"] != HEADER["digest"]:
+        modules = _modules(files)
+        live = modules.get(_LIVE)
+        agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
+    for name in ("sources", "code"):
+        _close(state, files.pop(name))
+    state["libraries"] = state.get("libraries", 0) + 1  # number of this one
+    agent["live"].run(channel, files.get("library", -1), state["libraries"])
+    state["agent"] = agent
+    del state["open"][:]  # they belong to the agent now, in a forked child too
+
+
+def _close(state: dict[str, Any], descriptor: int) -> None:
+    state["open"].remove(descriptor)
+    posix.close(descriptor)
