@@ -53,6 +53,7 @@ class ActionKind(IntEnum):
     ALLOW = 0x7FFF0000
 
 
+DEADLY = frozenset((ActionKind.KILL_PROCESS, ActionKind.KILL_THREAD, ActionKind.TRAP))
 _STRICTEST_FIRST = tuple(ActionKind)
 
 

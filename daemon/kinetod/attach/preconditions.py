@@ -1,0 +1,319 @@
+"""Whether a process may and can be attached to: one table of rules, for the attach and for `kinetoctl doctor`.
+
+Theory of operation
+    `examine` gathers plain values about the process and about us, without touching it. Each rule looks at them and
+    finds OK, NOTE (works, but), PROBLEM (would fail; has the attach's code) or UNKNOWN (may not be looked at).
+    `check` raises the first PROBLEM; diagnosis.py shows all findings. Rules are ordered so that the first PROBLEM is
+    the one that explains the others.
+
+    Only `check` reads seccomp filters, since that takes a stop (seccomp_reader.py); the rule is the same.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from kinetod.attach import facts, seccomp_reader
+from kinetod.attach.facts import AARCH64, X86_64, Access, OwnFacts, ProcessFacts
+from kinetod.attach.image import TargetImage
+from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.seccomp import DEADLY, Filter, SeccompError, forbidden
+
+NEWEST_TRIED = (3, 15)
+HOST_INIT = 1
+START_WITH_AGENT = "start it with the agent: `kinetoctl run -- <command>`"
+_FREE_THREADED_OFFSET, _COOKIE = 16, b"xdebugpy"  # _Py_DebugOffsets, from 3.13 on
+_D_STATE_TRIES, _D_STATE_PAUSE_S = 6, 0.01
+_OTHER_PYTHONS = {"pypy": "PyPy", "graalpy": "GraalPy", "jython": "Jython"}
+_MAX_CALLS_NAMED = 4
+
+
+class Status(StrEnum):
+    """The names of pb.CheckStatus."""
+
+    OK = "OK"
+    NOTE = "NOTE"
+    PROBLEM = "PROBLEM"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found. code: of a PROBLEM, what an attach fails with."""
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+    code: AttachCode = AttachCode.FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """All that the rules look at. Without an image, `image_problem` may say why."""
+
+    process: ProcessFacts
+    own: OwnFacts
+    image: TargetImage | None = None
+    image_problem: AttachError | None = None
+    filters: tuple[Filter, ...] | None = None  # None: not read
+
+
+Rule = Callable[[Subject], Finding]
+
+
+def check(pid: int, image: TargetImage | None) -> None:
+    """Raises AttachError with the first reason not to attach; without an image only those that need none."""
+    subject = replace(examine(pid), image=image)
+    _raise_first(subject, RULES)
+    if image is None:
+        return
+    _raise_first(subject, IMAGE_RULES)
+    if _filters_matter(subject):
+        filters = seccomp_reader.read_filters(pid, subject.process.seccomp, subject.own.machine)
+        subject = replace(subject, filters=tuple(filters))
+    _raise_first(subject, (seccomp,))
+
+
+def suitable_image(pid: int) -> TargetImage:
+    """The image of a process that can be attached to. Raises AttachError."""
+    try:
+        image = TargetImage(pid)
+    except AttachError:
+        check(pid, None)  # may know better why
+        raise
+    check(pid, image)
+    return image
+
+
+def examine(pid: int) -> Subject:
+    """Raises AttachError if there is no such process."""
+    try:
+        process = facts.read_process(pid)
+        for _ in range(_D_STATE_TRIES):
+            if process.state != "D":
+                break
+            time.sleep(_D_STATE_PAUSE_S)  # most waits for a device or a page are short
+            process = facts.read_process(pid)
+    except ProcessLookupError as exc:
+        raise AttachError(AttachCode.GONE, f"there is no process {pid} on this host (any more)") from exc
+    return Subject(process=process, own=facts.read_own())
+
+
+def _raise_first(subject: Subject, rules: tuple[Rule, ...]) -> None:
+    for rule in rules:
+        finding = rule(subject)
+        if finding.status is Status.PROBLEM:
+            text = f"process {subject.process.pid} ({subject.process.name}) cannot be attached to: {finding.detail}"
+            raise AttachError(finding.code, f"{text}; {finding.advice}" if finding.advice else text)
+
+
+def _problem(name: str, code: AttachCode, detail: str, advice: str = "") -> Finding:
+    return Finding(name, Status.PROBLEM, detail, advice, code)
+
+
+def process(subject: Subject) -> Finding:
+    """Is it a process that has a life to look into?"""
+    found, own = subject.process, subject.own
+    unsuitable = AttachCode.UNSUITABLE
+    if found.process_pid != found.pid:
+        detail = f"{found.pid} is the number of a thread of process {found.process_pid}"
+        return _problem("process", unsuitable, detail, f"name process {found.process_pid}")
+    if found.kernel_thread:
+        return _problem("process", unsuitable, "it is a thread of the kernel", "name a program's process")
+    if found.pid == HOST_INIT and own.host_pid_namespace:
+        return _problem("process", unsuitable, "it is the host's init", "name a program's process")
+    if found.pid in own.pids:
+        detail = "it is the daemon itself or a process of its own"
+        return _problem("process", unsuitable, detail, "name another process")
+    if found.state in "ZX" or found.exiting:
+        detail = "it has ended and waits for its parent (zombie)" if found.state == "Z" else "it is ending"
+        return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists the others")
+    if found.state == "D":
+        detail = "it waits in the kernel and cannot be interrupted (state D): a device or a network file system"
+        return _problem("process", unsuitable, detail, "try again; if it stays so, look at that device")
+    if found.state == "T":
+        return _problem(
+            "process", unsuitable, "it is stopped (SIGSTOP or Ctrl-Z)", f"let it go on: kill -CONT {found.pid}"
+        )
+    return Finding("process", Status.OK, f"{found.name}, state {found.state}")
+
+
+def tracer(subject: Subject) -> Finding:
+    """A process has one tracer at most."""
+    found = subject.process
+    if not found.tracer_pid:
+        return Finding("tracer", Status.OK, "none")
+    name = f"{found.tracer_name or 'process'} (pid {found.tracer_pid})"
+    return _problem("tracer", AttachCode.TRACED, f"{name} traces it", "end that tool or let it detach")
+
+
+def executable(subject: Subject) -> Finding:
+    """Is it a program that we know how to enter?"""
+    found = subject.process.executable
+    if found is None or not found.bits:
+        return Finding("executable", Status.UNKNOWN, "its file may not be read")
+    detail = f"{found.path}{' (deleted)' if found.deleted else ''}, {found.bits} bits, {found.machine}"
+    unsupported = AttachCode.UNSUPPORTED
+    if found.bits != 64:
+        return _problem("executable", unsupported, f"{found.path} is a 32-bit program", "run the 64-bit one")
+    if found.machine not in (X86_64, AARCH64) or found.machine != subject.own.machine:
+        return _problem("executable", unsupported, f"{found.path} is a program for {found.machine}", START_WITH_AGENT)
+    name = PurePosixPath(found.path).name.lower()
+    for prefix, title in _OTHER_PYTHONS.items():
+        if name.startswith(prefix):
+            advice = "run the program with CPython"
+            return _problem("executable", unsupported, f"it runs {title}; only CPython is known", advice)
+    if found.frozen:
+        advice = "run the program from its sources, or call kineto_agent.start() in it"
+        what = f"{found.path} was packed with {found.frozen}: its standard library is not all there"
+        return _problem("executable", unsupported, what, advice)
+    return Finding("executable", Status.OK, detail)
+
+
+def permission(subject: Subject) -> Finding:
+    """The kernel's own answer. Explained by the rules owner, ptrace_scope and capabilities."""
+    answer = subject.process.access
+    if answer is Access.ALLOWED:
+        return Finding("permission", Status.OK, "the kernel lets the daemon trace it")
+    if answer is Access.UNKNOWN:
+        return Finding("permission", Status.UNKNOWN, "the kernel gave no answer")
+    reasons = [rule(subject) for rule in (owner, ptrace_scope)]
+    for reason in reasons:
+        if reason.status is Status.PROBLEM:
+            return replace(reason, name="permission")
+    detail = "the kernel does not let the daemon trace it"
+    if "CAP_SYS_PTRACE" in subject.own.capabilities:
+        advice = "a security module (SELinux deny_ptrace, AppArmor) or a foreign user namespace? See the kernel's log"
+    else:
+        advice = _run_with("CAP_SYS_PTRACE")
+    return _problem("permission", AttachCode.NOT_PERMITTED, detail, advice)
+
+
+def owner(subject: Subject) -> Finding:
+    """Same user and dumpable, or CAP_SYS_PTRACE."""
+    found, own = subject.process, subject.own
+    theirs = ", ".join(str(uid) for uid in dict.fromkeys(found.uids[:3]))
+    refused = found.access is Access.REFUSED and "CAP_SYS_PTRACE" not in own.capabilities
+    if set(found.uids[:3]) != {own.uid}:
+        detail = f"it runs as uid {theirs}, the daemon as uid {own.uid}"
+        if refused:
+            advice = f"ask a daemon of uid {found.uids[1]}, or the system's daemon, run by root"
+            return _problem("owner", AttachCode.NOT_PERMITTED, detail, advice)
+        return Finding("owner", Status.OK, detail)
+    if found.dumpable is False and refused:
+        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its rights, or says so)"
+        return _problem("owner", AttachCode.NOT_PERMITTED, detail, _run_with("CAP_SYS_PTRACE"))
+    return Finding("owner", Status.OK, f"it runs as uid {theirs}, like the daemon")
+
+
+def ptrace_scope(subject: Subject) -> Finding:
+    """Yama's rule."""
+    scope, allowed = subject.own.ptrace_scope, subject.process.access is Access.ALLOWED
+    privileged = "CAP_SYS_PTRACE" in subject.own.capabilities
+    name = "ptrace_scope"
+    if scope is None:
+        return Finding(name, Status.OK, "no Yama in this kernel")
+    if scope >= 3:
+        advice = "set kernel.yama.ptrace_scope to a lower value: that takes a reboot"
+        return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: nobody may trace", advice)
+    if scope == 0 or privileged or allowed:
+        return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope and privileged else ''}")
+    who = "a parent of it" if scope == 1 else "an administrator"
+    advice = f"{_run_with('CAP_SYS_PTRACE')}{', or set kernel.yama.ptrace_scope to 0' if scope == 1 else ''}"
+    return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: only {who} may trace it", advice)
+
+
+def _run_with(capability: str) -> str:
+    return f"run kinetod as root, or with {capability}"
+
+
+def interpreter(subject: Subject) -> Finding:
+    """CPython with exported symbols, or a CUDA program without Python."""
+    name, unsupported = "interpreter", AttachCode.UNSUPPORTED
+    image = subject.image
+    if subject.image_problem is not None:
+        return _problem(name, subject.image_problem.code, subject.image_problem.reason)
+    if image is None:
+        return Finding(name, Status.UNKNOWN, "its memory may not be read")
+    if image.python is None:
+        if uses_cuda(image):
+            return Finding(name, Status.NOTE, "no Python interpreter: GPU activities only, no Python stacks")
+        detail = "it has neither a Python interpreter (CPython 3.9 or later) nor CUDA"
+        return _problem(name, unsupported, detail, "name the process that does the work: `kinetoctl ps --all`")
+    version = ".".join(map(str, image.python.version))
+    kind = "static" if image.python.path == image.exe else "shared"
+    detail = f"CPython {version} in {image.python.path} ({kind}), all symbols found"
+    if _is_free_threaded(image):
+        advice = f"run it with the usual build of Python {version}, or {START_WITH_AGENT}"
+        return _problem(name, unsupported, f"{image.python.path} is a free-threaded build of Python", advice)
+    if image.python.version[:2] > NEWEST_TRIED:
+        return Finding(name, Status.NOTE, detail, "newer than what this kinetod was tried with")
+    return Finding(name, Status.OK, detail)
+
+
+def uses_cuda(image: TargetImage) -> bool:
+    """Whether the CUDA driver is loaded."""
+    return any(PurePosixPath(path).name.startswith("libcuda.so") for path in image.modules)
+
+
+def _is_free_threaded(image: TargetImage) -> bool:
+    runtime = image.python.symbol("_PyRuntime") if image.python else None
+    if runtime is None:
+        return False
+    try:
+        head = image.memory.read(runtime[0], _FREE_THREADED_OFFSET + 8)
+    except OSError:
+        return False
+    return head.startswith(_COOKIE) and any(head[_FREE_THREADED_OFFSET:])
+
+
+def _filters_matter(subject: Subject) -> bool:
+    return subject.process.seccomp.mode == facts.SECCOMP_FILTER and not _same_filters_as_ours(subject)
+
+
+def _same_filters_as_ours(subject: Subject) -> bool:
+    """The target, we and our common init have equally many filters: then they are init's, since none is ever lost."""
+    own, theirs = subject.own, subject.process
+    same_namespace = theirs.foreign_namespaces is not None and "pid" not in theirs.foreign_namespaces
+    return same_namespace and theirs.seccomp.filters > 0 and theirs.seccomp == own.seccomp == own.init_seccomp
+
+
+def seccomp(subject: Subject) -> Finding:
+    """A filter that kills would end the process for a call that we bring in."""
+    found, own, name = subject.process.seccomp, subject.own, "seccomp"
+    refuse = AttachCode.SECCOMP
+    if found.mode == 0:
+        return Finding(name, Status.OK, "no filter")
+    if found.mode == facts.SECCOMP_STRICT:
+        return _problem(name, refuse, "it is in strict seccomp mode and may only read, write and exit")
+    count = f"{found.filters} filter{'s' if found.filters != 1 else ''}" if found.filters else "filters"
+    if _same_filters_as_ours(subject):
+        return Finding(name, Status.OK, f"{count}, the same as the daemon's own")
+    if subject.filters is None:
+        if "CAP_SYS_ADMIN" in own.capabilities and own.seccomp.mode == 0:
+            detail = f"{count}; an attach reads them first (a stop of about 0.1 ms) and refuses if they are in the way"
+            return Finding(name, Status.NOTE, detail)
+        detail = f"{count} that the daemon may not read; one that kills would end the process, so it is left alone"
+        advice = "run kinetod with CAP_SYS_ADMIN and without a seccomp filter of its own (a privileged container)"
+        return _problem(name, refuse, detail, f"{advice}, or {START_WITH_AGENT}")
+    if any(each.looks_at_the_caller for each in subject.filters):
+        detail = f"{count}, one of which looks at where in the program a call is made"
+        return _problem(name, refuse, detail, START_WITH_AGENT)
+    try:
+        calls = forbidden(subject.filters, own.machine)
+    except SeccompError as exc:
+        return _problem(name, refuse, f"{count}, one of which is not understood: {exc}", START_WITH_AGENT)
+    if not calls:
+        return Finding(name, Status.OK, f"{count}, which allow all that an agent does")
+    deadly = any(call.action.kind in DEADLY for call in calls)
+    named = ", ".join(map(str, calls[:_MAX_CALLS_NAMED])) + (" and more" if len(calls) > _MAX_CALLS_NAMED else "")
+    detail = f"{count}, which forbid what an agent does{', at the price of its life' if deadly else ''}: {named}"
+    return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
+
+
+# In the order in which they explain things. The second part needs the image.
+RULES: tuple[Rule, ...] = (process, tracer, executable, permission)
+IMAGE_RULES: tuple[Rule, ...] = (interpreter,)
