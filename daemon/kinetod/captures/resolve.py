@@ -112,14 +112,9 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
     """What can be said by looking; the owner comes first."""
     process, agent = candidate.process, candidate.agent
     name = _name(process)
-    problem: KinetodError | None = None
-    if own_uid not in (0, process.uid):
-        problem = NotPermitted(
-            Reason.NOT_YOUR_PROCESS,
-            f"{name} belongs to {process.user}, and this daemon serves uid {own_uid} only; ask the daemon of that "
-            "user or the system's (run by root)",
-            pid=process.pid,
-        )
+    problem: KinetodError | None = not_yours(process, own_uid)
+    if problem is not None:
+        pass
     elif process.agent_state == pb.AGENT_STATE_INCOMPATIBLE:
         theirs = registry.incompatible_version(candidate.key)
         problem = Precondition(
@@ -138,6 +133,18 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
             pid=process.pid,
         )
     return Resolved(candidate.key, process, agent, problem)
+
+
+def not_yours(process: pb.Process, own_uid: int) -> NotPermitted | None:
+    """The error for a process of a user whom this daemon does not serve."""
+    if own_uid in (0, process.uid):
+        return None
+    return NotPermitted(
+        Reason.NOT_YOUR_PROCESS,
+        f"{_name(process)} belongs to {process.user}, and this daemon serves uid {own_uid} only; ask the daemon of "
+        "that user or the system's (run by root)",
+        pid=process.pid,
+    )
 
 
 def _busy(process: pb.Process, agent: Agent) -> Precondition | None:
