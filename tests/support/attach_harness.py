@@ -80,7 +80,7 @@ class Ended(Exception):
 class RunningTarget:
     """One target process. A context manager; leaving it kills what is left."""
 
-    def __init__(self, kind: str, python: str | Path = sys.executable, *, module: str = "") -> None:
+    def __init__(self, kind: str, python: str | Path = sys.executable, *, module: str = "", laps: int = 0) -> None:
         self.kind = kind
         self._folder = tempfile.TemporaryDirectory(prefix="attach-")
         folder = Path(self._folder.name)
@@ -97,9 +97,13 @@ class RunningTarget:
         arguments = ["support.attach_targets." + module] if module else ["support.attach_targets", kind]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [python, "-m", *arguments, page], env=environment(**variables), stdout=subprocess.PIPE, stderr=errors
+                [python, "-m", *arguments, page, *([str(laps)] if laps else [])],
+                env=environment(**variables),
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         self._last = (0, time.monotonic())
+        self.result = ""  # what it is to be compared by, once finished
 
     def __enter__(self) -> "RunningTarget":
         return self
@@ -161,13 +165,21 @@ class RunningTarget:
     def finish(self) -> list[str]:
         """End it; what it found wrong. Raises Ended."""
         self.check()
-        status, output = self.end()
+        return self._judge(*self.end())
+
+    def report(self) -> list[str]:
+        """Like finish, of a target that has ended after its laps."""
+        output, _ = self.process.communicate(timeout=HANG_S)
+        return self._judge(self.process.returncode, output)
+
+    def _judge(self, status: int, output: bytes) -> list[str]:
         if status:
             raise Ended("lost", f"it ended with status {status}: {self.errors()[-500:]}")
         try:
             report = loads(output)
         except JSONDecodeError:
             return [f"its report is {output[-200:]!r}"]
+        self.result = report["result"]
         wrong = list(report["wrong"]) + [""] * (report["wrong_count"] - len(report["wrong"]))
         return wrong + ([f"it wrote: {self.errors()[:500]}"] if self.errors() else [])
 

@@ -1,13 +1,22 @@
-"""Runs one target: `python -m support.attach_targets KIND CONTROL-FILE`; a report in JSON on standard output."""
+"""Runs one target: `python -m support.attach_targets KIND CONTROL-FILE [LAPS]`; a report in JSON on standard output."""
 
 import importlib
 import json
 import sys
 from typing import Callable, Dict, List
 
-from support.attach_targets.control import Control, End, Surroundings, Target, Wrong
+from support.attach_targets.control import LAPS, Control, End, Surroundings, Target, Wrong
 
-MODULES = ("loops", "long_calls", "machine", "threads", "processes", "asleep")  # the first ones import least
+# The first ones import least.
+MODULES = (
+    "loops",
+    "long_calls",
+    "machine",
+    "threads",
+    "processes",
+    "asleep",
+    "torch_run",
+)
 MOST_WRONG = 20
 
 
@@ -25,13 +34,14 @@ def main() -> int:
     control = Control(sys.argv[2])
     wrong: List[str] = []
     target = find(sys.argv[1])()
+    most_laps = int(sys.argv[3]) if len(sys.argv) > 3 else None
     for_good = sys.argv[1].startswith("for_good")
     if not for_good:
         target.lap()
     surroundings = Surroundings()
     control.ready()
     try:
-        while control.running():
+        while control.running() and control.words[LAPS] != most_laps:
             try:
                 target.lap()
             except Wrong as error:
@@ -43,7 +53,7 @@ def main() -> int:
             check()
         except Wrong as error:
             wrong.append(str(error))
-    print(json.dumps({"wrong": wrong[:MOST_WRONG], "wrong_count": len(wrong)}))
+    print(json.dumps({"wrong": wrong[:MOST_WRONG], "wrong_count": len(wrong), "result": target.result()}))
     return 0
 
 

@@ -70,6 +70,10 @@ class Target:
     def close(self) -> None:
         """End what was started. Raises Wrong for results that only show at the end."""
 
+    def result(self) -> str:
+        """What there is to compare with another run."""
+        return ""
+
 
 class Surroundings:
     """What a program owns and nobody else may change."""

@@ -1,0 +1,21 @@
+"""A warm helper for the tests of a module; they are skipped where nothing may be traced."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.attach_harness import RunningTarget
+from support.attachers import HelperAttacher
+
+
+@pytest.fixture(scope="module")
+def attacher() -> Iterator[HelperAttacher]:
+    made = HelperAttacher()
+    try:
+        with RunningTarget("python") as target:
+            target.wait_ready()
+            attempt = made.attach(target.pid)
+        if attempt.reason.startswith(("ATTACH_NOT_PERMITTED", "ATTACH_UNSUPPORTED")):
+            pytest.skip(attempt.reason)
+        yield made
+    finally:
+        made.close()

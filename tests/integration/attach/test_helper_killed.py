@@ -1,0 +1,16 @@
+"""The helper process may be killed at any moment of an attach: the target goes on, and can be attached to again."""
+
+import pytest
+from support.attach_harness import machine_library, table
+from support.attach_kills import kill_moments
+from support.attachers import HelperAttacher
+
+MOMENTS = 20
+
+
+@pytest.mark.parametrize("kind", ["malloc", "threads", "asleep_poll", "registers_bystander"])
+def test_target_survives_the_death_of_the_helper_at_any_moment(kind: str, attacher: HelperAttacher) -> None:
+    if kind == "registers_bystander" and machine_library() is None:
+        pytest.skip("needs a C compiler and x86-64")
+    row = kill_moments(kind, MOMENTS // 4)
+    assert row.harmless and row.count("success") == 1, table([row])

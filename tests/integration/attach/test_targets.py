@@ -1,0 +1,56 @@
+"""A few attaches to each kind of target, which all go on as if nothing had been. The campaign makes hundreds."""
+
+import importlib.util
+
+import pytest
+from support.attach_harness import campaign, edges, machine_library, table
+from support.attachers import HelperAttacher
+
+KINDS = {
+    "python": 5,
+    "malloc": 5,
+    "threads": 5,
+    "joined": 3,
+    "gil_held": 2,
+    "gil_free": 2,
+    "asleep": 5,
+    "asleep_raw": 5,
+    "for_good_sleep": 2,
+    "for_good_acquire": 2,
+    "for_good_recv": 2,
+    "forking": 5,
+    "workers": 5,
+    "timers": 4,
+    "signals": 4,
+}
+REGISTERS = ("registers", "registers_bystander")
+
+
+def no_harm_and_all_succeed(kind: str, attacher: HelperAttacher, count: int) -> None:
+    row = campaign(kind, attacher, count)
+    assert row.harmless and row.count("success") == count and not row.left, table([row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_target_gets_the_agent_and_finds_nothing_changed(kind: str, attacher: HelperAttacher) -> None:
+    no_harm_and_all_succeed(kind, attacher, KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", REGISTERS)
+def test_registers_are_as_before(kind: str, attacher: HelperAttacher) -> None:
+    if machine_library() is None:
+        pytest.skip("needs a C compiler and x86-64")
+    no_harm_and_all_succeed(kind, attacher, 4)
+
+
+@pytest.mark.torch
+def test_data_loader_loses_nothing(attacher: HelperAttacher) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    no_harm_and_all_succeed("data_loader", attacher, 3)
+
+
+@pytest.mark.parametrize("when", ["at_start", "at_exit"])
+def test_process_that_starts_or_ends_is_not_harmed(when: str, attacher: HelperAttacher) -> None:
+    row = edges(when, attacher, 5, most_s=0.08)
+    assert row.harmless, table([row])

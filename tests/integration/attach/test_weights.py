@@ -1,0 +1,34 @@
+"""Attaching does not change what is computed."""
+
+import importlib.util
+
+import pytest
+from support.attach_harness import RunningTarget
+from support.attach_targets.control import LAPS
+from support.attachers import HelperAttacher
+from support.waiting import until
+
+ATTACHES = 20
+LAPS_BETWEEN = 20
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+
+
+def test_weights_of_a_run_with_20_attaches_are_those_of_an_undisturbed_one(attacher: HelperAttacher) -> None:
+    with RunningTarget("torch") as disturbed:
+        disturbed.wait_ready()
+        for _ in range(ATTACHES):
+            attempt = attacher.attach(disturbed.pid)
+            assert attempt.outcome == "success", attempt
+            laps = disturbed.words[LAPS]
+            until(lambda since=laps: disturbed.words[LAPS] >= since + LAPS_BETWEEN, "training goes on")  # type: ignore[misc]
+        assert disturbed.finish() == []
+        laps = disturbed.words[LAPS]
+    with RunningTarget("torch", laps=laps) as undisturbed:
+        undisturbed.process.wait(60)
+        assert undisturbed.report() == []
+        assert undisturbed.words[LAPS] == laps
+    assert disturbed.result == undisturbed.result
