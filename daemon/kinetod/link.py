@@ -30,7 +30,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -177,7 +177,7 @@ class Connection:
         except OSError as exc:
             self.close("the link broke: " + os.strerror(exc.errno or 0))
             return False
-        fds = _descriptors(ancillary)
+        fds = descriptors(ancillary)
         try:
             self._frame(data, fds, msg_flags)
         finally:
@@ -248,7 +248,8 @@ class Connection:
         self._handler.on_close(self, reason)
 
 
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """Those that came with a packet by SCM_RIGHTS; the caller owns them."""
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -9,6 +9,7 @@ Theory of operation
     at once get more of them, up to MAX_HELPERS; those end with their attach.
 """
 
+import array
 import asyncio
 import contextlib
 import json
@@ -25,6 +26,7 @@ from kineto_protos.units import format_duration
 
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.identity import BOOT_TIME_NS, ProcessKey
+from kinetod.link import descriptors
 from kinetod.text import clean
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ MAX_HELPERS = 8
 MAX_ANSWER_BYTES = 16 << 10
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 _EXIT_S = 2.0
-_MAX_FDS = 4  # one is the most that an answer may carry; room for more, to be able to close them
+_CMSG_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # one is the most; more are closed
 
 
 class _Crashed(Exception):
@@ -77,9 +79,10 @@ class _Helper:
             self._sock.send(json.dumps(request).encode(), socket.MSG_NOSIGNAL)
             await self._readable()
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            data, fds, _, _ = socket.recv_fds(self._sock, MAX_ANSWER_BYTES, _MAX_FDS, flags)
+            data, ancillary, _, _ = self._sock.recvmsg(MAX_ANSWER_BYTES, _CMSG_SPACE, flags)  # recv_fds has no flags
         except OSError as exc:
             raise _Crashed(str(exc)) from exc
+        fds = descriptors(ancillary)
         try:
             answer = json.loads(data) if data else None
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:

@@ -1,0 +1,117 @@
+"""The warm helpers, with little ones that crash, hang and babble."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from kinetod.attach import helpers as module
+from kinetod.attach.helpers import AttachHelpers
+from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.identity import ProcessKey, identify, start_time_ns
+from support import scripted_helper
+
+T = TypeVar("T")
+KEY = ProcessKey(4242, 1)
+
+
+@asynccontextmanager
+async def started(script: str, count: int = 1) -> AsyncIterator[AttachHelpers]:
+    helpers = AttachHelpers(count, command=scripted_helper.command(script))
+    await helpers.start()
+    try:
+        yield helpers
+    finally:
+        await helpers.stop()
+        assert helpers.pids() == set()
+
+
+def with_helpers(script: str, scenario: Callable[[AttachHelpers], Awaitable[T]], count: int = 1) -> T:
+    async def run() -> T:
+        async with started(script, count) as helpers:
+            return await scenario(helpers)
+
+    return asyncio.run(run())
+
+
+def failure(script: str, deadline_s: float = 20) -> AttachError:
+    async def scenario(helpers: AttachHelpers) -> AttachError:
+        before = helpers.pids()
+        with pytest.raises(AttachError) as caught:
+            await helpers.attach(KEY, deadline_s=deadline_s)
+        if caught.value.code is not AttachCode.TRACED:
+            assert not helpers.pids() & before
+        return caught.value
+
+    return with_helpers(script, scenario)
+
+
+def test_the_channel_comes_with_what_the_attach_took() -> None:
+    async def scenario(helpers: AttachHelpers) -> None:
+        (pid,) = helpers.pids()
+        key = ProcessKey(pid, start_time_ns(pid))
+        attached, channel = await helpers.attach(key, deadline_s=20)
+        with channel:
+            assert attached == Attached(method="scripted", stopped_ns=250_000, latency_ns=3_000_000)
+            assert not channel.get_inheritable()
+            peer = identify(channel)
+            assert peer.key == key
+            peer.close()
+        assert helpers.pids() == {pid}
+
+    with_helpers("agent", scenario)
+
+
+def test_a_refusal_has_the_helpers_code_and_words() -> None:
+    error = failure("refuse")
+    assert (error.code, error.reason) == (AttachCode.TRACED, "process 1 is traced by process 2 (gdb); end that one")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"), [("crash", "crashed (exit status 7)"), ("babble", "crashed"), ("channel-missing", "did not say")]
+)
+def test_a_helper_that_fails_is_a_failed_attach(script: str, why: str) -> None:
+    async def scenario(helpers: AttachHelpers) -> AttachError:
+        with pytest.raises(AttachError) as caught:
+            await helpers.attach(KEY, deadline_s=20)
+        return caught.value
+
+    error = with_helpers(script, scenario)
+    assert error.code is AttachCode.FAILED
+    assert why in error.reason
+    assert "4242" in error.reason
+
+
+def test_a_helper_that_overruns_its_deadline_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KILL_GRACE_S", 0.05)
+    error = failure("hang", deadline_s=0.05)
+    assert error.code is AttachCode.TIMEOUT
+    assert "process 4242 could not be attached to within 50 ms" in error.reason
+
+
+def test_a_caller_that_hangs_up_leaves_no_helper_behind() -> None:
+    async def scenario(helpers: AttachHelpers) -> None:
+        (before,) = helpers.pids()
+        caller = asyncio.create_task(helpers.attach(KEY, deadline_s=20))
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        assert not Path(f"/proc/{before}").exists()
+
+    with_helpers("hang", scenario)
+
+
+def test_many_attaches_at_once_get_more_helpers_than_are_kept() -> None:
+    async def scenario(helpers: AttachHelpers) -> None:
+        tasks = [asyncio.create_task(helpers.attach(KEY, deadline_s=20)) for _ in range(3)]
+        channels = [channel for _, channel in await asyncio.gather(*tasks)]
+        peers = [identify(channel) for channel in channels]
+        assert len({peer.pid for peer in peers}) == 3
+        for peer, channel in zip(peers, channels, strict=True):
+            peer.close()
+            channel.close()
+        assert len(helpers.pids()) == 1
+
+    with_helpers("agent", scenario)
