@@ -37,7 +37,7 @@ _PIECE_LINES = 40  # compiled in about half a millisecond
 _MARSHAL_VERSION = 2  # every Python reads it
 _MAX_PACKET_BYTES = 64 * 1024  # what the bootstrap makes room for
 _MAX_ANSWER_BYTES = 1024
-_ELF_HEADER = struct.Struct("<4sBB12xHH")  # magic, class, byte order, (rest of e_ident), e_type, e_machine
+_ELF_HEADER = struct.Struct("<4sBB10xHH")  # magic, class, byte order, (rest of e_ident), e_type, e_machine
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _ELF_CLASS_64 = 2
 
