@@ -1,10 +1,12 @@
 """The interpreter's own slot for a script, in real CPython 3.14 and 3.15."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Iterator, List
 
@@ -14,6 +16,7 @@ from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadlin
 from kinetod.attach.remote_debug import RemoteDebug, find_slot
 from support import newer_pythons
 
+FIRST_TOKEN = time.time_ns()  # the files are those of this run alone
 HEAD = "import signal, sys, time, threading\ndef say(what):\n  sys.stdout.write('%s\\n' % what); sys.stdout.flush()\n"
 COUNT = "say('ready')\nn = 0\nwhile True: n += 1\n"
 SLEEP = "say('ready')\nsys.stdin.readline()\nsay('awake')\nsys.stdin.readline()\n"
@@ -52,9 +55,12 @@ class Target:
         assert self.process.stdout is not None
         return self.process.stdout.readline().decode().rstrip("\n")
 
-    def scripts(self) -> List[str]:
+    def scripts(self) -> List[int]:
+        """The tokens, counted as in this test, of the scripts that lie in its /tmp."""
         folder = Path(f"/proc/{self.pid}/root/tmp")
-        return [path.name for path in folder.iterdir() if path.name.startswith(".kineto-attach")]
+        found = [re.fullmatch(r"\.kineto-attach-(\d+)\.py", path.name) for path in folder.iterdir()]
+        tokens = [int(match[1]) - FIRST_TOKEN for match in found if match]
+        return [token for token in tokens if 0 <= token < 1000]
 
 
 def commands() -> Iterator[object]:
@@ -81,7 +87,7 @@ def python() -> List[str]:
 
 
 def hand_over(method: RemoteDebug, target: Target, token: int, source: str) -> Stop:
-    return method.hand_over(TargetImage(target.pid), Bootstrap(token, source.encode()), Deadline(10))
+    return method.hand_over(TargetImage(target.pid), Bootstrap(FIRST_TOKEN + token, source.encode()), Deadline(10))
 
 
 def refusal(target: Target) -> AttachError:
@@ -111,7 +117,7 @@ def test_a_script_that_is_given_up_never_runs_and_leaves_nothing(command: List[s
     method = RemoteDebug()
     with Target(command, SLEEP) as target:
         hand_over(method, target, 1, announce(1))
-        assert target.scripts() == [".kineto-attach-1.py"]
+        assert target.scripts() == [1]
         method.finish()
         method.finish()
         assert target.scripts() == []
@@ -126,7 +132,7 @@ def test_what_a_killed_helper_has_left_is_taken_over(python: List[str]) -> None:
         hand_over(RemoteDebug(), target, 1, announce(1))  # nobody finishes it
         method = RemoteDebug()
         hand_over(method, target, 2, announce(2))
-        assert target.scripts() == [".kineto-attach-2.py"]
+        assert target.scripts() == [2]
         target.say()
         assert [target.hear(), target.hear()] == ["2", "awake"]
         method.finish()
@@ -139,7 +145,7 @@ def test_a_helper_killed_after_its_script_ran_leaves_a_file_that_the_next_one_re
         assert target.hear() == "1"
         method = RemoteDebug()
         hand_over(method, target, 2, announce(2))
-        assert target.scripts() == [".kineto-attach-2.py"]
+        assert target.scripts() == [2]
         method.finish()
 
 
