@@ -31,6 +31,7 @@ from kinetod.link import LinkServer
 from kinetod.lock import Lock
 from kinetod.notify import notify
 from kinetod.registry import Registry
+from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.server import RpcServer
 from kinetod.rpc.service import ProfilerService
 from kinetod.store import LOCK_FILE, Store
@@ -153,7 +154,10 @@ async def _start(config: Config, stack: contextlib.AsyncExitStack) -> _Daemon:
     attacher = await _start_attacher(config, link, hub, workers, stack) if config.attach else None
     captures = CaptureManager(config, registry, store, services, attacher)
     host = HostInfo(config, store, hostname)
-    service = ProfilerService(hub=hub, registry=registry, captures=captures, store=store, host=host)
+    diagnoser = Diagnoser(registry, attaching=config.attach)
+    service = ProfilerService(
+        hub=hub, registry=registry, captures=captures, store=store, host=host, diagnoser=diagnoser
+    )
     rpc = RpcServer(service, config.listen)
     await captures.recover()
     await rpc.start()

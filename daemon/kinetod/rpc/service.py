@@ -11,6 +11,7 @@ from kinetod.captures.fetch import fetch
 from kinetod.captures.manager import CaptureManager
 from kinetod.host import HostInfo
 from kinetod.registry import Registry, checked_selector
+from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.status import streaming, unary
 from kinetod.store import Store
 
@@ -19,13 +20,21 @@ class ProfilerService(ProfilerServicer):
     """Every method of profiler.proto."""
 
     def __init__(
-        self, *, hub: AgentHub, registry: Registry, captures: CaptureManager, store: Store, host: HostInfo
+        self,
+        *,
+        hub: AgentHub,
+        registry: Registry,
+        captures: CaptureManager,
+        store: Store,
+        host: HostInfo,
+        diagnoser: Diagnoser,
     ) -> None:
         self._hub = hub
         self._registry = registry
         self._captures = captures
         self._store = store
         self._host = host
+        self._diagnoser = diagnoser
 
     @unary
     async def ListProcesses(self, request: pb.ListProcessesRequest) -> pb.ListProcessesResponse:
@@ -79,3 +88,8 @@ class ProfilerService(ProfilerServicer):
         """This host."""
         agents, running = len(self._hub), self._captures.running
         return await asyncio.to_thread(self._host.describe, agents=agents, captures_running=running)
+
+    @unary
+    async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest) -> pb.Diagnosis:
+        """Whether and how an agent could get into a process."""
+        return await self._diagnoser.diagnose(request.pid)

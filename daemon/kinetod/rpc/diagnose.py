@@ -1,0 +1,90 @@
+"""DiagnoseProcess: what the daemon knows of a process, joined with what can be seen from outside."""
+
+import asyncio
+import os
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.attach import facts
+from kinetod.attach.diagnosis import Diagnosis, KnownAgent
+from kinetod.attach.diagnosis_process import DiagnosisProcess
+from kinetod.attach.preconditions import Finding
+from kinetod.captures.resolve import not_yours
+from kinetod.errors import NotFound, Reason, invalid
+from kinetod.registry import Registry
+from kinetod.text import clean
+
+_MAX_TEXT_CHARS = 2000
+_AGENT_STATES = {
+    pb.AGENT_STATE_READY: "READY",
+    pb.AGENT_STATE_BUSY: "BUSY",
+    pb.AGENT_STATE_INCOMPATIBLE: "INCOMPATIBLE",
+}
+
+
+class Diagnoser:
+    """Looks at processes for callers. attaching: whether this daemon brings agents in at all."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        attaching: bool = True,
+        process: DiagnosisProcess | None = None,
+        own_uid: int | None = None,
+    ) -> None:
+        self._registry = registry
+        self._attaching = attaching
+        self._process = process or DiagnosisProcess()
+        self._own_uid = os.geteuid() if own_uid is None else own_uid
+
+    async def diagnose(self, pid: int) -> pb.Diagnosis:
+        """Raises InvalidRequest, NotFound, NotPermitted."""
+        if pid <= 0:
+            raise invalid("pid", f"a pid is greater than 0, got {pid}")
+        process = await self._describe(pid)
+        if refused := not_yours(process, self._own_uid):
+            raise refused
+        agent = KnownAgent(
+            state=_AGENT_STATES.get(process.agent_state, ""),
+            version=process.agent_version,
+            attached=process.attached,
+            capture_id=process.busy_capture_id,
+            attaching=self._attaching,
+        )
+        try:
+            return _to_proto(process, await self._process.diagnose(pid, agent))
+        except ProcessLookupError as exc:
+            raise _no_such(pid) from exc
+
+    async def _describe(self, pid: int) -> pb.Process:
+        candidate = await self._registry.candidate(pid)
+        if candidate is not None:
+            return candidate.process
+        try:  # the registry knows no zombies
+            found = await asyncio.to_thread(facts.read_process, pid)
+        except ProcessLookupError as exc:
+            raise _no_such(pid) from exc
+        uid = max(found.uids[1], 0)
+        name = clean(found.name, 64)
+        return pb.Process(
+            pid=pid, uid=uid, user=str(uid), command=[name], agent_state=pb.AGENT_STATE_NONE, iterations=-1
+        )
+
+
+def _no_such(pid: int) -> NotFound:
+    return NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
+
+
+def _to_proto(process: pb.Process, diagnosis: Diagnosis) -> pb.Diagnosis:
+    checks = [_check(finding) for finding in diagnosis.findings]
+    return pb.Diagnosis(process=process, method=clean(diagnosis.method, 64), checks=checks)
+
+
+def _check(finding: Finding) -> pb.Check:
+    return pb.Check(
+        name=finding.name,
+        status=f"CHECK_STATUS_{finding.status}",
+        detail=clean(finding.detail, _MAX_TEXT_CHARS),
+        advice=clean(finding.advice, _MAX_TEXT_CHARS),
+    )
