@@ -1,5 +1,6 @@
 """Brings the agent into a process: joins the helper that attaches, the link that adopts its channel, and the hub.
 
+Into a process without Python comes the collector alone; its agent is a process of ours (`proxies.py`).
 Whoever wants the same process at the same time shares one attempt. An attempt goes on when its caller hangs up:
 the agent is then there for the next one, and leaves when nobody comes.
 """
@@ -7,6 +8,7 @@ the agent is then there for the next one, and leaves when nobody comes.
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
 
@@ -14,11 +16,14 @@ from kineto_protos.units import format_duration
 
 from kinetod.agents import Agent, AgentHub
 from kinetod.attach.helpers import AttachHelpers
-from kinetod.attach.interface import AttachCode, AttachError
-from kinetod.identity import ProcessKey
-from kinetod.link import LinkServer
+from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach.proxies import Proxies
+from kinetod.identity import ProcessKey, Unidentified, identity_of
+from kinetod.link import Connection, LinkServer
 
 log = logging.getLogger(__name__)
+
+COLLECTOR = "collector"  # the method whose channel leads to a collector without an agent
 
 
 class Attacher:
@@ -33,6 +38,7 @@ class Attacher:
         deadline_ns: int,
         keep_ns: int,
         own_pids: Callable[[], Iterable[int]] = tuple,
+        proxies: Proxies | None = None,
     ) -> None:
         self._helpers = helpers
         self._link = link
@@ -40,6 +46,7 @@ class Attacher:
         self._deadline_ns = deadline_ns
         self._keep_ns = keep_ns
         self._own_pids = own_pids
+        self._proxies = proxies or Proxies()
         self._attempts: dict[ProcessKey, asyncio.Task[Agent]] = {}
 
     async def attach(self, key: ProcessKey) -> Agent:
@@ -56,7 +63,7 @@ class Attacher:
             log.info("process %d: %s", key.pid, error)
 
     async def _attach(self, key: ProcessKey) -> Agent:
-        if key.pid in (os.getpid(), *self._own_pids()):
+        if key.pid in (os.getpid(), *self._own_pids(), *self._proxies.pids()):
             raise AttachError(
                 AttachCode.UNSUITABLE,
                 f"process {key.pid} is this daemon itself or one of its helpers, which cannot be traced; name another "
@@ -65,7 +72,7 @@ class Attacher:
         end = time.monotonic() + self._deadline_ns / 1e9
         attached, channel = await self._helpers.attach(key, deadline_s=self._deadline_ns / 1e9)
         left_s = max(1.0, end - time.monotonic())
-        connection = self._link.adopt(channel, key, attached, handshake_s=left_s)
+        connection = await self._connect(key, attached, channel, left_s)
         try:
             async with asyncio.timeout(left_s):
                 agent = await self._hub.introduction(connection)
@@ -83,9 +90,25 @@ class Attacher:
                 pass
         return agent
 
+    async def _connect(self, key: ProcessKey, attached: Attached, channel: socket.socket, left_s: float) -> Connection:
+        if attached.method != COLLECTOR:
+            return self._link.adopt(channel, key, attached, handshake_s=left_s)
+        try:
+            identity = identity_of(key)
+        except Unidentified as exc:
+            channel.close()
+            raise AttachError(AttachCode.GONE, f"{exc}, while it was attached to") from exc
+        try:
+            link = await self._proxies.start(key.pid, channel)
+        except BaseException:
+            identity.close()
+            raise
+        return self._link.adopt(link, key, attached, handshake_s=left_s, identity=identity)
+
     async def stop(self) -> None:
         """Gives up what is under way."""
         attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
+        await self._proxies.stop()

@@ -117,6 +117,26 @@ def identify(sock: socket.socket, proc: Path = PROC) -> Identity:
     return Identity(key, uid, gid, pidfd)
 
 
+def identity_of(key: ProcessKey, proc: Path = PROC) -> Identity:
+    """The process itself, where the peer of a socket is one of ours that speaks for it. Raises Unidentified."""
+    pidfd: int | None = None
+    try:
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(key.pid)
+        ids = {}
+        for line in (proc / str(key.pid) / "status").read_text(errors="replace").splitlines():
+            name, _, values = line.partition(":")
+            if name in ("Uid", "Gid"):
+                ids[name] = int(values.split()[1])  # the effective one
+        if start_time_ns(key.pid, proc) != key.start_time_ns:
+            raise ProcessLookupError("its pid was reused")
+        return Identity(key, ids["Uid"], ids["Gid"], pidfd)
+    except (OSError, ValueError, IndexError, KeyError) as exc:
+        if pidfd is not None:
+            os.close(pidfd)
+        raise Unidentified(f"process {key.pid} has ended") from exc
+
+
 def _peer_pidfd(sock: socket.socket, pid: int) -> int | None:
     try:
         pidfd: int = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)

@@ -1,0 +1,73 @@
+"""The processes of the daemon that speak for processes without Python: one per process, `kinetod.attach.proxy`."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Sequence
+
+from kinetod.attach.interface import AttachCode, AttachError
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "kinetod.attach.proxy")
+EXIT_S = 5.0
+
+
+class Proxies:
+    """Those that run. Each ends by itself when its link is closed or its process is gone."""
+
+    def __init__(self, *, command: Sequence[str] = COMMAND) -> None:
+        self._command = command
+        self._running: dict[asyncio.Task[None], Process] = {}
+
+    def pids(self) -> set[int]:
+        """Of those that run now."""
+        return {process.pid for process in self._running.values()}
+
+    async def start(self, pid: int, channel: socket.socket) -> socket.socket:
+        """Starts one for process `pid`, whose collector is at the other end of `channel`; our end of its link.
+
+        Takes the channel over. Raises AttachError.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        with theirs, channel:
+            fds = (theirs.fileno(), channel.fileno())
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    *map(str, (pid, *fds)),
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    pass_fds=fds,
+                    start_new_session=True,  # a Ctrl-C in the daemon's terminal is the daemon's matter
+                )
+            except OSError as exc:
+                ours.close()
+                raise AttachError(
+                    AttachCode.FAILED, f"the daemon cannot start a process that speaks for {pid}: {exc.strerror}"
+                ) from exc
+            except BaseException:
+                ours.close()
+                raise
+        watch = asyncio.create_task(self._watch(pid, process), name=f"proxy of {pid}")
+        self._running[watch] = process
+        watch.add_done_callback(self._running.pop)
+        return ours
+
+    async def _watch(self, pid: int, process: Process) -> None:
+        status = await process.wait()
+        if status:
+            log.warning("the process that speaks for process %d ended with status %d", pid, status)
+
+    async def stop(self) -> None:
+        """Waits for their ends; their links are closed already."""
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=EXIT_S)
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if self._running:
+            await asyncio.wait(list(self._running))
