@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench campaign protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench campaign campaign-attach protos clean install
 
 install: $(STAMP)
 
@@ -57,6 +57,10 @@ campaign: $(STAMP)
 	rm -rf build/readers
 	$(BIN)/python tests/campaign/make_traces.py build/readers
 	.venv-readers/bin/python tests/campaign/read_traces.py build/readers
+
+# Hours: every kind of target on every Python of this machine (`make newer-pythons` gets newer ones).
+campaign-attach: $(STAMP)
+	$(BIN)/python tests/campaign/attach.py --output build/attach/campaign.md
 
 # Generated code is committed. The old generator is the floor for the run-time libraries.
 protos:

@@ -272,7 +272,7 @@ STEADY = ("python", "malloc", "threads", "asleep_sleep", "asleep_poll", "for_goo
 
 def _left(target: RunningTarget, held: tuple[int, int]) -> str:
     with contextlib.suppress(AssertionError):
-        until(lambda: target.held() == held, "the agent has left", 5)
+        until(lambda: target.held() == held, "the agent has left", 15)
         return ""
     threads, descriptors = target.held()
     return f"{threads - held[0]:+d} threads {descriptors - held[1]:+d} descriptors"

@@ -20,6 +20,7 @@ KINDS = {
     "for_good_recv": 2,
     "forking": 5,
     "workers": 5,
+    "identity": 3,
     "timers": 4,
     "signals": 4,
 }

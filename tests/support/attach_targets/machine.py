@@ -141,9 +141,18 @@ class Signals(Target):
         signal.set_wakeup_fd(-1)
 
 
+class Identity(Target):
+    """The C library changes the user of all threads by a signal to each: one that blocks it stops the process."""
+
+    def lap(self) -> None:
+        os.setresuid(os.getuid(), os.geteuid(), os.geteuid())
+        time.sleep(PIECE_S)
+
+
 KINDS: Dict[str, Callable[[], Target]] = {
     "registers": lambda: Registers(["check_loop", "check_asleep", "check_wide"]),
     "registers_bystander": Bystander,
+    "identity": Identity,
     "timers": Timers,
     "signals": Signals,
 }
