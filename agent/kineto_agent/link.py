@@ -9,6 +9,9 @@ Theory of operation
     `_socket` is what the socket module wraps. It takes 2 ms less to import, and it stays the real one when a
     program patches the socket module (gevent).
 
+    After a live attach the link is the channel that the daemon has pulled out of this process (`adopted`): there is
+    nowhere else to connect to, so its end is the end of the link.
+
     Only a daemon of root or of the process's own user is spoken to: anybody can make a socket in /tmp.
 
     A program may close descriptors that it did not open (daemonizing does). Before each use the link looks
@@ -70,6 +73,22 @@ class Link:
         self._refused_until_ns = 0
         self.refused = False
         self.retry_at_ns = 0  # monotonic; meaningful while not connected
+        self._adopted = False
+
+    @classmethod
+    def adopted(cls, connection: socket) -> "Link":
+        """A link over a connected SOCK_SEQPACKET socket, which becomes the link's."""
+        link = cls(tuple)
+        connection.setblocking(False)
+        link._identity = identity(connection.fileno())
+        link._socket = connection
+        link._adopted = True
+        return link
+
+    @property
+    def ended(self) -> bool:
+        """Whether there never will be a connection again."""
+        return self._adopted and self._socket is None
 
     @property
     def connected(self) -> bool:

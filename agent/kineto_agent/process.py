@@ -1,15 +1,15 @@
 """The one agent of this process: start, stop, and what fork and exit mean for it."""
 
+import _thread
 import atexit
 import os
-import threading
 from typing import Optional
 
 from kineto_agent.debuglog import log, log_exception
 from kineto_agent.runner import Agent
 from kineto_agent.steps import COUNTER, OptimizerHook
 
-_lock = threading.Lock()
+_lock = _thread.allocate_lock()
 _agent: Optional[Agent] = None
 _hook = OptimizerHook(COUNTER)
 
@@ -51,7 +51,7 @@ def _end(reason_code: str, reason: str) -> None:
 
 def _after_fork_in_child() -> None:
     global _agent, _lock
-    _lock = threading.Lock()  # another thread may have held it at the time of the fork
+    _lock = _thread.allocate_lock()  # another thread may have held it at the time of the fork
     agent, _agent = _agent, None
     if agent is not None:
         agent.abandon()

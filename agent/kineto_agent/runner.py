@@ -11,13 +11,13 @@ Rules
     log, and the agent carries on without a link until its next attempt.
     A forked child has no agent: it closes the descriptors it inherited (else the daemon would not see the
     parent's end) and may call start() itself.
+    An agent that was brought by a live attach ends with its link. `on_end` is the last thing that its thread does.
     At exit a running capture is stopped and its Result sent, within EXIT_TIMEOUT_S.
 """
 
 import contextlib
 import os
 import select
-import threading
 import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
@@ -31,7 +31,7 @@ from kineto_agent.session import Session
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.steps import StepCounter, median_ns
-from kineto_agent.threads import start_thread, thread_names
+from kineto_agent.threads import Thread, start_thread, thread_names
 
 EXIT_TIMEOUT_S = 2.0
 _MAX_POLL_MS = 3_600_000  # poll takes an int; also repairs a deadline after the wall clock was set
@@ -39,6 +39,10 @@ _MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the f
 _MAX_WARNINGS = 32
 _MAX_WARNING_CHARS = 300
 _MAX_FAILURES_IN_A_ROW = 10
+
+
+def _nothing() -> None:
+    """Nobody needs to know."""
 
 
 class _Stop:
@@ -57,10 +61,14 @@ class Agent:
         counter: StepCounter,
         candidates: Callable[[], Sequence[str]] = env.agent_socket_candidates,
         sources: Callable[[], List[Source]] = registry.sources,
+        link: Optional[Link] = None,
+        on_end: Callable[[], None] = _nothing,
     ) -> None:
         self._counter = counter
         self._sources = sources
-        self._link = Link(candidates)
+        self._link = Link(candidates) if link is None else link
+        self._adopted = link is not None  # connected already, the daemon waits for a Hello
+        self._on_end = on_end
         self._session = Session()
         self._recording: Optional[Recording] = None
         self._plan: Optional[registry.Plan] = None
@@ -70,7 +78,7 @@ class Agent:
         self._watched: Optional[int] = None  # an iteration
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pipe_identity = identity(self._wake_reader)  # both ends have the same
-        self._thread: Optional[threading.Thread] = None
+        self._thread: Optional[Thread] = None
         self._stop: Optional[_Stop] = None
         self._cpu_base_ns = 0
         self._step_before_ns = 0
@@ -111,7 +119,7 @@ class Agent:
     def _main(self) -> None:
         failures = 0
         try:
-            while self._stop is None and failures < _MAX_FAILURES_IN_A_ROW:
+            while self._stop is None and not self._link.ended and failures < _MAX_FAILURES_IN_A_ROW:
                 try:
                     self._turn()
                     failures = 0
@@ -122,9 +130,14 @@ class Agent:
             self._finish()
         except Exception:  # noqa: BLE001 - never into the program
             log_exception("agent, at its end")
+        finally:
+            self._on_end()
 
     def _turn(self) -> None:
         """Wait for one thing and deal with it."""
+        if self._adopted:
+            self._adopted = False
+            self._send(self._hello())
         if not self._link.connected and time.monotonic_ns() >= self._link.retry_at_ns:
             self._connect()
         for descriptor, mask in self._poll(self._timeout_ms()):

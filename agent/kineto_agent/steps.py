@@ -18,7 +18,7 @@ Theory of operation
 import sys
 import time
 import weakref
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 RING_ITERATIONS = 1024
@@ -27,6 +27,10 @@ _NEVER = 1 << 62
 _BASELINE_ITERATIONS = 256  # the median of so many is steady, and sorting them is cheap
 _MIN_SAMPLES = 3
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
+_REGISTER = "register_optimizer_step_post_hook"
+_HOOKS = "_global_optimizer_post_hooks"  # where it puts them: an OrderedDict
+_QUIET_TRIES = 500
+_QUIET_PAUSE_S = 0.001
 
 
 def _ignore() -> None:
@@ -152,6 +156,32 @@ class _OptimizerFinder:
             return
 
 
+def _between_steps(module: Any, action: Callable[[], None]) -> bool:
+    """Change torch's global hooks while no optimizer of another thread walks through them: its step would fail.
+
+    A walk that is in the only hook, or finds none, does not notice. Else wait for a moment in which nothing of that
+    module runs; after a sleep this thread has just got the GIL and keeps it for some milliseconds. False: there was
+    no such moment, nothing is done.
+    """
+    for _ in range(_QUIET_TRIES):
+        if len(getattr(module, _HOOKS, ())) <= 1 or not _runs(module):
+            action()
+            return True
+        time.sleep(_QUIET_PAUSE_S)
+    return False
+
+
+def _runs(module: Any) -> bool:
+    """Whether a thread executes a function of the module, or one called by it."""
+    for frame in sys._current_frames().values():
+        inner: Optional[FrameType] = frame
+        while inner is not None:
+            if inner.f_globals is module.__dict__:
+                return True
+            inner = inner.f_back
+    return False
+
+
 class OptimizerHook:
     """Connects a counter to torch's optimizers, now or when torch is imported."""
 
@@ -159,26 +189,32 @@ class OptimizerHook:
         self._counter = counter
         self._finder: Optional[_OptimizerFinder] = None
         self._handle: Any = None
+        self._module: Any = None
 
-    def install(self) -> None:
-        """Hook torch if it is there, else wait for its import. Harmless to repeat."""
+    def install(self, wait_for_import: bool = True) -> None:
+        """Hook torch if it is there, else wait for its import, if wanted. Harmless to repeat."""
         if self._finder is not None:
             return
         module = sys.modules.get(_OPTIMIZER_MODULE)
-        if module is not None and hasattr(module, "register_optimizer_step_post_hook"):
+        if module is not None and hasattr(module, _REGISTER):
             self._hook(module)
-            return
-        self._finder = _OptimizerFinder(self._loaded)
-        sys.meta_path.insert(0, self._finder)
+        elif wait_for_import:
+            self._finder = _OptimizerFinder(self._loaded)
+            sys.meta_path.insert(0, self._finder)
 
     def _loaded(self, module: ModuleType) -> None:
         self._withdraw()
         self._hook(module)
 
     def _hook(self, module: ModuleType) -> None:
-        register = getattr(module, "register_optimizer_step_post_hook", None)  # torch 2.0 and later
-        if register is not None and self._handle is None:
-            self._handle = register(self._counter.on_optimizer_step)
+        register = getattr(module, _REGISTER, None)  # torch 2.0 and later
+        if register is None or self._handle is not None:
+            return
+
+        def hook() -> None:
+            self._handle, self._module = register(self._counter.on_optimizer_step), module
+
+        _between_steps(module, hook)
 
     def _withdraw(self) -> None:
         if self._finder is not None and self._finder in sys.meta_path:
@@ -186,11 +222,10 @@ class OptimizerHook:
         self._finder = None
 
     def remove(self) -> None:
-        """Take everything back."""
+        """Take everything back. A hook for which there is no good moment stays and counts on."""
         self._withdraw()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._handle is not None and _between_steps(self._module, self._handle.remove):
+            self._handle = self._module = None
 
 
 COUNTER = StepCounter()

@@ -1,17 +1,25 @@
 """Threads of this process: starting ours unnoticed, and the system's ids and names of all of them.
 
 Theory of operation
+    `threading` is never imported from here: up to CPython 3.12 the thread that imports it first becomes its
+    "MainThread", and the agent may be brought into a program that has not imported it yet. Our threads are made by
+    `_thread` and do not show in threading.enumerate(); where the program has imported `threading`, it is asked for
+    the program's own threads.
+
     Python knows a thread by its pthread_t, everybody else by the kernel's thread id. `threading` knows both for
-    its own threads. For a thread made by a C library the kernel's id stands somewhere in the pthread structure
-    that pthread_t points to; `NativeIds` finds the offset once, from two threads whose ids it knows, reads through
-    /proc/self/mem (a wrong address is an error there, not a crash) and believes only ids listed in /proc/self/task.
+    its own threads. For any other thread the kernel's id stands somewhere in the pthread structure that pthread_t
+    points to; `NativeIds` finds the offset once, from the threads whose ids it knows, reads through /proc/self/mem (a
+    wrong address is an error there, not a crash) and believes only ids listed in /proc/self/task.
 """
 
+import _thread
 import os
 import signal
 import struct
-import threading
-from typing import Callable, Dict, Iterable, Optional, Tuple
+import sys
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+from kineto_agent.debuglog import log_exception
 
 OWN_PREFIX = "kineto-"  # names of the agent's own threads; no sampler shows them
 _TASKS = "/proc/self/task"
@@ -28,21 +36,77 @@ _PTHREAD_SCAN_BYTES = 2304  # glibc's and musl's structures are about this long
 _INT = struct.Struct("i")
 
 
-def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
-    """A daemon thread to which the kernel gives no signal that the program should get."""
+class Thread:
+    """One of our threads."""
 
-    def run() -> None:
-        name_this_thread(name)
-        target()
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ident = 0  # 0: has not come up yet
+        self.native_id = 0
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._ended.locked()
+
+    def join(self, timeout_s: float = -1) -> bool:
+        """Wait for its end, at most so long. False: it goes on."""
+        if not self._ended.acquire(timeout=timeout_s):
+            return False
+        self._ended.release()
+        return True
+
+    def run(self, target: Callable[[], None]) -> None:
+        """The thread itself."""
+        self.ident, self.native_id = _thread.get_ident(), _thread.get_native_id()
+        _ours[self.ident] = self
+        try:
+            name_this_thread(self.name)
+            target()
+        except BaseException:  # noqa: BLE001 - the program must not see it
+            log_exception("thread %s" % self.name)
+        finally:
+            _ours.pop(self.ident, None)
+            self._ended.release()
+
+
+_ours: Dict[int, Thread] = {}  # by Python's identifier
+os.register_at_fork(after_in_child=_ours.clear)
+
+
+def start_thread(name: str, target: Callable[[], None]) -> Thread:
+    """A thread to which the kernel gives no signal that the program should get. Raises RuntimeError."""
+    thread = Thread(name)
     blocked = set(signal.valid_signals()) - set(_SYNCHRONOUS)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
-        thread.start()
+        _start_new_thread()(thread.run, (target,))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return thread
+
+
+def _start_new_thread() -> Any:
+    """The interpreter's function, also where gevent has put its own in its place."""
+    patched = getattr(sys.modules.get("gevent.monkey"), "saved", None)
+    if isinstance(patched, dict):
+        return patched.get("_thread", {}).get("start_new_thread", _thread.start_new_thread)
+    return _thread.start_new_thread
+
+
+def program_threads() -> List[Any]:
+    """The threading.Thread objects of the program, none if it has not imported threading."""
+    enumerate_threads = getattr(sys.modules.get("threading"), "enumerate", None)
+    try:
+        return enumerate_threads() if enumerate_threads is not None else []
+    except (AttributeError, NameError):  # it is being imported at the moment
+        return []
+
+
+def program_thread(ident: int) -> Any:
+    """The threading.Thread object with this identifier, None if there is none."""
+    return getattr(sys.modules.get("threading"), "_active", {}).get(ident)
 
 
 def name_this_thread(name: str) -> None:
@@ -75,7 +139,7 @@ def command_name(tid: int) -> str:
 
 def thread_names(limit: int, max_chars: int = 64) -> Dict[str, str]:
     """System thread id -> name of at most `limit` threads alive now; Python's name where it has one."""
-    named = {thread.native_id: thread.name for thread in threading.enumerate()}
+    named = {thread.native_id: thread.name for thread in (*program_threads(), *list(_ours.values()))}
     try:
         tids = sorted(int(entry) for entry in os.listdir(_TASKS))[:limit]
     except OSError:
@@ -87,13 +151,13 @@ class NativeIds:
     """Translates Python's thread identifiers. Used by one thread."""
 
     def __init__(self) -> None:
-        self._known: Dict[int, Tuple[Optional[threading.Thread], int]] = {}
+        self._known: Dict[int, Tuple[Any, int]] = {}
         self._offset: Optional[int] = None
         self._calibrated = False
 
     def tid(self, ident: int) -> int:
         """The system's id of the thread that Python calls `ident`; 0 for one of ours."""
-        thread = threading._active.get(ident)  # type: ignore[attr-defined]
+        thread = _ours.get(ident) or program_thread(ident)
         known = self._known.get(ident)
         if known is not None and known[0] is thread:
             return known[1]
@@ -110,13 +174,16 @@ class NativeIds:
     def __len__(self) -> int:
         return len(self._known)
 
-    def _learn(self, ident: int, thread: Optional[threading.Thread]) -> int:
+    def _learn(self, ident: int, thread: Any) -> int:
         if thread is not None:
             if thread.name.startswith(OWN_PREFIX):
                 return 0
             if thread.native_id is not None:
-                return thread.native_id
-        return self._from_pthread(ident) or ident & 0xFFFFFFFF
+                return int(thread.native_id)
+        tid = self._from_pthread(ident)
+        if tid and command_name(tid).startswith(OWN_PREFIX):  # of another agent in this process
+            return 0
+        return tid or ident & 0xFFFFFFFF
 
     def _from_pthread(self, ident: int) -> int:
         if not self._calibrated:
@@ -143,13 +210,15 @@ def _read_memory(address: int, size: int) -> bytes:
 
 
 def _find_tid_offset() -> Optional[int]:
-    """Where two threads that know their id have it in their pthread structures."""
+    """Where the threads that know their id have it in their pthread structures."""
+    known = {_thread.get_ident(): _thread.get_native_id()}
+    known.update((thread.ident, thread.native_id) for thread in (*program_threads(), *list(_ours.values())))
     offsets: Optional[set[int]] = None
-    for thread in (threading.current_thread(), threading.main_thread()):
-        if thread.ident is None or thread.native_id is None:
-            return None
-        data = _read_memory(thread.ident, _PTHREAD_SCAN_BYTES)
+    for ident, native_id in known.items():
+        if not ident or not native_id:
+            continue
+        data = _read_memory(ident, _PTHREAD_SCAN_BYTES)
         words = struct.unpack_from("%di" % (len(data) // 4), data)
-        found = {4 * index for index, word in enumerate(words) if word == thread.native_id}
+        found = {4 * index for index, word in enumerate(words) if word == native_id}
         offsets = found if offsets is None else offsets & found
     return min(offsets) if offsets else None

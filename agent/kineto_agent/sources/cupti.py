@@ -6,8 +6,8 @@ Theory of operation
     refusal means to the user, and whether CUPTI may be detached afterwards.
 """
 
+import _thread
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
@@ -107,7 +107,7 @@ class CuptiSession:
         self._detach_limit_ms = detach_limit_ms
         self._warnings: List[str] = []
         self._enable_ns = 0
-        self._lock = threading.Lock()  # the program's own profiler may make us yield at any time
+        self._lock = _thread.allocate_lock()  # the program's own profiler may make us yield at any time
         self._ended = self._yielded = False
         self._guard = ProfilerGuard(self._yield)
 

@@ -5,12 +5,15 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ab
 
 import ctypes
 import os
+import sys
 from typing import Dict, List, NamedTuple, Sequence
 
+from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 
 ABI = 2
-LIBRARY = __file__.rsplit("/", 2)[0] + "/_native/libkineto_collector.so"
+LIBRARY = collector_library.INSTALLED
+_MARKER = "_kineto_cupti"  # attribute of sys, while an agent records CUPTI: whose collector does
 
 _ERROR_BYTES = 1024
 _SIZE = ctypes.c_size_t(_ERROR_BYTES)
@@ -104,6 +107,7 @@ class Collector:
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
 
     def __init__(self, path: str = LIBRARY) -> None:
+        self._claim = (os.getpid(), path)
         try:
             self._library = ctypes.CDLL(path)
         except OSError as exc:
@@ -137,7 +141,30 @@ class Collector:
 
     def prepare(self, config: Config) -> int:
         """Make the arena; gives its file descriptor, which stays the collector's."""
-        return self._check(self._library.kc_prepare(ctypes.byref(config), self._error, _SIZE))
+        self._claim_cupti()
+        try:
+            return self._check(self._library.kc_prepare(ctypes.byref(config), self._error, _SIZE))
+        except SourceError:
+            self._release_cupti()
+            raise
+
+    def _claim_cupti(self) -> None:
+        """CUPTI has one set of buffer callbacks, and a process may have two agents: its own and an attached one."""
+        self._claim = (os.getpid(), self._claim[1])
+        holder = sys.__dict__.setdefault(_MARKER, self._claim)
+        if holder is self._claim:
+            return
+        if holder[0] == os.getpid():
+            raise SourceError(
+                "CUPTI_BUSY",
+                "another kineto agent in this process records CUPTI (its collector is %s): wait for the end of that "
+                "capture, then trace again" % holder[1],
+            )
+        sys.__dict__[_MARKER] = self._claim  # it was the parent's, at the time of the fork
+
+    def _release_cupti(self) -> None:
+        if sys.__dict__.get(_MARKER) is self._claim:
+            del sys.__dict__[_MARKER]
 
     def keep_calls(self, domain: int, patterns: Sequence[str]) -> None:
         """Choose the API calls of a domain (1 driver, 2 runtime) to record, by fnmatch patterns."""
@@ -190,6 +217,7 @@ class Collector:
     def close(self) -> None:
         """Free the arena, unless CUPTI still uses it."""
         self._library.kc_close()
+        self._release_cupti()
 
     def result_text(self, result: int) -> str:
         """CUPTI's own words for one of its results."""
@@ -203,5 +231,6 @@ _loaded: List[Collector] = []
 def load() -> Collector:
     """The process's collector, loaded at the first call. Raises SourceError."""
     if not _loaded:
-        _loaded.append(Collector())
+        _loaded.append(Collector(collector_library.path()))
+        collector_library.close()
     return _loaded[0]

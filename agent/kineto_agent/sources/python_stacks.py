@@ -24,7 +24,6 @@ import _thread
 import gc
 import struct
 import sys
-import threading
 import time
 from types import CodeType, FrameType
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
@@ -33,7 +32,7 @@ from kineto_agent import arena
 from kineto_agent.arena_writer import ArenaWriter
 from kineto_agent.debuglog import log_exception
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
-from kineto_agent.threads import NativeIds, command_name, start_thread
+from kineto_agent.threads import NativeIds, Thread, command_name, program_thread, start_thread
 
 DEFAULT_HZ = 100
 MAX_HZ = 1000
@@ -187,7 +186,7 @@ class PythonStacksSession:
         self.arena_fd = writer.fd
         self._hz = hz
         self._stop = _thread.allocate_lock()
-        self._thread: Optional[threading.Thread] = None
+        self._thread: Optional[Thread] = None
         self._table = _StackTable(writer)
         self._ids = NativeIds()
         self._rate = _Rate(hz)
@@ -299,7 +298,7 @@ class PythonStacksSession:
             self._writer.drop()
 
     def _name(self, ident: int, tid: int) -> None:
-        thread = threading._active.get(ident)  # type: ignore[attr-defined]
+        thread = program_thread(ident)
         name = thread.name if thread is not None else command_name(tid)
         self._named[tid] = name
         self._writer.intern(tid, arena.SPACE_THREAD_NAME, name.encode("utf-8", "replace")[:256])

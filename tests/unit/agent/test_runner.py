@@ -22,10 +22,15 @@ from kineto_agent.sources.interface import (
 )
 from kineto_agent.sources.python_stacks import PythonStacksSource
 from kineto_agent.steps import StepCounter
+from kineto_agent.threads import thread_names
 from support.agent_daemon import Connection, Daemon, start_request
 from support.waiting import until
 
 S = 1_000_000_000
+
+
+def our_threads() -> List[str]:
+    return [name for name in thread_names(100).values() if name.startswith("kineto-")]
 
 
 class Failing:
@@ -323,7 +328,7 @@ def test_a_capture_dies_with_the_daemon_and_the_next_daemon_finds_a_free_agent(p
     process.daemon = Daemon(process.daemon.path)
     again, hello = process.daemon.welcome()
     assert hello.busy_capture_id == ""
-    assert not [thread for thread in threading.enumerate() if thread.name == "kineto-stacks"]
+    assert "kineto-stacks" not in our_threads()
     again.send(start_request("c2", duration_ns=1))
     assert again.expect(wire.Result).capture_id == "c2"
 
@@ -390,9 +395,7 @@ def test_an_idle_agent_does_not_wake_up(process: Process) -> None:
     connection.expect(wire.Hello)
     thread = process.agent._thread
     assert thread is not None
-    assert thread.native_id is not None
-    assert thread.daemon
-    before = settled(lambda: switches(thread.native_id or 0))
+    before = settled(lambda: switches(thread.native_id))
     select.select([], [], [], 1.5)
     assert switches(thread.native_id) == before
 
@@ -421,4 +424,4 @@ def test_nothing_is_left_behind(process: Process) -> None:
     connection.expect(wire.Result)
     process.end()
     assert arenas() == before
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kineto-")]
+    until(lambda: our_threads() == [], "the thread has ended")

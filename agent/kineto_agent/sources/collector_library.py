@@ -1,0 +1,38 @@
+"""Where the collector library lies: beside this package, or in a memfd that a live attach brought along.
+
+dlopen takes a name that it has seen for the library that it has loaded under it, although the number may mean another
+memfd by now. So each library that is brought has a name of its own: the same path with another count of "./".
+"""
+
+from typing import NamedTuple, Optional
+
+from kineto_agent.descriptors import Identity, close_ours, identity
+
+INSTALLED = __file__.rsplit("/", 2)[0] + "/_native/libkineto_collector.so"
+
+
+class _Brought(NamedTuple):
+    path: str
+    descriptor: int
+    identity: Identity
+
+
+_brought: Optional[_Brought] = None
+
+
+def path() -> str:
+    """What to open."""
+    return INSTALLED if _brought is None else _brought.path
+
+
+def bring(descriptor: int, number: int) -> None:
+    """From now on the library is this memfd, which becomes ours. number: no library had it before in this process."""
+    global _brought
+    close()
+    _brought = _Brought("/proc/self/fd/%s%d" % ("./" * number, descriptor), descriptor, identity(descriptor))
+
+
+def close() -> None:
+    """Close the memfd, if there is one. A library that was loaded stays."""
+    if _brought is not None:
+        close_ours(_brought.descriptor, _brought.identity)
