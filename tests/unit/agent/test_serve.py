@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support import native
 from support.arenas import ArenaReader
+from support.fake_program import FakeProgram, sockets
 from support.waiting import until
 
 pytest.importorskip("kinetod", reason="the daemon's half is not for this Python")
@@ -34,31 +33,16 @@ CONFIG = Config(
 )
 
 
-class Program:
-    """The fake server with a collector's thread, and our end of its socket."""
+class Program(FakeProgram):
+    """The fake server with a collector's thread, and the collector at our end of its socket."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [str(native.fake_cuda_program()), str(theirs.fileno()), str(native.collector())]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[theirs.fileno()]
-        )
-        theirs.close()
+        super().__init__(served=True)
         self.ends = 0
-        self.channel = ours
-        self.remote = RemoteCollector(ours, self._on_end)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        self.remote = RemoteCollector(self.channel, self._on_end)
 
     def _on_end(self) -> None:
         self.ends += 1
-
-    def ask(self, line: str) -> str:
-        """One answer of the program."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
 
     def begin(self) -> int:
         """Record kernels; gives the arena."""
@@ -68,25 +52,11 @@ class Program:
         assert self.remote.start([KERNEL]).code == 0
         return arena
 
-    def serves(self) -> bool:
-        """Whether the collector's thread is there."""
-        return "kineto-agent" in self.ask("threads").split()
-
-
-def _sockets(pid: int) -> list[str]:
-    found = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-    return [name for name in found if name.startswith("socket:")]
-
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    started = Program()
-    with started.process:
-        try:
-            yield started
-        finally:
-            started.process.kill()
-            started.channel.close()
+    with Program() as started:
+        yield started
 
 
 def test_kernels_of_a_program_without_python_arrive(program: Program) -> None:
@@ -143,7 +113,7 @@ def test_leaving_ends_a_recording_and_the_thread(program: Program) -> None:
     program.remote.leave()
     until(lambda: not program.serves(), "the thread has ended")
     assert "finalized 1 misused 0" in program.ask("counts")
-    assert not _sockets(program.process.pid)
+    assert not sockets(program.process.pid)
 
 
 def test_the_end_of_the_socket_ends_a_recording_and_the_thread(program: Program) -> None:
@@ -165,7 +135,7 @@ def test_a_forked_child_does_not_hold_the_socket(program: Program) -> None:
     program.begin()
     child = int(program.ask("fork"))
     try:
-        until(lambda: not _sockets(child), "the child has closed the socket")
+        until(lambda: not sockets(child), "the child has closed the socket")
         program.process.kill()
         program.process.wait()
         assert program.remote.counts().records == 0

@@ -1,0 +1,160 @@
+"""`python -m kinetod.attach.proxy PID LINK COLLECTOR`: the agent of a process that has no Python.
+
+Theory of operation
+    The agent's own code runs here, in a process of the daemon's: runner, session and the CUPTI source. LINK is a
+    descriptor of its end of a link to the daemon, COLLECTOR one of the channel to kc_serve in the process PID, where
+    the source's calls go. To the daemon the two look like an agent in the process, because the daemon has made the
+    link and knows for whom.
+
+    When the link is closed, the agent ends as it does in a Python process, and then the collector's thread is told to
+    leave. When the process is gone (or executes another program), this process ends at once, which closes the link.
+"""
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kineto_agent import describe, wire
+from kineto_agent.events import Conclude
+from kineto_agent.link import Link
+from kineto_agent.runner import Agent
+from kineto_agent.sources import registry
+from kineto_agent.sources.cupti import CuptiSource
+from kineto_agent.sources.cupti_native import Collector
+from kineto_agent.steps import StepCounter
+
+from kinetod.attach.remote_collector import RemoteCollector
+from kinetod.attach.toolkit import find_cupti
+
+PROC = Path("/proc")
+_MAX_THREADS = 400
+_MAX_NAME_CHARS = 64
+_MAX_ENVIRON_BYTES = 1 << 20
+
+
+def read_environ(pid: int, proc: Path = PROC) -> dict[str, str]:
+    """The variables that the process was started with; none if they cannot be read."""
+    try:
+        with (proc / str(pid) / "environ").open("rb") as file:
+            data = file.read(_MAX_ENVIRON_BYTES)
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in data.split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in pairs if equals}
+
+
+def inner_number(status: Path, number: int) -> int:
+    """The process's or thread's number in its own PID namespace. status: a /proc/.../status file."""
+    try:
+        for line in status.read_text(errors="replace").splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except (OSError, ValueError):
+        pass
+    return number
+
+
+def thread_names(pid: int, proc: Path = PROC) -> dict[str, str]:
+    """Thread id, as CUPTI in the process gives it, -> name."""
+    names = {}
+    try:
+        tasks = sorted((proc / str(pid) / "task").iterdir(), key=lambda task: int(task.name))[:_MAX_THREADS]
+    except (OSError, ValueError):
+        return {}
+    for task in tasks:
+        try:
+            name = (task / "comm").read_text(errors="replace").rstrip("\n")
+        except OSError:
+            continue
+        names[str(inner_number(task / "status", int(task.name)))] = name[:_MAX_NAME_CHARS]
+    return names
+
+
+class RemoteCuptiSource(CuptiSource):
+    """GPU activities of another process."""
+
+    def __init__(self, pid: int, environ: Mapping[str, str], collector: RemoteCollector) -> None:
+        super().__init__(environ, f"/proc/{pid}/maps")
+        self._pid = pid
+        self._collector = collector
+
+    def find_library(self) -> str | None:
+        """As the process sees it."""
+        return find_cupti(self._pid, self._environ)
+
+    def load_collector(self) -> Collector:
+        """The one that is there."""
+        return self._collector
+
+    def describe_devices(self, collector: Collector) -> dict[str, Any]:
+        """What its CUDA says."""
+        return self._collector.describe()
+
+
+class ProxyAgent(Agent):
+    """An agent that speaks for another process."""
+
+    def __init__(
+        self,
+        pid: int,
+        environ: Mapping[str, str],
+        link: Link,
+        source: RemoteCuptiSource,
+        on_end: Callable[[], None],
+    ) -> None:
+        super().__init__(StepCounter(), sources=lambda: [source], link=link, on_end=on_end)
+        self._pid = pid
+        self._environ = environ
+
+    def _hello(self) -> wire.Hello:
+        offers = registry.offers(self._sources())
+        hello = describe.hello(offers, self._counter.count, self._session.capture_id, self._environ)
+        return hello._replace(
+            pid=inner_number(PROC / str(self._pid) / "status", self._pid),
+            python_version="",
+            framework="",
+            argv=describe.command_line(f"/proc/{self._pid}/cmdline"),
+        )
+
+    def _result(self, command: Conclude) -> wire.Result:
+        result = super()._result(command)
+        return result._replace(threads=thread_names(self._pid) if result.threads else {})
+
+
+def serve(pid: int, link: socket.socket, channel: socket.socket) -> None:
+    """Until the link or the process is gone."""
+    environ = read_environ(pid)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    collector = RemoteCollector(channel)
+    source = RemoteCuptiSource(pid, environ, collector)
+    agent = ProxyAgent(pid, environ, Link.adopted(link), source, on_end=lambda: os.close(writer))
+    agent.start()
+    poller = select.poll()
+    poller.register(reader, 0)  # its writer closed: the agent has ended
+    poller.register(collector, 0)  # the process has closed its end
+    ready = {descriptor for descriptor, _ in poller.poll()}
+    if reader in ready:
+        collector.leave()
+
+
+def main() -> int:
+    """Serve; the exit status is 2 if it was started wrongly."""
+    try:
+        pid, link, channel = map(int, sys.argv[1:])
+        ends = [socket.socket(fileno=link), socket.socket(fileno=channel)]
+    except (ValueError, OSError) as exc:
+        print(f"not descriptors of a link and a collector ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
+        return 2
+    for end in ends:
+        os.set_inheritable(end.fileno(), False)
+    serve(pid, *ends)
+    sys.stderr.flush()
+    os._exit(0)  # not waiting for the agent's thread: the process that it speaks for may be gone
+
+
+if __name__ == "__main__":
+    sys.exit(main())
