@@ -11,6 +11,7 @@ COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # how a shell asks for completions: c
 COMMANDS = {
     "trace": "kinetoctl.commands.trace",
     "ps": "kinetoctl.commands.ps",
+    "doctor": "kinetoctl.commands.doctor",
     "captures": "kinetoctl.commands.captures",
     "run": "kinetoctl.commands.run",
     "demo": "kinetoctl.commands.demo",

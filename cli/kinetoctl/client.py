@@ -193,3 +193,8 @@ class Client:
         """The daemon's host."""
         host: pb.Host = self._call(self._stub.GetHost, pb.GetHostRequest())
         return host
+
+    def diagnose(self, pid: int) -> pb.Diagnosis:
+        """Whether and how a process could be traced."""
+        diagnosis: pb.Diagnosis = self._call(self._stub.DiagnoseProcess, pb.DiagnoseProcessRequest(pid=pid))
+        return diagnosis

@@ -33,7 +33,8 @@ class Selection:
         )
 
 
-def _complete_pid(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+def complete_pid(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+    """For a pid on the command line."""
     from kinetoctl.complete import pids  # only when a shell asks: it needs the daemon
 
     return pids(incomplete)
@@ -45,7 +46,7 @@ _OPTIONS = (
         "pids",
         type=click.IntRange(1, MAX_PID),
         multiple=True,
-        shell_complete=_complete_pid,
+        shell_complete=complete_pid,
         help="Process id; may be given several times.",
     ),
     click.option("--command", "command_regex", type=REGEX, help="Regular expression searched in the command line."),

@@ -32,6 +32,11 @@ def capture_status(value: pb.CaptureStatus) -> str:
     return _name(pb.CaptureStatus, value, "CAPTURE_STATUS_")
 
 
+def check_status(value: pb.CheckStatus) -> str:
+    """OK, NOTE, PROBLEM, UNKNOWN."""
+    return _name(pb.CheckStatus, value, "CHECK_STATUS_")
+
+
 def target(value: pb.Target) -> str:
     """Which process: pid 4242, rank 3."""
     rank = f", rank {value.process.rank}" if value.process.HasField("rank") else ""

@@ -170,7 +170,7 @@ def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
     """What is loaded; None where that may not be seen."""
     folder = proc / str(pid)
     paths = _mapped_paths(folder)
-    if paths is None:
+    if not paths:  # a zombie's and a kernel thread's are empty
         return None
     names = {path: path.rpartition("/")[2] for path in paths}
 

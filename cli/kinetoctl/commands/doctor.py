@@ -1,0 +1,30 @@
+"""`kinetoctl doctor`."""
+
+import click
+
+from kinetoctl.client import Client
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.diagnosis import print_diagnosis
+from kinetoctl.output.documents import emit, plain
+from kinetoctl.settings import common_options, current
+from kinetoctl.targets import MAX_PID, complete_pid
+
+
+@click.command("doctor")
+@click.argument("pid", type=click.IntRange(1, MAX_PID), shell_complete=complete_pid)
+@common_options
+def command(pid: int) -> int:
+    """Can this process be traced, and if not, what to do about it?
+
+    Shows how a capture would get into process PID, and every condition with OK, NOTE (works, but costs something or
+    leaves something out), PROBLEM (no trace until this is mended) or UNKNOWN (may not be looked at). The process is
+    not touched. The exit code is 0 if it can be traced, 5 if not.
+    """
+    settings = current()
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        diagnosis = client.diagnose(pid)
+    if settings.output == "table":
+        print_diagnosis(diagnosis, color=settings.color)
+    else:
+        emit(plain(diagnosis), settings.output)
+    return ExitCode.DONE if diagnosis.method else ExitCode.FAILED
