@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench campaign campaign-attach protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach campaign campaign-attach protos clean install
 
 install: $(STAMP)
 
@@ -48,6 +48,12 @@ gpu: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py
+
+# Attaching beside memray, gdb (which must be installed) and hypno.
+bench-attach: $(STAMP)
+	$(PYTHON) -m venv .venv-rivals
+	.venv-rivals/bin/pip install --quiet --disable-pip-version-check memray hypno
+	$(BIN)/python tests/bench/attach.py
 
 # Long checks, not part of `make test`: other people's tools read our traces.
 campaign: $(STAMP)
