@@ -47,11 +47,14 @@ NO_HARM = ("success", "refused")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attach. Times in ns: from the request until code of ours ran; for which a thread stood still."""
+    """One attach. Times in ns: from the request until code of ours ran, and until the agent ran; for which a
+    thread stood still.
+    """
 
     outcome: str
     method: str = ""
     latency_ns: int = 0
+    agent_ns: int = 0
     stopped_ns: int = 0
     reason: str = ""
 
@@ -218,12 +221,15 @@ class Row:
         return [
             *(self.kind, self.python, self.attacher, str(len(self.attempts))),
             *(str(self.count(outcome) or "") for outcome in OUTCOMES),
-            *(_ms([attempt.latency_ns for attempt in good]), _ms(stops)),
+            *(_ms([attempt.latency_ns for attempt in good]), _ms([attempt.agent_ns for attempt in good]), _ms(stops)),
             *(" ".join(f"{name} {count}" for name, count in methods.most_common()), self.left),
         ]
 
 
-HEADER = ("target", "Python", "by", "tries", *OUTCOMES, "latency ms: median / max", "stop ms: median / max", "method")
+HEADER = (
+    *("target", "Python", "by", "tries", *OUTCOMES, "latency ms: median / max", "agent ms: median / max"),
+    *("stop ms: median / max", "method"),
+)
 
 
 def _ms(times: Sequence[int]) -> str:

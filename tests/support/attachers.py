@@ -27,7 +27,7 @@ class HelperAttacher:
         self._runner.run(self._helpers.start())
 
     def attach(self, pid: int) -> Attempt:
-        """Latency is from the request to the answer: the bootstrap runs, the agent is on its way."""
+        """One attach, Hello and detach."""
         try:
             key = ProcessKey(pid, start_time_ns(pid, PROC))
         except OSError as exc:
@@ -38,13 +38,14 @@ class HelperAttacher:
         except AttachError as exc:
             outcome = "failed" if exc.code in ("ATTACH_FAILED",) else "refused"
             return Attempt(outcome=outcome, reason=f"{exc.code}: {exc.reason}".replace(str(pid), "PID"))
-        latency_ns = time.perf_counter_ns() - begin
+        agent_ns = time.perf_counter_ns() - begin
         outcome, reason = self._greet(channel)
         return Attempt(
             outcome=outcome,
             reason=reason.replace(str(pid), "PID"),
             method=attached.method,
-            latency_ns=latency_ns,
+            latency_ns=attached.latency_ns,
+            agent_ns=agent_ns,
             stopped_ns=attached.stopped_ns,
         )
 
