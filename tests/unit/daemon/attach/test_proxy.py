@@ -57,11 +57,15 @@ class Link:
         )
 
     def begin_long_capture(self) -> None:
-        """Ends when its arena is there."""
+        """Ends when it collects."""
         self.expect(wire.Hello)
         self.start(100 * 10**9)
-        for fd in self.expect(wire.Arena)[1]:
-            os.close(fd)
+        while True:
+            message, fds = self.receive()
+            for fd in fds:
+                os.close(fd)
+            if isinstance(message, wire.State) and message.state == "COLLECT":
+                return
 
 
 def with_proxy(program: FakeProgram, use: Callable[[Link, Proxies], None]) -> None:
