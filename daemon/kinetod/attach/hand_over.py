@@ -1,0 +1,262 @@
+"""Makes one thread of the target call one function: a single stop, and nothing to undo from outside.
+
+Theory of operation
+    1. Without a stop: facts, the trampoline into a code cave, an address for the region.
+    2. One thread is stopped, its point checked. Bad: it is let go, and it is tried again a little later.
+    3. The frame goes below its stack's red zone, then its registers are set to the trampoline, once, and it is let
+       go. Whoever kills us before has changed nothing that matters, after that the thread restores itself.
+    4. Without a stop: the mailbox is read until the result is there.
+    A lock (flock on the target's /proc/PID/stat, held by this process's life at most) keeps a second daemon out: two
+    must not write code into the same cave at once. The code is compared once more in the stop.
+"""
+
+import contextlib
+import errno
+import fcntl
+import gc
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kinetod.attach import trampoline
+from kinetod.attach.image import Mapping, TargetImage
+from kinetod.attach.interface import AttachCode, AttachError, Deadline, Stop
+from kinetod.attach.machine import Machine, Point, this_machine
+from kinetod.attach.memory import gone
+from kinetod.attach.ptrace import LostError, StoppedThread, in_own_thread, translate
+from kinetod.attach.threads import Policy, read_facts, refuse_unsuitable, thread_state
+from kinetod.attach.trampoline import Frame, Placed, Work
+
+# Regions lie side by side from here on, between heap and libraries: they share page tables and are in nobody's way.
+_ANCHOR = 0x6B69_6E65_0000
+_RETRY_S = 0.0003
+_RETRY_STEPS = 7  # pauses of different lengths, so as not to fall in step with a loop of the target
+_POLL_S = 30e-6
+_SLOW_POLL_S = 0.001
+_SLOW_AFTER_S = 0.02
+_LOCK_RETRY_S = 0.005
+_MAX_MAP_FAILURES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The call that the target makes."""
+
+    function: int
+    arguments: tuple[int, ...]
+    payload: bytes = b""
+    check: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a method makes its call: the region's address comes first, then the request for it."""
+
+    policy: Policy
+    request: Callable[[int, tuple[int, ...]], Request]  # of the region's address and those of `codes`
+    codes: tuple[bytes, ...] = ()  # constant code that the call needs besides the trampoline
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the trampoline reports."""
+
+    stop: Stop
+    initialised: bool  # the check passed and the function was called
+    result: int  # of the function: 64 bits, unsigned
+
+
+class BadPointError(Exception):
+    """The thread stopped where it must not be redirected."""
+
+
+def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> Outcome:
+    """Raises AttachError. TIMEOUT: no thread came to a good point in time, or the one redirected does not run."""
+    with _exclusive(image, deadline):
+        return in_own_thread(lambda: _HandOver(image, plan, deadline).run())
+
+
+class _HandOver:
+    """One hand-over. Runs in a thread of its own, see ptrace.py."""
+
+    def __init__(self, image: TargetImage, plan: Plan, deadline: Deadline) -> None:
+        self._image, self._plan, self._deadline = image, plan, deadline
+        self._machine: Machine = this_machine()
+        facts = read_facts(image)
+        refuse_unsuitable(image, facts)
+        self._see_signals = not facts.filtered  # a filter may kill for rt_sigpending
+        self._attempts = 0
+        self._longest_stop_ns = 0
+        self._last = "no thread is at a point where it may be used"
+
+    def run(self) -> Outcome:
+        for _failure in range(_MAX_MAP_FAILURES):
+            placed = self._place()
+            work = self._work(placed)
+            tid, frame = self._redirect_any(work, placed)
+            outcome = self._await_result(tid, work, frame)
+            if outcome is not None:
+                return outcome
+            self._image.refresh()  # the address was taken meanwhile
+        raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no address was free for one page")
+
+    def _place(self) -> tuple[Placed, ...]:
+        """The trampoline first. Written now, where /proc/PID/mem does it; else in the stop."""
+        placed: list[Placed] = []
+        for code in (trampoline.TRAMPOLINE[self._machine.name], *self._plan.codes):
+            place = trampoline.find_place(self._image, code)
+            if place.missing and self._image.memory.writes_code:
+                with contextlib.suppress(OSError):  # a kernel may forbid it (proc_mem.force_override)
+                    self._image.memory.write(place.address, code)
+            placed.append(place)
+        return tuple(placed)
+
+    def _work(self, placed: tuple[Placed, ...]) -> Work:
+        region = free_address(self._image.maps, trampoline.region_bytes(self._machine))
+        request = self._plan.request(region, tuple(place.address for place in placed[1:]))
+        if len(request.payload) > trampoline.MAX_PAYLOAD_BYTES:
+            raise AttachError(AttachCode.FAILED, f"{len(request.payload)} bytes are too much for one page")
+        return Work(
+            region=region,
+            nonce=secrets.randbits(63) | 1,
+            function=request.function,
+            arguments=request.arguments,
+            payload=request.payload,
+            check=request.check,
+            see_signals=self._see_signals,
+        )
+
+    def _redirect_any(self, work: Work, placed: tuple[Placed, ...]) -> tuple[int, Frame]:
+        while True:
+            for tid in self._plan.policy.candidates():
+                frame = self._try(tid, work, placed)
+                if frame is not None:
+                    return tid, frame
+                if self._deadline.passed:
+                    break
+            if self._deadline.passed:
+                raise AttachError(
+                    AttachCode.TIMEOUT,
+                    f"process {self._image.pid} came to no point where it could be entered"
+                    f" ({self._attempts} tries; the last: {self._last}); try again",
+                )
+            time.sleep(_RETRY_S * (1 + self._attempts % _RETRY_STEPS))
+
+    def _try(self, tid: int, work: Work, placed: tuple[Placed, ...]) -> Frame | None:
+        self._attempts += 1
+        thread = StoppedThread(self._image.pid, tid)
+        collecting = gc.isenabled()
+        gc.disable()  # not while the target stands
+        try:
+            with thread:
+                return self._redirect(thread, work, placed)
+        except (LostError, BadPointError) as error:
+            self._last = str(error)
+        except OSError as error:
+            self._last = str(error)
+            if error.errno != errno.ESRCH:
+                raise translate(self._image.pid, error) from None
+        finally:
+            if collecting:
+                gc.enable()
+            self._longest_stop_ns = max(self._longest_stop_ns, thread.stopped_ns)
+        if thread_state(self._image, self._image.pid) == "X":
+            raise gone(self._image.pid)
+        return None
+
+    def _redirect(self, thread: StoppedThread, work: Work, placed: tuple[Placed, ...]) -> Frame:
+        memory = self._image.memory
+        point = self._machine.point(thread, memory)
+        if point is None or not self._plan.policy.accepts(thread.tid, point):
+            where = f"pc {point.pc:#x}" if point is not None else "in a call that it must not be taken out of"
+            raise BadPointError(f"thread {thread.tid}: {where}")
+        old_mask = thread.signal_mask()
+        resumption = self._machine.resumption(point)
+        frame = trampoline.build_frame(self._machine, thread, point, resumption, work, old_mask)
+        self._check_stack(point, frame)
+        for place in placed:
+            if memory.read(place.address, len(place.code)) != place.code:
+                thread.poke(place.address, place.code + bytes(-len(place.code) % 8))
+        memory.write(frame.parameters, frame.data)
+        self._machine.redirect(thread, point, placed[0].address, frame.parameters, frame.saved)
+        with contextlib.suppress(OSError):  # killed at this moment
+            thread.set_signal_mask(trampoline.ALL_SIGNALS)  # after: else a death in between would leave them blocked
+        return frame
+
+    def _check_stack(self, point: Point, frame: Frame) -> None:
+        mapping = self._image.mapping_at(point.sp - 1)
+        if mapping is not None and "w" in mapping.permissions:
+            grows = mapping.path == "[stack]"  # the kernel enlarges it as the thread touches it
+            if (frame.parameters if grows else frame.lowest) >= mapping.start:
+                return
+        self._image.refresh()
+        raise BadPointError(f"not enough stack at {point.sp:#x}")
+
+    def _await_result(self, tid: int, work: Work, frame: Frame) -> Outcome | None:
+        """None: the region could not be mapped there, another address may do."""
+        began = time.monotonic()
+        while True:
+            found = trampoline.read_result(self._image, work)
+            if found is not None:
+                stop = Stop(tid, self._longest_stop_ns, self._attempts)
+                return Outcome(stop, initialised=found[0] == trampoline.DONE, result=found[1])
+            error = trampoline.read_error(self._image, work, frame)
+            if error == errno.EEXIST:
+                return None
+            if error:
+                raise AttachError(
+                    AttachCode.FAILED,
+                    f"process {self._image.pid} cannot map a page: {os.strerror(error)}; see its limits ('ulimit -v')",
+                )
+            if thread_state(self._image, self._image.pid) == "X":
+                raise gone(self._image.pid)
+            if self._deadline.passed:
+                raise AttachError(
+                    AttachCode.TIMEOUT,
+                    f"thread {tid} of process {self._image.pid} has the code but did not run it in time"
+                    " (stopped or frozen); it may still do so",
+                )
+            time.sleep(_POLL_S if time.monotonic() - began < _SLOW_AFTER_S else _SLOW_POLL_S)
+
+
+def free_address(maps: list[Mapping], size: int) -> int:
+    """A hole of that many bytes, a page-aligned address; raises AttachError when there is none."""
+    highest = max((mapping.start for mapping in maps if mapping.path != "[vsyscall]"), default=0)
+    address = _ANCHOR if highest > _ANCHOR else _middle_of_largest_hole(maps)
+    for mapping in maps:
+        if mapping.end <= address:
+            continue
+        if mapping.start >= address + size:
+            return address
+        address = mapping.end
+    raise AttachError(AttachCode.FAILED, "the address space of the process is full")
+
+
+def _middle_of_largest_hole(maps: list[Mapping]) -> int:
+    holes = [(after.start - before.end, before.end) for before, after in zip(maps, maps[1:], strict=False)]
+    size, start = max(holes, default=(0, trampoline.PAGE << 8))
+    return start + size // 2 & -trampoline.PAGE
+
+
+@contextlib.contextmanager
+def _exclusive(image: TargetImage, deadline: Deadline) -> Iterator[None]:
+    try:
+        lock = os.open(image.proc / "stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        raise gone(image.pid) from None
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if deadline.passed:
+                    raise AttachError(
+                        AttachCode.TIMEOUT, f"another attach to process {image.pid} is going on; try again"
+                    ) from None
+                time.sleep(_LOCK_RETRY_S)
+        yield
+    finally:
+        os.close(lock)

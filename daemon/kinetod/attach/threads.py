@@ -1,0 +1,174 @@
+"""Which thread of the target may be redirected, and at which points.
+
+Theory of operation
+    pending call   Py_AddPendingCall takes one lock of the interpreter. A thread that holds it must not be redirected:
+                   it would wait for itself. A thread parked in a blocking system call does not hold it, nor does the
+                   main thread between two bytecodes (pc in the evaluation loop).
+    native thread  pthread_create allocates and takes locks of the loader. So: a thread parked in a call in which no
+                   low-level lock waits, or one whose innermost code is a module that is neither the allocator
+                   (exports malloc), nor the C library, nor the loader.
+    A bystander, parked, is always better than the main thread: training is not stopped at all.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kinetod.attach.image import TargetImage
+from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.machine import Call, Machine, Point, this_machine
+from kinetod.attach.memory import gone
+from kinetod.attach.ptrace import job_stopped, traced
+
+EVALUATION_LOOP = "_PyEval_EvalFrameDefault"
+_UNUSABLE_STATES = "ZXtTD"
+
+
+class Policy(Protocol):
+    """Which threads to try, best first, and whether the point where one stopped is good."""
+
+    def candidates(self) -> Iterator[int]:
+        """Thread ids."""
+
+    def accepts(self, tid: int, point: Point) -> bool:
+        """Whether the thread may be redirected from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What /proc/PID/status says."""
+
+    state: str
+    tracer: int
+    filtered: bool  # has a seccomp filter
+    shadow_stack: bool
+
+
+def read_facts(image: TargetImage) -> Facts:
+    """Of the main thread; raises AttachError when the process is gone."""
+    fields = {}
+    try:
+        for line in (image.proc / "status").read_text(errors="replace").splitlines():
+            name, _colon, value = line.partition(":")
+            fields[name] = value.split()
+    except OSError:
+        raise gone(image.pid) from None
+    return Facts(
+        state=fields["State"][0],
+        tracer=int(fields["TracerPid"][0]),
+        filtered=fields.get("Seccomp", ["0"])[0] != "0",
+        shadow_stack="shstk" in fields.get("x86_Thread_features", ()),
+    )
+
+
+def refuse_unsuitable(image: TargetImage, facts: Facts) -> None:
+    """Raises AttachError for what can be known before any stop."""
+    if facts.tracer:
+        raise traced(image.pid, facts.tracer)
+    if facts.state == "T":
+        raise job_stopped(image.pid)
+    if facts.state in "ZX" and len(thread_ids(image)) < 2:
+        raise AttachError(AttachCode.GONE, f"process {image.pid} has ended; its parent has not collected it yet")
+    if facts.shadow_stack:
+        raise AttachError(
+            AttachCode.UNSUPPORTED,
+            f"process {image.pid} runs with a user shadow stack; start it without (glibc.cpu.x86_shstk=off)",
+        )
+
+
+def thread_ids(image: TargetImage) -> list[int]:
+    """All threads at the moment; raises AttachError when the process is gone."""
+    try:
+        return sorted(int(name) for name in os.listdir(image.proc / "task"))  # noqa: PTH208 -- in a hurry
+    except OSError:
+        raise gone(image.pid) from None
+
+
+def thread_state(image: TargetImage, tid: int) -> str:
+    """One letter, as in ps; X when it has ended."""
+    try:
+        with open(image.proc / "task" / str(tid) / "stat", "rb") as stat:  # noqa: PTH123 -- in a hurry
+            return stat.read().rpartition(b")")[2].split(None, 1)[0].decode()
+    except (OSError, IndexError):
+        return "X"
+
+
+def parked_call(image: TargetImage, tid: int, machine: Machine) -> Call | None:
+    """The restartable call that the thread stands in. None as well when it may not be known."""
+    with contextlib.suppress(OSError, ValueError), open(image.proc / "task" / str(tid) / "syscall", "rb") as file:  # noqa: PTH123
+        fields = file.read().split()
+        if len(fields) == 9:  # else: running
+            return machine.parked_call(int(fields[0]), tuple(int(field, 16) for field in fields[1:7]))
+    return None
+
+
+def main_is_parked(image: TargetImage) -> bool:
+    """Whether the main thread stands in a blocking call, so that it may not come round for long."""
+    return parked_call(image, image.pid, this_machine()) is not None
+
+
+class PendingCallPolicy:
+    """For functions that take the interpreter's pending-call lock only."""
+
+    def __init__(self, image: TargetImage) -> None:
+        self._image = image
+        self._machine = this_machine()
+        loop = image.python.symbol(EVALUATION_LOOP) if image.python is not None else None
+        self._loop = range(loop[0], loop[0] + loop[1]) if loop is not None else range(0)
+
+    def candidates(self) -> Iterator[int]:
+        """Bystanders that are parked, then the main thread."""
+        yield from _parked(self._image, self._machine)
+        if thread_state(self._image, self._image.pid) not in _UNUSABLE_STATES:
+            yield self._image.pid
+
+    def accepts(self, tid: int, point: Point) -> bool:
+        """See the theory of operation."""
+        return point.call is not None or (tid == self._image.pid and point.pc in self._loop)
+
+
+class NativeThreadPolicy:
+    """For functions that allocate."""
+
+    def __init__(self, image: TargetImage) -> None:
+        self._image = image
+        self._machine = this_machine()
+        python = image.python
+        loop = python.symbol(EVALUATION_LOOP) if python is not None else None
+        self._loop = range(loop[0], loop[0] + loop[1]) if loop is not None else range(0)
+        self._python = python.path if python is not None else None
+
+    def candidates(self) -> Iterator[int]:
+        """Threads that are parked, the main thread last of them; then whatever runs."""
+        parked = [*_parked(self._image, self._machine), self._image.pid]
+        for tid in parked:
+            call = parked_call(self._image, tid, self._machine)
+            if call is not None and self._machine.holds_no_low_level_lock(call):
+                yield tid
+        for tid in thread_ids(self._image):
+            if thread_state(self._image, tid) == "R":
+                yield tid
+
+    def accepts(self, tid: int, point: Point) -> bool:
+        """See the theory of operation. In the evaluation loop itself no allocator lock is held either."""
+        if point.call is not None:
+            return self._machine.holds_no_low_level_lock(point.call)
+        if point.pc in self._loop:
+            return True
+        mapping = self._image.mapping_at(point.pc)
+        if mapping is None or not mapping.is_file or mapping.path == self._python:
+            return False
+        image = self._image
+        return (
+            mapping.path in image.modules
+            and mapping.path not in image.loader_modules
+            and not image.exports(mapping.path, "malloc")
+        )
+
+
+def _parked(image: TargetImage, machine: Machine) -> Iterator[int]:
+    for tid in thread_ids(image):
+        if tid != image.pid and parked_call(image, tid, machine) is not None:
+            yield tid
