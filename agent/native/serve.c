@@ -112,16 +112,18 @@ static void at_exit(void) {
 
 /* ---- the socket ---- */
 
-/* Bytes of the next packet; 0 at the end. */
+/* Bytes of the next packet; 0 at the end. recvmsg: where the agent is let in by a seccomp filter, that is allowed. */
 static size_t receive(void) {
     for (;;) {
         const int fd = atomic_load(&serve.fd);
+        struct iovec part = {.iov_base = serve.request, .iov_len = SERVE_PACKET_BYTES};
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
         if (!is_ours(fd)) {
             return 0;
         }
-        const ssize_t got = recv(fd, serve.request, SERVE_PACKET_BYTES, MSG_TRUNC);
+        const ssize_t got = recvmsg(fd, &message, 0);
         if (got >= 0 || errno != EINTR) {
-            return got > 0 && (size_t)got <= SERVE_PACKET_BYTES ? (size_t)got : 0;
+            return got > 0 && (message.msg_flags & MSG_TRUNC) == 0 ? (size_t)got : 0;
         }
     }
 }

@@ -20,7 +20,7 @@ import select
 import socket
 import struct
 from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from kineto_agent.sources.cupti_native import LIBRARY
@@ -29,13 +29,14 @@ from kinetod.attach.channel import await_channel
 from kinetod.attach.collector_code import CODE
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Deadline, Stop
+from kinetod.attach.machine import this_machine
+from kinetod.attach.native_thread import start_thread
 from kinetod.attach.remote_collector import RemoteEnded, read_greeting
 
 METHOD = "collector"
-_CUDA = ("libcuda.so", "libcupti.so")
 # struct collector_argument: dlopen, dlsym, dlerror, pthread_self, pthread_detach, kc_serve, wait, three texts
 _ARGUMENT = struct.Struct("=6Qq64s32s16s")
-_WAIT_S = 10  # of the thread, for us
+_WAIT_MS = 10_000  # of the thread, for us
 _REFUSED = b"E"
 _PACKET = b"K"
 _MAX_ANSWER_BYTES = 8192
@@ -65,18 +66,10 @@ def library(path: str = LIBRARY) -> Library:
     return Library(fd, name)
 
 
-def uses_cuda(target: TargetImage) -> bool:
-    """Whether there is anything to record in a process that is no Python's."""
-    return any(PurePosixPath(path).name.startswith(_CUDA) for path in target.modules)
-
-
 def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop, socket.socket]:
     """Starts the collector's thread; gives the channel to it, which the caller owns. Raises AttachError."""
-    _check(target)
-    from kinetod.attach.native_thread import start_thread
-
     found = target.symbol_in((f"memfd:{library().name}",), "kc_serve")
-    stop = start_thread(target, CODE[os.uname().machine], argument(target, token, found[0] if found else 0), deadline)
+    stop = start_thread(target, CODE[this_machine().name], argument(target, token, found[0] if found else 0), deadline)
     channel = await_channel(target.pid, token, deadline)
     if channel is None:
         raise AttachError(
@@ -90,18 +83,6 @@ def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop,
         channel.close()
         raise
     return stop, channel
-
-
-def _check(target: TargetImage) -> None:
-    machine = os.uname().machine
-    if machine not in CODE:
-        raise AttachError(AttachCode.UNSUPPORTED, f"live attach works on {' and '.join(CODE)}, this is {machine}")
-    if not uses_cuda(target):
-        raise AttachError(
-            AttachCode.UNSUPPORTED,
-            f"process {target.pid} is no Python process and has no CUDA loaded: there is nothing to record in it yet. "
-            "Name the process that uses the GPU; `nvidia-smi` lists them",
-        )
 
 
 def argument(target: TargetImage, token: int, serve: int = 0) -> bytes:
@@ -120,7 +101,7 @@ def argument(target: TargetImage, token: int, serve: int = 0) -> bytes:
         _optional(target, "dlerror"),
         *_detaching(target),
         serve,
-        _WAIT_S,
+        _WAIT_MS,
         b"kineto-%d-" % token,
         b"/proc/self/fd/",
         b"kc_serve",

@@ -4,7 +4,8 @@
  *
  * compiles it into the bytes of collector_code.py. It is copied into the target alone: no data, no relocation, no
  * libc; system calls are made here, and what must be the target's own comes in the argument. It may block and may
- * take any lock, for it runs on a thread of its own. collector.py has the other half.
+ * take any lock, for it runs on a thread of its own. collector.py has the other half. It makes no system call that
+ * seccomp_calls.py does not list: a filter may kill for it.
  *
  * Nothing of it is on the stack while the collector serves, which may be for days: kc_serve is the last call and
  * returns to where this would, so the place of these bytes can be used for something else by then.
@@ -25,7 +26,7 @@ void *collector_thread(const struct collector_argument *given) {
 }
 
 #if defined __x86_64__
-enum { SYS_CLOSE = 3, SYS_SENDTO = 44, SYS_RECVMSG = 47, SYS_SOCKETPAIR = 53, SYS_PPOLL = 271, SYS_MEMFD_CREATE = 319 };
+enum { SYS_CLOSE = 3, SYS_POLL = 7, SYS_SENDMSG = 46, SYS_RECVMSG = 47, SYS_SOCKETPAIR = 53, SYS_MEMFD_CREATE = 319 };
 
 static inline long call(long number, long a, long b, long c, long d, long e, long f) {
     long result;
@@ -39,7 +40,7 @@ static inline long call(long number, long a, long b, long c, long d, long e, lon
     return result;
 }
 #elif defined __aarch64__
-enum { SYS_CLOSE = 57, SYS_SENDTO = 206, SYS_RECVMSG = 212, SYS_SOCKETPAIR = 199, SYS_PPOLL = 73, SYS_MEMFD_CREATE = 279 };
+enum { SYS_CLOSE = 57, SYS_PPOLL = 73, SYS_SENDMSG = 211, SYS_RECVMSG = 212, SYS_SOCKETPAIR = 199, SYS_MEMFD_CREATE = 279 };
 
 static inline long call(long number, long a, long b, long c, long d, long e, long f) {
     register long x8 __asm__("x8") = number;
@@ -89,10 +90,6 @@ struct part {
     unsigned long bytes;
 };
 
-struct timeout {
-    long seconds, nanoseconds;
-};
-
 static inline void close_fd(long fd) {
     if (fd >= 0) {
         (void)call(SYS_CLOSE, fd, 0, 0, 0, 0, 0);
@@ -114,26 +111,40 @@ static inline void put_number(char *text, unsigned int number) {
     *text = 0;
 }
 
-/* The descriptor that came with the first packet; -1: none came, -2: no packet. */
-static inline int receive(int socket, long seconds) {
+/* Whether a packet (or the end) is there before the limit. */
+static inline int await(int socket, long limit_ms) {
     struct {
         int fd;
         short events, returned;
     } wanted = {socket, POLL_IN, 0};
-    struct timeout limit = {seconds, 0};
+#if defined __x86_64__
+    return call(SYS_POLL, (long)&wanted, 1, limit_ms, 0, 0, 0) > 0;
+#else
+    struct {
+        long seconds, nanoseconds;
+    } limit = {limit_ms / 1000, limit_ms % 1000 * 1000000};
+    return call(SYS_PPOLL, (long)&wanted, 1, (long)&limit, 0, 0, 0) > 0;
+#endif
+}
+
+static inline void fill(struct message *message, struct part *part, void *control, unsigned long control_bytes) {
+    message->name = 0;
+    message->name_bytes = 0;
+    message->parts = part;
+    message->part_count = 1;
+    message->control = control;
+    message->control_bytes = control_bytes;
+    message->flags = 0;
+}
+
+/* The descriptor that came with the first packet; -1: none came, -2: no packet. */
+static inline int receive(int socket, long limit_ms) {
     struct control control;
     char byte;
     struct part part = {&byte, 1};
     struct message message;
-    message.name = 0;
-    message.name_bytes = 0;
-    message.parts = &part;
-    message.part_count = 1;
-    message.control = &control;
-    message.control_bytes = CONTROL_BYTES;
-    message.flags = 0;
-    if (call(SYS_PPOLL, (long)&wanted, 1, (long)&limit, 0, 0, 0) <= 0 ||
-        call(SYS_RECVMSG, socket, (long)&message, RECEIVE_CLOEXEC, 0, 0, 0) <= 0) {
+    fill(&message, &part, &control, CONTROL_BYTES);
+    if (!await(socket, limit_ms) || call(SYS_RECVMSG, socket, (long)&message, RECEIVE_CLOEXEC, 0, 0, 0) <= 0) {
         return -2;
     }
     return message.control_bytes >= 20 && control.level == RIGHTS_LEVEL && control.type == RIGHTS_TYPE ? control.fd : -1;
@@ -142,13 +153,15 @@ static inline int receive(int socket, long seconds) {
 /* Tells why there is no collector. */
 static inline void complain(int socket, const struct collector_argument *argument) {
     char text[TEXT_BYTES];
-    long bytes = 0;
+    struct part part = {text, 1};
+    struct message message;
     const char *why = argument->error != 0 ? argument->error() : 0;
-    text[bytes++] = COLLECTOR_REFUSED;
-    while (why != 0 && *why != 0 && bytes < TEXT_BYTES) {
-        text[bytes++] = *why++;
+    text[0] = COLLECTOR_REFUSED;
+    while (why != 0 && *why != 0 && part.bytes < TEXT_BYTES) {
+        text[part.bytes++] = *why++;
     }
-    (void)call(SYS_SENDTO, socket, (long)text, bytes, NO_SIGNAL, 0, 0);
+    fill(&message, &part, 0, 0);
+    (void)call(SYS_SENDMSG, socket, (long)&message, NO_SIGNAL, 0, 0, 0);
 }
 
 static inline collector_serve load(struct collector_argument *argument, int library) {
@@ -172,7 +185,7 @@ static __attribute__((noinline)) struct way prepare(const struct collector_argum
     }
     put_number(argument.channel, (unsigned int)pair[1]);
     const long sign = call(SYS_MEMFD_CREATE, (long)argument.channel, MEMFD_CLOEXEC, 0, 0, 0, 0);
-    const int library = sign >= 0 ? receive(pair[0], argument.wait_s) : -2;
+    const int library = sign >= 0 ? receive(pair[0], argument.wait_ms) : -2;
     close_fd(sign);
     close_fd(pair[1]);
     collector_serve serve = argument.serve;

@@ -13,7 +13,7 @@ struct collector_argument {
     unsigned long (*self)(void);                             /* pthread_self */
     int (*detach)(unsigned long thread);                     /* pthread_detach, or NULL */
     collector_serve serve;                                   /* NULL: load the library that comes */
-    long wait_s;                                             /* for the first packet */
+    long wait_ms;                                            /* for the first packet */
     char channel[64];                                        /* "kineto-TOKEN-"; the descriptor is appended */
     char path[32];                                           /* "/proc/self/fd/"; likewise */
     char name[16];                                           /* "kc_serve" */
