@@ -27,6 +27,7 @@ STOP_LIMIT_S = 0.5  # a thread that takes longer is in an uninterruptible sleep 
 _POLL_S = 5e-6
 _POKEDATA, _DETACH = 5, 17
 _GETREGSET, _SETREGSET, _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4204, 0x4205, 0x4206, 0x4207, 0x420A, 0x420B
+_SECCOMP_GET_FILTER, _SOCK_FILTER_BYTES, _MAX_FILTER_BYTES = 0x420C, 8, 8 * 4096
 _EVENT_STOP = 128
 _WALL = 0x40000000
 _PR_SET_TIMERSLACK = 29
@@ -116,6 +117,14 @@ class StoppedThread:
         """See signal_mask()."""
         buffer = ctypes.create_string_buffer(struct.pack("<Q", mask), _MASK_BYTES)
         self._request(_SETSIGMASK, _MASK_BYTES, ctypes.addressof(buffer))
+
+    def seccomp_filter(self, index: int) -> bytes:
+        """One of its filters, the oldest is 0: an array of struct sock_filter. Raises OSError; ENOENT: no more."""
+        buffer = ctypes.create_string_buffer(_MAX_FILTER_BYTES)
+        length = _libc.ptrace(_SECCOMP_GET_FILTER, self.tid, index, ctypes.addressof(buffer))
+        if length < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return buffer.raw[: length * _SOCK_FILTER_BYTES]
 
     def poke(self, address: int, data: bytes) -> None:
         """Write memory whatever its protection; whole words of 8 bytes."""

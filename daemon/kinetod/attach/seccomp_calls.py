@@ -50,6 +50,7 @@ HAND_OVER = (
         ),
     ),
     Call("munmap", 11, 215, ((_POINTER, _PAGE),)),
+    Call("rt_sigreturn", None, 139, ((),)),  # how the hand-over ends on aarch64
     # The kernel makes this one itself when a sleep or a poll goes on behind a stop.
     Call("restart_syscall", 219, 128, ((),)),
     Call("futex", 202, 98, ((_POINTER, 0x80, 0), (_POINTER, 0x81, 1), (_POINTER, 0x189, 0))),
