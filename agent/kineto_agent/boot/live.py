@@ -3,8 +3,9 @@
 Theory of operation
     `kineto_agent.boot.loader` has made this module, and every other one of the agent, in a namespace of its own, and
     calls `run` with the channel to the daemon. That channel is the link. When it ends the agent leaves: the running
-    capture is ended, the hook in torch's optimizers, the exit hook and the descriptors are taken back, the thread
-    ends. The modules stay for the next attach. So do the fork hooks, which cannot be taken back and then do nothing.
+    capture is ended, the hook in torch's optimizers and the descriptors are taken back, the thread ends. The modules
+    stay for the next attach. So do the fork hooks, which cannot be taken back, and the exit hook, whose place in the
+    interpreter's list could not be either; without an agent they do nothing.
 
     An agent that the program has itself (kineto_agent in sys.modules) is another one, with its own link; both can
     live. Only one at a time records CUPTI (`cupti_native`).
@@ -28,7 +29,6 @@ from kineto_agent.steps import COUNTER, OptimizerHook
 READY = b"K"  # the answer that the daemon waits for after it has sent the agent
 
 _agent: Optional[Agent] = None
-_exiting = False
 _lock = _thread.allocate_lock()  # one comes, one goes
 _hook = OptimizerHook(COUNTER)
 
@@ -46,12 +46,10 @@ def run(channel: Any, library: int, number: int) -> None:
         agent = Agent(COUNTER, sources=_sources, link=Link.adopted(channel), on_end=_left)
         try:
             channel.send(READY)
-            atexit.register(_at_exit)
             _agent = agent
             agent.start()
         except BaseException:
             _agent = None
-            atexit.unregister(_at_exit)
             agent.abandon()
             raise
 
@@ -75,14 +73,10 @@ def _left() -> None:
     with _lock:
         _agent = None
         collector_library.close()
-        if not _exiting:  # the interpreter is walking through the exit hooks
-            atexit.unregister(_at_exit)
     log("the agent of a live attach has left")
 
 
 def _at_exit() -> None:
-    global _exiting
-    _exiting = True
     agent = _agent
     if agent is not None:
         agent.stop("TARGET_EXITING", "the process exited before the capture was complete")
@@ -95,7 +89,7 @@ def _after_fork_in_child() -> None:
     if agent is not None:
         agent.abandon()
         collector_library.close()
-        atexit.unregister(_at_exit)
 
 
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork_in_child)

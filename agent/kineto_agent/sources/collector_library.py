@@ -33,6 +33,8 @@ def bring(descriptor: int, number: int) -> None:
 
 
 def close() -> None:
-    """Close the memfd, if there is one. A library that was loaded stays."""
-    if _brought is not None:
-        close_ours(_brought.descriptor, _brought.identity)
+    """Close the memfd, if there is one. What was loaded from it stays."""
+    global _brought
+    brought, _brought = _brought, None
+    if brought is not None:
+        close_ours(brought.descriptor, brought.identity)

@@ -52,7 +52,7 @@ class Payload:
 
 def send(channel: socket.socket, pid: int, deadline: Deadline) -> None:
     """Send the agent and wait until it runs. pid: as this process sees it. Raises AttachError."""
-    _check_machine(pid)
+    check_machine(pid)
     payload = agent()
     channel.settimeout(max(deadline.left_s, 0.001))
     try:
@@ -89,10 +89,10 @@ def _timeout(pid: int) -> AttachError:
     return AttachError(AttachCode.TIMEOUT, reason)
 
 
-def _check_machine(pid: int) -> None:
+def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
     """Raises AttachError unless the process runs code for the machine that the collector was built for."""
     try:
-        with Path(f"/proc/{pid}/exe").open("rb") as file:
+        with (proc / str(pid) / "exe").open("rb") as file:
             magic, elf_class, _order, _type, machine = _ELF_HEADER.unpack(file.read(_ELF_HEADER.size))
     except (OSError, struct.error) as exc:
         raise AttachError(AttachCode.GONE, f"the program of process {pid} cannot be read: {exc}") from exc

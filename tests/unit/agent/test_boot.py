@@ -15,7 +15,8 @@ OLD_PYTHONS = [path for path in (shutil.which("python2.7"), shutil.which("python
 REPORT = """
 import os, sys, threading
 print(__name__, __file__, sys.argv, sys.path[0])
-print(sys.modules["__main__"].__dict__ is globals(), [t.name for t in threading.enumerate()], len(os.listdir('/proc/self/task')))
+tasks = os.listdir("/proc/self/task")
+print(sys.modules["__main__"].__dict__ is globals(), [t.name for t in threading.enumerate()], len(tasks))
 class Local: pass
 """
 ONE_MORE_THREAD = "True ['MainThread'] 2"  # which `threading` does not show

@@ -1,0 +1,259 @@
+"""What a live attach does inside of a program that nobody prepared, under every Python of this machine."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kineto_agent import wire
+from kinetod.attach import bootstrap, channel
+from kinetod.attach.interface import MAX_BOOTSTRAP_BYTES, Deadline
+from support.agent_daemon import Connection, start_request
+from support.live_target import PROGRAM, LiveTarget, pythons
+from support.waiting import until
+
+Start = Callable[..., LiveTarget]
+STATE = "(sorted(__import__('__main__').__dict__), sorted(m for m in sys.modules if 'kineto' in m))"
+SPIN = "import threading, time\ndef spin():\n    while True: time.sleep(0.001)\n"
+
+
+@pytest.fixture(params=pythons(), ids=lambda path: Path(path).parts[-3])
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    targets: list[LiveTarget] = []
+
+    def start_one(*options: str, program: str = PROGRAM) -> LiveTarget:
+        targets.append(LiveTarget(request.param, *options, program=program))
+        return targets[-1]
+
+    yield start_one
+    for target in targets:
+        target.kill()
+
+
+@pytest.fixture
+def target(start: Start) -> LiveTarget:
+    target = start()
+    target.do("import os, sys")
+    return target
+
+
+def record(connection: Connection) -> wire.Result:
+    connection.send(start_request(duration_ns=100_000_000))
+    return connection.expect(wire.Result)
+
+
+def test_an_attached_agent_records_and_leaves_no_trace(target: LiveTarget) -> None:
+    before, descriptors = target.ask(STATE), target.descriptors()
+    has_threading = target.ask("'threading' in sys.modules")
+    connection, hello = target.welcome()
+    assert hello.pid == target.pid
+    result = record(connection)
+    assert (result.outcome, result.warnings) == ("done", [])
+    stacks = {sample.stack[:2] for sample in connection.arenas[0].samples()}
+    assert stacks == {("<module>", "serve")}
+    assert target.ask("'threading' in sys.modules") == has_threading
+    assert target.ask("__import__('threading').active_count()") == 1
+    connection.close()
+    target.until_alone()
+    assert target.descriptors() == descriptors
+    assert target.ask(STATE) == before
+
+
+def test_threading_imported_afterwards_knows_the_main_thread(start: Start) -> None:
+    target = start("-S")  # without site, which may import threading
+    target.do("import os, sys")
+    target.welcome()
+    assert not target.ask("'threading' in sys.modules")
+    target.do("import threading")
+    assert target.ask("threading.main_thread() is threading.current_thread()")
+    assert target.ask("(threading.main_thread().name, threading.main_thread().native_id == os.getpid())") == [
+        "MainThread",
+        True,
+    ]
+
+
+def test_a_second_attach_finds_the_modules_of_the_first(target: LiveTarget) -> None:
+    modules = "id(sys._kineto_attach['agent']['live'])"
+    first, _hello = target.welcome()
+    loaded = target.ask(modules)
+    first.close()
+    target.until_alone()
+    second, _hello = target.welcome()
+    assert record(second).outcome == "done"
+    assert target.ask(modules) == loaded
+
+
+def test_a_new_attach_ends_the_agent_of_the_last_one(target: LiveTarget) -> None:
+    first, _hello = target.welcome()
+    first.collect()
+    second, _hello = target.welcome()
+    result = first.expect(wire.Result)
+    assert (result.outcome, result.reason_code) == ("partial", "AGENT_STOPPED")
+    first.expect_end()
+    assert record(second).outcome == "done"
+    assert target.ask("len(os.listdir('/proc/self/task'))") == 2
+
+
+def test_a_bootstrap_that_comes_late_or_twice_does_nothing(target: LiveTarget) -> None:
+    token = time.time_ns()
+    connection, _hello = target.welcome()
+    descriptors = target.descriptors()
+    target.run(bootstrap.make(token))
+    target.run(bootstrap.make(target.ask("max(sys._kineto_attach['tokens'])")))
+    until(lambda: target.threads() == 2, "their threads have ended")
+    assert target.descriptors() == descriptors
+    assert channel.await_channel(target.pid, token, Deadline(0)) is None
+    assert record(connection).outcome == "done"
+
+
+def test_a_channel_that_nobody_takes_is_closed(target: LiveTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "CHANNEL_WAIT_S", 0.1)
+    descriptors = target.descriptors()
+    target.run(bootstrap.make(time.time_ns()))
+    until(lambda: target.ask("getattr(sys, '_kineto_attach', None) is not None"), "it has begun")
+    target.until_alone()
+    assert target.descriptors() == descriptors
+
+
+def test_what_cannot_be_run_is_told_and_forgotten(target: LiveTarget) -> None:
+    descriptors = target.descriptors()
+    boot = bootstrap.make(time.time_ns())
+    target.run(boot)
+    found = target.channel(boot).socket
+    found.send(b"raise LookupError('here')")
+    assert found.recv(1000) == b"ELookupError('here')"
+    assert found.recv(1000) == b""
+    target.until_alone()
+    assert target.descriptors() == descriptors
+
+
+FORK = "pid = os.fork()\nwhile pid == 0: import time; time.sleep(3600)"
+
+
+@pytest.fixture
+def forked(target: LiveTarget) -> Iterator[Callable[[], int]]:
+    children: list[int] = []
+
+    def fork() -> int:
+        target.do("import warnings; warnings.simplefilter('ignore')")
+        target.do(FORK)
+        children.append(target.ask("pid"))
+        return children[-1]
+
+    yield fork
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def open_in(pid: int) -> set[str]:
+    names = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
+    return {name for name in names if not name.startswith("/proc/")}  # one that a thread had just opened
+
+
+def test_a_forked_child_has_nothing_of_the_agent(target: LiveTarget, forked: Callable[[], int]) -> None:
+    before = open_in(target.pid)
+    connection, _hello = target.welcome()
+    connection.collect()
+    child = forked()
+    until(lambda: open_in(child) == before, "the child has closed the agent's descriptors")
+    os.kill(target.pid, signal.SIGKILL)
+    connection.expect_end()  # although the child lives
+
+
+def test_a_fork_before_the_agent_has_come_keeps_no_channel(target: LiveTarget, forked: Callable[[], int]) -> None:
+    before = open_in(target.pid)
+    boot = bootstrap.make(time.time_ns())
+    target.run(boot)
+    target.channel(boot)
+    child = forked()
+    until(lambda: open_in(child) == before, "the child has closed the channel")
+
+
+def test_a_program_that_exits_sends_what_it_has(target: LiveTarget) -> None:
+    connection, _hello = target.welcome()
+    connection.collect()
+    assert target.end() == (0, "")
+    result = connection.expect(wire.Result)
+    assert (result.outcome, result.reason_code) == ("partial", "TARGET_EXITING")
+    connection.expect_end()
+
+
+def test_exit_hooks_of_the_program_run_as_ever(target: LiveTarget) -> None:
+    target.do("import atexit; atexit.register(lambda: sys.stderr.write('first '))")
+    connection, _hello = target.welcome()
+    target.do("atexit.register(lambda: sys.stderr.write('last '))")
+    hooks = target.ask("atexit._ncallbacks()")
+    connection.close()
+    target.until_alone()
+    target.welcome()
+    assert target.ask("atexit._ncallbacks()") == hooks
+    assert target.end() == (0, "last first ")
+
+
+def test_nothing_is_written_even_when_every_warning_is_an_error(start: Start) -> None:
+    target = start("-X", "dev", "-W", "error")
+    target.do("import os, sys")
+    connection, _hello = target.welcome()
+    assert record(connection).outcome == "done"
+    connection.close()
+    target.until_alone()
+    assert target.ask("'__warningregistry__' in __import__('__main__').__dict__") is False
+    assert target.end() == (0, "")
+
+
+def test_it_runs_from_a_thread_that_python_has_not_made(target: LiveTarget) -> None:
+    boot = bootstrap.make(time.time_ns())
+    target.do(
+        "import ctypes\n"
+        f"text = {boot.source!r}\n"
+        "def body(_argument): exec(text, __import__('__main__').__dict__); return 0\n"
+        "callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(body)\n"
+        "thread = ctypes.c_ulong()\n"
+        "library = ctypes.CDLL(None)\n"
+        "library.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]\n"
+        "assert library.pthread_create(ctypes.byref(thread), None, callback, None) == 0\n"
+        "assert library.pthread_join(thread, None) == 0\n"
+    )
+    target.channel(boot)
+
+
+def test_the_agent_that_the_program_has_itself_is_another_one(target: LiveTarget, tmp_path: Path) -> None:
+    root = str(Path(wire.__file__).parent.parent)
+    target.do(f"os.environ['KINETO_AGENT_SOCKET'] = {str(tmp_path / 'none.sock')!r}; sys.path.insert(0, {root!r})")
+    target.do("import kineto_agent; kineto_agent.start()")
+    connection, _hello = target.welcome()
+    result = record(connection)
+    assert sorted(name for name in result.threads.values() if "kineto" in name)[:2] == ["kineto-agent"] * 2
+    assert {sample.thread_id for sample in connection.arenas[0].samples()} == {target.pid}
+    connection.close()
+    until(lambda: target.threads() == 2, "the attached agent has left")
+    assert target.ask("sys.modules['kineto_agent.process']._agent.alive")
+
+
+def test_an_exception_of_a_signal_handler_reaches_the_program(target: LiveTarget) -> None:
+    """It is raised in the few bytecodes that the training thread executes for us, as a signal's handler might."""
+    boot = bootstrap.make(time.time_ns())
+    target.do(
+        "import _thread, __main__\n"
+        "class Alarm(Exception): pass\n"
+        "start, raised = _thread.start_new_thread, []\n"
+        "def raising(*arguments):\n"
+        "    _thread.start_new_thread = start\n"
+        "    raise Alarm(42)\n"
+        "_thread.start_new_thread = raising\n"
+        "try:\n"
+        f"    exec({boot.source!r}, __main__.__dict__)\n"
+        "    while True: pass\n"
+        "except Alarm as exc: caught = exc.args[0]\n"
+    )
+    assert target.ask("caught") == 42
+    target.channel(boot)
+
+
+def test_a_bootstrap_fits_into_its_page_and_is_ascii() -> None:
+    source = bootstrap.make((1 << 63) - 1).source
+    assert len(source) <= MAX_BOOTSTRAP_BYTES
+    assert source.isascii()
+    assert b"\0" not in source
