@@ -41,23 +41,25 @@ def read_filters(pid: int, seccomp: Seccomp, machine: str = X86_64) -> list[Filt
     if seccomp.mode != SECCOMP_FILTER:
         return []
     try:
-        programs = in_own_thread(lambda: _read(pid, seccomp, machine))
-        return [Filter(program) for program in programs]
+        return [Filter(program) for program in _read(pid, seccomp, machine)]
     except SeccompError as exc:
         raise AttachError(AttachCode.SECCOMP, f"a seccomp filter of process {pid} is not understood: {exc}") from exc
 
 
 def _read(pid: int, seccomp: Seccomp, machine: str) -> list[bytes]:
+    def work() -> list[bytes]:
+        with StoppedThread(pid, _thread(pid, seccomp)) as thread:
+            programs = _programs(thread)
+            if machine == X86_64:
+                _keep_alive(thread, programs, machine)
+            return programs
+
     why = ""
     for _ in range(_TRIES):
         if not (PROC / str(pid)).exists():
             raise AttachError(AttachCode.GONE, f"process {pid} has ended")
         try:
-            with StoppedThread(pid, _thread(pid, seccomp)) as thread:
-                programs = _programs(thread)
-                if machine == X86_64:
-                    _keep_alive(thread, programs, machine)
-                return programs
+            return in_own_thread(work)  # a new one each time: a thread that did not stop is let go by its end
         except LostError as exc:
             why = str(exc)
     raise AttachError(
