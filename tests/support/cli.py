@@ -71,9 +71,10 @@ def wait_for_records(daemon: Daemon, pid: int) -> None:
     environ = daemon.client_environ()
 
     def recorded() -> bool:
-        (process,) = run_process(["ps", "--pid", str(pid), "-o", "json"], environ).json()
-        if not process["busy_capture_id"]:
+        listed = run_process(["ps", "--pid", str(pid), "-o", "json"], environ).json()
+        if not listed or not listed[0]["busy_capture_id"]:  # its agent may still be on the way
             return False
+        (process,) = listed
         capture = run_process(["captures", "show", process["busy_capture_id"], "-o", "json"], environ).json()
         return any(count["records"] for target in capture["targets"] for count in target["counts"])
 

@@ -1,0 +1,108 @@
+"""A compiled CUDA program that nobody prepared: `kinetoctl trace --pid` brings the collector in, traces, and leaves."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinetod.attach.facts import Access, read_process
+from support.cli import kinetoctl, run_process, wait_for_records
+from support.daemon import Daemon, running_daemon
+from support.fake_program import FakeProgram, sockets
+from support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as started:
+        yield started
+
+
+@pytest.fixture
+def program() -> Iterator[FakeProgram]:
+    with FakeProgram() as started:
+        if read_process(started.pid).access is Access.REFUSED:
+            pytest.skip("this user may not trace its own processes (ptrace_scope)")
+        yield started
+
+
+def trace(daemon: Daemon, program: FakeProgram, folder: Path, *arguments: str) -> Any:
+    """The only target of `kinetoctl trace`."""
+    command = ["trace", "--pid", str(program.pid), "-o", "json", *arguments]
+    result = run_process(command, daemon.client_environ(), folder)
+    assert result.stdout, result.stderr
+    (target,) = result.json()["targets"]
+    return target
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """All events of the only trace file in a folder."""
+    (path,) = folder.glob("*.json.gz")
+    with gzip.open(path, "rt") as stream:
+        loaded: list[dict[str, Any]] = json.load(stream)["traceEvents"]
+    return loaded
+
+
+def test_its_kernels_and_calls_are_traced(daemon: Daemon, program: FakeProgram, tmp_path: Path) -> None:
+    target = trace(daemon, program, tmp_path, "--duration", "300ms")
+    assert (target["verdict"], target["warnings"]) == ("VERDICT_DONE", [])
+    found = Counter(event.get("cat") for event in events(tmp_path) if event["ph"] == "X")
+    assert found["kernel"] > 20
+    assert found["cuda_runtime"] > 20
+    assert {kernel["name"] for kernel in target["summary"]["top_kernels"]} == {"void infer<float>(float const*)"}
+    assert "finalized 1 misused 0" in program.ask("counts")
+
+
+def test_several_traces_use_one_agent(daemon: Daemon, program: FakeProgram, tmp_path: Path) -> None:
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert trace(daemon, program, folder, "--duration", "50ms")["verdict"] == "VERDICT_DONE"
+    assert "finalized 3 misused 0" in program.ask("counts")
+    assert program.ask("threads").split().count("kineto-agent") == 1
+
+
+def test_the_agent_leaves_and_can_be_brought_in_again(daemon: Daemon, program: FakeProgram, tmp_path: Path) -> None:
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        target = trace(daemon, program, folder, "--duration", "50ms", "--keep-agent", "0s")
+        assert target["verdict"] == "VERDICT_DONE"
+        until(lambda: not program.serves(), "the collector's thread has left")
+        assert sockets(program.pid) == []
+    maps = Path(f"/proc/{program.pid}/maps").read_text()
+    libraries = {line.split()[4] for line in maps.splitlines() if "memfd:kineto-collector" in line}
+    assert len(libraries) == 1
+
+
+def test_a_killed_program_leaves_its_kernels(daemon: Daemon, program: FakeProgram, tmp_path: Path) -> None:
+    command = kinetoctl("trace", "--pid", str(program.pid), "--duration", "60s", "-o", "json")
+    with subprocess.Popen(
+        command, env=daemon.client_environ(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as tracer:
+        wait_for_records(daemon, program.pid)
+        os.kill(program.pid, signal.SIGKILL)
+        out, _ = tracer.communicate(timeout=60)
+    (target,) = json.loads(out)["targets"]
+    assert (tracer.returncode, target["verdict"], target["reason_code"]) == (4, "VERDICT_PARTIAL", "TARGET_EXITED")
+    assert target["summary"]["activities"]["kernel"] > 0
+
+
+def test_a_killed_daemon_leaves_the_program_as_it_was(program: FakeProgram, tmp_path: Path) -> None:
+    with running_daemon() as own:
+        command = kinetoctl("trace", "--pid", str(program.pid), "--duration", "60s", "-o", "json")
+        with subprocess.Popen(
+            command, env=own.client_environ(), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as tracer:
+            wait_for_records(own, program.pid)
+            os.kill(own.pid, signal.SIGKILL)
+            tracer.kill()
+    until(lambda: not program.serves(), "the collector's thread has left")
+    assert sockets(program.pid) == []
+    assert "finalized 1 misused 0" in program.ask("counts")
