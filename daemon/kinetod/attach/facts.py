@@ -82,6 +82,7 @@ class ProcessFacts:
     namespace_pids: tuple[int, ...]  # the pid in our namespace first, in its own last
     foreign_namespaces: tuple[str, ...] | None  # those of NAMESPACES that are not ours
     no_new_privs: bool
+    shadow_stack: bool
     seccomp: Seccomp
     dumpable: bool | None  # None: cannot be told (root's processes)
     executable: Executable | None
@@ -136,6 +137,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
         namespace_pids=tuple(_numbers(status.get("NSpid"))) or (pid,),
         foreign_namespaces=_foreign_namespaces(folder, proc),
         no_new_privs=status.get("NoNewPrivs") == "1",
+        shadow_stack="shstk" in status.get("x86_Thread_features", "").split(),
         seccomp=_seccomp(status),
         dumpable=_dumpable(folder, uids),
         executable=_executable(folder),

@@ -130,7 +130,11 @@ def process(subject: Subject) -> Finding:
         detail = "it is the daemon itself or a process of its own"
         return _problem("process", unsuitable, detail, "name another process")
     if found.state in "ZX" or found.exiting:
-        detail = "it has ended and waits for its parent (zombie)" if found.state == "Z" else "it is ending"
+        detail = (
+            "it, or its main thread, has ended and waits for its parent (zombie)"
+            if found.state == "Z"
+            else "it is ending"
+        )
         return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists the others")
     if found.state == "D":
         detail = "it waits in the kernel and cannot be interrupted (state D): a device or a network file system"
@@ -171,6 +175,9 @@ def executable(subject: Subject) -> Finding:
         advice = "run the program from its sources, or call kineto_agent.start() in it"
         what = f"{found.path} was packed with {found.frozen}: its standard library is not all there"
         return _problem("executable", unsupported, what, advice)
+    if subject.process.shadow_stack:
+        advice = "start it without (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)"
+        return _problem("executable", unsupported, f"{found.path} runs with a user shadow stack", advice)
     return Finding("executable", Status.OK, detail)
 
 
