@@ -88,7 +88,8 @@ def test_a_killed_program_leaves_its_kernels(daemon: Daemon, program: FakeProgra
     ) as tracer:
         wait_for_records(daemon, program.pid)
         os.kill(program.pid, signal.SIGKILL)
-        out, _ = tracer.communicate(timeout=60)
+        out, err = tracer.communicate(timeout=60)
+    assert out, err + daemon.log()
     (target,) = json.loads(out)["targets"]
     assert (tracer.returncode, target["verdict"], target["reason_code"]) == (4, "VERDICT_PARTIAL", "TARGET_EXITED")
     assert target["summary"]["activities"]["kernel"] > 0

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import struct
@@ -182,6 +183,38 @@ def test_a_statically_linked_program_is_refused(tmp_path: Path) -> None:
         with pytest.raises(AttachError, match=r"cannot load a library.*linked statically") as caught:
             collector.argument(TargetImage(process.pid), 1)
     assert caught.value.code is AttachCode.UNSUPPORTED
+
+
+SERVER = """
+#include <sys/socket.h>
+#include <unistd.h>
+int kc_serve(int fd) {
+    (void)send(fd, "served", 6, 0);
+    return close(fd);
+}
+"""
+
+
+@pytest.mark.parametrize("machine", sorted(CODE))
+def test_the_code_does_its_work_on_each_machine(machine: str, tmp_path: Path) -> None:
+    compiler = shutil.which(f"{machine}-linux-gnu-gcc")
+    emulator = [] if machine == MACHINE else [shutil.which(f"qemu-{machine}"), "-L", f"/usr/{machine}-linux-gnu"]
+    if compiler is None or None in emulator:
+        pytest.skip(f"needs {machine}-linux-gnu-gcc, and qemu-user where this is another machine")
+    (tmp_path / "server.c").write_text(SERVER)
+    (tmp_path / "code").write_bytes(CODE[machine])
+    source, headers = str(HARNESS.with_name("stub_alone.c")), f"-I{collector.__file__.rpartition('/')[0]}"
+    for command in (
+        ["-shared", "-fPIC", "server.c", "-o", "server.so"],
+        ["-O2", "-Wall", "-Wextra", "-Werror", headers, source, "-o", "alone", "-pthread", "-ldl"],
+    ):
+        subprocess.run([compiler, *command], cwd=tmp_path, check=True)
+    said = []
+    for library in ("server.so", "code"):
+        command = [*filter(None, emulator), "./alone", "code", library]
+        said.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout)
+    assert said[0] == "served 1\n"
+    assert re.fullmatch(r"E/proc/self/fd/\d+: invalid ELF header 1\n", said[1])
 
 
 @pytest.mark.parametrize("machine", sorted(CODE))
