@@ -40,6 +40,9 @@ class NativeThread:
             raise starting_or_ending(target)
         return _checked(target, outcome)
 
+    def finish(self) -> None:
+        """Nothing of it waits outside of the process."""
+
 
 def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Deadline) -> Stop:
     """Start a thread on machine code, its first parameter the address of a copy of `argument`. Raises AttachError.

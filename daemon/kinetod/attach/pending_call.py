@@ -45,6 +45,9 @@ class PendingCall:
             f"the queue of pending calls of process {target.pid} is full: its main thread does not come round",
         )
 
+    def finish(self) -> None:
+        """Nothing of it waits outside of the process."""
+
 
 def python_of(target: TargetImage) -> PythonImage:
     """Raises AttachError when it is no Python process."""
