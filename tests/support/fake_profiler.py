@@ -62,6 +62,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     pages: list[pb.ListCapturesResponse] = field(default_factory=list)
     cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
     host: pb.Host | Abort = field(default_factory=pb.Host)
+    diagnosis: pb.Diagnosis | Abort = field(default_factory=pb.Diagnosis)
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
     content: bytes = b""  # of the stored file
     chunk_bytes: int = 1 << 20
@@ -99,6 +100,9 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
 
     async def GetHost(self, request: pb.GetHostRequest, context: Any) -> Any:
         return await self._answer(request, self.host, context)
+
+    async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, context: Any) -> Any:
+        return await self._answer(request, self.diagnosis, context)
 
     async def WatchCapture(self, request: pb.WatchCaptureRequest, context: Any) -> AsyncIterator[pb.CaptureEvent]:
         self.requests.append(request)

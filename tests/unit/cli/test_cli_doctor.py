@@ -1,0 +1,137 @@
+"""`kinetoctl doctor` against a scripted daemon."""
+
+import re
+from collections.abc import Callable, Iterator
+from io import StringIO
+
+import grpc
+import pytest
+import yaml
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.output.diagnosis import print_diagnosis, verdict
+from support import captures
+from support.cli import Result, run_here
+from support.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serve(FakeProfiler()) as running:
+        yield running
+
+
+@pytest.fixture
+def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
+    return lambda *arguments: run_here(capsys, server.address, *arguments)
+
+
+def good() -> pb.Diagnosis:
+    checks = [
+        pb.Check(name="process", status=pb.CHECK_STATUS_OK, detail="python, state S"),
+        pb.Check(name="cuda", status=pb.CHECK_STATUS_NOTE, detail="not loaded"),
+        pb.Check(name="method", status=pb.CHECK_STATUS_OK, detail="pending-call: …"),
+    ]
+    return pb.Diagnosis(process=captures.process(), method="pending-call", checks=checks)
+
+
+def bad() -> pb.Diagnosis:
+    checks = [
+        pb.Check(name="process", status=pb.CHECK_STATUS_OK, detail="python, state S"),
+        pb.Check(
+            name="tracer", status=pb.CHECK_STATUS_PROBLEM, detail="strace (pid 7) traces it", advice="end that tool"
+        ),
+        pb.Check(name="seccomp", status=pb.CHECK_STATUS_UNKNOWN, detail="?"),
+        pb.Check(name="method", status=pb.CHECK_STATUS_PROBLEM, detail="none"),
+    ]
+    return pb.Diagnosis(process=captures.process(), checks=checks)
+
+
+def test_a_process_that_can_be_traced_is_code_0(server: FakeServer, run: Run) -> None:
+    server.profiler.diagnosis = good()
+    result = run("doctor", "4242")
+    assert server.profiler.requests == [pb.DiagnoseProcessRequest(pid=4242)]
+    assert (result.code, result.stderr) == (0, "")
+    assert result.stdout == (
+        "process 4242 of ada: python train.py --epochs 3\n"
+        "CHECK    STATUS  DETAIL\n"
+        "process  OK      python, state S\n"
+        "cuda     NOTE    not loaded\n"
+        "method   OK      pending-call: …\n"
+        "process 4242 can be traced (pending-call)\n"
+    )
+
+
+def test_a_process_that_cannot_be_traced_is_code_5_and_says_what_to_do(server: FakeServer, run: Run) -> None:
+    server.profiler.diagnosis = bad()
+    result = run("doctor", "4242")
+    assert result.code == 5
+    assert result.stdout == (
+        "process 4242 of ada: python train.py --epochs 3\n"
+        "CHECK    STATUS   DETAIL\n"
+        "process  OK       python, state S\n"
+        "tracer   PROBLEM  strace (pid 7) traces it\n"
+        "                  → end that tool\n"
+        "seccomp  UNKNOWN  ?\n"
+        "method   PROBLEM  none\n"
+        "process 4242 cannot be traced: tracer\n"
+    )
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_in_json_and_yaml_it_is_the_message_and_the_same_code(server: FakeServer, run: Run, form: str) -> None:
+    server.profiler.diagnosis = bad()
+    result = run("doctor", "4242", "-o", form)
+    document = yaml.safe_load(result.stdout)  # JSON is YAML
+    assert result.code == 5
+    assert document["method"] == ""
+    assert document["process"]["pid"] == 4242
+    assert document["checks"][1] == {
+        "name": "tracer",
+        "status": "CHECK_STATUS_PROBLEM",
+        "detail": "strace (pid 7) traces it",
+        "advice": "end that tool",
+    }
+
+
+@pytest.mark.parametrize(
+    ("abort", "code"),
+    [
+        (Abort(grpc.StatusCode.NOT_FOUND, "there is no process 7", "NO_SUCH_PROCESS"), 3),
+        (Abort(grpc.StatusCode.PERMISSION_DENIED, "it belongs to ada", "NOT_YOUR_PROCESS"), 6),
+        (Abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method"), 5),
+    ],
+)
+def test_errors_have_their_own_codes(server: FakeServer, run: Run, abort: Abort, code: int) -> None:
+    server.profiler.diagnosis = abort
+    result = run("doctor", "7")
+    assert (result.code, result.stdout) == (code, "")
+
+
+@pytest.mark.parametrize("pid", ["0", "-3", "x", "99999999999"])
+def test_what_is_no_pid_is_refused_before_the_daemon_is_asked(server: FakeServer, run: Run, pid: str) -> None:
+    assert run("doctor", "--", pid).code == 2
+    assert server.profiler.requests == []
+
+
+def test_in_a_terminal_long_texts_are_wrapped_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "60")
+    words = [f"word{number}" for number in range(40)]
+    diagnosis = bad()
+    diagnosis.checks[1].advice = " ".join(words)
+    print_diagnosis(diagnosis, color=False)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert max(map(len, text.splitlines())) <= 60
+    assert text.split()[-4:] == ["cannot", "be", "traced:", "tracer"]
+    assert all(word in text for word in words)
+
+
+def test_the_verdict_without_any_known_problem() -> None:
+    assert verdict(pb.Diagnosis(process=pb.Process(pid=7))) == "process 7 cannot be traced: no way in"
