@@ -25,7 +25,7 @@ from kinetod.attach.image import Mapping, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Deadline, Stop
 from kinetod.attach.machine import Machine, Point, this_machine
 from kinetod.attach.memory import gone
-from kinetod.attach.ptrace import LostError, StoppedThread, in_own_thread, translate
+from kinetod.attach.ptrace import LostError, StoppedThread, StuckError, in_own_thread, translate
 from kinetod.attach.threads import Policy, read_facts, refuse_unsuitable, thread_state
 from kinetod.attach.trampoline import Frame, Placed, Work
 
@@ -75,7 +75,15 @@ class BadPointError(Exception):
 def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> Outcome:
     """Raises AttachError. TIMEOUT: no thread came to a good point in time, or the one redirected does not run."""
     with _exclusive(image, deadline):
-        return in_own_thread(lambda: _HandOver(image, plan, deadline).run())
+        while True:
+            try:
+                return in_own_thread(lambda: _HandOver(image, plan, deadline).run())
+            except StuckError as error:
+                if deadline.passed:
+                    raise AttachError(
+                        AttachCode.TIMEOUT,
+                        f"process {image.pid} could not be stopped ({error}): is the machine overloaded? Try again",
+                    ) from None
 
 
 class _HandOver:
@@ -152,6 +160,8 @@ class _HandOver:
         try:
             with thread:
                 return self._redirect(thread, work, placed)
+        except StuckError:
+            raise
         except (LostError, BadPointError) as error:
             self._last = str(error)
         except OSError as error:
