@@ -23,8 +23,9 @@ from kineto_agent.events import Conclude
 from kineto_agent.link import Link
 from kineto_agent.runner import Agent
 from kineto_agent.sources import registry
-from kineto_agent.sources.cupti import CuptiSource
+from kineto_agent.sources.cupti import KINDS, CuptiSource
 from kineto_agent.sources.cupti_native import Collector
+from kineto_agent.sources.interface import SourceError
 from kineto_agent.steps import StepCounter
 
 from kinetod.attach.remote_collector import RemoteCollector
@@ -82,9 +83,21 @@ class RemoteCuptiSource(CuptiSource):
         self._pid = pid
         self._collector = collector
 
-    def find_library(self) -> str | None:
-        """As the process sees it."""
-        return find_cupti(self._pid, self._environ)
+    def activity_types(self) -> list[str]:
+        """All of them: a process without CUDA gets no proxy. Without a libcupti, prepare() says so."""
+        return sorted(KINDS)
+
+    def find_library(self) -> str:
+        """As the process sees it. Raises SourceError."""
+        found = find_cupti(self._pid, self._environ)
+        if found is None:
+            raise SourceError(
+                "CUPTI_LIBRARY",
+                "no libcupti was found for it: not beside its CUDA libraries, nor in CUDA_HOME, /usr/local/cuda, "
+                "LD_LIBRARY_PATH or the system's folders as it sees them. Install the CUPTI of its CUDA version in one "
+                "of these places, then trace again",
+            )
+        return found
 
     def load_collector(self) -> Collector:
         """The one that is there."""

@@ -4,15 +4,18 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from kineto_agent import wire
+from kineto_agent.sources.interface import SourceError, SourceRequest
 from kinetod.attach.interface import AttachError
 from kinetod.attach.proxies import Proxies
-from kinetod.attach.proxy import read_environ, thread_names
+from kinetod.attach.proxy import RemoteCuptiSource, read_environ, thread_names
+from kinetod.attach.remote_collector import RemoteCollector
 from kinetod.attach.toolkit import find_cupti
 from support import native
 from support.arenas import ArenaReader
@@ -156,6 +159,16 @@ def test_the_end_of_the_process_is_the_end_of_the_link(program: FakeProgram) -> 
             pass
 
     with_proxy(program, use)
+
+
+def test_without_a_libcupti_a_capture_is_refused_with_advice() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        source = RemoteCuptiSource(process.pid, {}, RemoteCollector(ours))
+        assert "kernel" in source.activity_types()
+        with pytest.raises(SourceError, match=r"no libcupti was found for it: not beside its CUDA libraries") as caught:
+            source.prepare(SourceRequest(frozenset(["kernel"]), 1 << 20, {}))
+    assert caught.value.reason_code == "CUPTI_LIBRARY"
 
 
 def test_a_proxy_that_cannot_be_started_is_an_error(program: FakeProgram) -> None:
