@@ -1,22 +1,156 @@
-"""One attach, in the helper process: from the process to the channel. (The methods are joined here.)"""
+"""One attach, in the helper process: from the process to the channel over which the agent runs.
 
+Theory of operation
+    1. The process is looked at, and refused if it is none to attach to (preconditions.py).
+    2. Without Python the collector's own thread gets in (collector.py), and that is all.
+    3. Else the methods take their turns. Each hands the same bootstrap over and is then given some time for the
+       channel to appear; a later one may be faster than an earlier one, whose code then does nothing. What an earlier
+       one has handed over is waited for until the deadline, also when the later ones cannot be used.
+    4. The agent goes over the channel (payload.py).
+
+    A pending call is run by the main thread between two bytecodes. One that runs Python does that within
+    milliseconds, so PATIENCE_S is long. One that sleeps in the kernel may do it in days: after PARKED_S in which it
+    has not been on a processor at all, the next method's turn comes.
+"""
+
+import contextlib
 import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach import bootstrap as bootstraps
+from kinetod.attach import collector, payload
+from kinetod.attach.channel import await_channel
+from kinetod.attach.image import PROC, TargetImage
+from kinetod.attach.interface import AttachCode, Attached, AttachError, Bootstrap, Deadline, Method, Stop
+from kinetod.attach.native_thread import NativeThread
+from kinetod.attach.pending_call import PendingCall
+from kinetod.attach.preconditions import suitable_image
+from kinetod.attach.remote_debug import FIRST_VERSION, RemoteDebug
 
 if TYPE_CHECKING:
     from kinetod.attach.helper import Request
 
+PATIENCE_S = 0.25
+PARKED_S = 0.01
+# Codes after which no other method is tried: the process is gone, or the kernel says no.
+_FINAL = frozenset({AttachCode.GONE, AttachCode.NOT_PERMITTED, AttachCode.UNSUITABLE})
+
 
 def warm_up() -> None:
     """Packs what travels, ahead of the first request."""
+    payload.agent()
+    with contextlib.suppress(AttachError):  # a daemon without the collector can still attach to Python
+        collector.library()
 
 
 def attach(request: "Request") -> tuple[Attached, socket.socket]:
-    """Raises AttachError."""
-    raise AttachError(
-        AttachCode.UNSUPPORTED,
-        f"process {request.key.pid} has no agent, and this version of kinetod cannot bring one in; start it with "
-        "`kinetoctl run -- <command>`",
+    """The channel, at whose other end the agent (or the collector) runs. Raises AttachError."""
+    pid = request.key.pid
+    image = suitable_image(pid)
+    request.check_process()  # again: what has been looked at since is this process
+    if image.python is None:
+        stop, channel = collector.bring_in(image, request.token, request.deadline)
+        return _attached(collector.METHOD, stop.stopped_ns, request), channel
+    with _python_methods(image.python.version) as methods:
+        took = bring_in(image, methods, bootstraps.make(request.token), request.deadline)
+    attached = _attached(took.method, took.stopped_ns, request)
+    try:
+        payload.send(took.channel, pid, request.deadline)
+    except BaseException:
+        took.channel.close()
+        raise
+    return attached, took.channel
+
+
+def _attached(method: str, stopped_ns: int, request: "Request") -> Attached:
+    latency_ns = time.monotonic_ns() - request.received_ns
+    return Attached(method=method.replace("_", "-"), stopped_ns=stopped_ns, latency_ns=latency_ns)
+
+
+@contextlib.contextmanager
+def _python_methods(version: tuple[int, int, int]) -> Iterator[list[Method]]:
+    """In the order in which they are tried."""
+    methods: list[Method] = [RemoteDebug()] if version[:2] >= FIRST_VERSION else []
+    methods += [PendingCall(), NativeThread()]
+    try:
+        yield methods
+    finally:
+        for method in methods:
+            method.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A channel, and the method after which it appeared."""
+
+    method: str
+    stopped_ns: int
+    channel: socket.socket
+
+
+def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap, deadline: Deadline) -> Taken:
+    """Tries the methods in their order until the channel is there. Raises AttachError."""
+    handed_over, stopped_ns = "", 0
+    error: AttachError | None = None
+    for number, method in enumerate(methods, 1):
+        if deadline.passed:
+            break
+        try:
+            stop = _hand_over(method, image, bootstrap, deadline)
+        except AttachError as exc:
+            if exc.code in _FINAL:
+                raise
+            error = exc
+        else:
+            handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
+        if not handed_over:
+            continue
+        is_last = number == len(methods)
+        channel = await_channel(image.pid, bootstrap.token, deadline) if is_last else _patiently(image.pid, bootstrap)
+        if channel is not None:
+            return Taken(handed_over, stopped_ns, channel)
+    if error is not None and not handed_over:
+        raise error
+    raise _timeout(image.pid)
+
+
+def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
+    """Raises AttachError, also for what the process does meanwhile (end, unmap)."""
+    try:
+        return method.hand_over(image, bootstrap, deadline)
+    except OSError as exc:
+        raise AttachError(
+            AttachCode.FAILED, f"process {image.pid} could not be entered by {method.name}: {exc}; try again"
+        ) from exc
+
+
+def _patiently(pid: int, bootstrap: Bootstrap) -> socket.socket | None:
+    """The channel if it appears within PATIENCE_S, less if the main thread is asleep."""
+    end = Deadline(PATIENCE_S)
+    while True:
+        before = _asleep_since(pid)
+        channel = await_channel(pid, bootstrap.token, Deadline(min(PARKED_S, end.left_s)))
+        if channel is not None or end.passed or (before and before == _asleep_since(pid)):
+            return channel
+
+
+def _asleep_since(pid: int, proc: Path = PROC) -> str:
+    """What changes whenever the main thread gets a processor; empty if it has one or wants one."""
+    task = proc / str(pid) / "task" / str(pid)
+    with contextlib.suppress(OSError, IndexError):
+        state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        lines = (task / "status").read_text(errors="replace").splitlines()
+        return " ".join(line for line in lines if "ctxt_switches" in line) if state == "S" else ""
+    return ""
+
+
+def _timeout(pid: int) -> AttachError:
+    return AttachError(
+        AttachCode.TIMEOUT,
+        f"the interpreter of process {pid} did not come round in time (kinetod --attach-deadline). The process goes "
+        "on, and what was handed to it will do nothing. Is it in a long call that holds the interpreter? Try again",
     )

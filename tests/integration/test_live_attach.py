@@ -1,0 +1,172 @@
+"""A process that nobody prepared, traced by its pid through a real daemon: `python -c ...`, no variable, no path."""
+
+import ctypes
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli import Result, run_process
+from support.daemon import Daemon, running_daemon
+from support.waiting import until
+
+LOOP = """
+import os, sys
+def train_step():
+    return sum(range(2000))
+print("ready", flush=True)
+while True:
+    train_step()
+"""
+# A main thread that runs no bytecode, as in a join() or a long wait for the device.
+ASLEEP = """
+import _thread
+print("ready", flush=True)
+lock = _thread.allocate_lock()
+lock.acquire()
+lock.acquire()
+"""
+
+
+def allowed_to_trace() -> bool:
+    """Whether the kernel lets this process trace a child that is no longer its own image."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        libc = ctypes.CDLL(None, use_errno=True)
+        seized = libc.ptrace(0x4206, process.pid, None, None) == 0  # PTRACE_SEIZE
+        process.kill()
+    return bool(seized)
+
+
+pytestmark = pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as started:
+        yield started
+
+
+@contextmanager
+def plain(program: str = LOOP, python: str = sys.executable) -> Iterator["subprocess.Popen[str]"]:
+    """An unprepared process, which must live to the end of the test."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("KINETO", "PYTHON"))}
+    process = subprocess.Popen([python, "-c", program], stdout=subprocess.PIPE, env=environ, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def kinetoctl(daemon: Daemon, *arguments: str) -> Result:
+    return run_process(arguments, daemon.client_environ())
+
+
+def trace(daemon: Daemon, pid: int, folder: Path, *options: str) -> dict[str, Any]:
+    """The only target of a short trace that must be DONE."""
+    arguments = ["--pid", str(pid), "--duration", "300ms", "--output-dir", str(folder), "-o", "json", *options]
+    result = kinetoctl(daemon, "trace", *arguments)
+    assert result.code == 0, result.stderr
+    target: dict[str, Any]
+    (target,) = result.json()["targets"]
+    assert target["verdict"] == "VERDICT_DONE", target["reason"]
+    return target
+
+
+def agent_state(daemon: Daemon, pid: int) -> str:
+    listed = kinetoctl(daemon, "ps", "--all", "--pid", str(pid), "-o", "json").json()
+    assert isinstance(listed, list)
+    return "attached" if listed[0]["attached"] else str(listed[0]["agent_state"])
+
+
+def descriptors(pid: int) -> set[str]:
+    return {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_an_unprepared_process_is_traced_by_its_pid(daemon: Daemon, tmp_path: Path) -> None:
+    with plain() as process:
+        target = trace(daemon, process.pid, tmp_path)
+        assert target["attach"]["method"] in ("pending-call", "native-thread")
+        assert target["attach"]["latency_ns"] > 0
+        assert target["process"]["attached"]
+        (file,) = target["files"]
+        events = json.loads(gzip.decompress(Path(file["path"]).read_bytes()))["traceEvents"]
+        names = {event["name"] for event in events if event.get("cat") == "python_function"}
+        assert any("train_step" in name for name in names)
+        assert agent_state(daemon, process.pid) == "attached"
+
+
+def test_two_captures_in_a_row_use_the_same_agent(daemon: Daemon, tmp_path: Path) -> None:
+    with plain() as process:
+        assert trace(daemon, process.pid, tmp_path)["attach"] is not None
+        assert trace(daemon, process.pid, tmp_path)["attach"] is None
+
+
+def test_an_agent_that_is_not_kept_leaves_nothing_but_memory(daemon: Daemon, tmp_path: Path) -> None:
+    with plain() as process:
+        before = descriptors(process.pid), threads(process.pid)
+        trace(daemon, process.pid, tmp_path, "--keep-agent", "0")
+        until(lambda: agent_state(daemon, process.pid) == "AGENT_STATE_NONE", "the agent is gone")
+        until(lambda: (descriptors(process.pid), threads(process.pid)) == before, "it has let go of everything")
+        assert trace(daemon, process.pid, tmp_path, "--keep-agent", "0")["attach"] is not None
+
+
+def test_a_main_thread_that_sleeps_is_no_obstacle(daemon: Daemon, tmp_path: Path) -> None:
+    with plain(ASLEEP) as process:
+        target = trace(daemon, process.pid, tmp_path)
+        assert target["attach"]["method"] == "native-thread"
+
+
+def test_an_agent_leaves_when_its_daemon_is_killed(tmp_path: Path) -> None:
+    with running_daemon() as daemon, plain() as process:
+        before = descriptors(process.pid), threads(process.pid)
+        trace(daemon, process.pid, tmp_path)
+        assert (descriptors(process.pid), threads(process.pid)) != before
+        daemon.kill()
+        until(lambda: (descriptors(process.pid), threads(process.pid)) == before, "the agent has left")
+        daemon.start()
+        assert trace(daemon, process.pid, tmp_path)["attach"] is not None
+
+
+def test_a_selector_finds_unprepared_processes_by_their_command(daemon: Daemon, tmp_path: Path) -> None:
+    mark = f"mark-{os.getpid()}"
+    with plain(f"# {mark}\n{LOOP}") as first, plain(f"# {mark}\n{LOOP}") as second:
+        arguments = ["--command", mark, "--duration", "300ms", "--output-dir", str(tmp_path), "-o", "json"]
+        result = kinetoctl(daemon, "trace", *arguments)
+        targets = result.json()["targets"]
+        assert result.code == 0, [target["reason"] for target in targets]
+        assert {target["pid"] for target in targets} == {first.pid, second.pid}  # and not kinetoctl itself
+        assert all(target["attach"] for target in targets)
+
+
+def test_attaching_can_be_switched_off(daemon: Daemon, tmp_path: Path) -> None:
+    with plain() as process:
+        result = kinetoctl(daemon, "trace", "--pid", str(process.pid), "--no-attach", "--output-dir", str(tmp_path))
+        assert (result.code, result.stdout) == (5, "")
+        assert "[NO_AGENT]" in result.stderr
+        with running_daemon("--no-attach") as other:
+            result = kinetoctl(other, "trace", "--pid", str(process.pid), "--output-dir", str(tmp_path))
+        assert "[NO_AGENT]" in result.stderr
+
+
+def test_a_process_without_python_and_cuda_is_refused_with_the_reason(daemon: Daemon, tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        result = kinetoctl(daemon, "trace", "--pid", str(process.pid), "--output-dir", str(tmp_path))
+        assert process.poll() is None
+        process.kill()
+    assert result.code == 5
+    assert "[ATTACH_UNSUPPORTED]" in result.stderr
