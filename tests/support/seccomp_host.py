@@ -4,7 +4,7 @@ As a program it answers lines on its standard input:
     {"do": "install", "program": HEX}            installs the filter in this process
     {"do": "try", "program": HEX, "calls": [[nr, arg, …], …]}   in a forked child: installs, makes the calls
     {"do": "sleep"}                              says so, then waits in nanosleep for good
-    {"do": "thread", "program": HEX}             starts a thread that lives under the filter, alone
+    {"do": "thread", "program": HEX}             starts a thread that lives under the filter, alone (empty: none)
 """
 
 import ctypes
@@ -120,7 +120,8 @@ def _thread(program: bytes) -> int:
     ready = threading.Event()
 
     def live() -> None:
-        install(program)
+        if program:
+            install(program)
         tids.append(threading.get_native_id())
         ready.set()
         threading.Event().wait()

@@ -132,6 +132,7 @@ def process_facts(**changes: object) -> ProcessFacts:
         "dumpable": True,
         "executable": executable(),
         "access": Access.ALLOWED,
+        "files_visible": True,
     }
     return ProcessFacts(**{**usual, **changes})  # type: ignore[arg-type]
 

@@ -25,7 +25,6 @@ from kinetod.attach.facts import PROC, MappedFacts
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.preconditions import (
-    FIRST_WITHOUT_STOP,
     Finding,
     Status,
     Subject,
@@ -119,7 +118,7 @@ def _namespaces(subject: Subject) -> Finding:
 
 
 def _has_slot(image: TargetImage) -> bool:
-    return image.python is not None and image.python.version[:2] >= FIRST_WITHOUT_STOP
+    return image.python is not None and image.python.version[:2] >= remote_debug.FIRST_VERSION
 
 
 def _remote_debugging(image: TargetImage) -> Finding:

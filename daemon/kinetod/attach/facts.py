@@ -87,6 +87,7 @@ class ProcessFacts:
     dumpable: bool | None  # None: cannot be told (root's processes)
     executable: Executable | None
     access: Access
+    files_visible: bool  # whether /proc/PID/fd can be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
         dumpable=_dumpable(folder, uids),
         executable=_executable(folder),
         access=_access(pid),
+        files_visible=_files_visible(folder),
     )
 
 
@@ -324,6 +326,14 @@ def _access(pid: int) -> Access:
     if read >= 0 or ctypes.get_errno() == errno.EFAULT:
         return Access.ALLOWED
     return Access.REFUSED if ctypes.get_errno() == errno.EPERM else Access.UNKNOWN
+
+
+def _files_visible(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / "fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _mapped_paths(folder: Path) -> list[str] | None:

@@ -22,7 +22,6 @@ from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.seccomp import DEADLY, Filter, SeccompError, forbidden
 
 NEWEST_TRIED = (3, 15)
-FIRST_WITHOUT_STOP = (3, 14)
 HOST_INIT = 1
 START_WITH_AGENT = "start it with the agent: `kinetoctl run -- <command>`"
 _FREE_THREADED_OFFSET, _COOKIE = 16, b"xdebugpy"  # _Py_DebugOffsets, from 3.13 on
@@ -236,21 +235,20 @@ def ptrace_scope(subject: Subject) -> Finding:
 
 def capabilities(subject: Subject) -> Finding:
     """What the daemon lacks, and what that costs."""
-    name, own, image = "capabilities", subject.own.capabilities, subject.image
-    stops = image is not None and not (image.python and image.python.version[:2] >= FIRST_WITHOUT_STOP)
-    if image is not None and stops and not image.memory.writes_code:
-        detail = "the daemon may read the process's memory, but not write code into it"
-        return _problem(name, AttachCode.NOT_PERMITTED, detail, _run_with("CAP_DAC_OVERRIDE"))
-    lacking = [each for each in ("CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN") if each not in own]
-    if not lacking:
-        return Finding(name, Status.OK, "the daemon has all that matter")
+    name, own = "capabilities", subject.own.capabilities
+    if subject.process.access is Access.ALLOWED and not subject.process.files_visible:
+        detail = "the daemon may trace the process, but not see its open files, of which it takes one"
+        return _problem(name, AttachCode.NOT_PERMITTED, detail, _run_with("CAP_DAC_READ_SEARCH"))
     costs = {
         "CAP_SYS_PTRACE": "other users' and protected processes",
-        "CAP_DAC_OVERRIDE": "files of other users in /proc",
         "CAP_SYS_ADMIN": "processes with a seccomp filter",
     }
-    detail = "; ".join(f"without {each}: no {costs[each]}" for each in lacking)
-    return Finding(name, Status.NOTE, detail)
+    lacking = [f"without {each}: no {cost}" for each, cost in costs.items() if each not in own]
+    if not own & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
+        lacking.append("without CAP_DAC_READ_SEARCH: no other users' processes")
+    if not lacking:
+        return Finding(name, Status.OK, "the daemon has all that matter")
+    return Finding(name, Status.OK, "; ".join(lacking))
 
 
 def _run_with(capability: str) -> str:
@@ -342,5 +340,5 @@ def seccomp(subject: Subject) -> Finding:
 
 
 # In the order in which they explain things. The second part needs the image.
-RULES: tuple[Rule, ...] = (process, tracer, executable, permission)
-IMAGE_RULES: tuple[Rule, ...] = (interpreter, capabilities)
+RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities)
+IMAGE_RULES: tuple[Rule, ...] = (interpreter,)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from kinetod.attach.facts import thread_seccomp
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.machine import Call, Machine, Point, this_machine
@@ -148,7 +149,7 @@ class NativeThreadPolicy:
             if call is not None and self._machine.holds_no_low_level_lock(call):
                 yield tid
         for tid in thread_ids(self._image):
-            if thread_state(self._image, tid) == "R":
+            if thread_state(self._image, tid) == "R" and _has_main_filters(self._image, tid):
                 yield tid
 
     def accepts(self, tid: int, point: Point) -> bool:
@@ -170,5 +171,10 @@ class NativeThreadPolicy:
 
 def _parked(image: TargetImage, machine: Machine) -> Iterator[int]:
     for tid in thread_ids(image):
-        if tid != image.pid and parked_call(image, tid, machine) is not None:
+        if tid != image.pid and parked_call(image, tid, machine) is not None and _has_main_filters(image, tid):
             yield tid
+
+
+def _has_main_filters(image: TargetImage, tid: int) -> bool:
+    """Whether the thread has as many seccomp filters as the main one, which have been looked at (preconditions.py)."""
+    return thread_seccomp(image.pid, tid) == thread_seccomp(image.pid, image.pid)

@@ -268,6 +268,18 @@ def test_another_users_process_is_refused_by_the_kernel() -> None:
     assert "it runs as uid 0, the daemon as uid 12345" in said
 
 
+def test_a_process_whose_files_cannot_be_seen_is_refused() -> None:
+    finding = preconditions.capabilities(subject(process_facts(files_visible=False)))
+    assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.NOT_PERMITTED)
+    assert finding.advice == "run kinetod as root, or with CAP_DAC_READ_SEARCH"
+
+
+def test_lacking_capabilities_are_told_but_no_problem_by_themselves() -> None:
+    finding = preconditions.capabilities(subject())
+    assert finding.status is Status.OK
+    assert "without CAP_SYS_ADMIN: no processes with a seccomp filter" in finding.detail
+
+
 # seccomp
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.facts import Seccomp, read_own, read_process, thread_seccomp
+from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.seccomp_reader import read_filters
+from kinetod.attach.threads import NativeThreadPolicy, PendingCallPolicy
 from support.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, Host, all_but
 from support.waiting import until
 
@@ -95,3 +97,13 @@ def test_a_thread_that_another_tool_traces_is_not_stopped() -> None:
             tracer.terminate()
             tracer.wait()
         assert host.ask("nothing") is True
+
+
+def test_a_thread_with_filters_of_its_own_is_not_redirected() -> None:
+    with Host() as host:
+        alike = host.ask("thread", program="")
+        different = host.ask("thread", program=all_but({}).hex())
+        image = TargetImage(host.pid)
+        until(lambda: alike in list(PendingCallPolicy(image).candidates()), "the first thread waits")
+        assert different not in list(PendingCallPolicy(image).candidates())
+        assert different not in list(NativeThreadPolicy(image).candidates())
