@@ -86,12 +86,9 @@ class EngineTarget:
 
     def bootstrap(self, text: bytes = b"x") -> Bootstrap:
         """Appends `text` to the mark file."""
-        source = f"""import posix
-d = posix.open({str(self.mark)!r}, posix.O_WRONLY | posix.O_APPEND)
-posix.write(d, {text!r})
-posix.close(d)
-del d, posix
-"""
+        # One expression, no names: two of them may overlap, and they run in the target's __main__.
+        opened = f"p.open({str(self.mark)!r}, p.O_WRONLY | p.O_APPEND)"
+        source = f"(lambda p: (lambda d: (p.write(d, {text!r}), p.close(d)))({opened}))(__import__('posix'))"
         return Bootstrap(time.time_ns(), source.encode())
 
     def until_marked(self, times: int = 1) -> None:
@@ -112,7 +109,7 @@ del d, posix
         self._stop.touch()
         output, errors = self.process.communicate(timeout=DEADLINE_S)
         assert self.process.returncode == 0, (self.process.returncode, errors.decode())
-        assert errors == b""
+        assert errors == b"", errors.decode()
         report: dict[str, Any] = json.loads(output)
         return report
 

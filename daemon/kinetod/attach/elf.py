@@ -88,7 +88,7 @@ class Elf:
         self._found: dict[str, tuple[int, int] | None] = {}
 
     def lookup(self, name: str) -> tuple[int, int] | None:
-        """Address and size (bytes) of a defined symbol."""
+        """Address and size (bytes) of a defined symbol; for one that is chosen at load (ifunc) that of the chooser."""
         if name not in self._found:
             self._found[name] = self._search(name.encode())
         return self._found[name]

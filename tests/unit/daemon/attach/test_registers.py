@@ -1,0 +1,75 @@
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kinetod.attach.hand_over import Plan, Request, hand_over
+from kinetod.attach.image import TargetImage
+from kinetod.attach.interface import Deadline
+from kinetod.attach.machine import Point
+from kinetod.attach.trampoline import PAGE, PAYLOAD_OFFSET
+from support.waiting import until
+
+SOURCE = Path(__file__).parent / "native" / "registers_x86_64.S"
+HAND_OVERS = 40
+
+
+def suits() -> bool:
+    if platform.machine() != "x86_64" or shutil.which("cc") is None:
+        return False
+    return " avx2 " in Path("/proc/cpuinfo").read_text()
+
+
+pytestmark = pytest.mark.skipif(not suits(), reason="needs x86-64 with AVX2 and a C compiler")
+
+
+class AnyPoint:
+    """The program's main thread, wherever it is in the program itself, or in its system call."""
+
+    def __init__(self, image: TargetImage) -> None:
+        self._image = image
+
+    def candidates(self) -> Iterator[int]:
+        yield self._image.pid
+
+    def accepts(self, tid: int, point: Point) -> bool:
+        mapping = self._image.mapping_at(point.pc)
+        return point.call is not None or (mapping is not None and mapping.path == self._image.exe)
+
+
+@pytest.mark.parametrize("mode", [[], ["nap"]], ids=["spinning", "in a system call"])
+def test_every_register_is_as_it_was(tmp_path: Path, mode: list[str]) -> None:
+    program = tmp_path / "registers"
+    subprocess.run(["cc", "-o", program, SOURCE], check=True)
+    with subprocess.Popen([program, *mode]) as process:
+        try:
+            until(lambda: "libc" in Path(f"/proc/{process.pid}/maps").read_text(), "it is loaded")
+            image = TargetImage(process.pid)
+            clear = image.libc_symbol("explicit_bzero")  # by memset, which uses the widest vector registers
+
+            def request(region: int, _placed: tuple[int, ...]) -> Request:
+                return Request(clear, (region + PAYLOAD_OFFSET, 1000), b"x" * 1000)
+
+            for _time in range(HAND_OVERS):
+                hand_over(image, Plan(AnyPoint(image), request), Deadline(5.0))
+                image.refresh()
+                page = max(mapping.end for mapping in image.maps if mapping.start >> 32 == 0x6B69) - PAGE
+                assert image.memory.read(page + PAYLOAD_OFFSET, 1000) == bytes(1000)
+                assert process.poll() is None
+            cycles = _cpu_ticks(process.pid)
+            if not mode:
+                until(lambda: _cpu_ticks(process.pid) > cycles + 3, "it has compared once more")
+            else:
+                end = time.monotonic() + 0.06
+                until(lambda: time.monotonic() > end, "it has compared once more")
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11])
