@@ -5,13 +5,19 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetod.attach import collector
 from kinetod.attach.facts import Access, read_process
+from kinetod.attach.image import TargetImage
+from kinetod.attach.interface import Deadline
+from kinetod.attach.remote_collector import RemoteCollector
+from support import native
 from support.cli import kinetoctl, run_process, wait_for_records
 from support.daemon import Daemon, running_daemon
 from support.fake_program import FakeProgram, sockets
@@ -107,3 +113,23 @@ def test_a_killed_daemon_leaves_the_program_as_it_was(program: FakeProgram, tmp_
     until(lambda: not program.serves(), "the collector's thread has left")
     assert sockets(program.pid) == []
     assert "finalized 1 misused 0" in program.ask("counts")
+
+
+@pytest.mark.parametrize(("busy", "parked"), [(1, 0), (4, 0), (4, 1)])
+def test_a_program_that_lives_in_malloc_is_never_harmed(busy: int, parked: int) -> None:
+    storm = native.build("malloc_storm", [native.FAKES / "malloc_storm.c"], ["-O2"])
+    with subprocess.Popen([str(storm), str(busy), str(parked)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        if read_process(process.pid).access is Access.REFUSED:
+            process.kill()
+            pytest.skip("this user may not trace its own processes (ptrace_scope)")
+        tasks = Path(f"/proc/{process.pid}/task")
+        for _ in range(20):
+            _stop, channel = collector.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(20))
+            remote = RemoteCollector(channel)
+            assert remote.describe() == {"devices": []}
+            remote.leave()
+            until(lambda: len(list(tasks.iterdir())) == busy + parked, "the collector's thread has left")
+        assert process.poll() is None
+        process.kill()
