@@ -18,12 +18,13 @@ from kineto_agent import wire
 from kinetod.attach import bootstrap, channel, payload
 from kinetod.attach.interface import Bootstrap, Deadline
 
+from support import newer_pythons
 from support.agent_daemon import Connection
 from support.python_child import environment
 from support.waiting import until
 
 DEADLINE_S = 30.0
-VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", *newer_pythons.VERSIONS)
 
 # Lines on standard input: code to execute, or an expression whose value is answered in JSON. Everything is done in a
 # dictionary of its own, so that __main__ is the program's. "pending" runs a file as a pending call.
@@ -54,9 +55,10 @@ def pythons() -> list[str]:
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found: dict[str, str] = {}
     for version in VERSIONS:
-        own = shutil.which(f"python{version}")
-        for path in [*sorted(root.glob(f"{version}.*/bin/python")), *([Path(own)] if own else [])]:
-            if subprocess.run([path, "-c", "import ctypes"], capture_output=True, check=False).returncode == 0:
+        own, newer = shutil.which(f"python{version}"), newer_pythons.find(version)
+        candidates = [*sorted(root.glob(f"{version}.*/bin/python")), *([Path(own)] if own else []), newer]
+        for path in candidates:
+            if path and subprocess.run([path, "-c", "import ctypes"], capture_output=True, check=False).returncode == 0:
                 found.setdefault(version, str(path))
     return list(found.values()) or [sys.executable]
 
