@@ -1,5 +1,6 @@
 """The daemon's half of a served collector does not trust the other: what it is not to answer ends the connection."""
 
+import gc
 import os
 import socket
 import struct
@@ -54,9 +55,10 @@ def descriptors() -> int:
 
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
+    gc.collect()  # what other tests have left
     before = descriptors()
     yield
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize(
