@@ -6,7 +6,7 @@ different arguments is listed with each kind of them, since filters look at argu
 
 from dataclasses import dataclass
 
-_ENOSYS = 38
+_EPERM, _ENOSYS = 1, 38
 _PAGE, _POINTER, _FD = 0x1000, 0x7F00_0000_0000, 7
 _RW, _RX = 3, 5
 _PRIVATE, _SHARED, _FIXED, _ANONYMOUS, _DENYWRITE = 0x2, 0x1, 0x10, 0x20, 0x800
@@ -19,6 +19,7 @@ _AT_FDCWD = 2**64 - 100
 ANY_ERROR = frozenset(range(4096))
 NO_ERROR: frozenset[int] = frozenset()
 FALLS_BACK = frozenset((_ENOSYS,))  # the C library takes another call then
+_PLAIN_READ = frozenset((_EPERM, _ENOSYS))  # the collector reads names of kernels otherwise then
 Arguments = tuple[int, ...]
 
 
@@ -62,6 +63,8 @@ AGENT = (
     Call("clone", 56, 220, ((_CLONE_THREAD, _POINTER, _POINTER, _POINTER, _POINTER),)),
     Call("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000))),
     Call("sendmsg", 46, 211, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x4000))),
+    Call("sendto", 44, 206, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 100, 0x4000, 0, 0))),
+    Call("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0),)),
     Call("poll", 7, None, ((_POINTER, 1, 1000),)),
     Call("ppoll", None, 73, ((_POINTER, 1, _POINTER, 0, 8),)),
     Call("openat", 257, 56, ((_AT_FDCWD, _POINTER, _CLOEXEC, 0),)),
@@ -90,6 +93,7 @@ AGENT = (
     Call("getsockopt", 55, 209, ((_FD, 1, 7, _POINTER, _POINTER),), ANY_ERROR),
     Call("ioctl", 16, 29, ((_FD, 0x5401, _POINTER),), ANY_ERROR),  # asks whether a file is a terminal
     Call("rt_sigaction", 13, 134, ((33, _POINTER, _POINTER, 8),), ANY_ERROR),
+    Call("process_vm_readv", 310, 270, ((1000, _POINTER, 1, _POINTER, 1, 0),), _PLAIN_READ),
     Call("set_robust_list", 273, 99, ((_POINTER, 24),), ANY_ERROR),
     Call("rseq", 334, 293, ((_POINTER, 32, 0, 0x53053053),), ANY_ERROR),
     Call("prctl", 157, 167, ((15, _POINTER),), ANY_ERROR),  # the thread's name
