@@ -7,6 +7,7 @@
         .set SOURCE, 40
 
         .text
+        hint    #34                             // bti c: libraries may be protected so, and it lies in one
         stp     x29, x30, [sp, #-32]!
         mov     x29, sp
         stp     x19, x20, [sp, #16]
