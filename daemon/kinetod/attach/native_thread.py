@@ -48,8 +48,9 @@ def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Dea
     """Start a thread on machine code, its first parameter the address of a copy of `argument`. Raises AttachError.
 
     The code: position-independent and constant (it is shared by all attaches to this process, and stays), at most
-    some hundred bytes, its last byte not zero, on aarch64 its first instruction `bti c`. The argument: at most 4032 bytes; it stays too, writable. All signals
-    are blocked in the thread. It is joinable: the code should begin by pthread_detach(pthread_self()).
+    some hundred bytes, its last byte not zero, on aarch64 its first instruction `bti c`. The argument: at most 4032
+    bytes; it stays too, writable. All signals are blocked in the thread. It is joinable: the code should begin by
+    pthread_detach(pthread_self()).
     """
     return _checked(image, _start(image, code, lambda _address: argument, deadline, 0))
 
