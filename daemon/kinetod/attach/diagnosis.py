@@ -29,6 +29,7 @@ from kinetod.attach.preconditions import (
     Status,
     Subject,
     capabilities,
+    descriptors,
     examine,
     executable,
     interpreter,
@@ -71,8 +72,8 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
     agent = agent or KnownAgent()
     subject = _with_image(examine(pid))
     mapped = facts.read_mapped(pid)
-    rules = (process, owner, permission, ptrace_scope, capabilities, tracer, _namespaces, executable, interpreter)
-    findings = [rule(subject) for rule in rules]
+    who = (process, owner, permission, ptrace_scope, capabilities, tracer)
+    findings = [rule(subject) for rule in (*who, _namespaces, descriptors, executable, interpreter)]
     if subject.image is not None and _has_slot(subject.image):
         findings.append(_remote_debugging(subject.image))
     findings += [seccomp(subject), _libc(mapped), _agent(agent)]

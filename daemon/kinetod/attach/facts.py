@@ -34,6 +34,7 @@ _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the same on every
 _STAT_FLAGS, _PF_EXITING, _PF_KTHREAD = 6, 0x4, 0x200000  # /proc/PID/stat behind the name
 _ELF_BITS = {1: 32, 2: 64}
 _ELF_MACHINES = {3: "i386", 40: "arm", 62: X86_64, 183: AARCH64}
+_FEW_DESCRIPTORS = 64  # that few are counted one by one
 _SECTION_NAME_BYTES = 1 << 16
 _LIBPYTHON = re.compile(r"libpython3\.\d+[a-z]*\.so")
 _OTHER_PYTHONS = (("PyPy", re.compile(r"libpypy[\d.]*-c\.so|pypy[\d.]*")), ("GraalPy", re.compile(r"libpythonvm\.so")))
@@ -87,6 +88,8 @@ class ProcessFacts:
     dumpable: bool | None  # None: cannot be told (root's processes)
     executable: Executable | None
     access: Access
+    free_descriptors: int | None = None  # below its limit, at least; None: cannot be told
+    descriptor_limit: int = 0  # RLIMIT_NOFILE
     files_visible: bool  # whether /proc/PID/fd can be read
 
 
@@ -124,6 +127,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
     if not status:
         raise ProcessLookupError(f"there is no process {pid}")
     tracer = _number(status.get("TracerPid"))
+    limit = _descriptor_limit(folder)
     uids = _numbers(status.get("Uid"))
     return ProcessFacts(
         pid=pid,
@@ -143,6 +147,8 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
         dumpable=_dumpable(folder, uids),
         executable=_executable(folder),
         access=_access(pid),
+        free_descriptors=_free_descriptors(folder, limit),
+        descriptor_limit=limit,
         files_visible=_files_visible(folder),
     )
 
@@ -219,6 +225,27 @@ def _status(folder: Path) -> dict[str, str]:
         lines = read_file(folder / "status").decode("utf-8", "replace").split("\n")
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines) if value}
     return {}
+
+
+def _descriptor_limit(folder: Path) -> int:
+    """The soft limit; 0: unlimited or unknown."""
+    with contextlib.suppress(OSError, IndexError):
+        for line in read_file(folder / "limits").decode("ascii", "replace").split("\n"):
+            if line.startswith("Max open files"):
+                return _number(line.split()[3])
+    return 0
+
+
+def _free_descriptors(folder: Path, limit: int) -> int | None:
+    """Numbers at or above the limit (it may have been lowered) leave those below it free."""
+    if not limit:
+        return None
+    with contextlib.suppress(OSError):
+        used = (folder / "fd").stat().st_size  # Linux 6.2 and later; else 0
+        if not used or limit - used < _FEW_DESCRIPTORS:
+            used = sum(int(name) < limit for name in os.listdir(folder / "fd"))  # noqa: PTH208
+        return limit - used
+    return None
 
 
 def _flags(folder: Path) -> int:

@@ -23,6 +23,8 @@ from kinetod.attach.seccomp import DEADLY, Filter, SeccompError, forbidden
 
 NEWEST_TRIED = (3, 15)
 HOST_INIT = 1
+# Channel (3), agent and library that come over it (3), its wake-up and arenas, with room for a second attach.
+NEEDED_DESCRIPTORS = 16
 START_WITH_AGENT = "start it with the agent: `kinetoctl run -- <command>`"
 _FREE_THREADED_OFFSET, _COOKIE = 16, b"xdebugpy"  # _Py_DebugOffsets, from 3.13 on
 _D_STATE_TRIES, _D_STATE_PAUSE_S = 6, 0.01
@@ -251,6 +253,18 @@ def capabilities(subject: Subject) -> Finding:
     return Finding(name, Status.OK, "; ".join(lacking))
 
 
+def descriptors(subject: Subject) -> Finding:
+    """The agent opens some files and sockets in the process."""
+    name, free, limit = "descriptors", subject.process.free_descriptors, subject.process.descriptor_limit
+    if free is None:
+        return Finding(name, Status.UNKNOWN, "its limit and open files may not be seen")
+    if free < NEEDED_DESCRIPTORS:
+        detail = f"it has {max(free, 0)} free descriptors of {limit}; an agent needs up to {NEEDED_DESCRIPTORS}"
+        advice = f"raise its limit: `prlimit --pid {subject.process.pid} --nofile={2 * limit}:`"
+        return _problem(name, AttachCode.UNSUITABLE, detail, advice)
+    return Finding(name, Status.OK, f"{free} of {limit} are free")
+
+
 def _run_with(capability: str) -> str:
     return f"run kinetod as root, or with {capability}"
 
@@ -340,5 +354,5 @@ def seccomp(subject: Subject) -> Finding:
 
 
 # In the order in which they explain things. The second part needs the image.
-RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities)
+RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities, descriptors)
 IMAGE_RULES: tuple[Rule, ...] = (interpreter,)
