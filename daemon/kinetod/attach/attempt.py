@@ -3,9 +3,10 @@
 Theory of operation
     1. The process is looked at, and refused if it is none to attach to (preconditions.py).
     2. Without Python the collector's own thread gets in (collector.py), and that is all.
-    3. Else the methods take their turns. Each hands the same bootstrap over and is then given some time for the
-       channel to appear; a later one may be faster than an earlier one, whose code then does nothing. What an earlier
-       one has handed over is waited for until the deadline, also when the later ones cannot be used.
+    3. Else the methods take their turns, again and again until each has found its point. Each hands the same bootstrap
+       over and is then given some time for the channel to appear; a later one may be faster than an earlier one, whose
+       code then does nothing. What one has handed over is waited for until the deadline, also when the others cannot
+       be used.
     4. The agent goes over the channel (payload.py).
 
     A pending call is run by the main thread between two bytecodes. One that runs Python does that within
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 0.25
 PARKED_S = 0.01
+SHARE_S = 0.25
 # Codes after which no other method is tried: the process is gone, or the kernel says no.
 _FINAL = frozenset({AttachCode.GONE, AttachCode.NOT_PERMITTED, AttachCode.UNSUITABLE})
 
@@ -94,28 +96,39 @@ class Taken:
 
 def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap, deadline: Deadline) -> Taken:
     """Tries the methods in their order until the channel is there. Raises AttachError."""
+    waiting = list(methods)  # those that have not handed it over
     handed_over, stopped_ns = "", 0
     error: AttachError | None = None
-    for number, method in enumerate(methods, 1):
-        if deadline.passed:
-            break
-        try:
-            stop = _hand_over(method, image, bootstrap, deadline)
-        except AttachError as exc:
-            if exc.code in _FINAL:
-                raise
-            error = exc
-        else:
-            handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
-        if not handed_over:
-            continue
-        is_last = number == len(methods)
-        channel = await_channel(image.pid, bootstrap.token, deadline) if is_last else _patiently(image.pid, bootstrap)
+    while waiting and not deadline.passed:
+        for method in tuple(waiting):
+            alone = len(waiting) == 1 and not handed_over
+            try:
+                stop = _hand_over(method, image, bootstrap, deadline if alone else _share(deadline))
+            except AttachError as exc:
+                if exc.code in _FINAL:
+                    raise
+                error = exc
+                if exc.code is not AttachCode.TIMEOUT:
+                    waiting.remove(method)
+                channel = await_channel(image.pid, bootstrap.token, Deadline(0)) if handed_over else None
+            else:
+                waiting.remove(method)
+                handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
+                channel = _patiently(image.pid, bootstrap)
+            if channel is not None:
+                return Taken(handed_over, stopped_ns, channel)
+    if handed_over:
+        channel = await_channel(image.pid, bootstrap.token, deadline)
         if channel is not None:
             return Taken(handed_over, stopped_ns, channel)
-    if error is not None and not handed_over:
+    elif error is not None:
         raise error
     raise _timeout(image.pid)
+
+
+def _share(deadline: Deadline) -> Deadline:
+    """For one method's turn: the thread that it needs may come to no good point for long, where another's would."""
+    return Deadline(min(SHARE_S, deadline.left_s))
 
 
 def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:

@@ -53,7 +53,7 @@ def _await(process: int, pid: int, prefix: str, deadline: Deadline) -> socket.so
             seen.clear()
         number = _find(pid, prefix, seen)
         if number is not None:
-            return _checked(_take(process, pid, number), pid)
+            return _checked(take_descriptor(process, pid, number), pid)
         if deadline.passed:
             return None
         _check_alive(process, pid)
@@ -98,7 +98,8 @@ def _find(pid: int, prefix: str, seen: set[str]) -> int | None:
     return None
 
 
-def _take(process: int, pid: int, number: int) -> int:
+def take_descriptor(process: int, pid: int, number: int) -> int:
+    """A copy of that descriptor of the process with this pidfd. Raises AttachError."""
     descriptor: int = _libc.syscall(_PIDFD_GETFD, process, number, 0)
     if descriptor < 0:
         exc = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -192,7 +192,8 @@ class _HandOver:
         memory.write(frame.parameters, frame.data)
         self._machine.redirect(thread, point, placed[0].address, frame.parameters, frame.saved)
         with contextlib.suppress(OSError):  # killed at this moment
-            thread.set_signal_mask(trampoline.ALL_SIGNALS)  # after: else a death in between would leave them blocked
+            # after: else a death in between would leave them blocked
+            thread.set_signal_mask(trampoline.BLOCKED_SIGNALS | old_mask)
         return frame
 
     def _check_stack(self, point: Point, frame: Frame) -> None:

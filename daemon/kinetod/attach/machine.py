@@ -23,7 +23,7 @@ from kinetod.attach.ptrace import StoppedThread
 
 NT_PRSTATUS, NT_PRFPREG, NT_ARM_SYSTEM_CALL, NT_ARM_SVE = 1, 2, 0x404, 0x405
 RED_ZONE = 128
-_U64 = 2**64
+_U32, _U64 = 2**32 - 1, 2**64
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
 _FUTEX_COMMAND = 0x7F  # without FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME
 _TIMER_ABSTIME = 1
@@ -60,6 +60,7 @@ class Machine(ABC):
 
     name: str
     parked_calls: dict[int, str]  # number -> name: they restart transparently
+    waiting_calls: dict[int, str]  # these too while they have no time limit: for want of a thread in a parked call
     futex: int
     injected_calls: dict[str, int]  # what the trampoline calls in the target: for the check of seccomp filters
     register_bytes: int
@@ -88,6 +89,17 @@ class Machine(ABC):
         if name is None:
             return None
         if name == "futex" and arguments[1] & _FUTEX_COMMAND not in (_FUTEX_WAIT, _FUTEX_WAIT_BITSET):
+            return None
+        return Call(number, arguments)
+
+    def waiting_call(self, number: int, arguments: tuple[int, ...]) -> Call | None:
+        """The call, if its arguments set no time limit (a socket may have one of its own)."""
+        name = self.waiting_calls.get(number)
+        if name is None:
+            return None
+        if name.startswith("epoll") and arguments[3] & _U32 != _U32:  # a timeout of -1
+            return None
+        if name == "epoll_pwait" and arguments[4]:
             return None
         return Call(number, arguments)
 
@@ -125,6 +137,16 @@ class X86_64(Machine):
         270: "pselect6",
         271: "ppoll",
     }
+    waiting_calls = {  # noqa: RUF012
+        0: "read",
+        34: "pause",
+        43: "accept",
+        45: "recvfrom",
+        47: "recvmsg",
+        232: "epoll_wait",
+        281: "epoll_pwait",
+        288: "accept4",
+    }
     futex = 202
     injected_calls = {"mmap": 9, "munmap": 11, "rt_sigprocmask": 14}  # noqa: RUF012
     register_bytes = 8 * len(_X86_NAMES)
@@ -135,6 +157,7 @@ class X86_64(Machine):
     _RESTART_SYSCALL = 219
     _ERESTART = (_U64 - 512, _U64 - 513, _U64 - 514)
     _ERESTART_RESTARTBLOCK = _U64 - 516
+    _EINTR, _EPOLL_CALLS = _U64 - 4, (232, 281)  # these say EINTR where others are restarted
     _TRAP_AND_DIRECTION = 0x500  # eflags
 
     def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: Memory) -> Point | None:
@@ -143,9 +166,10 @@ class X86_64(Machine):
         pc, number, result = registers[_X86["rip"]], registers[_X86["orig_rax"]], registers[_X86["rax"]]
         call = None
         if number < _U64 // 2:  # it is on its way out of a system call
-            if result in (*self._ERESTART, self._ERESTART_RESTARTBLOCK):
-                names = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
-                call = self.parked_call(number, tuple(registers[_X86[name]] for name in names))
+            epoll = result == self._EINTR and number in self._EPOLL_CALLS
+            if epoll or result in (*self._ERESTART, self._ERESTART_RESTARTBLOCK):
+                arguments = tuple(registers[_X86[name]] for name in ("rdi", "rsi", "rdx", "r10", "r8", "r9"))
+                call = self.parked_call(number, arguments) or self.waiting_call(number, arguments)
                 if call is None or memory.read(pc - 2, 2) != self._SYSCALL:
                     return None
             elif result >= _U64 - 4095:
@@ -186,6 +210,7 @@ class Aarch64(Machine):
         115: "clock_nanosleep",
         260: "wait4",
     }
+    waiting_calls = {63: "read", 202: "accept", 207: "recvfrom", 212: "recvmsg", 242: "accept4"}  # noqa: RUF012
     futex = 98
     injected_calls = {"mmap": 222, "munmap": 215, "rt_sigprocmask": 135, "rt_sigreturn": 139}  # noqa: RUF012
     register_bytes = 8 * 34  # x0 - x30, sp, pc, pstate
@@ -199,7 +224,8 @@ class Aarch64(Machine):
         pc = registers[self.PC]
         call = None
         if memory.read(pc, 4) == self._SVC:
-            call = self.parked_call(registers[8], registers[:6])
+            arguments = registers[:6]
+            call = self.parked_call(registers[8], arguments) or self.waiting_call(registers[8], arguments)
             if call is None:
                 return None
         elif self._has_live_sve(thread):  # lost at the trampoline's first system call

@@ -7,15 +7,19 @@ Theory of operation
     native thread  pthread_create allocates and takes locks of the loader. So: a thread parked in a call in which no
                    low-level lock waits, or one whose innermost code is a module that is neither the allocator
                    (exports malloc), nor the C library, nor the loader.
+    Nobody is stopped in a call that the stop itself would end early: the main thread may wait in some more calls
+    (recv, accept, epoll_wait), but without a time limit, since such a call starts from anew.
     A bystander, parked, is always better than the main thread: training is not stopped at all.
 """
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from kinetod.attach.channel import take_descriptor
 from kinetod.attach.facts import thread_seccomp
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
@@ -25,6 +29,7 @@ from kinetod.attach.ptrace import job_stopped, traced
 
 EVALUATION_LOOP = "_PyEval_EvalFrameDefault"
 _UNUSABLE_STATES = "ZXtTD"
+_TIMEVAL_BYTES = 16
 
 
 class Policy(Protocol):
@@ -98,11 +103,46 @@ def thread_state(image: TargetImage, tid: int) -> str:
 
 def parked_call(image: TargetImage, tid: int, machine: Machine) -> Call | None:
     """The restartable call that the thread stands in. None as well when it may not be known."""
+    call = _standing_call(image, tid)
+    return machine.parked_call(call.number, call.arguments) if call is not None else None
+
+
+def _standing_call(image: TargetImage, tid: int) -> Call | None:
+    """The call that the thread stands in, whichever it is."""
     with contextlib.suppress(OSError, ValueError), open(image.proc / "task" / str(tid) / "syscall", "rb") as file:  # noqa: PTH123
         fields = file.read().split()
         if len(fields) == 9:  # else: running
-            return machine.parked_call(int(fields[0]), tuple(int(field, 16) for field in fields[1:7]))
+            return Call(int(fields[0]), tuple(int(field, 16) for field in fields[1:7]))
     return None
+
+
+def _main_may_be_stopped(image: TargetImage, machine: Machine) -> bool:
+    """Not in a call that would return early, be it with EINTR or with less than was asked for."""
+    if thread_state(image, image.pid) in _UNUSABLE_STATES:
+        return False
+    call = _standing_call(image, image.pid)
+    if call is None or machine.parked_call(call.number, call.arguments) is not None:
+        return True
+    if machine.waiting_call(call.number, call.arguments) is None:
+        return False
+    name = machine.waiting_calls[call.number]
+    return name == "pause" or name.startswith("epoll") or _waits_for_good(image, call.arguments[0])
+
+
+def _waits_for_good(image: TargetImage, descriptor: int) -> bool:
+    """Whether reading it has no time limit, and is not part of what holds a lock of the loader (a file)."""
+    try:
+        name = os.readlink(image.proc / "fd" / str(descriptor))  # noqa: PTH115
+        if not name.startswith("socket:"):
+            return name.startswith(("pipe:", "anon_inode:", "/dev/"))
+        process = os.pidfd_open(image.pid)
+        try:
+            with socket.socket(fileno=take_descriptor(process, image.pid, descriptor)) as copy:
+                return not any(copy.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL_BYTES))
+        finally:
+            os.close(process)
+    except (OSError, AttachError):
+        return False
 
 
 def main_is_parked(image: TargetImage) -> bool:
@@ -122,7 +162,7 @@ class PendingCallPolicy:
     def candidates(self) -> Iterator[int]:
         """Bystanders that are parked, then the main thread."""
         yield from _parked(self._image, self._machine)
-        if thread_state(self._image, self._image.pid) not in _UNUSABLE_STATES:
+        if _main_may_be_stopped(self._image, self._machine):
             yield self._image.pid
 
     def accepts(self, tid: int, point: Point) -> bool:
@@ -143,10 +183,12 @@ class NativeThreadPolicy:
 
     def candidates(self) -> Iterator[int]:
         """Threads that are parked, the main thread last of them; then whatever runs."""
-        parked = [*_parked(self._image, self._machine), self._image.pid]
-        for tid in parked:
-            call = parked_call(self._image, tid, self._machine)
-            if call is not None and self._machine.holds_no_low_level_lock(call):
+        main = self._image.pid
+        for tid in (*_parked(self._image, self._machine), main):
+            call = _standing_call(self._image, tid)
+            if call is None or (tid == main and not _main_may_be_stopped(self._image, self._machine)):
+                continue
+            if self._machine.holds_no_low_level_lock(call):
                 yield tid
         for tid in thread_ids(self._image):
             if thread_state(self._image, tid) == "R" and _has_main_filters(self._image, tid):
