@@ -7,6 +7,7 @@ import pytest
 from kinetod.attach.image import Mapping, TargetImage, _modules
 from kinetod.attach.interface import AttachCode, AttachError
 from support.engine_target import PYENV, engine_target, pythons, version_of
+from support.waiting import until
 
 
 @pytest.mark.parametrize("executable", pythons(), ids=version_of)
@@ -23,6 +24,7 @@ def test_the_interpreter_and_its_version_are_found(tmp_path: Path, executable: s
 def test_a_program_without_python_has_none() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
+            until(lambda: "libc" in Path(f"/proc/{process.pid}/maps").read_text(), "it is loaded")
             image = TargetImage(process.pid)
             assert image.exe.endswith(("sleep", "coreutils"))
             assert image.python is None

@@ -43,8 +43,9 @@ def test_a_single_busy_thread_starts_one_from_the_evaluation_loop(tmp_path: Path
 def test_machine_code_runs_in_a_program_without_python() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
+            syscall = Path(f"/proc/{process.pid}/syscall")
+            until(lambda: syscall.read_text().split()[0] in ("115", "230"), "it stands in clock_nanosleep")
             image = TargetImage(process.pid)
-            until(lambda: Path(f"/proc/{process.pid}/syscall").read_text().split()[0] != "running", "it sleeps")
             stop = start_thread(image, STORE_ONE[platform.machine()], bytes(8), Deadline(SECONDS))
             assert stop.tid == process.pid
             page = next(mapping for mapping in TargetImage(process.pid).maps if mapping.start >> 32 == 0x6B69)
