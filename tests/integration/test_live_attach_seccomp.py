@@ -1,5 +1,6 @@
 """Processes that are killed for any system call that attaching is not said to make: the table of calls is complete."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ install(bytes.fromhex({program!r}))
 os.write(1, b"ready\\n")
 """
 RUNS = "while True: sum(range(20000))\n"
+RUNNING = {"pending-call", "native-thread"}  # the latter on a machine so busy that it does not come round
 SLEEPS = "while True: time.sleep(1000)\n"
 
 
@@ -50,16 +52,20 @@ def strict() -> bytes:
 
 def files(pid: int) -> list[str]:
     folder = Path(f"/proc/{pid}/fd")
-    return sorted(f"{path.name} {path.readlink()}" for path in folder.iterdir())
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(f"{path.name} {path.readlink()}")
+    return sorted(found)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "method"),
-    [("", RUNS, "pending-call"), ("", SLEEPS, "native-thread"), (LOADS_CUDA, RUNS, "pending-call")],
+    ("before", "after", "methods"),
+    [("", RUNS, RUNNING), ("", SLEEPS, {"native-thread"}), (LOADS_CUDA, RUNS, RUNNING)],
     ids=["running", "asleep", "cuda"],
 )
 def test_a_strict_filter_that_allows_the_calls_of_the_table_is_survived(
-    daemon: Daemon, tmp_path: Path, before: str, after: str, method: str
+    daemon: Daemon, tmp_path: Path, before: str, after: str, methods: set[str]
 ) -> None:
     program = START + before + INSTALL.format(program=strict().hex()) + after
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as target:
@@ -71,7 +77,7 @@ def test_a_strict_filter_that_allows_the_calls_of_the_table_is_survived(
             result = run_process([*arguments, "--output-dir", str(tmp_path)], daemon.client_environ())
             assert target.poll() is None, f"it was killed: the kernel's log names the system call\n{result.stderr}"
             (traced,) = result.json()["targets"]
-            assert traced["attach"]["method"] == method
+            assert traced["attach"]["method"] in methods
             until(lambda: files(target.pid) == at_first, "the agent has left")
             assert target.poll() is None
         finally:

@@ -67,6 +67,7 @@ AGENT = (
     Call("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0),)),
     Call("poll", 7, None, ((_POINTER, 1, 1000),)),
     Call("ppoll", None, 73, ((_POINTER, 1, _POINTER, 0, 8),)),
+    Call("pselect6", 270, 72, ((0, 0, 0, 0, _POINTER, 0),)),  # time.sleep, up to Python 3.10
     Call("openat", 257, 56, ((_AT_FDCWD, _POINTER, _CLOEXEC, 0),)),
     Call("read", 0, 63),
     Call("pread64", 17, 67, ((_FD, _POINTER, 64, 784),), ANY_ERROR),
