@@ -79,6 +79,25 @@ def test_one_page_stays_per_hand_over(tmp_path: Path) -> None:
         target.finish()
 
 
+def test_without_the_right_to_open_proc_mem_it_works_by_other_system_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_open = os.open
+
+    def refusing(path: "str | os.PathLike[str]", flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith("/mem"):
+            raise PermissionError
+        return real_open(path, flags, mode)
+
+    with engine_target(tmp_path) as target:
+        monkeypatch.setattr("kinetod.attach.memory.os.open", refusing)
+        image = TargetImage(target.pid)
+        assert not image.memory.writes_code
+        METHOD.hand_over(image, target.bootstrap(), Deadline(SECONDS))
+        target.until_marked()
+        target.finish()
+
+
 def test_a_program_without_python_is_refused() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
