@@ -32,6 +32,7 @@ lock = _thread.allocate_lock()
 lock.acquire()
 lock.acquire()
 """
+C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33: to cancel threads, and to change ids in all of them
 
 
 def allowed_to_trace() -> bool:
@@ -93,6 +94,15 @@ def descriptors(pid: int) -> set[str]:
     return {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
 
 
+def blocked_signals(pid: int) -> list[int]:
+    """Of each thread, signal 1 in bit 0."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk:"))
+        found.append(int(line.split()[1], 16))
+    return found
+
+
 def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
@@ -129,6 +139,8 @@ def test_a_main_thread_that_sleeps_is_no_obstacle(daemon: Daemon, tmp_path: Path
     with plain(ASLEEP) as process:
         target = trace(daemon, process.pid, tmp_path)
         assert target["attach"]["method"] == "native-thread"
+        # A thread that blocks the C library's own signals would make setuid() in the program wait for ever.
+        assert not any(blocked & C_LIBRARY_SIGNALS for blocked in blocked_signals(process.pid))
 
 
 def test_an_agent_leaves_when_its_daemon_is_killed(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from kinetod.attach.remote_debug import FIRST_VERSION, RemoteDebug
 if TYPE_CHECKING:
     from kinetod.attach.helper import Request
 
+FIRST_TURN_S = 1.0
 PATIENCE_S = 0.25
 PARKED_S = 0.01
 SHARE_S = 0.25
@@ -95,40 +96,31 @@ class Taken:
 
 
 def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap, deadline: Deadline) -> Taken:
-    """Tries the methods in their order until the channel is there. Raises AttachError."""
-    waiting = list(methods)  # those that have not handed it over
-    handed_over, stopped_ns = "", 0
+    """Lets the methods take their turns until the channel is there. Raises AttachError."""
+    waiting = list(methods)
+    handed_over, stopped_ns, turn_s = "", 0, FIRST_TURN_S
     error: AttachError | None = None
     while waiting and not deadline.passed:
         for method in tuple(waiting):
-            alone = len(waiting) == 1 and not handed_over
             try:
-                stop = _hand_over(method, image, bootstrap, deadline if alone else _share(deadline))
+                stop = _hand_over(method, image, bootstrap, Deadline(min(turn_s, deadline.left_s)))
             except AttachError as exc:
                 if exc.code in _FINAL:
                     raise
-                error = exc
+                error = error if exc.code is AttachCode.TIMEOUT and error else exc
                 if exc.code is not AttachCode.TIMEOUT:
                     waiting.remove(method)
-                channel = await_channel(image.pid, bootstrap.token, Deadline(0)) if handed_over else None
             else:
                 waiting.remove(method)
                 handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
-                channel = _patiently(image.pid, bootstrap)
-            if channel is not None:
+            if handed_over and (channel := _patiently(image.pid, bootstrap, deadline)):
                 return Taken(handed_over, stopped_ns, channel)
-    if handed_over:
-        channel = await_channel(image.pid, bootstrap.token, deadline)
-        if channel is not None:
-            return Taken(handed_over, stopped_ns, channel)
-    elif error is not None:
+        turn_s *= 2
+    if handed_over and (channel := await_channel(image.pid, bootstrap.token, deadline)):
+        return Taken(handed_over, stopped_ns, channel)
+    if error is not None and not handed_over:
         raise error
     raise _timeout(image.pid)
-
-
-def _share(deadline: Deadline) -> Deadline:
-    """For one method's turn: the thread that it needs may come to no good point for long, where another's would."""
-    return Deadline(min(SHARE_S, deadline.left_s))
 
 
 def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
@@ -141,9 +133,9 @@ def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadlin
         ) from exc
 
 
-def _patiently(pid: int, bootstrap: Bootstrap) -> socket.socket | None:
+def _patiently(pid: int, bootstrap: Bootstrap, deadline: Deadline) -> socket.socket | None:
     """The channel if it appears within PATIENCE_S, less if the main thread is asleep."""
-    end = Deadline(PATIENCE_S)
+    end = Deadline(min(PATIENCE_S, deadline.left_s))
     while True:
         before = _asleep_since(pid)
         channel = await_channel(pid, bootstrap.token, Deadline(min(PARKED_S, end.left_s)))

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kinetod import procs
 from kinetod.procs import foreign_pids, open_gpus, read_facts
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
@@ -68,3 +69,21 @@ def test_gpus_are_the_devices_that_are_open(tmp_path: Path) -> None:
         (folder / str(number)).symlink_to(path)
     assert open_gpus(7, tmp_path) == (0, 3)
     assert open_gpus(8, tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "ours"),
+    [
+        (["/usr/bin/python3", "/usr/local/bin/kinetoctl", "trace", "--command", "train"], True),
+        (["python", "-m", "kinetoctl", "ps"], True),
+        (["python", "-m", "kinetod.attach.helper"], True),
+        (["python", "-m", "kinetod"], True),
+        (["/usr/local/bin/kinetod"], True),
+        (["python", "-m", "kinetoctl.demo_target"], False),
+        (["python", "train.py", "kinetoctl"], False),
+        (["python", "-m"], False),
+        (["python"], False),
+    ],
+)
+def test_our_own_programs_are_told_apart(command: list[str], ours: bool) -> None:
+    assert procs._is_ours(command) is ours

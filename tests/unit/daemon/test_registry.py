@@ -1,9 +1,14 @@
+import asyncio
 import os
+import subprocess
+import sys
 
+import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.agents import checked_hello
-from kinetod.registry import checked_selector
+from kinetod import registry
+from kinetod.agents import AgentHub, checked_hello
+from kinetod.registry import Registry, checked_selector
 from support.scripted_agent import hello_message
 
 PROCESS = pb.Process(pid=7, user="ada", uid=1000, command=["python", "train.py", "--fast"], rank=3, job_id="77")
@@ -58,3 +63,52 @@ def test_what_an_agent_says_fits_into_the_public_messages() -> None:
     assert (hello.rank, hello.world_size, hello.iterations) == (None, None, -1)
     assert hello.sources == {"a ": ["b"] * 64}
     assert hello.pid == os.getpid()
+
+
+def selected(selector: pb.Selector, *, attachable: bool = True) -> set[int]:
+    """The pids that a selector means in a daemon without any agent."""
+
+    async def ask() -> set[int]:
+        match = checked_selector(selector)
+        return {each.key.pid for each in await Registry(AgentHub()).selected(match, attachable=attachable)}
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def children_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon never looks at its children; here they and theirs are all that it sees."""
+    monkeypatch.setattr(
+        registry, "foreign_pids", lambda _proc: {child.pid for child in psutil.Process().children(recursive=True)}
+    )
+
+
+@pytest.mark.usefixtures("children_count")
+def test_a_regular_expression_means_python_processes_without_an_agent_but_not_their_forks() -> None:
+    mark = f"mark-{os.getpid()}"
+    forking = f"""import os, sys  # {mark}
+if os.fork() == 0:
+    sys.stdin.read(1)
+    os._exit(0)
+print(1, flush=True)
+os.wait()
+"""
+    with (
+        subprocess.Popen([sys.executable, "-c", forking], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as python,
+        subprocess.Popen(["sh", "-c", f"read x; : {mark}"], stdin=subprocess.PIPE) as shell,
+        subprocess.Popen([sys.executable, "-c", "input()", mark], stdin=subprocess.PIPE) as other,
+    ):
+        assert python.stdout is not None
+        python.stdout.readline()
+        try:
+            assert selected(pb.Selector(command_regex=mark)) == {python.pid, other.pid}
+            assert selected(pb.Selector(command_regex=mark), attachable=False) == set()
+            assert shell.poll() is None
+        finally:
+            for process in (python, shell, other):
+                assert process.stdin is not None
+                process.stdin.close()
+
+
+def test_an_empty_selector_means_processes_with_an_agent_only() -> None:
+    assert selected(pb.Selector()) == set()

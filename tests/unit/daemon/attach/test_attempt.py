@@ -1,0 +1,127 @@
+"""The order of the methods, with methods that hand over, fail or need more time, and a channel that comes or not."""
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from kinetod.attach import attempt
+from kinetod.attach.attempt import bring_in
+from kinetod.attach.image import TargetImage
+from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Stop
+
+BOOTSTRAP = Bootstrap(token=1, source=b"")
+DEADLINE_S = 20.0
+
+
+class Image:
+    """As much of a target as the order needs: the test's own pid."""
+
+    pid = os.getpid()
+
+
+class FakeMethod:
+    def __init__(self, name: str, *outcomes: "AttachCode | int") -> None:
+        self.name = name
+        self.turns_s: list[float] = []
+        self._outcomes = list(outcomes)
+
+    def hand_over(self, target: object, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
+        del target, bootstrap
+        self.turns_s.append(round(deadline.left_s, 1))
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, AttachCode):
+            raise AttachError(outcome, f"{self.name}: {outcome}")
+        return Stop(tid=1, stopped_ns=outcome)
+
+    def finish(self) -> None: ...
+
+
+class Channels:
+    """Appears after so many of the patient looks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        self.channel, self._other = socket.socketpair()
+        self._left = after
+        monkeypatch.setattr(attempt, "_patiently", self._look)
+        monkeypatch.setattr(attempt, "await_channel", self._look)
+
+    def _look(self, *_arguments: Any) -> socket.socket | None:
+        self._left -= 1
+        return self.channel if self._left < 0 else None
+
+    def close(self) -> None:
+        self.channel.close()
+        self._other.close()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channels]:
+    channels = Channels(monkeypatch, 0)
+    yield channels
+    channels.close()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channels]:
+    channels = Channels(monkeypatch, 1)
+    yield channels
+    channels.close()
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channels]:
+    channels = Channels(monkeypatch, 1_000_000)
+    yield channels
+    channels.close()
+
+
+def run(*methods: FakeMethod, deadline_s: float = DEADLINE_S) -> attempt.Taken:
+    return bring_in(cast(TargetImage, Image()), methods, BOOTSTRAP, Deadline(deadline_s))
+
+
+def test_the_first_method_that_brings_the_channel_is_the_last_one_tried(at_once: Channels) -> None:
+    first, second = FakeMethod("pending_call", 250), FakeMethod("native_thread", 1)
+    taken = run(first, second)
+    assert (taken.method, taken.stopped_ns, taken.channel) == ("pending_call", 250, at_once.channel)
+    assert second.turns_s == []
+
+
+def test_a_method_whose_code_does_not_run_is_followed_by_the_next(late: Channels) -> None:
+    taken = run(FakeMethod("pending_call", 250), FakeMethod("native_thread", 100))
+    assert (taken.method, taken.stopped_ns, taken.channel) == ("native_thread", 250, late.channel)
+
+
+def test_code_that_was_handed_over_is_awaited_when_the_next_method_cannot_be_used(late: Channels) -> None:
+    taken = run(FakeMethod("pending_call", 250), FakeMethod("native_thread", AttachCode.FAILED))
+    assert (taken.method, taken.channel) == ("pending_call", late.channel)
+
+
+def test_a_method_that_found_no_moment_gets_a_longer_turn_after_the_others(at_once: Channels) -> None:
+    slow = FakeMethod("pending_call", AttachCode.TIMEOUT, AttachCode.TIMEOUT, 250)
+    unusable = FakeMethod("native_thread", AttachCode.FAILED)
+    assert run(slow, unusable).channel is at_once.channel
+    assert (slow.turns_s, unusable.turns_s) == ([1.0, 2.0, 4.0], [1.0])
+
+
+@pytest.mark.usefixtures("never")
+def test_after_a_final_refusal_nothing_else_is_tried() -> None:
+    second = FakeMethod("native_thread", 1)
+    with pytest.raises(AttachError, match="pending_call: ATTACH_GONE"):
+        run(FakeMethod("pending_call", AttachCode.GONE), second)
+    assert second.turns_s == []
+
+
+@pytest.mark.usefixtures("never")
+def test_when_no_method_can_be_used_the_reason_is_not_the_want_of_time() -> None:
+    with pytest.raises(AttachError) as caught:
+        run(FakeMethod("remote_debug", AttachCode.UNSUPPORTED), FakeMethod("native_thread", AttachCode.FAILED))
+    assert caught.value.reason == "native_thread: ATTACH_FAILED"
+
+
+@pytest.mark.usefixtures("never")
+def test_code_that_never_runs_is_a_timeout() -> None:
+    with pytest.raises(AttachError, match="did not come round in time") as caught:
+        run(FakeMethod("pending_call", 250), FakeMethod("native_thread", 1), deadline_s=0.2)
+    assert caught.value.code is AttachCode.TIMEOUT
