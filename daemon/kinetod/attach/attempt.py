@@ -120,7 +120,7 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
         return Taken(handed_over, stopped_ns, channel)
     if error is not None and not handed_over:
         raise error
-    raise _timeout(image.pid)
+    raise _timeout(image.pid, error)
 
 
 def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
@@ -153,9 +153,12 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
     return ""
 
 
-def _timeout(pid: int) -> AttachError:
+def _timeout(pid: int, error: AttachError | None) -> AttachError:
+    """`error`: why another method could not be used."""
+    besides = f" (Besides: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,
         f"the interpreter of process {pid} did not come round in time (kinetod --attach-deadline). The process goes "
-        "on, and what was handed to it will do nothing. Is it in a long call that holds the interpreter? Try again",
+        "on, and what was handed to it will do nothing. Is it in a long call that holds the interpreter? Try again"
+        f"{besides}",
     )
