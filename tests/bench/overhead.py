@@ -7,7 +7,7 @@ For each kind of work the same loop runs in turn: without an agent; with an idle
 `kinetoctl trace --pid` (GPU activities only, then with Python stacks: the medians of the traces are shown, since
 on a virtual machine one trace says little); with torch.profiler in the script.
 Columns: step = median step time in ms before the trace; during, after = median step time over that of
-before; stall = longest step in ms from the request on; lost = seconds of training lost until the file was
+before; quiet, entry, stall = longest step in ms before the request, from it to the first activity, from it on; lost = seconds of training lost until the file was
 there; first = request to the first activity that can be in the trace; file = end of collection to the
 finished file; size = that file.
 """
@@ -81,8 +81,10 @@ def durations(steps: list[int], begin: int, end: int) -> list[int]:
 def figures(logged: dict[str, Any], marks: dict[str, int], size_bytes: int) -> dict[str, float]:
     """The columns of the module's docstring."""
     steps = logged["steps"]
-    before = statistics.median(durations(steps, marks["requested"] - 4_000_000_000, marks["requested"]))
     during = durations(steps, marks["collecting"], marks["collected"])
+    quiet = durations(steps, marks["requested"] - 4_000_000_000, marks["requested"])
+    before = statistics.median(quiet)
+    entry = durations(steps, marks["requested"], marks["collecting"])
     since = durations(steps, marks["requested"], steps[-1])
     until_file = durations(steps, marks["requested"], marks["stored"])
     after = durations(steps, marks["stored"] + 1_000_000_000, steps[-1])
@@ -90,6 +92,8 @@ def figures(logged: dict[str, Any], marks: dict[str, int], size_bytes: int) -> d
         "step_ms": before / 1e6,
         "during": statistics.median(during) / before if during else float("nan"),
         "after": statistics.median(after) / before if after else float("nan"),
+        "quiet_ms": max(quiet) / 1e6,
+        "entry_ms": max(entry, default=0) / 1e6,
         "stall_ms": max(since) / 1e6,
         "lost_s": sum(d - before for d in until_file) / 1e9,
         "first_s": (marks["collecting"] - marks["requested"]) / 1e9,
@@ -165,7 +169,18 @@ def incumbent(environ: dict[str, str], work: str, log: Path, trace_s: float) -> 
 
 def report(work: str, rows: dict[str, dict[str, Any]]) -> None:
     """One table."""
-    columns = ("step_ms", "during", "after", "stall_ms", "lost_s", "first_s", "file_s", "size_mb")
+    columns = (
+        "step_ms",
+        "during",
+        "after",
+        "quiet_ms",
+        "entry_ms",
+        "stall_ms",
+        "lost_s",
+        "first_s",
+        "file_s",
+        "size_mb",
+    )
     print(f"\n{work:<34}" + "".join(f"{column:>10}" for column in columns))
     for name, row in rows.items():
         print(f"{name:<34}" + "".join(f"{row[c]:>10.3f}" if c in row else f"{'':>10}" for c in columns))
