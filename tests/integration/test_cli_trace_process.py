@@ -146,7 +146,7 @@ def test_no_such_pid_is_code_3(daemon: Daemon, tmp_path: Path) -> None:
 
 def test_a_process_without_agent_says_exactly_what_to_do(daemon: Daemon, tmp_path: Path) -> None:
     with program([sys.executable, "-c", PLAIN_PROGRAM], daemon) as plain:
-        result = run(daemon, "trace", "--pid", str(plain.pid), cwd=tmp_path)
+        result = run(daemon, "trace", "--pid", str(plain.pid), "--no-attach", cwd=tmp_path)
         assert result.code == 5
         assert "[NO_AGENT]" in result.stderr
         assert "start it with `kinetoctl run -- <command>`" in result.stderr
