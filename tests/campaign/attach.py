@@ -26,7 +26,18 @@ MOST_S = 0.08  # from the start or to the end of a process
 KILLED = ("malloc", "threads", "asleep_poll", "registers_bystander")
 MACHINE = ("registers", "registers_bystander")
 KINDS = (
-    *("python", "malloc", "threads", "joined", "gil_held", "gil_free", "forking", "workers", "data_loader"),
+    *(
+        "python",
+        "malloc",
+        "threads",
+        "joined",
+        "gil_held",
+        "gil_held_bystander",
+        "gil_free",
+        "forking",
+        "workers",
+        "data_loader",
+    ),
     *(*MACHINE, "identity", "timers", "signals", "at_start", "at_exit"),
     *(f"asleep_{name}" for name in (*PYTHON_CALLS, *RAW_CALLS)),
     *(f"for_good_{name}" for name in PYTHON_CALLS),

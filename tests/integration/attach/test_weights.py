@@ -9,7 +9,7 @@ from support.attachers import HelperAttacher
 from support.waiting import until
 
 ATTACHES = 20
-LAPS_BETWEEN = 20
+LAPS_BETWEEN = 5
 
 pytestmark = [
     pytest.mark.torch,

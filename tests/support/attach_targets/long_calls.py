@@ -71,4 +71,16 @@ def without_gil() -> Target:
     )
 
 
-KINDS: Dict[str, Callable[[], Target]] = {"gil_held": with_gil, "gil_free": without_gil}
+def with_gil_and_bystander() -> Target:
+    """As most programs are: some thread waits. It can be stopped at any time."""
+    import threading
+
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return with_gil()
+
+
+KINDS: Dict[str, Callable[[], Target]] = {
+    "gil_held": with_gil,
+    "gil_held_bystander": with_gil_and_bystander,
+    "gil_free": without_gil,
+}

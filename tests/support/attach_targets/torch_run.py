@@ -11,11 +11,11 @@ BATCH, WIDTH, LAYERS = 32, 128, 6
 
 
 class Training(Target):
-    """Dropout draws from the seeded generator; Adam keeps state; two threads compute."""
+    """Dropout draws from the seeded generator; Adam keeps state."""
 
     def __init__(self) -> None:
         torch.manual_seed(20)
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
         layers: Any = []
         for _ in range(LAYERS):
             layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), torch.nn.Dropout(0.1)]
