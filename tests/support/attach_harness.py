@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json import JSONDecodeError, loads
 from pathlib import Path
 from statistics import median
@@ -42,6 +42,7 @@ HANG_S = 20.0
 DEADLINE_S = 10.0
 MOST_PAUSE_S = 0.03  # between two attaches, at random, so that they hit every point of a lap
 OUTCOMES = ("success", "refused", "failed", "hung", "lost", "wrong")
+NO_HELLO = "no Hello on the channel"
 NO_HARM = ("success", "refused")
 
 
@@ -303,7 +304,10 @@ def edges(when: str, attacher: Attacher, count: int, python: str | Path = sys.ex
                     target.words[STOP] = 1
                     until(lambda t=target: t.words[EXIT_AT] or t.process.poll() is not None, "it ends")  # type: ignore[misc]
                 time.sleep(chance.uniform(0, most_s))
-                row.attempts.append(attacher.attach(target.pid))
+                attempt = attacher.attach(target.pid)
+                if when == "at_exit" and attempt.reason.startswith(NO_HELLO):
+                    attempt = replace(attempt, outcome="refused")  # its channel ended as it did
+                row.attempts.append(attempt)
                 found = target.end()
                 if found != (STATUS, OUTPUT) or target.errors():
                     reason = f"its end was {found} {target.errors()[-300:]}"

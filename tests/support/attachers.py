@@ -11,7 +11,7 @@ from kinetod.attach.interface import AttachError
 from kinetod.identity import PROC, ProcessKey, start_time_ns
 
 from support.agent_daemon import Connection
-from support.attach_harness import DEADLINE_S, Attempt
+from support.attach_harness import DEADLINE_S, NO_HELLO, Attempt
 
 
 class HelperAttacher:
@@ -58,7 +58,7 @@ class HelperAttacher:
                 channel.shutdown(socket.SHUT_WR)
                 connection.expect_end()
         except (AssertionError, OSError, wire.WireError) as exc:
-            return "failed", f"no Hello on the channel: {exc!r}"
+            return "failed", f"{NO_HELLO}: {exc!r}"
         finally:
             connection.close()
         return "success", ""
