@@ -78,8 +78,9 @@ os.register_at_fork(after_in_child=_ours.clear)
 def start_thread(name: str, target: Callable[[], None]) -> Thread:
     """A thread to which the kernel gives no signal that the program should get. Raises RuntimeError."""
     thread = Thread(name)
-    blocked = set(signal.valid_signals()) - set(_SYNCHRONOUS)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    valid = set(signal.valid_signals())
+    # A thread may have the C library's own signals blocked; naming them would be a warning on the program's stderr.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, valid - set(_SYNCHRONOUS)) & valid
     try:
         _start_new_thread()(thread.run, (target,))
     finally:
