@@ -29,6 +29,7 @@ Theory of operation
 """
 
 import contextlib
+import errno
 import os
 import struct
 import time
@@ -77,15 +78,8 @@ class RemoteDebug:
         with _explained(target.pid):
             slot = find_slot(target)
             _take_over(target, slot)
+            self._file = _place(target, slot, bootstrap)
             try:
-                self._file = script_file.place(target.pid, bootstrap.token, bootstrap.source)
-            except OSError as exc:
-                raise _failed(target.pid, f"no directory takes a script that it could read ({exc})") from exc
-            path = os.fsencode(self._file.path) + b"\0"
-            try:
-                if len(path) > MAX_SCRIPT_PATH_BYTES:
-                    raise _failed(target.pid, f"the path of its script would be too long ({self._file.path})")
-                target.memory.write(slot.path, path)
                 self._target, self._slot = target, slot
                 target.memory.write(slot.flag, struct.pack("<i", 1))
                 wake(target, slot)
@@ -133,6 +127,21 @@ def find_slot(target: TargetImage) -> Slot:
         path=thread + offsets.script_path,
         eval_breaker=thread + offsets.eval_breaker,
     )
+
+
+def _place(target: TargetImage, slot: Slot, bootstrap: Bootstrap) -> script_file.ScriptFile:
+    """The file. Its path is in the slot before it exists: so the next attach finds it if we are killed meanwhile."""
+
+    def note(path: str) -> None:
+        text = os.fsencode(path) + b"\0"
+        if len(text) > MAX_SCRIPT_PATH_BYTES:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+        target.memory.write(slot.path, text)
+
+    try:
+        return script_file.place(target.pid, bootstrap.token, bootstrap.source, note)
+    except OSError as exc:
+        raise _failed(target.pid, f"no directory takes a script that it could read ({exc})") from exc
 
 
 def wake(target: TargetImage, slot: Slot) -> None:

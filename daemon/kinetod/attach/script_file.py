@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +42,13 @@ class ScriptFile:
         remove(self.pid, self.path)
 
 
-def place(pid: int, token: int, content: bytes, *, proc: Path = Path("/proc")) -> ScriptFile:
-    """Write the file. Raises OSError with the reason of the first place if no place takes it."""
+def place(
+    pid: int, token: int, content: bytes, note: Callable[[str], None], *, proc: Path = Path("/proc")
+) -> ScriptFile:
+    """Write the file. Raises OSError with the reason of the first place if no place takes it.
+
+    note: told of each path before there is a file; whoever is killed then can be cleaned up after.
+    """
     first: OSError | None = None
     name = f".kineto-attach-{token}.py"
     with _Rights.of(pid, proc) as rights:
@@ -51,8 +56,10 @@ def place(pid: int, token: int, content: bytes, *, proc: Path = Path("/proc")) -
             try:
                 with _opened(proc / str(pid) / "root", folder) as directory:
                     _check_directory(directory, {0, rights.uid, (proc / str(pid) / "root").stat().st_uid})
+                    path = f"{folder.rstrip('/')}/{name}"
+                    note(path)
                     _write(directory, name, content, rights.uid)
-                    return ScriptFile(path=f"{folder.rstrip('/')}/{name}", pid=pid)
+                    return ScriptFile(path=path, pid=pid)
             except OSError as exc:
                 first = first or exc
     assert first is not None

@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from typing import List
 
 import pytest
 from kinetod.attach import script_file
@@ -27,7 +28,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def place(root: Path, content: bytes = b"pass") -> script_file.ScriptFile:
-    return script_file.place(PID, 12, content, proc=root.parent / "proc")
+    noted: List[str] = []
+    file = script_file.place(PID, 12, content, noted.append, proc=root.parent / "proc")
+    assert noted[-1] == file.path
+    return file
 
 
 def test_it_lies_in_the_process_s_own_tmp_and_only_its_owner_can_read_it(root: Path) -> None:
@@ -88,3 +92,13 @@ def test_only_such_files_are_ever_removed(root: Path, path: str) -> None:
 
 def test_a_process_that_is_gone_has_nothing_to_remove(root: Path) -> None:
     script_file.remove(8, "/tmp/.kineto-attach-1.py", proc=root.parent / "proc")
+
+
+def test_the_path_is_told_before_there_is_a_file(root: Path) -> None:
+    def killed(path: str) -> None:
+        assert not (root / path[1:]).exists()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        script_file.place(PID, 12, b"", killed, proc=root.parent / "proc")
+    assert list((root / "tmp").iterdir()) == []
