@@ -11,7 +11,9 @@ Theory of operation
 
     A pending call is run by the main thread between two bytecodes. One that runs Python does that within
     milliseconds, so PATIENCE_S is long. One that sleeps in the kernel may do it in days: after PARKED_S in which it
-    has not been on a processor at all, the next method's turn comes.
+    has not been on a processor at all, the next method's turn comes. Up to 3.12 the main thread does not see a call
+    that another thread has queued before it takes the GIL anew: after BYSTANDER_PATIENCE_S a thread of ours asks for
+    the GIL, which makes it do so.
 """
 
 import contextlib
@@ -35,10 +37,10 @@ from kinetod.attach.remote_debug import FIRST_VERSION, RemoteDebug
 if TYPE_CHECKING:
     from kinetod.attach.helper import Request
 
-FIRST_TURN_S = 1.0
+FIRST_TURN_S = 0.25
 PATIENCE_S = 0.25
+BYSTANDER_PATIENCE_S = 0.02
 PARKED_S = 0.01
-SHARE_S = 0.25
 # Codes after which no other method is tried: the process is gone, or the kernel says no.
 _FINAL = frozenset({AttachCode.GONE, AttachCode.NOT_PERMITTED, AttachCode.UNSUITABLE})
 
@@ -98,7 +100,7 @@ class Taken:
 def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap, deadline: Deadline) -> Taken:
     """Lets the methods take their turns until the channel is there. Raises AttachError."""
     waiting = list(methods)
-    handed_over, stopped_ns, turn_s = "", 0, FIRST_TURN_S
+    handed_over, stopped_ns, turn_s, patience_s = "", 0, FIRST_TURN_S, PATIENCE_S
     error: AttachError | None = None
     while waiting and not deadline.passed:
         for method in tuple(waiting):
@@ -113,7 +115,8 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
             else:
                 waiting.remove(method)
                 handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
-            if handed_over and (channel := _patiently(image.pid, bootstrap, deadline)):
+                patience_s = PATIENCE_S if stop.tid in (0, image.pid) else BYSTANDER_PATIENCE_S
+            if handed_over and (channel := _patiently(image.pid, bootstrap, min(patience_s, deadline.left_s))):
                 return Taken(handed_over, stopped_ns, channel)
         turn_s *= 2
     if handed_over and (channel := await_channel(image.pid, bootstrap.token, deadline)):
@@ -133,9 +136,9 @@ def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadlin
         ) from exc
 
 
-def _patiently(pid: int, bootstrap: Bootstrap, deadline: Deadline) -> socket.socket | None:
-    """The channel if it appears within PATIENCE_S, less if the main thread is asleep."""
-    end = Deadline(min(PATIENCE_S, deadline.left_s))
+def _patiently(pid: int, bootstrap: Bootstrap, patience_s: float) -> socket.socket | None:
+    """The channel if it appears within that time, less if the main thread is asleep."""
+    end = Deadline(patience_s)
     while True:
         before = _asleep_since(pid)
         channel = await_channel(pid, bootstrap.token, Deadline(min(PARKED_S, end.left_s)))
