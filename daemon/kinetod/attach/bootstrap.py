@@ -18,6 +18,7 @@ Theory of operation
     nothing, and what the loader keeps for the next attach. "open" there is what a child forked meanwhile must close;
     one fork hook for the life of the process does so.
 
+    Where gevent has put a function of its own in the place of start_new_thread, the interpreter's is taken from there.
     Nothing that exists only in `threading`, `socket` or `signal` is used: those modules might not be imported yet.
 """
 
@@ -78,12 +79,16 @@ except BaseException:pass
 """
 
 _STARTER = """\
-try:
- import _thread as h
- h.start_new_thread(exec,(c,{'e':None,'t':0}))
-except BaseException as x:
- try:h.start_new_thread(exec,(c,{'e':x,'t':h.get_ident()}))
- except BaseException:pass
+e,t=None,0
+for i in 1,2,3:
+ try:
+  import sys,_thread as h
+  s=getattr(sys.modules.get('gevent.monkey'),'saved',{}).get('_thread',{}).get('start_new_thread',h.start_new_thread)
+  s(exec,(c,{'e':e,'t':t}))
+  break
+ except BaseException as x:
+  import _thread as h
+  e,t=x,h.get_ident()
 """
 
 _MAIN = "try:exec(%r,{'c':%r})\nexcept BaseException:pass\n"
