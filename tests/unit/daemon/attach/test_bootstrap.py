@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from kineto_agent import wire
-from kinetod.attach import bootstrap, channel
+from kinetod.attach import bootstrap, channel, payload
 from kinetod.attach.interface import MAX_BOOTSTRAP_BYTES, Deadline
-from support.agent_daemon import Connection, start_request
+from support import native
+from support.agent_daemon import Connection, Daemon, start_request
 from support.live_target import PROGRAM, LiveTarget, pythons
 from support.waiting import until
 
@@ -279,3 +280,92 @@ def test_where_gevent_has_taken_thread_starting_the_interpreters_own_is_used(tar
     )
     target.run(boot)
     target.channel(boot)
+
+
+# ---------------------------------------------------------------- the collector, with the fake libcupti
+
+CALLS = """
+import ctypes, os, threading, time
+os.environ["KINETO_CUPTI_LIBRARY"] = path
+cuda, ended = ctypes.CDLL(path), threading.Event()
+def call():  # so that a detach finds a call
+    while not ended.wait(0.001): cuda.fake_memset(ctypes.c_uint64(64), ctypes.c_uint64(10), 0)
+threading.Thread(target=call, daemon=True).start()
+"""
+LAUNCH = "cuda.fake_launch_many(b'gemm', 500, ctypes.c_uint64(10), 0)"
+
+
+@pytest.fixture
+def cuda_target(target: LiveTarget) -> LiveTarget:
+    target.do(f"path = {str(native.fake_cupti())!r}\n{CALLS}")
+    return target
+
+
+def record_kernels(target: LiveTarget, connection: Connection) -> wire.Result:
+    connection.send(start_request(duration_ns=3600 * 10**9, activity_types=["kernel"]))
+    connection.expect_state("WARMUP")
+    connection.expect_state("COLLECT")
+    target.do(LAUNCH)
+    connection.send(wire.Cancel("c1", True))
+    result = connection.expect(wire.Result)
+    connection.send(wire.Release("c1"))
+    return result
+
+
+def collectors(target: LiveTarget) -> int:
+    """How many copies of the collector are mapped."""
+    maps = Path(f"/proc/{target.pid}/maps").read_text()
+    return len({line.split()[4] for line in maps.splitlines() if "memfd:kineto-library" in line})
+
+
+def test_the_collector_is_loaded_from_what_the_daemon_brings(cuda_target: LiveTarget) -> None:
+    for _ in range(2):
+        connection, hello = cuda_target.welcome()
+        assert "kernel" in hello.sources["cupti"]
+        assert record_kernels(cuda_target, connection).sources["cupti"]["records"] == 500
+        connection.close()
+        until(lambda: cuda_target.threads() == 2, "the agent has left")
+        assert not [name for name in cuda_target.descriptors().values() if "kineto" in name or "socket" in name]
+    assert collectors(cuda_target) == 1
+
+
+def test_another_version_of_the_agent_brings_its_own_collector(
+    cuda_target: LiveTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, _hello = cuda_target.welcome()
+    record_kernels(cuda_target, connection)
+    modules = cuda_target.ask("id(sys._kineto_attach['agent']['live'])")
+    ours = payload.agent()
+    name, library = ours.packet.split(b"\n")[-2].partition(b"'digest': ")[::2]
+    packet = ours.packet.replace(library, b"'another" + library[1:])
+    assert name
+    copy = payload._sealed_memfd("library", os.pread(ours.descriptors[2], 1 << 24, 0))
+    other = payload.Payload(packet, (*ours.descriptors[:2], copy))
+    monkeypatch.setattr(payload, "agent", lambda: other)
+    again, _hello = cuda_target.welcome()
+    os.close(copy)
+    connection.expect_end()
+    assert cuda_target.ask("id(sys._kineto_attach['agent']['live'])") != modules
+    assert record_kernels(cuda_target, again).sources["cupti"]["records"] == 500
+    assert collectors(cuda_target) == 2
+
+
+def test_two_agents_do_not_record_cupti_at_once(cuda_target: LiveTarget, tmp_path: Path) -> None:
+    with Daemon(str(tmp_path / "own.sock")) as daemon:
+        root = str(Path(wire.__file__).parent.parent)
+        cuda_target.do(f"os.environ['KINETO_AGENT_SOCKET'] = {daemon.path!r}; sys.path.insert(0, {root!r})")
+        cuda_target.do("import kineto_agent; kineto_agent.start()")
+        own, _hello = daemon.welcome()
+        own.send(start_request(duration_ns=3600 * 10**9, activity_types=["kernel"]))
+        own.expect_state("WARMUP")
+        own.expect_state("COLLECT")
+        connection, _hello = cuda_target.welcome()
+        connection.send(start_request("c2", activity_types=["kernel"]))
+        result = connection.expect(wire.Result)
+        assert (result.outcome, result.reason_code) == ("failed", "CUPTI_BUSY")
+        assert "another kineto agent in this process records CUPTI" in result.reason
+        own.send(wire.Cancel("c1", True))
+        own.expect(wire.Result)
+        own.send(wire.Release("c1"))
+        until(lambda: cuda_target.ask("not hasattr(sys, '_kineto_cupti')"), "the first has given CUPTI back")
+        assert record_kernels(cuda_target, connection).sources["cupti"]["records"] == 500
