@@ -102,7 +102,7 @@ def test_a_method_that_found_no_moment_gets_a_longer_turn_after_the_others(at_on
     slow = FakeMethod("pending_call", AttachCode.TIMEOUT, AttachCode.TIMEOUT, 250)
     unusable = FakeMethod("native_thread", AttachCode.FAILED)
     assert run(slow, unusable).channel is at_once.channel
-    assert (slow.turns_s, unusable.turns_s) == ([0.25, 0.5, 1.0], [0.25])
+    assert (slow.turns_s, unusable.turns_s) == ([0.2, 0.5, 1.0], [0.2])
 
 
 @pytest.mark.usefixtures("never")
