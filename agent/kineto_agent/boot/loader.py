@@ -11,7 +11,7 @@ Theory of operation
     program has itself are not concerned.
 
     Compiling takes 30 ms in all, during which the GIL is not given up by itself. So it is done in pieces, and after
-    each millisecond the thread sleeps for a moment: a waiting training thread gets the GIL at once.
+    every second millisecond the thread sleeps for a moment: a waiting training thread gets the GIL at once.
 
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
     sources finds them: hooks that cannot be taken back (fork) do not add up. Any version may meet what any other
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.boot.live"
-_GIL_S = 0.001  # compile for so long at a time
+_GIL_S = 0.002  # work for so long at a time: a program that is busy in Python gives the GIL back after 5 ms
 _PAUSE_S = 0.0002  # enough for a waiting thread to take the GIL
 HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
 

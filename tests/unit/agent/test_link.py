@@ -208,3 +208,25 @@ def test_a_message_that_is_too_long_harms_nothing(tmp_path: Path) -> None:
         link.send(wire.Describe())
         assert connection.receive() == wire.Describe()
         link.close("end")
+
+
+# ---------------------------------------------------------------- after a live attach
+
+
+def test_an_adopted_socket_is_connected_and_not_looked_for_again() -> None:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        link = Link.adopted(ours)
+        assert link.connected
+        assert not link.ended
+        theirs.send(wire.encode(wire.Describe()))
+        assert receive(link) == wire.Describe()
+    assert expect_closed(link) == "the daemon closed it"
+    assert link.ended
+    assert ours.fileno() == -1
+
+
+def test_a_link_that_looks_for_daemons_never_ends(tmp_path: Path) -> None:
+    link = a_link(tmp_path / "none")
+    assert not link.connect()
+    assert not link.ended

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List
 
 import pytest
 from kineto_agent import wire
+from kineto_agent.link import Link
 from kineto_agent.runner import Agent
 from kineto_agent.sources.interface import (
     Source,
@@ -425,3 +426,30 @@ def test_nothing_is_left_behind(process: Process) -> None:
     process.end()
     assert arenas() == before
     until(lambda: our_threads() == [], "the thread has ended")
+
+
+def test_an_agent_over_an_adopted_link_ends_with_it() -> None:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection, ended = Connection(theirs), threading.Event()
+    agent = Agent(StepCounter(), sources=lambda: [PythonStacksSource()], link=Link.adopted(ours), on_end=ended.set)
+    agent.start()
+    assert connection.expect(wire.Hello).pid == os.getpid()
+    connection.collect()
+    assert not ended.is_set()
+    connection.close()
+    assert ended.wait(20)
+    until(lambda: our_threads() == [], "its threads have ended")
+    assert ours.fileno() == -1
+
+
+def test_an_agent_over_an_adopted_link_can_be_stopped() -> None:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = Connection(theirs)
+    agent = Agent(StepCounter(), sources=lambda: [PythonStacksSource()], link=Link.adopted(ours))
+    agent.start()
+    connection.expect(wire.Hello)
+    connection.collect()
+    agent.stop("AGENT_STOPPED", "the test ends", timeout_s=20)
+    assert connection.expect(wire.Result).reason_code == "AGENT_STOPPED"
+    connection.expect_end()
+    connection.close()

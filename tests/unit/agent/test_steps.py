@@ -1,6 +1,8 @@
 import gc
 import importlib
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
@@ -259,3 +261,67 @@ def test_torchs_optimizers_are_counted() -> None:
         hook.remove()
     optimizer.step()
     assert counter.count == 4
+
+
+# ---------------------------------------------------------------- hooks of others, optimizers at work
+
+REAL_OPTIMIZER = """
+from collections import OrderedDict
+_global_optimizer_post_hooks = OrderedDict()
+class Handle:
+    def __init__(self, key): self.key = key
+    def remove(self): del _global_optimizer_post_hooks[self.key]
+def register_optimizer_step_post_hook(hook):
+    handle = Handle(len(_global_optimizer_post_hooks))
+    _global_optimizer_post_hooks[handle.key] = hook
+    return handle
+def step():
+    for hook in _global_optimizer_post_hooks.values():
+        hook(None, (), {})
+"""
+
+
+def test_without_a_finder_only_a_torch_that_is_there_is_hooked(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(REAL_OPTIMIZER)
+    meta_path = list(sys.meta_path)
+    hook = OptimizerHook(StepCounter())
+    hook.install(wait_for_import=False)
+    assert sys.meta_path == meta_path
+    module = import_optimizer()
+    assert not module._global_optimizer_post_hooks
+    hook.install(wait_for_import=False)
+    hook.install(wait_for_import=False)
+    assert len(module._global_optimizer_post_hooks) == 1
+    hook.remove()
+    assert not module._global_optimizer_post_hooks
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], others: int) -> None:
+    """While steps walk through hooks that give up the GIL, ours comes and goes from another thread."""
+    fake_torch(REAL_OPTIMIZER)
+    module = import_optimizer()
+    for _ in range(others):
+        module.register_optimizer_step_post_hook(lambda *_arguments: time.sleep(0.0002))
+    stop, failures, steps = threading.Event(), [], []
+
+    def train() -> None:
+        try:
+            while not stop.is_set():
+                module.step()
+                steps.append(1)
+                time.sleep(0.0002)
+        except RuntimeError as exc:
+            failures.append(exc)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    hook = OptimizerHook(StepCounter())
+    for _ in range(20):
+        hook.install(wait_for_import=False)
+        hook.remove()
+    stop.set()
+    trainer.join()
+    assert steps
+    assert not failures
+    assert len(module._global_optimizer_post_hooks) == others

@@ -1,12 +1,15 @@
+import _thread
 import ctypes
 import os
 import signal
 import sys
 import threading
+from types import ModuleType
 from typing import Dict, List
 
 import pytest
 from kineto_agent.threads import NativeIds, command_name, start_thread, thread_names
+from support.python_child import run_python
 
 
 def test_our_threads_take_no_signal_from_the_program() -> None:
@@ -88,3 +91,71 @@ def test_an_identifier_that_points_nowhere_is_survived() -> None:
     assert NativeIds().tid(0x1000) == 0x1000
     assert NativeIds().tid(sys.maxsize * 2) == (sys.maxsize * 2) & 0xFFFFFFFF
     assert os.getpid() > 0
+
+
+def test_our_threads_are_not_pythons() -> None:
+    started, done = threading.Event(), threading.Event()
+
+    def waiting() -> None:
+        started.set()
+        done.wait(20)
+
+    before = threading.enumerate()
+    thread = start_thread("kineto-test", waiting)
+    assert started.wait(20)
+    assert threading.enumerate() == before
+    assert thread_names(100)[str(thread.native_id)] == "kineto-test"
+    assert (thread.is_alive(), thread.join(0.01)) == (True, False)
+    done.set()
+    assert thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_an_exception_in_our_thread_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise SystemExit("never seen")
+
+    assert start_thread("kineto-test", fail).join(20)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_threads_of_another_agent_have_no_id_for_samplers_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: List[int] = []
+    started, done = threading.Event(), threading.Event()
+
+    def waiting() -> None:
+        started.set()
+        done.wait(20)
+
+    thread = start_thread("kineto-test", waiting)
+    assert started.wait(20)
+    ids = NativeIds()
+    ids.tid(threading.get_ident())
+    monkeypatch.setattr("kineto_agent.threads._ours", {})  # as if another copy of this module had made it
+    found.append(ids.tid(thread.ident))
+    done.set()
+    assert thread.join(20)
+    assert found == [0]
+
+
+def test_the_agent_does_not_import_threading() -> None:
+    code = (
+        "import sys; before = 'threading' in sys.modules\n"
+        "import kineto_agent.boot.live, kineto_agent.process, kineto_agent.sources.python_stacks\n"
+        "import kineto_agent.sources.cupti, kineto_agent.sources.torch_guard, traceback\n"
+        "print(before == ('threading' in sys.modules))"
+    )
+    done = run_python(["-S", "-c", code])
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_where_gevent_has_taken_thread_starting_the_interpreters_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkey = ModuleType("gevent.monkey")
+    monkey.__dict__["saved"] = {"_thread": {"start_new_thread": _thread.start_new_thread}}
+
+    def greenlet(*_arguments: object) -> None:
+        raise AssertionError("not a thread")
+
+    monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
+    monkeypatch.setattr(_thread, "start_new_thread", greenlet)
+    assert start_thread("kineto-test", lambda: None).join(20)
