@@ -4,7 +4,7 @@ Theory of operation
     One packet: the text of `kineto_agent.boot.loader` with a header behind it, and sealed memfds. They are made once
     per process and shared by all targets; the seals keep a target from changing what another one will run.
 
-    The agent's modules are sent twice: as text in pieces of some lines (see the loader for why), for any CPython, and
+    The agent's modules are sent twice, in pieces of some lines (see the loader for why): as text, for any CPython, and
     compiled, for targets that run the same CPython as this process.
 
     The target answers with one packet: "K", the agent runs; or "E" and the exception. What comes after belongs to
@@ -160,8 +160,9 @@ def pieces(text: str) -> Iterator[tuple[int, str]]:
     yield begin + 1, "".join(lines[begin:end])
 
 
-def _compiled(name: str, is_package: bool, text: str) -> tuple[bool, bytes]:
-    return is_package, marshal.dumps(compile(text, f"<{name}>", "exec", dont_inherit=True))
+def _compiled(name: str, is_package: bool, text: str) -> tuple[bool, list[bytes]]:
+    code = [compile("\n" * (line - 1) + piece, f"<{name}>", "exec", dont_inherit=True) for line, piece in pieces(text)]
+    return is_package, [marshal.dumps(each) for each in code]
 
 
 def _sealed_memfd(name: str, data: bytes) -> int:
