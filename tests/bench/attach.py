@@ -4,9 +4,10 @@
 
 Every tool brings a line of Python into the same kinds of target, by turns, each time into one that is fit. Printed,
 in ms: latency, from the request until that line runs in the target; pause, by how much the target's own longest lap
-exceeds its usual one; failures, of which a target that was killed or hangs is one. For ours, the request goes to a
-warm helper, as in the daemon; "cold" starts the helper for each request. Ours brings in the whole agent, and its
-pause is given for that and for the bootstrap alone, which is what the others' line of Python is.
+exceeds its usual one; failures, of which a target that was killed or hangs is one. Ours comes thrice: a line of Python
+as the others' is, handed over by a process that is warm; the agent by a warm helper, as in the daemon, where latency
+is until the channel is open, and the pause includes the whole agent's coming and leaving; and the agent by a helper
+that is started for each request, until the agent runs.
 
 The rivals live in an environment of their own, .venv-rivals (made by `make bench-attach`), whose Python runs the
 targets: `memray attach` needs memray in the target's environment.
@@ -29,12 +30,15 @@ from typing import Protocol
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
+from kinetod.attach.interface import AttachError, Bootstrap, Deadline  # noqa: E402
+from kinetod.attach.pending_call import PendingCall  # noqa: E402
+from kinetod.attach.preconditions import suitable_image  # noqa: E402
 from support.attach_harness import Ended, RunningTarget, version_of  # noqa: E402
 from support.attach_targets.control import LAPS  # noqa: E402
 from support.attachers import HelperAttacher  # noqa: E402
 from support.waiting import until  # noqa: E402
 
-PATIENCE_S = 20.0
+PATIENCE_S = 10.0
 SETTLE_LAPS = 200  # before the usual lap is measured
 HEADER = ("target", "tool", "tries", "failed", "latency: median", "max", "pause: median", "max")
 
@@ -55,11 +59,35 @@ class Failed(Exception):
     """The line did not run."""
 
 
+class OurLine:
+    """The same line as the others bring in, by what the helper does, in this process."""
+
+    name = "kinetod, a line"
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="attach-bench-")
+        self._number = 0
+
+    def attach(self, pid: int) -> float:
+        self._number += 1
+        file = Path(self._folder.name) / str(self._number)
+        begin = time.perf_counter_ns()
+        deadline = Deadline(PATIENCE_S)
+        try:
+            PendingCall().hand_over(suitable_image(pid), Bootstrap(1, _line(file).encode()), deadline)
+        except AttachError as exc:
+            raise Failed(exc.reason) from None
+        return _since(begin, file)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
 class Ours:
     """A helper that is warm, or one that is started for each request."""
 
     def __init__(self, *, warm: bool) -> None:
-        self.name = "kinetod" if warm else "kinetod, cold helper"
+        self.name = "kinetod, agent" if warm else "kinetod, agent, cold helper"
         self._attacher = HelperAttacher(wait_for_leave=True) if warm else None
 
     def attach(self, pid: int) -> float:
@@ -73,7 +101,9 @@ class Ours:
                 attacher.close()
         if attempt.outcome != "success":
             raise Failed(attempt.reason)
-        return (attempt.latency_ns + started_ns) / 1e6
+        if self._attacher is None:  # the helper's own clock begins when it has started: until the agent runs, then
+            return (started_ns + attempt.agent_ns) / 1e6
+        return attempt.latency_ns / 1e6
 
     def close(self) -> None:
         if self._attacher:
@@ -92,17 +122,25 @@ class Command:
     def attach(self, pid: int) -> float:
         self._number += 1
         file = Path(self._folder.name) / str(self._number)
-        line = f"import time; n = time.perf_counter_ns(); open('{file}', 'w').write(str(n))"
         begin = time.perf_counter_ns()
-        _run(self._command(pid, line))
-        with contextlib.suppress(AssertionError):
-            until(lambda: file.exists() and file.read_text(), "the line has run", 2)
-        if not file.exists() or not file.read_text():
-            raise Failed("the line did not run")
-        return (int(file.read_text()) - begin) / 1e6
+        _run(self._command(pid, _line(file)))
+        return _since(begin, file)
 
     def close(self) -> None:
         self._folder.cleanup()
+
+
+def _line(file: Path) -> str:
+    return f"import time; n = time.perf_counter_ns(); f = open('{file}', 'w'); f.write(str(n)); f.close()"
+
+
+def _since(begin_ns: int, file: Path) -> float:
+    """Until the line ran, ms. Raises Failed."""
+    try:
+        until(lambda: file.exists() and file.read_text(), "the line has run", 2)
+    except AssertionError:
+        raise Failed("the line did not run") from None
+    return (int(file.read_text()) - begin_ns) / 1e6
 
 
 class Memray:
@@ -205,10 +243,14 @@ def measure(tool: Tool, kind: str, count: int, python: Path) -> Result:
     """So many attaches; a target that was harmed is replaced."""
     result = Result(kind, tool.name)
     while len(result.latencies) + len(result.failures) < count:
-        with RunningTarget(kind, python) as target, contextlib.suppress(Ended):
+        with RunningTarget(kind, python) as target:
             target.wait_ready()
             for _ in range(count - len(result.latencies) - len(result.failures)):
-                usual_ms = _usual_lap_ms(target)
+                try:
+                    usual_ms = _usual_lap_ms(target)
+                except (Ended, AssertionError) as exc:  # what the attach before this one has done, or its detach
+                    result.failures.append(f"the target was harmed: {exc}")
+                    break
                 target.take_longest_ns()
                 laps = target.words[LAPS]
                 try:
@@ -236,6 +278,7 @@ def _usual_lap_ms(target: RunningTarget) -> float:
 
 def tools(rivals: Path | None) -> Iterator[Callable[[], Tool]]:
     """In the order of their turns."""
+    yield OurLine
     yield lambda: Ours(warm=True)
     yield lambda: Ours(warm=False)
     yield lambda: Command("gdb PyRun_SimpleString", _gdb)
@@ -245,10 +288,7 @@ def tools(rivals: Path | None) -> Iterator[Callable[[], Tool]]:
 
 
 def report(results: list[Result]) -> None:
-    """The table, what failed, and the ratios to ours."""
-    print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
-    for result in results:
-        print("| " + " | ".join(result.cells()) + " |")
+    """What failed, and the ratios to ours."""
     for result in results:
         for failure in sorted(set(result.failures)):
             print(f"{result.kind}, {result.tool}: {result.failures.count(failure)} x {failure}")
@@ -271,12 +311,14 @@ def main() -> None:
     rivals = options.rivals if options.rivals.exists() else None
     python = rivals or Path(sys.executable)
     print(f"Python {version_of(python)}, {options.count} attaches each" + ("" if rivals else "; without memray, hypno"))
+    print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     results = []
     for kind in options.target or ["python", "malloc"]:
         for make in tools(rivals):
             tool = make()
             try:
                 results.append(measure(tool, kind, options.count, python))
+                print("| " + " | ".join(results[-1].cells()) + " |", flush=True)
             finally:
                 tool.close()
     report(results)
