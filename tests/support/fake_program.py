@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # the agent's tests run under 3.9
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -67,5 +68,8 @@ class FakeProgram:
 
 def sockets(pid: int) -> list[str]:
     """The sockets that a process has open."""
-    found = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed at this moment
+            found.append(str(entry.readlink()))
     return [name for name in found if name.startswith("socket:")]

@@ -12,7 +12,9 @@ Theory of operation
 
     Compiling takes 30 ms in all, executing what came compiled 10 ms, and the GIL is not given up by itself meanwhile.
     So it is done in pieces, and the thread rests after each millisecond of its own processor time, three times as
-    long: no training step gets longer by more than a third of what it is.
+    long: no training step gets longer by more than a third of what it is. Where the GIL is not to be had again for long
+    (a program that keeps it through long calls), rests would only add up: there the thread relies on the interpreter,
+    which takes the GIL away from it after 5 ms.
 
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
     sources finds them: hooks that cannot be taken back (fork) do not add up. Any version may meet what any other
@@ -29,7 +31,7 @@ import builtins
 import marshal
 import posix
 import sys
-from time import sleep, thread_time
+from time import perf_counter, sleep, thread_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.boot.live"
 _WORK_S = 0.001  # of processor time at a time
 _REST = 3  # times as long
+_LONG_S = 0.05  # without the GIL
 HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
 
 
@@ -54,6 +57,7 @@ class _Modules:
         self._import = builtins.__import__
         self._builtins = dict(builtins.__dict__, __import__=self.import_)
         self._since = thread_time()
+        self._rests = True
 
     def import_(
         self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
@@ -109,8 +113,10 @@ class _Modules:
 
     def _give_way(self) -> None:
         worked_s = thread_time() - self._since
-        if worked_s > _WORK_S:
+        if self._rests and worked_s > _WORK_S:
+            began = perf_counter()
             sleep(_REST * worked_s)
+            self._rests = perf_counter() - began < _REST * worked_s + _LONG_S
             self._since = thread_time()
 
 

@@ -6,7 +6,8 @@ Theory of operation
                    main thread between two bytecodes (pc in the evaluation loop).
     native thread  pthread_create allocates and takes locks of the loader. So: a thread parked in a call in which no
                    low-level lock waits, or one whose innermost code is a module that is neither the allocator
-                   (exports malloc), nor the C library, nor the loader.
+                   (exports malloc), nor the C library, nor the loader. The interpreter's own locks do not matter: the
+                   new thread waits for them, not the redirected one.
     Nobody is stopped in a call that the stop itself would end early: the main thread may wait in some more calls
     (recv, accept, epoll_wait), but without a time limit, since such a call starts from anew.
     A bystander, parked, is always better than the main thread: training is not stopped at all.
@@ -176,10 +177,6 @@ class NativeThreadPolicy:
     def __init__(self, image: TargetImage) -> None:
         self._image = image
         self._machine = this_machine()
-        python = image.python
-        loop = python.symbol(EVALUATION_LOOP) if python is not None else None
-        self._loop = range(loop[0], loop[0] + loop[1]) if loop is not None else range(0)
-        self._python = python.path if python is not None else None
 
     def candidates(self) -> Iterator[int]:
         """Threads that are parked, the main thread last of them; then whatever runs."""
@@ -195,13 +192,11 @@ class NativeThreadPolicy:
                 yield tid
 
     def accepts(self, tid: int, point: Point) -> bool:
-        """See the theory of operation. In the evaluation loop itself no allocator lock is held either."""
+        """See the theory of operation."""
         if point.call is not None:
             return self._machine.holds_no_low_level_lock(point.call)
-        if point.pc in self._loop:
-            return True
         mapping = self._image.mapping_at(point.pc)
-        if mapping is None or not mapping.is_file or mapping.path == self._python:
+        if mapping is None or not mapping.is_file:
             return False
         image = self._image
         return (
