@@ -21,6 +21,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,9 +236,8 @@ class Store:
 
     def check_writable(self) -> None:
         """Writes a little file. Raises OSError."""
-        probe = self.state_dir / ".probe"
-        probe.write_bytes(b"x")
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=self.state_dir) as probe:  # calls come at once: each has a file of its own
+            probe.write(b"x")
 
     def clean_up(self) -> None:
         """After a crash: empties the trash, removes folders that have no row and half-written files."""
