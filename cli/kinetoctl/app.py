@@ -33,9 +33,9 @@ def cli() -> None:
     """Take traces of running training processes, on demand.
 
     \b
-    kinetoctl run -- python train.py            start a process that can be traced
-    kinetoctl ps                                see what can be traced
-    kinetoctl trace --pid 1234 --duration 5s    trace it
+    kinetoctl ps --all                          see what can be traced
+    kinetoctl trace --pid 1234 --duration 5s    trace it; it needs no preparation
+    kinetoctl doctor 1234                       see why it cannot be traced
 
     Results go to stdout; progress and messages go to stderr.
     """

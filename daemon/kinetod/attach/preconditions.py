@@ -282,7 +282,7 @@ def interpreter(subject: Subject) -> Finding:
             return Finding(name, Status.NOTE, "no Python interpreter: GPU activities only, no Python stacks")
         detail = "it has neither a Python interpreter (CPython 3.9 or later) nor CUDA"
         return _problem(name, unsupported, detail, "name the process that does the work: `kinetoctl ps --all`")
-    version = ".".join(map(str, image.python.version))
+    version = ".".join(map(str, image.python.version if image.python.version[2] else image.python.version[:2]))
     kind = "static" if image.python.path == image.exe else "shared"
     detail = f"CPython {version} in {image.python.path} ({kind}), all symbols found"
     if _is_free_threaded(image):
