@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.cli import Result, run_process
 from support.daemon import Daemon, running_daemon
+from support.descriptors import open_files
 from support.waiting import until
 
 LOOP = """
@@ -91,7 +92,7 @@ def agent_state(daemon: Daemon, pid: int) -> str:
 
 
 def descriptors(pid: int) -> set[str]:
-    return {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return set(open_files(pid).values())
 
 
 def blocked_signals(pid: int) -> list[int]:

@@ -1,6 +1,5 @@
 """Processes that are killed for any system call that attaching is not said to make: the table of calls is complete."""
 
-import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from kinetod.attach.seccomp_calls import CALLS
 from support import native
 from support.cli import run_process
 from support.daemon import Daemon, running_daemon
+from support.descriptors import open_files
 from support.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, all_but
 from support.waiting import until
 
@@ -51,12 +51,7 @@ def strict() -> bytes:
 
 
 def files(pid: int) -> list[str]:
-    folder = Path(f"/proc/{pid}/fd")
-    found = []
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.append(f"{path.name} {path.readlink()}")
-    return sorted(found)
+    return sorted(f"{number} {name}" for number, name in open_files(pid).items())
 
 
 @pytest.mark.parametrize(

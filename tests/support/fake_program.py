@@ -2,15 +2,14 @@
 
 from __future__ import annotations  # the agent's tests run under 3.9
 
-import contextlib
 import os
 import socket
 import subprocess
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Optional
 
 from support import native
+from support.descriptors import open_files
 
 if TYPE_CHECKING:
     from typing import Self
@@ -68,8 +67,4 @@ class FakeProgram:
 
 def sockets(pid: int) -> list[str]:
     """The sockets that a process has open."""
-    found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed at this moment
-            found.append(str(entry.readlink()))
-    return [name for name in found if name.startswith("socket:")]
+    return [name for name in open_files(pid).values() if name.startswith("socket:")]

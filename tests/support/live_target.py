@@ -20,6 +20,7 @@ from kinetod.attach.interface import Bootstrap, Deadline
 
 from support import newer_pythons
 from support.agent_daemon import Connection
+from support.descriptors import open_files
 from support.python_child import environment
 from support.waiting import until
 
@@ -128,10 +129,9 @@ class LiveTarget:
         """How many threads the kernel knows."""
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
-    def descriptors(self) -> dict[str, str]:
+    def descriptors(self) -> dict[int, str]:
         """What is open there."""
-        folder = Path(f"/proc/{self.pid}/fd")
-        return {entry.name: str(entry.readlink()) for entry in folder.iterdir() if entry.is_symlink()}
+        return open_files(self.pid)
 
     def until_alone(self) -> None:
         """Wait until the agent's thread is gone."""

@@ -12,6 +12,7 @@ from kinetod.attach import bootstrap, channel, payload
 from kinetod.attach.interface import MAX_BOOTSTRAP_BYTES, Deadline
 from support import native
 from support.agent_daemon import Connection, Daemon, start_request
+from support.descriptors import open_files
 from support.live_target import PROGRAM, LiveTarget, pythons
 from support.waiting import until
 
@@ -155,8 +156,7 @@ def forked(target: LiveTarget) -> Iterator[Callable[[], int]]:
 
 
 def open_in(pid: int) -> set[str]:
-    names = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
-    return {name for name in names if not name.startswith("/proc/")}  # one that a thread had just opened
+    return {name for name in open_files(pid).values() if not name.startswith("/proc/")}  # a thread had just opened it
 
 
 def test_a_forked_child_has_nothing_of_the_agent(target: LiveTarget, forked: Callable[[], int]) -> None:

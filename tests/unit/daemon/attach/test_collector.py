@@ -20,6 +20,7 @@ from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Deadline
 from kinetod.attach.remote_collector import RemoteCollector
 from support import native
+from support.descriptors import open_files
 from support.waiting import until
 
 HARNESS = Path(__file__).parent / "native" / "run_stub.c"
@@ -73,8 +74,7 @@ class Harness:
 
     def descriptors(self) -> set[str]:
         """What its descriptors name, but for the standard ones."""
-        links = [entry for entry in Path(f"/proc/{self.pid}/fd").iterdir() if int(entry.name) > 2]
-        return {str(link.readlink()) for link in links}
+        return {name for number, name in open_files(self.pid).items() if number > 2}
 
     def threads(self) -> int:
         """How many there are."""
