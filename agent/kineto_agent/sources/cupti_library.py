@@ -37,15 +37,19 @@ def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
     return found
 
 
-def _installed(path: Sequence[str], environ: Mapping[str, str]) -> Optional[str]:
-    roots: List[Tuple[str, Tuple[str, ...]]] = [(root, _WHEEL_PATTERNS) for root in path if root]
+def installed(path: Sequence[str], environ: Mapping[str, str], root: str = "") -> Optional[str]:
+    """The newest libcupti of NVIDIA's wheels in the folders of `path`, else that of a CUDA toolkit.
+
+    root: a process's root folder, below which its folders are looked at; the answer is the path as it names it.
+    """
+    folders: List[Tuple[str, Tuple[str, ...]]] = [(folder, _WHEEL_PATTERNS) for folder in path if folder]
     toolkits = [environ[name] for name in _TOOLKIT_VARIABLES if environ.get(name)] + [_TOOLKIT_DEFAULT]
-    roots += [(root, _TOOLKIT_PATTERNS) for root in toolkits]
-    for root, patterns in roots:
+    folders += [(folder, _TOOLKIT_PATTERNS) for folder in toolkits]
+    for folder, patterns in folders:
         for pattern in patterns:
-            hits = glob.glob(os.path.join(glob.escape(root), pattern))
+            hits = glob.glob(os.path.join(glob.escape(root + folder), pattern))
             if hits:
-                return sorted(hits)[-1]
+                return sorted(hits)[-1][len(root) :]
     return None
 
 
@@ -60,5 +64,5 @@ def find(
     if loaded:
         return loaded[0]
     if mapped_files("libcuda.so", maps):
-        return _installed(sys.path if path is None else path, environ)
+        return installed(sys.path if path is None else path, environ)
     return None

@@ -15,11 +15,9 @@ Theory of operation
 import contextlib
 import functools
 import hashlib
-import os
 import select
 import socket
 import struct
-from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +29,7 @@ from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Deadline, Stop
 from kinetod.attach.machine import this_machine
 from kinetod.attach.native_thread import start_thread
+from kinetod.attach.payload import sealed_memfd
 from kinetod.attach.remote_collector import RemoteEnded, read_greeting
 
 METHOD = "collector"
@@ -59,11 +58,7 @@ def library(path: str = LIBRARY) -> Library:
             AttachCode.FAILED, f"the daemon has no collector to bring along ({exc}): install kinetod from a wheel"
         ) from exc
     name = f"kineto-collector-{hashlib.sha256(data).hexdigest()[:16]}"
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
-    return Library(fd, name)
+    return Library(sealed_memfd(name, data), name)
 
 
 def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop, socket.socket]:

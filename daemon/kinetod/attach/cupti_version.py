@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 from kinetod.attach.elf import PT_LOAD, Elf, NotElfError, Reader
@@ -18,9 +17,6 @@ FUNCTION = "cuptiGetVersion"
 _STORES_CONSTANT = re.compile(rb"\xc7\x07(.{4})\x31\xc0", re.DOTALL)
 _CODE_BYTES = 64
 _HEADER_BYTES = 4096  # the ELF header and the program headers behind it
-# Below a folder for packages, where NVIDIA's wheels put the library, and below a CUDA toolkit. Newest last.
-_WHEEL_PATTERNS = ("nvidia/cuda_cupti/lib/libcupti.so.*", "nvidia/cu[0-9]*/lib/libcupti.so.*")
-_TOOLKIT_PATTERNS = ("lib64/libcupti.so.*", "targets/*/lib/libcupti.so.*", "extras/CUPTI/lib64/libcupti.so.*")
 
 
 def in_memory(memory: Reader, function: tuple[int, int]) -> int | None:
@@ -48,18 +44,6 @@ def in_file(path: Path) -> int | None:
         return None
     finally:
         os.close(descriptor)
-
-
-def installed(root: Path, packages: Sequence[str], toolkits: Sequence[str]) -> Path | None:
-    """The libcupti in folders as a process with this root folder sees them."""
-    for folders, patterns in ((packages, _WHEEL_PATTERNS), (toolkits, _TOOLKIT_PATTERNS)):
-        for folder in folders:
-            inside = root / folder.lstrip("/")
-            for pattern in reversed(patterns):
-                with contextlib.suppress(OSError):
-                    if found := sorted(inside.glob(pattern)):
-                        return found[-1]
-    return None
 
 
 class _File:

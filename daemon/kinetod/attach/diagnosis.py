@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kineto_agent import env
+from kineto_agent.sources import cupti_library
 from kineto_agent.sources.cupti_versions import RELEASES
 
 from kinetod.attach import cupti_version, facts, remote_debug
@@ -43,8 +44,6 @@ from kinetod.attach.preconditions import (
 )
 
 AGENT, REMOTE_DEBUG, PENDING_CALL, COLLECTOR = "agent", "remote-debug", "pending-call", "collector"
-_TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
-_TOOLKIT_DEFAULT = "/usr/local/cuda"
 _READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
 
 
@@ -231,9 +230,8 @@ def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
     packages = []
     if "/torch/" in mapped.torch:  # NVIDIA's wheels lie beside it
         packages.append(mapped.torch.partition("/torch/")[0])
-    toolkits = [*(environ[name] for name in _TOOLKIT_VARIABLES if environ.get(name)), _TOOLKIT_DEFAULT]
-    found = cupti_version.installed(root, packages, toolkits)
-    return (f"/{found.relative_to(root)}", found) if found else None
+    found = cupti_library.installed(packages, environ, str(root))
+    return (found, root / found.lstrip("/")) if found else None
 
 
 def _torch(mapped: MappedFacts | None) -> Finding:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from kinetod.attach.memory import Iovec
+
 PROC = Path("/proc")
 NAMESPACES = ("pid", "mnt", "net", "user")
 # The capabilities that attaching is about, by their number in capability(7).
@@ -123,7 +125,7 @@ class MappedFacts:
 def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
     """Raises ProcessLookupError if there is no such process."""
     folder = proc / str(pid)
-    status, flags = _status(folder), _flags(folder)
+    status, flags = read_status(folder), _flags(folder)
     if not status:
         raise ProcessLookupError(f"there is no process {pid}")
     tracer = _number(status.get("TracerPid"))
@@ -137,7 +139,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
         kernel_thread=status.get("Kthread") == "1" or bool(flags & _PF_KTHREAD),
         exiting=bool(flags & _PF_EXITING),
         tracer_pid=tracer,
-        tracer_name=_status(proc / str(tracer)).get("Name", "") if tracer else "",
+        tracer_name=read_status(proc / str(tracer)).get("Name", "") if tracer else "",
         uids=(uids[0], uids[1], uids[2], uids[3]) if len(uids) == 4 else (-1, -1, -1, -1),
         namespace_pids=tuple(_numbers(status.get("NSpid"))) or (pid,),
         foreign_namespaces=_foreign_namespaces(folder, proc),
@@ -155,9 +157,9 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
 
 def read_own(proc: Path = PROC) -> OwnFacts:
     """What this process may do. Its parent counts as the daemon."""
-    status = _status(proc / "self")
+    status = read_status(proc / "self")
     effective = int(status.get("CapEff", "0"), 16)
-    init = _status(proc / "1")
+    init = read_status(proc / "1")
     return OwnFacts(
         uid=os.geteuid(),
         pids=frozenset((os.getpid(), os.getppid())),
@@ -172,7 +174,7 @@ def read_own(proc: Path = PROC) -> OwnFacts:
 
 def thread_seccomp(pid: int, tid: int, proc: Path = PROC) -> Seccomp | None:
     """Of one thread, which may differ from its process's; None if it has ended."""
-    status = _status(proc / str(pid) / "task" / str(tid))
+    status = read_status(proc / str(pid) / "task" / str(tid))
     return _seccomp(status) if status else None
 
 
@@ -219,7 +221,7 @@ def environment(pid: int, proc: Path = PROC) -> dict[str, str] | None:
     return None
 
 
-def _status(folder: Path) -> dict[str, str]:
+def read_status(folder: Path) -> dict[str, str]:
     """/proc/PID/status; empty if there is no such process."""
     with contextlib.suppress(OSError):
         lines = read_file(folder / "status").decode("utf-8", "replace").split("\n")
@@ -332,10 +334,6 @@ def _section_names(descriptor: int) -> list[bytes]:
     return []
 
 
-class _Iovec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _process_vm_readv = _libc.process_vm_readv
 _process_vm_readv.restype = ctypes.c_ssize_t
@@ -348,7 +346,7 @@ _process_vm_readv.argtypes = (
 
 def _access(pid: int) -> Access:
     buffer = ctypes.create_string_buffer(1)
-    ours, theirs = _Iovec(ctypes.addressof(buffer), 1), _Iovec(0, 1)
+    ours, theirs = Iovec(ctypes.addressof(buffer), 1), Iovec(0, 1)
     read = _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)
     if read >= 0 or ctypes.get_errno() == errno.EFAULT:
         return Access.ALLOWED

@@ -122,7 +122,7 @@ def agent() -> Payload:
     }
     packet = f"{loader}\nHEADER = {header!r}\n".encode()
     assert len(packet) <= _MAX_PACKET_BYTES, len(packet)
-    return Payload(packet, tuple(_sealed_memfd(name, data) for name, data in files.items()))
+    return Payload(packet, tuple(sealed_memfd(f"kineto-{name}", data) for name, data in files.items()))
 
 
 def _folder() -> Path:
@@ -165,8 +165,9 @@ def _compiled(name: str, is_package: bool, text: str) -> tuple[bool, list[bytes]
     return is_package, [marshal.dumps(each) for each in code]
 
 
-def _sealed_memfd(name: str, data: bytes) -> int:
-    descriptor = os.memfd_create(f"kineto-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def sealed_memfd(name: str, data: bytes) -> int:
+    """The descriptor of a new memfd that nobody can change any more."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)
     fcntl(descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kinetod.attach.channel import take_descriptor
-from kinetod.attach.facts import thread_seccomp
+from kinetod.attach.facts import read_status, thread_seccomp
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.machine import Call, Machine, Point, this_machine
@@ -55,18 +55,14 @@ class Facts:
 
 def read_facts(image: TargetImage) -> Facts:
     """Of the main thread; raises AttachError when the process is gone."""
-    fields = {}
-    try:
-        for line in (image.proc / "status").read_text(errors="replace").splitlines():
-            name, _colon, value = line.partition(":")
-            fields[name] = value.split()
-    except OSError:
-        raise gone(image.pid) from None
+    fields = read_status(image.proc)
+    if not fields:
+        raise gone(image.pid)
     return Facts(
-        state=fields["State"][0],
-        tracer=int(fields["TracerPid"][0]),
-        filtered=fields.get("Seccomp", ["0"])[0] != "0",
-        shadow_stack="shstk" in fields.get("x86_Thread_features", ()),
+        state=fields["State"][:1],
+        tracer=int(fields["TracerPid"]),
+        filtered=fields.get("Seccomp", "0") != "0",
+        shadow_stack="shstk" in fields.get("x86_Thread_features", "").split(),
     )
 
 
@@ -144,11 +140,6 @@ def _waits_for_good(image: TargetImage, descriptor: int) -> bool:
             os.close(process)
     except (OSError, AttachError):
         return False
-
-
-def main_is_parked(image: TargetImage) -> bool:
-    """Whether the main thread stands in a blocking call, so that it may not come round for long."""
-    return parked_call(image, image.pid, this_machine()) is not None
 
 
 class PendingCallPolicy:

@@ -339,7 +339,7 @@ def test_another_version_of_the_agent_brings_its_own_collector(
     name, library = ours.packet.split(b"\n")[-2].partition(b"'digest': ")[::2]
     packet = ours.packet.replace(library, b"'another" + library[1:])
     assert name
-    copy = payload._sealed_memfd("library", os.pread(ours.descriptors[2], 1 << 24, 0))
+    copy = payload.sealed_memfd("kineto-library", os.pread(ours.descriptors[2], 1 << 24, 0))
     other = payload.Payload(packet, (*ours.descriptors[:2], copy))
     monkeypatch.setattr(payload, "agent", lambda: other)
     again, _hello = cuda_target.welcome()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kineto_agent.sources import cupti_library
 from kineto_agent.sources.cupti_versions import RELEASES
 from kinetod.attach import cupti_version
 from kinetod.attach.image import TargetImage
@@ -52,8 +53,8 @@ def test_the_newest_wheels_come_before_older_ones_and_toolkits(tmp_path: Path) -
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).touch()
-        chosen = cupti_version.installed(tmp_path, ["/site"], ["/usr/local/cuda"])
+        chosen = cupti_library.installed(["/site"], {}, str(tmp_path))
         assert chosen is not None
-        found.append(str(chosen.relative_to(tmp_path)))
+        found.append(chosen.lstrip("/"))
     assert found == paths
-    assert cupti_version.installed(tmp_path, [], ["/opt/cuda"]) is None
+    assert cupti_library.installed([], {"CUDA_HOME": "/opt/cuda"}, str(tmp_path / "empty")) is None
