@@ -21,6 +21,10 @@ Formats
     "cupti/1"          raw CUPTI activity records, as CUPTI wrote them (layout by cuptiGetVersion in
                        the metadata, observed record sizes in the header).
     "python_stacks/1"  STACK_SAMPLE records: time ns, system thread id, stack node, line of the leaf.
+    "torch_ops/1"      OP and OP_TENSORS records of 64 bytes, told apart by the byte at OP_KIND. The tensors of
+                       an op are found by its thread and number.
+    "kineto_json/1"    the bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
+    "file/1"           likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
 """
 
 import struct
@@ -63,5 +67,19 @@ SPACE_RUNTIME_API = 2  # key: callback id
 SPACE_PYTHON_CODE = 3  # key: code number; text: file NUL first line NUL qualified name
 SPACE_STACK_NODE = 4  # key: node number (> 0); two u32: parent node (0: root), code number
 SPACE_THREAD_NAME = 5  # key: system thread id
+SPACE_OP_NAME = 6  # key: hash of the text, as in OP
+SPACE_OP_INPUTS = 7  # key: hash of the entry, as in OP; what the inputs of an op look like (sources/torch_ops.py)
+SPACE_TORCH_THREAD = 8  # key: system thread id; u64: torch's own number of that thread
 
 STACK_SAMPLE = struct.Struct("<qIIII")  # time ns, thread id, stack node, line, reserved
+
+# start ns, end ns (0: had not ended), name, sequence number (-1: none), torch's number of the forward thread (0: none),
+# inputs (0: not recorded), system thread id, number of the op in its thread, kind, scope, flags, reserved
+OP = struct.Struct("<qqQqQQIIBBBBI")
+# three tensors: address of the TensorImpl, address of the storage's data; thread, op's number, kind, tensors in here,
+# position of the first one among the op's tensors
+OP_TENSORS = struct.Struct("<QQQQQQIIBBBBI")
+OP_KIND = 56  # byte offset in both
+KIND_OP, KIND_OP_TENSORS = 0, 1
+SCOPE_FUNCTION, SCOPE_BACKWARD_FUNCTION, SCOPE_USER = 0, 1, 7  # at::RecordScope
+OP_UNFINISHED, OP_ENDED_ELSEWHERE = 1, 2  # flags: still running when recording ended; ended on another thread

@@ -364,6 +364,7 @@ class Agent:
             sources=recording.counts() if recording is not None else {},
             overhead=self._overhead(command),
             threads=thread_names(_MAX_THREADS) if outcome in ("done", "partial") else {},
+            iterations={},
             warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
         )
 

@@ -86,7 +86,8 @@ class Start(NamedTuple):
     warmup_ns: int
     start_time_ns: int  # 0: at once
     buffer_limit_bytes: int
-    options: Dict[str, Any]  # record_shapes, with_stack, with_modules, with_flops, profile_memory, stack_sample_hz
+    or_duration_ns: Optional[int]  # with iterations: what to record instead in a process that has never stepped
+    options: Dict[str, Any]  # as the public `Options` names them
 
 
 class Cancel(NamedTuple):
@@ -129,7 +130,8 @@ class Result(NamedTuple):
     """The end of a capture. Sent when every source has stopped and all buffers are READY.
 
     outcome: "done", "partial", "failed" or "cancelled". window_*: what was meant to be kept.
-    sources: per source {"records", "dropped", "bytes", "metadata"}.
+    sources: per source {"records", "dropped", "bytes", "metadata"}; metadata["way"] says for people how it recorded.
+    iterations: {"thread": system thread id that steps, "starts": [[number, Unix ns], ...]}, empty if it never steps.
     overhead: {"start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio"}.
     """
 
@@ -142,6 +144,7 @@ class Result(NamedTuple):
     sources: Dict[str, Any]
     overhead: Dict[str, Any]
     threads: Dict[str, str]  # system thread id -> name
+    iterations: Dict[str, Any]
     warnings: List[str]
 
 

@@ -40,6 +40,18 @@
 #define ARENA_SPACE_KERNEL_NAME 0
 #define ARENA_SPACE_DRIVER_API 1
 #define ARENA_SPACE_RUNTIME_API 2
+#define ARENA_SPACE_OP_NAME 6
+#define ARENA_SPACE_OP_INPUTS 7
+#define ARENA_SPACE_TORCH_THREAD 8
+
+/* "torch_ops/1": op records */
+#define ARENA_KIND_OP 0
+#define ARENA_KIND_OP_TENSORS 1
+#define ARENA_SCOPE_FUNCTION 0
+#define ARENA_SCOPE_BACKWARD_FUNCTION 1
+#define ARENA_SCOPE_USER 7
+#define ARENA_OP_UNFINISHED 1
+#define ARENA_OP_ENDED_ELSEWHERE 2
 
 /* header, constant after creation */
 struct arena_fixed {

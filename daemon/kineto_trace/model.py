@@ -45,6 +45,7 @@ _GPU = _TIMED + _columns(
     ("context", "uint32", "CUPTI's context id"),
     ("stream", "uint32", "CUPTI's stream id"),
     ("correlation", "uint32", "joins with the runtime or driver call that caused it"),
+    ("external_id", "int64", "id of the innermost op or annotation around that call; 0: none"),
 )
 _QUEUE = _columns(
     ("graph_id", "uint32", "CUDA graph; 0: none"),
@@ -56,6 +57,17 @@ _API = _TIMED + _columns(
     ("thread", "uint32", "system thread id"),
     ("correlation", "uint32", "joins with the GPU activities that the call caused"),
     ("cbid", "uint32", "CUPTI's callback id of the function"),
+    ("external_id", "int64", "id of the innermost op or annotation around it; 0: none"),
+)
+_OP = _TIMED + _columns(
+    ("thread", "uint32", "system thread id"),
+    ("id", "int64", "of this op, from 1 on; unique in the trace over both tables of this form"),
+    ("sequence", "int64", "autograd's sequence number; -1: none"),
+    ("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
+    ("forward_thread", "uint32", "backward ops: torch's number of the thread of the forward op; 0: none"),
+    ("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
+    ("finished", "uint8", "0: it was still running when the recording ended"),
+    ("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: not recorded"),
 )
 
 SCHEMAS: dict[str, tuple[Column, ...]] = {
@@ -106,6 +118,25 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("wait_on_stream", "int64", "stream in which that event was last recorded; -1: unknown"),
         ("wait_on_correlation", "int64", "correlation of that record call; -1: unknown"),
     ),
+    "cpu_op": _OP,
+    "user_annotation": _OP,
+    "gpu_user_annotation": _TIMED
+    + _columns(
+        ("device", "uint32", "device index"),
+        ("stream", "uint32", "CUPTI's stream id"),
+        ("external_id", "int64", "id of the user_annotation"),
+    ),
+    "cpu_instant_event": _TIMED
+    + _columns(
+        ("thread", "uint32", "system thread id; 0: unknown"),
+        ("bytes", "int64", "allocated; negative: freed"),
+        ("address", "uint64", "of the block"),
+        ("total_allocated", "int64", "bytes on the device afterwards; -1: unknown"),
+        ("total_reserved", "int64", "bytes on the device afterwards; -1: unknown"),
+        ("device_type", "int32", "0 CPU, 1 CUDA"),
+        ("device", "int32", "device index; -1: CPU"),
+        ("external_id", "int64", "id of the innermost op or annotation at that time; 0: none"),
+    ),
     "overhead": _TIMED + _columns(("kind", "uint32", "CUPTI's overhead kind")),
     "python_function": _TIMED
     + _columns(
@@ -114,10 +145,15 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("parent", "int32", "row of the calling frame's slice; NO_ROW: none"),
         ("samples", "int32", "samples in which this slice was on the stack"),
         ("self_samples", "int32", "samples in which it was the innermost frame"),
+        ("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
     ),
 }
 GPU_TABLES = ("kernel", "gpu_memcpy", "gpu_memset")
 API_TABLES = ("cuda_runtime", "cuda_driver")
+OP_TABLES = ("cpu_op", "user_annotation")
+NO_SEQUENCE = -1
+NO_STRING = -1
+NO_MODULE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +219,7 @@ class Trace:
     devices: Sequence[Mapping[str, Any]] = ()
     versions: Mapping[str, int] = field(default_factory=dict)  # cupti_version, cuda_runtime_version, …
     losses: Losses = Losses()
-    sample_period_ns: int = 0  # of python_function; 0: no samples
+    sample_period_ns: int = 0  # of python_function; 0: no samples, or exact calls
 
     def table(self, kind: str) -> Table:
         """The table of this kind, maybe empty."""

@@ -29,6 +29,8 @@ class TargetInfo:
     window_end_ns: int = 0
     threads: dict[int, str] = field(default_factory=dict)  # system thread id -> name
     labels: dict[str, str] = field(default_factory=dict)
+    iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
+    iteration_thread: int = 0  # system thread id that steps; 0: unknown
     complete: bool = False  # the agent sent its Result
 
     def to_json(self) -> str:
@@ -75,6 +77,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "window_end_ns": int,
     "threads": dict,
     "labels": dict,
+    "iterations": list,
+    "iteration_thread": int,
     "complete": bool,
 }
 

@@ -23,7 +23,6 @@ class Reason(StrEnum):
     """Reason codes of refused calls (google.rpc.ErrorInfo.reason)."""
 
     INVALID_FIELD = "INVALID_FIELD"
-    OPTION_NOT_AVAILABLE = "OPTION_NOT_AVAILABLE"
     NO_SUCH_PROCESS = "NO_SUCH_PROCESS"
     NO_MATCH = "NO_MATCH"
     NO_SUCH_CAPTURE = "NO_SUCH_CAPTURE"

@@ -86,14 +86,6 @@ def test_a_wrong_field_is_named(stub: ProfilerStub, spec: pb.CaptureSpec, field:
     assert message.startswith(f"{field}: ")
 
 
-def test_an_option_that_is_not_there_yet_is_refused(stub: ProfilerStub) -> None:
-    code, reason, message = refused(
-        stub, pb.CaptureSpec(selector=OWN, duration_ns=1, options=pb.Options(record_shapes=True))
-    )
-    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "OPTION_NOT_AVAILABLE")
-    assert message.startswith("spec.options.record_shapes: ")
-
-
 def test_a_pid_that_does_not_exist_is_named(stub: ProfilerStub) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()

@@ -206,6 +206,7 @@ def start_request(capture_id: str = "c1", **changes: Any) -> wire.Start:
         warmup_ns=0,
         start_time_ns=0,
         buffer_limit_bytes=8 << 20,
+        or_duration_ns=None,
         options={},
     )
     return request._replace(**changes)

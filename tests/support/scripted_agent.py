@@ -178,6 +178,7 @@ class ScriptedAgent:
                 sources={SOURCE: {**source, "metadata": {"extra": 1}}},
                 overhead={"start_ns": 1000, "stop_ns": 2000, "detach_ns": 0, "agent_cpu_ns": 3000, "step_ratio": 0},
                 threads={str(os.getpid()): "MainThread"},
+                iterations={},
                 warnings=[],
             )
         )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 
-from kineto_trace.model import NO_ROW, StringTable, Table, make_table
+from kineto_trace.model import NO_MODULE, NO_ROW, StringTable, Table, make_table
 from kineto_trace.raw import RawSource
 
 FORMAT = "python_stacks/1"
@@ -197,5 +197,6 @@ def _assemble(levels: list[dict[str, Ints]], times: Ints, ends: Ints, threads: A
         "parent": joined["parent"],
         "samples": joined["samples"],
         "self_samples": joined["self_samples"],
+        "module": np.full(len(start), NO_MODULE),
     }
     return make_table("python_function", len(start), columns)

@@ -11,7 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES
 
 from kinetod.config import Config
-from kinetod.errors import InvalidRequest, Reason, invalid
+from kinetod.errors import invalid
 from kinetod.registry import Match, checked_selector
 
 FORMATS = tuple(FILE_NAMES)
@@ -28,7 +28,6 @@ MAX_KEY_CHARS = 128
 START_TIME_SLACK_NS = 2 * 10**9  # a start time that has just passed: the request was under way
 _ACTIVITY_TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-_UNAVAILABLE_OPTIONS = ("record_shapes", "with_modules", "with_flops", "profile_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +45,7 @@ class CaptureRequest:
     formats: tuple[str, ...]
     no_attach: bool
     keep_agent_ns: int  # how long an attached agent stays afterwards
+    or_duration_ns: int | None  # with iterations: for processes that never step
 
     def start(self, capture_id: str) -> wire.Start:
         """The frame for the agents."""
@@ -61,6 +61,7 @@ class CaptureRequest:
             warmup_ns=self.warmup_ns,
             start_time_ns=self.start_time_ns,
             buffer_limit_bytes=self.buffer_limit_bytes,
+            or_duration_ns=self.or_duration_ns,
             options=dict(self.options),
         )
 
@@ -92,11 +93,12 @@ def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRe
         warmup_ns=spec.warmup_ns,
         start_time_ns=spec.start_time_ns,
         activity_types=types,
-        options={"with_stack": spec.options.with_stack, "stack_sample_hz": spec.options.stack_sample_hz},
+        options={field.name: value for field, value in spec.options.ListFields()},
         buffer_limit_bytes=_buffer_limit(spec, config),
         formats=_formats(spec.formats),
         no_attach=spec.no_attach,
         keep_agent_ns=_keep_agent(spec, config),
+        or_duration_ns=_or_duration(spec, config),
     )
 
 
@@ -108,6 +110,15 @@ def _extent(spec: pb.CaptureSpec, config: Config) -> tuple[int | None, pb.Iterat
         return None, _iterations(spec.iterations)
     _check_range("spec.duration_ns", spec.duration_ns, config.max_duration_ns, least=1)
     return spec.duration_ns, None
+
+
+def _or_duration(spec: pb.CaptureSpec, config: Config) -> int | None:
+    if not spec.HasField("or_duration_ns"):
+        return None
+    if spec.WhichOneof("extent") != "iterations":
+        raise invalid("spec.or_duration_ns", "belongs to iterations; a capture by duration needs nothing else")
+    _check_range("spec.or_duration_ns", spec.or_duration_ns, config.max_duration_ns, least=1)
+    return spec.or_duration_ns
 
 
 def _check_range(field: str, value_ns: int, most_ns: int, least: int = 0) -> None:
@@ -163,13 +174,6 @@ def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
 
 
 def _check_options(options: pb.Options) -> None:
-    for name in _UNAVAILABLE_OPTIONS:
-        if getattr(options, name):
-            raise InvalidRequest(
-                Reason.OPTION_NOT_AVAILABLE,
-                f"spec.options.{name}: this version cannot record that yet; leave the option out",
-                field=f"spec.options.{name}",
-            )
     if options.stack_sample_hz > MAX_STACK_SAMPLE_HZ:
         raise invalid(
             "spec.options.stack_sample_hz", f"must be 0 to {MAX_STACK_SAMPLE_HZ}, got {options.stack_sample_hz}"

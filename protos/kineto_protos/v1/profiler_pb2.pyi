@@ -156,23 +156,29 @@ class IterationWindow(_message.Message):
     def __init__(self, count: _Optional[int] = ..., start: _Optional[int] = ..., roundup: _Optional[int] = ..., warmup: _Optional[int] = ...) -> None: ...
 
 class Options(_message.Message):
-    __slots__ = ("record_shapes", "with_stack", "with_modules", "with_flops", "profile_memory", "stack_sample_hz")
+    __slots__ = ("record_shapes", "with_stack", "with_modules", "with_flops", "profile_memory", "stack_sample_hz", "stack_trace", "wait_for_user_profiler", "execution_trace")
     RECORD_SHAPES_FIELD_NUMBER: _ClassVar[int]
     WITH_STACK_FIELD_NUMBER: _ClassVar[int]
     WITH_MODULES_FIELD_NUMBER: _ClassVar[int]
     WITH_FLOPS_FIELD_NUMBER: _ClassVar[int]
     PROFILE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     STACK_SAMPLE_HZ_FIELD_NUMBER: _ClassVar[int]
+    STACK_TRACE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FOR_USER_PROFILER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_TRACE_FIELD_NUMBER: _ClassVar[int]
     record_shapes: bool
     with_stack: bool
     with_modules: bool
     with_flops: bool
     profile_memory: bool
     stack_sample_hz: int
-    def __init__(self, record_shapes: bool = ..., with_stack: bool = ..., with_modules: bool = ..., with_flops: bool = ..., profile_memory: bool = ..., stack_sample_hz: _Optional[int] = ...) -> None: ...
+    stack_trace: bool
+    wait_for_user_profiler: bool
+    execution_trace: bool
+    def __init__(self, record_shapes: bool = ..., with_stack: bool = ..., with_modules: bool = ..., with_flops: bool = ..., profile_memory: bool = ..., stack_sample_hz: _Optional[int] = ..., stack_trace: bool = ..., wait_for_user_profiler: bool = ..., execution_trace: bool = ...) -> None: ...
 
 class CaptureSpec(_message.Message):
-    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns")
+    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns", "or_duration_ns")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +198,7 @@ class CaptureSpec(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     NO_ATTACH_FIELD_NUMBER: _ClassVar[int]
     KEEP_AGENT_NS_FIELD_NUMBER: _ClassVar[int]
+    OR_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     selector: Selector
     duration_ns: int
     iterations: IterationWindow
@@ -204,7 +211,8 @@ class CaptureSpec(_message.Message):
     labels: _containers.ScalarMap[str, str]
     no_attach: bool
     keep_agent_ns: int
-    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ...) -> None: ...
+    or_duration_ns: int
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ..., or_duration_ns: _Optional[int] = ...) -> None: ...
 
 class CreateCaptureRequest(_message.Message):
     __slots__ = ("spec", "idempotency_key")
@@ -215,16 +223,18 @@ class CreateCaptureRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
 
 class SourceCounts(_message.Message):
-    __slots__ = ("source", "records", "bytes", "dropped")
+    __slots__ = ("source", "records", "bytes", "dropped", "way")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     source: str
     records: int
     bytes: int
     dropped: int
-    def __init__(self, source: _Optional[str] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+    way: str
+    def __init__(self, source: _Optional[str] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ..., way: _Optional[str] = ...) -> None: ...
 
 class Overhead(_message.Message):
     __slots__ = ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio")

@@ -30,7 +30,19 @@ MESSAGES: List[wire.Message] = [
     wire.Release("c1"),
     wire.State("c1", "WARMUP", 1),
     wire.Arena("c1", "cupti", "cupti/1", {"version": 26}),
-    wire.Result("c1", "done", "", "", 1, 2, {"cupti": {"records": 1}}, {"start_ns": 1}, {"7": "main"}, ["w"]),
+    wire.Result(
+        "c1",
+        "done",
+        "",
+        "",
+        1,
+        2,
+        {"cupti": {"records": 1}},
+        {"start_ns": 1},
+        {"7": "main"},
+        {"thread": 7, "starts": [[3, 1]]},
+        ["w"],
+    ),
     wire.Rejected("c2", "BUSY", "busy with c1", "c1"),
 ]
 

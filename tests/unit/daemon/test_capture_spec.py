@@ -30,7 +30,7 @@ def test_a_plain_request_gets_the_defaults() -> None:
     request = checked()
     assert request.formats == ("chrome",)
     assert request.buffer_limit_bytes == 128 << 20
-    assert request.start("c").options == {"with_stack": False, "stack_sample_hz": 0}
+    assert request.start("c").options == {}
     assert request.start("c").iterations is None
 
 
@@ -67,9 +67,7 @@ def test_a_week_is_refused_with_the_limit() -> None:
         ({"formats": ["chrome", "xml"]}, "spec.formats[1]"),
         ({"activity_types": ["kernel", "Not A Name"]}, "spec.activity_types[1]"),
         ({"options": pb.Options(stack_sample_hz=1001)}, "spec.options.stack_sample_hz"),
-        ({"options": pb.Options(profile_memory=True)}, "spec.options.profile_memory"),
-        ({"options": pb.Options(with_flops=True)}, "spec.options.with_flops"),
-        ({"options": pb.Options(with_modules=True)}, "spec.options.with_modules"),
+        ({"or_duration_ns": 5}, "spec.or_duration_ns"),
         ({"labels": {"": "x"}}, "spec.labels"),
         ({"labels": {"a b": "x"}}, "spec.labels"),
         ({"labels": {"a": "x" * 256}}, "spec.labels['a']"),

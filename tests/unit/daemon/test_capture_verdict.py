@@ -16,7 +16,7 @@ EXITED = Ending(Outcome.PARTIAL, "TARGET_EXITED", "it ended")
 
 
 def result(outcome: str, code: str = "", reason: str = "") -> wire.Result:
-    return wire.Result("c", outcome, code, reason, 1, 2, {}, {}, {}, [])
+    return wire.Result("c", outcome, code, reason, 1, 2, {}, {}, {}, {}, [])
 
 
 def test_everything_recorded_and_stored_is_done() -> None:

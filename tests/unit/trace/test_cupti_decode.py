@@ -64,6 +64,7 @@ def test_the_first_kernel_of_a_recording(tmp_path: Path) -> None:
         "context": 1,
         "stream": 7,
         "correlation": 37,
+        "external_id": 0,
         "grid_x": 16,
         "grid_y": 2,
         "grid_z": 1,

@@ -55,7 +55,7 @@ class Link:
         """A capture of everything that is recorded by default."""
         self.socket.send(
             wire.encode(
-                wire.Start("c1", [], duration_ns, None, None, 0, 0, 0, 0, 64 << 20, {}),
+                wire.Start("c1", [], duration_ns, None, None, 0, 0, 0, 0, 64 << 20, None, {}),
             )
         )
 
