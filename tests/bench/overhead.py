@@ -1,11 +1,12 @@
 """What a trace costs the training job: ours by pid, beside torch.profiler in the script, in one run.
 
-usage: overhead.py [--work launch,compute] [--trace-s 3] [--traces 3] [--json FILE]   (needs an NVIDIA GPU and torch)
-       overhead.py --work cpu                                                         (anywhere)
+usage: overhead.py [--work launch,compute] [--trace-s 3] [--traces 3] [--rows gpu,ops] [--json FILE]
+                                                            (needs an NVIDIA GPU and torch)
+       overhead.py --work cpu                               (anywhere)
 
 For each kind of work the same loop runs in turn: without an agent; with an idle agent; traced several times with
-`kinetoctl trace --pid` (GPU activities only, then with Python stacks: the medians of the traces are shown, since
-on a virtual machine one trace says little); with torch.profiler in the script.
+`kinetoctl trace --pid` in the ways of TRACES (the medians of the traces are shown, since on a virtual machine one
+trace says little); with torch.profiler in the script. --rows chooses some of them.
 Columns: step = median step time in ms before the trace; during, after = median step time over that of
 before; quiet, entry, stall = longest step in ms in the 4 s before the request, from it to the first activity
 (so with the attach), from it on; lost = seconds of training lost until the file was there; first = request to
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,7 +31,30 @@ from support.daemon import running_daemon
 
 LOOP = Path(__file__).with_name("training_loop.py")
 GPU_TYPES = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,overhead"
+OP_TYPES = "cpu_op,user_annotation"
 BEFORE_S, AFTER_S = 5.0, 5.0
+
+
+class Way(NamedTuple):
+    """One way to trace. live: a loop that nobody prepared; each trace attaches anew."""
+
+    title: str
+    arguments: tuple[str, ...]
+    live: bool = False
+    gpu: bool = False  # makes no sense without one
+
+
+TRACES = {
+    "gpu": Way("GPU activities", ("--activities", GPU_TYPES), gpu=True),
+    "ops": Way("PyTorch operators and GPU", ("--activities", f"{OP_TYPES},{GPU_TYPES}"), gpu=True),
+    "ops-only": Way("PyTorch operators only", ("--activities", OP_TYPES)),
+    "all": Way("all that is on by default", ()),
+    "shapes": Way("the same, with shapes", ("--record-shapes",)),
+    "stack-trace": Way("stacks by torch's profiler", ("--with-stack=trace",)),
+    "live-stacks": Way("live attach, Python stacks only", ("--activities", "python_function"), live=True),
+    "live-gpu": Way("live attach, GPU activities", ("--activities", GPU_TYPES), live=True, gpu=True),
+}
+OTHERS = ("bare", "idle", "torch.profiler")
 
 
 def control(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -110,16 +134,11 @@ def untouched(environ: dict[str, str], work: str, log: Path, *, agent: bool) -> 
     return {"step_ms": statistics.median(durations(steps, steps[0], steps[-1])) / 1e6}
 
 
-def traced(
-    environ: dict[str, str], work: str, log: Path, options: argparse.Namespace, types: str, *, live: bool = False
-) -> dict[str, Any]:
-    """Our traces by pid, one after another, of one loop: medians, and all values of what varies most.
-
-    live: of a loop that nobody prepared; each trace attaches anew.
-    """
-    loop = start_loop(environ, work, log, agent=not live, extra=[])
-    arguments = ["--duration", f"{options.trace_s}s", *(["--activities", types] if types else [])]
-    if live:
+def traced(environ: dict[str, str], work: str, log: Path, options: argparse.Namespace, way: Way) -> dict[str, Any]:
+    """Our traces by pid, one after another, of one loop: medians, and all values of what varies most."""
+    loop = start_loop(environ, work, log, agent=not way.live, extra=[])
+    arguments = ["--duration", f"{options.trace_s}s", *way.arguments]
+    if way.live:
         arguments += ["--keep-agent", "0s"]
     captures = []
     for _ in range(options.traces):
@@ -188,7 +207,7 @@ def main() -> int:
     parser.add_argument("--trace-s", type=float, default=3.0)
     parser.add_argument("--traces", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--skip-incumbent", action="store_true")
+    parser.add_argument("--rows", default=",".join((*OTHERS, *TRACES)))
     options = parser.parse_args()
     everything = {}
     with tempfile.TemporaryDirectory(prefix="kineto-") as folder, running_daemon() as daemon:
@@ -196,16 +215,14 @@ def main() -> int:
         for work in options.work.split(","):
             log = Path(folder, f"{work}.json")
             rows: dict[str, dict[str, Any]] = {}
-            rows["no agent"] = untouched(environ, work, log, agent=False)
-            rows["idle agent"] = untouched(environ, work, log, agent=True)
-            if work != "cpu":
-                rows["kinetoctl trace, GPU activities"] = traced(environ, work, log, options, GPU_TYPES)
-            rows["kinetoctl trace, everything"] = traced(environ, work, log, options, "")
-            rows["live attach, Python stacks only"] = traced(environ, work, log, options, "python_function", live=True)
-            if work != "cpu":
-                rows["live attach, GPU activities"] = traced(environ, work, log, options, GPU_TYPES, live=True)
-            if not options.skip_incumbent:
-                rows["torch.profiler in the script"] = incumbent(environ, work, log, options.trace_s)
+            for name in options.rows.split(","):
+                if name == "torch.profiler":
+                    rows["torch.profiler in the script"] = incumbent(environ, work, log, options.trace_s)
+                elif name in OTHERS:
+                    agent = name == "idle"
+                    rows["idle agent" if agent else "no agent"] = untouched(environ, work, log, agent=agent)
+                elif work != "cpu" or not TRACES[name].gpu:
+                    rows[TRACES[name].title] = traced(environ, work, log, options, TRACES[name])
             report(work, rows)
             everything[work] = rows
     if options.json:
