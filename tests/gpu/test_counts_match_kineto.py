@@ -25,13 +25,16 @@ Counts = dict[str, Counter[str]]
 
 
 def per_step(trace: dict[str, Any], steps: list[int], first: int) -> Counts:
-    """Events by category and name that begin in STEPS steps from `first` on; ends of flows on a GPU's rows."""
+    """Events by category and name that begin in STEPS steps from `first` on; ends of flows on a GPU's rows and of
+    those from forward to backward operators.
+    """
     base, begin, end = trace["baseTimeNanoseconds"], steps[first], steps[first + STEPS]
     counts: Counts = {}
     for event in trace["traceEvents"]:
-        flow = event["ph"] == "f" and event.get("cat") == "ac2g" and event["pid"] < GPUS
-        category = "flow to the GPU" if flow else event.get("cat", "")
-        if not (flow or event["ph"] == "X") or not begin <= base + round(event["ts"] * 1000) < end:
+        to_gpu = event["ph"] == "f" and event.get("cat") == "ac2g" and event["pid"] < GPUS
+        backward = event["ph"] == "f" and event.get("cat") == "fwdbwd"
+        category = "flow to the GPU" if to_gpu else event.get("cat", "")
+        if not (to_gpu or backward or event["ph"] == "X") or not begin <= base + round(event["ts"] * 1000) < end:
             continue
         counts.setdefault(category, Counter())[event["name"]] += 1
     return counts
@@ -74,6 +77,23 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_gpu_activities_agree_by_name(both: tuple[Counts, Counts], category: str) -> None:
     ours, kinetos = both
     assert ours.get(category, Counter()) == kinetos.get(category, Counter())
+
+
+def test_operators_and_annotations_agree_by_name(both: tuple[Counts, Counts]) -> None:
+    ours, kinetos = both
+    assert len(kinetos["cpu_op"]) > 20
+    assert ours["cpu_op"] == kinetos["cpu_op"]
+    annotations = [
+        Counter({name: count for name, count in counts["user_annotation"].items() if "ProfilerStep" not in name})
+        for counts in both
+    ]
+    assert annotations[0] == annotations[1]
+
+
+def test_backward_operators_are_linked_to_the_same_forward_ones(both: tuple[Counts, Counts]) -> None:
+    ours, kinetos = both
+    assert sum(kinetos["fwdbwd"].values()) > 100
+    assert ours["fwdbwd"] == kinetos["fwdbwd"]
 
 
 @pytest.mark.parametrize("category", API_CATEGORIES)
