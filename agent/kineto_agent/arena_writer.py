@@ -22,7 +22,7 @@ import mmap
 import os
 import struct
 import time
-from typing import Set
+from typing import Optional, Set
 
 from kineto_agent import arena
 from kineto_agent.sources.interface import SourceCounts, SourceError
@@ -61,12 +61,15 @@ def _round_up(size: int, multiple: int) -> int:
 class ArenaWriter:
     """One arena and its writer. Every method but `counts` belongs to one thread at a time."""
 
-    def __init__(self, name: str, buffer_limit_bytes: int, strings_bytes: int) -> None:
-        self._count = min(max(buffer_limit_bytes // BUFFER_BYTES, MIN_BUFFERS), MAX_BUFFERS)
+    def __init__(
+        self, name: str, buffer_limit_bytes: int, strings_bytes: int, buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
+        self.buffer_bytes = buffer_bytes
+        self._count = min(max(buffer_limit_bytes // buffer_bytes, MIN_BUFFERS), MAX_BUFFERS)
         self._strings_offset = _round_up(arena.HEADER_BYTES + self._count * arena.DESCRIPTOR_BYTES, arena.PAGE_BYTES)
         self._strings_bytes = _round_up(strings_bytes, arena.PAGE_BYTES)
         self._buffers_offset = self._strings_offset + self._strings_bytes
-        self.total_bytes = self._buffers_offset + self._count * BUFFER_BYTES
+        self.total_bytes = self._buffers_offset + self._count * buffer_bytes
         self.fd = -1
         try:
             self.fd = _create_memfd("kineto-" + name)
@@ -92,7 +95,7 @@ class ArenaWriter:
 
     def _write_fixed_header(self) -> None:
         arena.FIXED.pack_into(
-            self._map, 0, arena.MAGIC, arena.HEADER_BYTES, self._count, BUFFER_BYTES, arena.HEADER_BYTES,
+            self._map, 0, arena.MAGIC, arena.HEADER_BYTES, self._count, self.buffer_bytes, arena.HEADER_BYTES,
             self._strings_offset, self._strings_bytes, self._buffers_offset, self.total_bytes,
         )  # fmt: skip
 
@@ -100,16 +103,36 @@ class ArenaWriter:
 
     def append(self, layout: struct.Struct, *values: int) -> bool:
         """One record into the current buffer. False: dropped, since no buffer is free."""
-        if self._current >= 0 and self._fill + layout.size > BUFFER_BYTES:
+        if self._current >= 0 and self._fill + layout.size > self.buffer_bytes:
             self.publish()
         if self._current < 0 and not self._borrow():
             self.drop()
             return False
-        offset = self._buffers_offset + self._current * BUFFER_BYTES + self._fill
+        offset = self._buffers_offset + self._current * self.buffer_bytes + self._fill
         layout.pack_into(self._bytes, offset, *values)
         self._fill += layout.size
         self._fill_records += 1
         return True
+
+    def room(self) -> Optional[memoryview]:
+        """The rest of the current buffer, never empty, to be filled by the caller and released; None: none is free."""
+        if self._current >= 0 and self._fill >= self.buffer_bytes:
+            self.publish()
+        if self._current < 0 and not self._borrow():
+            return None
+        start = self._buffers_offset + self._current * self.buffer_bytes
+        return self._bytes[start + self._fill : start + self.buffer_bytes]
+
+    def write_through(self, data: memoryview) -> int:
+        """As much of the data as fits into `room()`, written without the GIL; the caller says `filled` then."""
+        offset = self._buffers_offset + self._current * self.buffer_bytes + self._fill
+        with data[: self.buffer_bytes - self._fill] as part:
+            return os.pwrite(self.fd, part, offset)
+
+    def filled(self, size: int) -> None:
+        """So many bytes of `room()` are written. A buffer that is written in this way counts as one record."""
+        self._fill += size
+        self._fill_records = 1
 
     def intern(self, key: int, space: int, text: bytes) -> bool:
         """One entry into the string table, at once visible to the daemon. False: the table is full."""
