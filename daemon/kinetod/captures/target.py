@@ -30,6 +30,7 @@ from kineto_trace.target import TargetInfo
 from kinetod.agents import Agent, CaptureFrame
 from kinetod.captures.arena_reader import BadArena
 from kinetod.captures.conversion import Converted, convert, overhead_of
+from kinetod.captures.counts import noted_ways, source_counts
 from kinetod.captures.services import Services
 from kinetod.captures.spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.verdict import (
@@ -69,6 +70,7 @@ class _Seen:
     gone: str = ""
     died: bool = False
     arenas: list[tuple[wire.Arena, int]] = field(default_factory=list)
+    ways: dict[str, str] = field(default_factory=dict)  # how each source records, for people
     collect_ns: int = 0  # by the agent's clock, which is this host's
 
 
@@ -121,6 +123,7 @@ class TargetRun:
         if isinstance(message, wire.Arena):
             assert fd is not None  # the link lets no Arena through without
             seen.arenas.append((message, fd))
+            seen.ways |= noted_ways({message.source: message.metadata})
         elif isinstance(message, wire.State):
             self._agent_state(message)
         elif isinstance(message, wire.Result):
@@ -364,10 +367,8 @@ class TargetRun:
         return Ending(Outcome.PARTIAL, VerdictReason.TRACE_LIMIT, reason)
 
     def _publish_counts(self, *, at_once: bool = False) -> None:
-        counts = [
-            pb.SourceCounts(source=name, records=each.records, bytes=each.bytes, dropped=each.dropped)
-            for name, each in self._spool.counts().items()
-        ]
+        self._seen.ways |= noted_ways(self._source_metadata())
+        counts = source_counts(self._spool.counts(), self._seen.ways)
         if list(self.target.counts) == counts or (not at_once and self._loop.time() < self._counts_at):
             return
         self._counts_at = self._loop.time() + COUNTS_PERIOD_S
