@@ -26,6 +26,18 @@ MIN_BUFFER_BYTES = 1 << 20
 MAX_BUFFER_BYTES = 16 << 30
 MAX_KEY_CHARS = 128
 START_TIME_SLACK_NS = 2 * 10**9  # a start time that has just passed: the request was under way
+# Kineto's types that no source records: what each needs instead.
+_DERIVED_TYPES = {
+    "external_correlation": (),  # every trace has the links between operators, calls and GPU work
+    "gpu_user_annotation": ("user_annotation",),  # made from these and the GPU work under them
+}
+# Options that bring an activity type with them, which is recorded beside the ones that are named.
+_TYPES_OF_OPTIONS = {
+    "with_stack": "python_function",
+    "stack_trace": "python_function",
+    "execution_trace": "execution_trace",
+}
+_OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")  # they describe cpu_op rows
 _ACTIVITY_TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
@@ -80,9 +92,9 @@ def checked_key(key: str) -> str:
 
 def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRequest:
     """Raises InvalidRequest that names the wrong field."""
-    _check_options(spec.options)
     _check_labels(spec)
     types = _activity_types(spec)
+    _check_options(spec.options, types)
     duration_ns, iterations = _extent(spec, config)
     _check_warmup(spec, config)
     _check_start_time(spec, config, now_ns)
@@ -93,7 +105,7 @@ def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRe
         warmup_ns=spec.warmup_ns,
         start_time_ns=spec.start_time_ns,
         activity_types=types,
-        options={field.name: value for field, value in spec.options.ListFields()},
+        options=_options(spec.options),
         buffer_limit_bytes=_buffer_limit(spec, config),
         formats=_formats(spec.formats),
         no_attach=spec.no_attach,
@@ -167,17 +179,30 @@ def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
     for index, name in enumerate(spec.activity_types):
         if not _ACTIVITY_TYPE.fullmatch(name):
             raise invalid(f"spec.activity_types[{index}]", f"expected a name like gpu_memcpy, got {name!r:.80}")
-    types = list(dict.fromkeys(spec.activity_types))
-    if types and spec.options.with_stack and "python_function" not in types:
-        types.append("python_function")
-    return tuple(types)
+    types = [each for name in spec.activity_types for each in _DERIVED_TYPES.get(name, (name,))]
+    if spec.activity_types and not types:
+        raise invalid("spec.activity_types", "external_correlation is in every trace and records nothing alone")
+    if types:
+        types += (name for option, name in _TYPES_OF_OPTIONS.items() if getattr(spec.options, option))
+    return tuple(dict.fromkeys(types))
 
 
-def _check_options(options: pb.Options) -> None:
+def _check_options(options: pb.Options, types: tuple[str, ...]) -> None:
     if options.stack_sample_hz > MAX_STACK_SAMPLE_HZ:
         raise invalid(
             "spec.options.stack_sample_hz", f"must be 0 to {MAX_STACK_SAMPLE_HZ}, got {options.stack_sample_hz}"
         )
+    if options.stack_trace and options.stack_sample_hz:
+        raise invalid("spec.options.stack_sample_hz", "is for sampled stacks; stack_trace records every call")
+    for name in _OPERATOR_OPTIONS:
+        if types and getattr(options, name) and "cpu_op" not in types:
+            raise invalid(f"spec.options.{name}", "describes operators: add cpu_op to activity_types")
+
+
+def _options(options: pb.Options) -> dict[str, bool | int]:
+    """As the agent gets them: those that are set. stack_trace is a kind of with_stack."""
+    chosen = {field.name: value for field, value in options.ListFields()}
+    return {**chosen, "with_stack": True} if options.stack_trace else chosen
 
 
 def _buffer_limit(spec: pb.CaptureSpec, config: Config) -> int:

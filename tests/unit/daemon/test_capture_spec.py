@@ -40,6 +40,29 @@ def test_a_stack_is_a_python_function() -> None:
     assert checked(options=options).activity_types == ()
 
 
+def test_an_exact_stack_is_a_stack() -> None:
+    request = checked(activity_types=["cpu_op"], options=pb.Options(stack_trace=True))
+    assert request.activity_types == ("cpu_op", "python_function")
+    assert request.options == {"stack_trace": True, "with_stack": True}
+
+
+def test_an_execution_trace_is_beside_the_named_types() -> None:
+    options = pb.Options(execution_trace=True)
+    assert checked(activity_types=["kernel"], options=options).activity_types == ("kernel", "execution_trace")
+    assert checked(options=options).activity_types == ()
+
+
+def test_types_that_are_made_from_others_are_replaced_by_them() -> None:
+    names = ["kernel", "gpu_user_annotation", "external_correlation", "user_annotation"]
+    assert checked(activity_types=names).activity_types == ("kernel", "user_annotation")
+
+
+def test_options_of_operators_need_operators() -> None:
+    options = pb.Options(record_shapes=True, with_flops=True)
+    assert checked(options=options).options == {"record_shapes": True, "with_flops": True}
+    assert checked(activity_types=["cpu_op"], options=options).activity_types == ("cpu_op",)
+
+
 @pytest.mark.parametrize("duration_ns", [0, -1, 7 * 86_400 * SECOND_NS, 600 * SECOND_NS + 1])
 def test_a_duration_out_of_range_is_refused(duration_ns: int) -> None:
     assert wrong_field(duration_ns=duration_ns) == "spec.duration_ns"
@@ -67,6 +90,11 @@ def test_a_week_is_refused_with_the_limit() -> None:
         ({"formats": ["chrome", "xml"]}, "spec.formats[1]"),
         ({"activity_types": ["kernel", "Not A Name"]}, "spec.activity_types[1]"),
         ({"options": pb.Options(stack_sample_hz=1001)}, "spec.options.stack_sample_hz"),
+        ({"options": pb.Options(stack_trace=True, stack_sample_hz=50)}, "spec.options.stack_sample_hz"),
+        ({"options": pb.Options(record_shapes=True), "activity_types": ["kernel"]}, "spec.options.record_shapes"),
+        ({"options": pb.Options(with_modules=True), "activity_types": ["kernel"]}, "spec.options.with_modules"),
+        ({"options": pb.Options(with_flops=True), "activity_types": ["kernel"]}, "spec.options.with_flops"),
+        ({"activity_types": ["external_correlation"]}, "spec.activity_types"),
         ({"or_duration_ns": 5}, "spec.or_duration_ns"),
         ({"labels": {"": "x"}}, "spec.labels"),
         ({"labels": {"a b": "x"}}, "spec.labels"),
