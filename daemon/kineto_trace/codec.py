@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parent / "_native" / "libkineto_codec.so"
-ABI_VERSION = 2
+ABI_VERSION = 3
 PADDING = 32  # bytes that the native side may read after a literal or text
 MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this
@@ -24,7 +24,7 @@ KIND_LIMIT = 64  # a record's kind is below this
 # kc_column.operation
 COPY, SPAN, INTERN = range(3)
 # kc_field.operation
-END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT = range(6)
+END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT, OPTIONAL = range(7)
 # kc_decoded.status
 OK, TORN, UNKNOWN_KIND, FULL, NO_MEMORY = range(5)
 
@@ -257,7 +257,10 @@ class Texts:
 
 
 class Field(NamedTuple):
-    """One literal and the value after it. `base` (ns) is subtracted from MICROSECONDS."""
+    """One literal and the value after it.
+
+    base: is subtracted from MICROSECONDS (ns); where an OPTIONAL value is equal to it, the whole field is left out.
+    """
 
     literal: bytes
     operation: int = END

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI_VERSION 2
+#define KC_ABI_VERSION 3
 #define KC_EXPORT __attribute__((visibility("default")))
 
 /* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */
@@ -79,6 +79,7 @@ enum {
     KC_MICROSECONDS = 3, /* int64 ns, minus `base`, as microseconds with three decimals; below 0: 0 */
     KC_DECIMAL = 4,      /* double, up to six decimals */
     KC_TEXT = 5,         /* a number into a table of ready texts */
+    KC_OPTIONAL = 6,     /* signed; neither literal nor value where the value is `base` */
 };
 
 #define KC_PADDING 32 /* bytes that must be readable after every literal and after the last text */

@@ -135,6 +135,8 @@ static char *put_bytes(char *p, const char *end, const char *bytes, uint64_t siz
 /* Writes one field; NULL if it does not fit. */
 static char *put_field(const kc_field *f, uint64_t row, char *p, const char *end)
 {
+    if (f->operation == KC_OPTIONAL && get_signed(f, row) == f->base)
+        return p;
     p = put_bytes(p, end, f->literal, f->literal_bytes);
     if (!p || f->operation == KC_END)
         return p;
@@ -148,7 +150,8 @@ static char *put_field(const kc_field *f, uint64_t row, char *p, const char *end
         return NULL;
     switch (f->operation) {
     case KC_UNSIGNED: return put_unsigned(p, get_unsigned(f, row));
-    case KC_SIGNED: return put_signed(p, get_signed(f, row));
+    case KC_SIGNED:
+    case KC_OPTIONAL: return put_signed(p, get_signed(f, row));
     case KC_MICROSECONDS: return put_microseconds(p, (int64_t)(((const uint64_t *)f->column)[row] - (uint64_t)f->base));
     default: return put_decimal(p, ((const double *)f->column)[row]);
     }

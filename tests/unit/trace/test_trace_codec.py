@@ -142,6 +142,12 @@ def test_writes_texts_by_number_and_nothing_for_unknown_numbers() -> None:
     assert text == b"<" + b"x" * 100 + b"><a><><>"
 
 
+def test_an_optional_value_is_left_out_with_its_literal() -> None:
+    values = np.array([3, -1, 0, -2], np.int64)
+    text = rows([Field(b"<"), Field(b"n=", codec.OPTIONAL, values, base=-1), Field(b">")], 4)
+    assert text == b"<n=3><><n=0><n=-2>"
+
+
 def test_writes_only_whole_rows() -> None:
     writer = RowWriter([Field(b"0123456789", codec.UNSIGNED, np.arange(9, dtype=np.uint8)), Field(b"\n")])
     out = np.full(64 + 16, 0x55, np.uint8)

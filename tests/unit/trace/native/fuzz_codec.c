@@ -46,7 +46,7 @@ static void write_rows(const kc_column *columns, uint64_t rows)
     fields[2] = (kc_field){literal, 7, KC_UNSIGNED, columns[1].out, 4, 0, NULL, NULL, 0};
     fields[3] = (kc_field){literal, 7, KC_TEXT, columns[2].out, 4, 3, text, ends, 0};
     fields[4] = (kc_field){literal, 7, KC_DECIMAL, columns[0].out, 8, 0, NULL, NULL, 0};
-    fields[5] = (kc_field){literal, 7, KC_SIGNED, columns[4].out, 2, 0, NULL, NULL, 0};
+    fields[5] = (kc_field){literal, 7, KC_OPTIONAL, columns[4].out, 2, 0, NULL, NULL, 0};
     uint64_t capacity = next(4096);
     char *out = room(capacity);
     kc_written written;
