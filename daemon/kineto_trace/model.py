@@ -6,7 +6,7 @@ Theory of operation
     particular order. Tables are values: nothing changes an array after the table was made.
 
     SCHEMAS says for every table which columns it has, their types and what they mean. The names of the
-    tables are Kineto's categories.
+    tables are Kineto's categories; op_tensor alone is none: its rows have no time, they belong to ops.
 """
 
 from collections.abc import Mapping, Sequence
@@ -120,6 +120,12 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
     ),
     "cpu_op": _OP,
     "user_annotation": _OP,
+    "op_tensor": _columns(
+        ("op", "int64", "id of the op whose input it is"),
+        ("position", "uint32", "among the tensors of the op's inputs, from 0"),
+        ("impl", "uint64", "address of the TensorImpl"),
+        ("storage", "uint64", "address of the storage's data; 0: none"),
+    ),
     "gpu_user_annotation": _TIMED
     + _columns(
         ("device", "uint32", "device index"),
@@ -151,6 +157,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
 GPU_TABLES = ("kernel", "gpu_memcpy", "gpu_memset")
 API_TABLES = ("cuda_runtime", "cuda_driver")
 OP_TABLES = ("cpu_op", "user_annotation")
+UNTIMED_TABLES = ("op_tensor",)
 NO_SEQUENCE = -1
 NO_STRING = -1
 NO_MODULE = -1
@@ -173,7 +180,7 @@ class Table:
                 raise ValueError(f"{self.kind}.{column.name}: {array.dtype} of {len(array)} rows, not {column.dtype}")
 
     def __len__(self) -> int:
-        return len(self.columns["start"])
+        return len(next(iter(self.columns.values())))
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self.columns[name]

@@ -31,6 +31,7 @@ class TargetInfo:
     labels: dict[str, str] = field(default_factory=dict)
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
     iteration_thread: int = 0  # system thread id that steps; 0: unknown
+    options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, as the public `Options` names them
     complete: bool = False  # the agent sent its Result
 
     def to_json(self) -> str:
@@ -79,6 +80,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "labels": dict,
     "iterations": list,
     "iteration_thread": int,
+    "options": dict,
     "complete": bool,
 }
 

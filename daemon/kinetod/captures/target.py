@@ -425,6 +425,7 @@ class TargetRun:
             window_end_ns=window_end_ns,
             threads={int(tid): clean(name, 64) for tid, name in threads if tid.isascii() and tid.isdecimal()},
             labels=self._labels,
+            options=dict(self._start.options),
             complete=result is not None,
         )
 
