@@ -9,6 +9,8 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.targets import Selection, make_selection
 
 DEFAULT_DURATION_NS = 5_000_000_000
+STACKS = ("sample", "trace")  # by our sampler, or every call by torch's tracer
+_OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,14 @@ class TraceOptions:
     warmup: int | None  # ns
     start_at: int | None  # Unix ns
     activities: tuple[str, ...] | None
-    with_stack: bool
+    wait_for_user_profiler: bool | None
+    record_shapes: bool | None
+    with_stack: str | None  # of STACKS
     stack_hz: int | None
+    with_modules: bool | None
+    with_flops: bool | None
+    memory: bool | None
+    execution_trace: bool | None
     buffer_limit: int | None  # bytes per target
     no_attach: bool
     keep_agent: int | None  # ns
@@ -68,6 +76,29 @@ def _check_extent(options: TraceOptions) -> None:
         raise click.UsageError("--start-at is for --duration; use --start-iteration with --iterations")
 
 
+def _check_recording(options: TraceOptions) -> None:
+    if options.with_stack == "trace" and options.stack_hz is not None:
+        raise click.UsageError("--stack-hz is for sampled stacks; --with-stack=trace records every call")
+    for name in _OPERATOR_OPTIONS:
+        if getattr(options, name) and options.activities and "cpu_op" not in options.activities:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} describes operators: add cpu_op to --activities")
+
+
+def _recording(options: TraceOptions) -> pb.Options:
+    return pb.Options(
+        record_shapes=bool(options.record_shapes),
+        with_stack=options.with_stack is not None,
+        with_modules=bool(options.with_modules),
+        with_flops=bool(options.with_flops),
+        profile_memory=bool(options.memory),
+        stack_sample_hz=options.stack_hz or 0,
+        stack_trace=options.with_stack == "trace",
+        wait_for_user_profiler=bool(options.wait_for_user_profiler),
+        execution_trace=bool(options.execution_trace),
+    )
+
+
 def _iterations(options: TraceOptions) -> pb.IterationWindow:
     return pb.IterationWindow(
         count=options.iterations,
@@ -80,12 +111,13 @@ def _iterations(options: TraceOptions) -> pb.IterationWindow:
 def build_spec(options: TraceOptions) -> pb.CaptureSpec:
     """The capture to ask for. Raises click.UsageError if the options contradict each other."""
     _check_extent(options)
+    _check_recording(options)
     spec = pb.CaptureSpec(
         selector=options.selection().to_proto(),
         warmup_ns=options.warmup or 0,
         start_time_ns=options.start_at or 0,
         activity_types=options.activities or (),
-        options=pb.Options(with_stack=options.with_stack, stack_sample_hz=options.stack_hz or 0),
+        options=_recording(options),
         buffer_limit_bytes=options.buffer_limit or 0,
         formats=dict.fromkeys(options.formats),
         labels=dict(options.labels),

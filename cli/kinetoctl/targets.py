@@ -44,6 +44,7 @@ _OPTIONS = (
     click.option(
         "--pid",
         "pids",
+        metavar="PID",
         type=click.IntRange(1, MAX_PID),
         multiple=True,
         shell_complete=complete_pid,

@@ -1,8 +1,9 @@
 """`kinetoctl trace`: the main job."""
 
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from kineto_trace.formats import SUFFIXES
@@ -12,11 +13,13 @@ from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.output.progress import show_progress
 from kinetoctl.output.results import show_capture
 from kinetoctl.parsing import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
+from kinetoctl.sections import SectionedCommand
 from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.spec import TraceOptions, build_spec
+from kinetoctl.spec import STACKS, TraceOptions, build_spec
 from kinetoctl.targets import selector_options
 from kinetoctl.tracing import Outcome, TraceRequest, trace
 
+F = TypeVar("F", bound=Callable[..., Any])
 MAX_STACK_HZ = 1000  # above that the sampler would take more time than it tells
 
 
@@ -32,22 +35,71 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
     return outcome
 
 
-@click.command("trace")
+SECTIONS = {
+    "Which processes": ("pids", "command_regex", "user", "ranks", "job_id"),
+    "How long and when": (
+        *("duration", "warmup", "start_at"),
+        *("iterations", "start_iteration", "roundup", "warmup_iterations"),
+        "wait_for_user_profiler",
+    ),
+    "What to record": (
+        *("activities", "record_shapes", "with_stack", "stack_hz", "with_modules", "with_flops"),
+        *("memory", "execution_trace", "buffer_limit"),
+    ),
+    "The agent": ("no_attach", "keep_agent"),
+    "The files": ("formats", "output_dir", "no_fetch", "labels", "idempotency_key"),
+}
+
+
+def _switch(name: str, text: str) -> Callable[[F], F]:
+    """A flag that is None unless it is given."""
+    return click.option(name, is_flag=True, default=None, help=text)
+
+
+@click.command("trace", cls=SectionedCommand, sections=SECTIONS)
 @selector_options
 @click.option("--duration", type=DURATION, help="Length of the trace, like 500ms, 5s, 2min.  [default: 5s]")
-@click.option("--iterations", type=click.IntRange(1), help="Length in training iterations instead of time.")
-@click.option("--start-iteration", type=click.IntRange(0), help="First iteration to record.  [default: the next one]")
-@click.option("--roundup", type=click.IntRange(1), help="Round the first iteration up to a multiple of this.")
-@click.option("--warmup-iterations", type=click.IntRange(0), help="Iterations with collection on that are not kept.")
+@click.option(
+    "--iterations", metavar="N", type=click.IntRange(1), help="Length in training iterations instead of time."
+)
+@click.option(
+    "--start-iteration", metavar="N", type=click.IntRange(0), help="First iteration to record.  [default: the next one]"
+)
+@click.option(
+    "--roundup", metavar="N", type=click.IntRange(1), help="Round the first iteration up to a multiple of this."
+)
+@click.option(
+    "--warmup-iterations", metavar="N", type=click.IntRange(0), help="Iterations with collection on that are not kept."
+)
 @click.option("--warmup", type=DELAY, help="Time with collection on that is not kept, before --duration starts.")
 @click.option("--start-at", type=START, help="When to start: +10s, or a local time like 2030-01-31T12:00:00.")
+@_switch(
+    "--wait-for-user-profiler", "While the program's own torch.profiler works: wait for its end.  [default: refuse]"
+)
 @click.option(
     "--activities",
     type=ACTIVITIES,
-    help="Kineto's activity types, like kernel,gpu_memcpy.  [default: all that cost little]",
+    help="Kineto's activity types, like cpu_op,kernel,gpu_memcpy.  [default: all that cost little]",
 )
-@click.option("--with-stack", is_flag=True, help="Python stacks beside what --activities names.")
-@click.option("--stack-hz", type=click.IntRange(1, MAX_STACK_HZ), help="Python stack samples a second.  [default: 100]")
+@_switch("--record-shapes", "Shapes and types of operators' inputs. Free where torch's version is known.")
+@click.option(
+    "--with-stack",
+    type=click.Choice(STACKS),
+    is_flag=False,
+    flag_value="sample",
+    help="Python stacks beside what --activities names. --with-stack=trace: every call instead of samples, by torch's "
+    "profiler; steps take 1.5 to 2 times as long.",
+)
+@click.option(
+    "--stack-hz",
+    metavar="N",
+    type=click.IntRange(1, MAX_STACK_HZ),
+    help="Python stack samples a second.  [default: 100]",
+)
+@_switch("--with-modules", "Module hierarchy of operators, by torch's profiler; steps take 1.5 to 2 times as long.")
+@_switch("--with-flops", "Estimated FLOPs of operators, by torch's profiler; steps take 1.5 to 2 times as long.")
+@_switch("--memory", "Allocations and frees as [memory] events, where torch can give them.")
+@_switch("--execution-trace", "PyTorch's execution trace as a file beside the trace.")
 @click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")
 @click.option("--no-attach", is_flag=True, help="Only processes that have an agent; bring none into any other.")
 @click.option(

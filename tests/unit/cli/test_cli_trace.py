@@ -229,6 +229,30 @@ def test_the_request_carries_every_option(trace: Trace) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], pb.Options()),
+        (["--record-shapes"], pb.Options(record_shapes=True)),
+        (["--with-stack"], pb.Options(with_stack=True)),
+        (["--with-stack=sample"], pb.Options(with_stack=True)),
+        (["--with-stack=trace"], pb.Options(with_stack=True, stack_trace=True)),
+        (["--with-stack", "--stack-hz", "50"], pb.Options(with_stack=True, stack_sample_hz=50)),
+        (["--with-modules"], pb.Options(with_modules=True)),
+        (["--with-flops"], pb.Options(with_flops=True)),
+        (["--memory"], pb.Options(profile_memory=True)),
+        (["--execution-trace"], pb.Options(execution_trace=True)),
+        (["--wait-for-user-profiler"], pb.Options(wait_for_user_profiler=True)),
+    ],
+)
+def test_each_option_of_the_recording_is_in_the_request(
+    trace: Trace, arguments: list[str], options: pb.Options
+) -> None:
+    trace.profiler.watches = [[*happy_script()]]
+    assert trace(*arguments).code == 0
+    assert trace.spec().options == options
+
+
 def test_an_agent_may_be_forbidden_or_sent_away_at_once(trace: Trace) -> None:
     trace.profiler.watches = [[*happy_script()]]
     trace("--keep-agent", "0", "--no-attach")
@@ -271,6 +295,11 @@ def test_an_absent_start_iteration_stays_absent(trace: Trace) -> None:
         (["--duration", "-5s"], "--duration: expected a duration above zero, got '-5s'"),
         (["--duration", "7d"], "--duration: expected at most 24h, got '7d': a trace that long would fit nowhere"),
         (["--iterations", "0"], "--iterations: 0 is not in the range x>=1."),
+        (["--with-stack=all"], "--with-stack: 'all' is not one of 'sample', 'trace'."),
+        (["--with-stack=trace", "--stack-hz", "50"], "--stack-hz is for sampled stacks"),
+        (["--record-shapes", "--activities", "kernel"], "--record-shapes describes operators: add cpu_op"),
+        (["--with-modules", "--activities", "kernel"], "--with-modules describes operators: add cpu_op"),
+        (["--with-flops", "--activities", "kernel"], "--with-flops describes operators: add cpu_op"),
         (["--pid", "0"], "--pid: 0 is not in the range 1<=x<=4194304."),
         (["--output-dir", "/proc/nowhere"], "--output-dir: /proc/nowhere cannot be made: No such file or directory"),
     ],
