@@ -66,7 +66,8 @@ def _rows(target: TargetInfo) -> list[_Row]:
         if _is_iteration(entry) and (not known or (entry[0] > known[-1][0] and entry[1] >= known[-1][1])):
             known.append(entry)
     rows = []
-    for entry, following in zip(known, [*known[1:], None], strict=True):
+    for place, entry in enumerate(known):
+        following = known[place + 1] if place + 1 < len(known) else None
         if following is not None and following[0] != entry[0] + 1:
             continue  # what came between is not known
         start_ns = max(entry[1], first_ns)
