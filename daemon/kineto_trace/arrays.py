@@ -29,3 +29,23 @@ def is_in(wanted: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[np.
     places = wanted - values.dtype.type(low)  # what is below `low` wraps to a large number
     found: npt.NDArray[np.bool_] = present.take(np.minimum(places, values.dtype.type(high - low + 1)))
     return found
+
+
+def lookup(wanted: npt.NDArray[Any], keys: npt.NDArray[Any], values: npt.NDArray[Any], default: int) -> Any:
+    """For each wanted id (unsigned): the value that belongs to the equal key (of the same type), else the default.
+
+    Of equal keys the last one counts.
+    """
+    if not len(keys) or not len(wanted):
+        return np.full(len(wanted), default, values.dtype)
+    low, high = int(keys.min()), int(keys.max())
+    if high - low < max(_TABLE_LIMIT // 64, 8 * len(keys)):
+        table = np.full(high - low + 2, default, values.dtype)  # the last one is for all that is outside
+        table[keys - keys.dtype.type(low)] = values
+        table[-1] = default
+        places = wanted - keys.dtype.type(low)  # what is below `low` wraps to a large number
+        return table.take(np.minimum(places, keys.dtype.type(high - low + 1)))
+    order = np.argsort(keys, kind="stable")
+    at = np.maximum(np.searchsorted(keys, wanted, side="right", sorter=order) - 1, 0)
+    found = order[at]
+    return np.where(keys[found] == wanted, values[found], default)

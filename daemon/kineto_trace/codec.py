@@ -81,6 +81,20 @@ class _Written(ctypes.Structure):
     _fields_ = (("rows", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
 
 
+class _Events(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_uint64),
+        ("track", ctypes.c_void_p),
+        ("start", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+    )
+
+
+class _Tree(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("parent", "depth", "children", "stop", "end", "self"))
+
+
 @cache
 def load(path: Path = LIBRARY) -> ctypes.CDLL:
     """Loads the library once. Raises CodecError."""
@@ -111,6 +125,12 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     library.kc_lanes.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
     library.kc_lanes.argtypes += [ctypes.c_uint32, ctypes.c_void_p]
     library.kc_lanes.restype = None
+    library.kc_order.argtypes = [ctypes.c_void_p] * 3
+    library.kc_order.restype = None
+    library.kc_nest.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    library.kc_nest.restype = None
+    library.kc_enclosing.argtypes = [ctypes.c_void_p] * 4
+    library.kc_enclosing.restype = None
     return library
 
 
@@ -318,3 +338,74 @@ def lanes(
     lane = np.zeros(len(track), np.uint8)
     load().kc_lanes(track.ctypes.data, start.ctypes.data, end.ctypes.data, len(track), limit, lane.ctypes.data)
     return lane
+
+
+NEVER = 2**63 - 1  # the end of an event that was still running when the recording ended
+MAX_EVENTS = 2**31 - 1
+
+
+class Nest(NamedTuple):
+    """The tree of sorted events, one value per event. Times in ns.
+
+    parent: place of the enclosing event, -1: none. stop: the place after the last descendant. end: as given, but
+    not after the parent's. self_time: in which no child ran.
+    """
+
+    parent: npt.NDArray[np.int32]
+    depth: npt.NDArray[np.int32]
+    children: npt.NDArray[np.int32]
+    stop: npt.NDArray[np.int32]
+    end: npt.NDArray[np.int64]
+    self_time: npt.NDArray[np.int64]
+
+
+class Events:
+    """Intervals (ns) of some tracks, for the functions below. Keeps the arrays that the native side reads."""
+
+    def __init__(
+        self, track: AnyArray, start: AnyArray, end: AnyArray | None = None, rank: AnyArray | None = None
+    ) -> None:
+        if len(track) > MAX_EVENTS:
+            raise ValueError(f"{len(track)} events, at most {MAX_EVENTS} fit into one tree")
+        self.track, self.start = np.ascontiguousarray(track, np.uint32), np.ascontiguousarray(start, np.int64)
+        self.end = None if end is None else np.ascontiguousarray(end, np.int64)
+        self.rank = None if rank is None else np.ascontiguousarray(rank, np.uint8)
+        arrays = (self.track, self.start, self.end, self.rank)
+        if any(array is not None and len(array) != len(track) for array in arrays):
+            raise ValueError("columns of events differ in length")
+        self._native = _Events(len(track), *(None if array is None else array.ctypes.data for array in arrays))
+        self.pointer = ctypes.byref(self._native)
+
+    def __len__(self) -> int:
+        return len(self.track)
+
+    def order(self) -> npt.NDArray[np.uint32]:
+        """The places sorted by track, start, end from late to early, rank, place."""
+        order, scratch = np.empty(len(self), np.uint32), np.empty(len(self), np.uint32)
+        load().kc_order(self.pointer, order.ctypes.data, scratch.ctypes.data)
+        return order
+
+    def take(self, order: AnyArray) -> "Events":
+        """The events at these places, without ranks."""
+        return Events(self.track[order], self.start[order], None if self.end is None else self.end[order])
+
+    def nest(self, window_end_ns: int) -> Nest:
+        """The tree of events that are sorted. Outermost events that end NEVER end at `window_end_ns`."""
+        if self.end is None:
+            raise ValueError("events without ends have no tree")
+        count = len(self)
+        result = Nest(*(np.empty(count, np.int32) for _ in range(4)), *(np.empty(count, np.int64) for _ in range(2)))
+        tree = _Tree(*(array.ctypes.data for array in result))
+        load().kc_nest(self.pointer, window_end_ns, ctypes.byref(tree))
+        return result
+
+    def enclosing(self, parent: npt.NDArray[np.int32], moments: "Events") -> npt.NDArray[np.int32]:
+        """For sorted moments: the place of the innermost of these sorted events that runs then, -1: none.
+
+        The ends and parents must be those of nest().
+        """
+        if self.end is None or len(parent) != len(self) or parent.dtype != np.int32:
+            raise ValueError("events without their tree cannot be searched")
+        found = np.empty(len(moments), np.int32)
+        load().kc_enclosing(self.pointer, parent.ctypes.data, moments.pointer, found.ctypes.data)
+        return found

@@ -111,4 +111,34 @@ KC_EXPORT void kc_write(const kc_field *fields, uint32_t field_count, uint64_t f
 KC_EXPORT void kc_lanes(const uint32_t *track, const int64_t *start, const int64_t *end, uint64_t count,
                         uint32_t lane_limit, uint8_t *lane);
 
+/* ---- trees: which event of a thread runs inside which ---- */
+
+#define KC_NEVER INT64_MAX /* the end of an event that was still running when the recording ended */
+
+typedef struct {
+    uint64_t count;       /* below 2^31 */
+    const uint32_t *track;
+    const int64_t *start; /* ns */
+    const int64_t *end;   /* ns */
+    const uint8_t *rank;
+} kc_events;
+
+typedef struct {
+    int32_t *parent;   /* place of the enclosing event; -1: none */
+    int32_t *depth;    /* 0: outermost */
+    int32_t *children; /* direct ones */
+    int32_t *stop;     /* the place after its last descendant */
+    int64_t *end;      /* ns; not after the parent's */
+    int64_t *self;     /* ns in which no child ran */
+} kc_tree;
+
+/* order = the places sorted by (track, start, end from late to early, rank, place). Without end or rank (NULL) these
+   do not count. scratch: room for `count`. Fast where the events are nearly sorted already. */
+KC_EXPORT void kc_order(const kc_events *events, uint32_t *order, uint32_t *scratch);
+/* Events are in that order. An outermost event that never ended ends at window_end. */
+KC_EXPORT void kc_nest(const kc_events *events, int64_t window_end, const kc_tree *tree);
+/* Events are in that order, with the ends and parents of kc_nest; moments are sorted by (track, start). found[i] = place
+   of the innermost event of the same track that runs at moments->start[i]; -1: none. */
+KC_EXPORT void kc_enclosing(const kc_events *events, const int32_t *parent, const kc_events *moments, int32_t *found);
+
 #endif
