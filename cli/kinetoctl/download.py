@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.formats import SUFFIXES
+from kineto_trace.formats import STORED_SUFFIXES
 
 from kinetoctl.client import Client
 from kinetoctl.errors import DownloadFailed, FileConflict, VerificationFailed
@@ -37,7 +37,7 @@ def _safe(text: str) -> str:
 
 def file_name(capture: pb.Capture, target: pb.Target, file: pb.TraceFile) -> str:
     """kineto-HOST-PID-CAPTURE plus the suffix of the format."""
-    suffix = SUFFIXES.get(file.format, f".{_safe(file.format)}")
+    suffix = STORED_SUFFIXES.get(file.format, f".{_safe(file.format)}")
     return f"kineto-{_safe(capture.host)}-{target.pid}-{_safe(capture.id)}{suffix}"
 
 

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from kineto_trace.analysis.launches import launch_warnings
 from kineto_trace.analysis.summary import summarize
+from kineto_trace.attachments import Attachments, write_attachments
 from kineto_trace.columns import save_columns
 from kineto_trace.errors import FormatError
 from kineto_trace.export.chrome import write_chrome
 from kineto_trace.export.text import GzipSink, Output, TextSink
 from kineto_trace.files import DigestFile, atomic_file
-from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES
+from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES, OutputFile
 from kineto_trace.load import load_target
 from kineto_trace.model import Trace
 
@@ -39,22 +40,15 @@ FORMATS = {
 }
 
 
-class OutputFile(NamedTuple):
-    """One file in the target's folder. A tuple, so that it is a list in a worker's answer."""
-
-    format: str
-    name: str
-    size_bytes: int
-    sha256: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
     """What a conversion made. The counts are of records that are not in the files."""
 
     files: tuple[OutputFile, ...]
+    traced: bool  # False: there were only files beside a trace, so that the wanted formats do not apply
     summary: dict[str, Any]  # keys of the public `Summary`
     warnings: tuple[str, ...]
+    cut: tuple[str, ...]  # files that are not whole
     records_dropped: int  # lost in the target, buffers full
     records_undecoded: int  # came, but could not be read
     chunks_torn: int  # cut off when the daemon died
@@ -67,17 +61,35 @@ class Conversion:
 def convert_target(target_dir: Path, *, formats: Sequence[str]) -> Conversion:
     """Makes the columns and the files of these formats (none: the default one). Raises TraceError."""
     wanted = [_format(name) for name in dict.fromkeys(formats or [DEFAULT_FORMAT])]
+    attachments = write_attachments(target_dir)
+    if attachments.alone:
+        return _without_trace(attachments)
     loaded = load_target(target_dir)
     trace = loaded.trace
     files = tuple(_write(trace, entry, target_dir) for entry in wanted)
     save_columns(trace, target_dir / COLUMNS_DIRECTORY)
     return Conversion(
-        files=files,
+        files=(*files, *attachments.files),
+        traced=True,
         summary=summarize(trace),
-        warnings=(*loaded.warnings, *launch_warnings(trace)),
+        warnings=(*loaded.warnings, *launch_warnings(trace), *attachments.warnings),
+        cut=attachments.cut,
         records_dropped=trace.losses.dropped,
         records_undecoded=trace.losses.undecoded,
         chunks_torn=trace.losses.torn,
+    )
+
+
+def _without_trace(attachments: Attachments) -> Conversion:
+    return Conversion(
+        files=attachments.files,
+        traced=False,
+        summary={},
+        warnings=attachments.warnings,
+        cut=attachments.cut,
+        records_dropped=0,
+        records_undecoded=0,
+        chunks_torn=0,
     )
 
 

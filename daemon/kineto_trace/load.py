@@ -1,13 +1,23 @@
-"""A target's raw folder to a Trace: every source decoded, the window applied, losses counted."""
+"""A target's raw folder to a Trace.
+
+Theory of operation
+    Every source is decoded into tables, and losses are counted. Then, on the tables of all of them: the window is
+    applied; iterations become annotations; calls, GPU activities and allocations learn from which op they came; and
+    annotations get their images on the GPU. The order matters: what is attributed is what is in the trace.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.decode import cupti, python_stacks
+import numpy as np
+
+from kineto_trace import attachments
+from kineto_trace.decode import cupti, python_stacks, torch_ops
+from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.window import apply_window, drop_trailing_requests, whole_extent
-from kineto_trace.model import Losses, StringTable, Table, Trace
+from kineto_trace.model import NO_ROW, OP_TABLES, Losses, StringTable, Table, Trace, make_table
 from kineto_trace.raw import RawSource, read_source, source_directories
 from kineto_trace.target import TargetInfo
 
@@ -44,9 +54,11 @@ def load_target(target_dir: Path) -> Loaded:
     start, end = target.window_start_ns, target.window_end_ns
     if not end:  # the agent never said what the window was
         start, end = whole_extent(parts.tables)
+    target = replace(target, threads=parts.threads, window_start_ns=start, window_end_ns=end)
     tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
+    tables = add_iterations(tables, parts.strings, target)
     trace = Trace(
-        target=replace(target, threads=parts.threads),
+        target=target,
         strings=tuple(parts.strings.strings),
         tables=tables,
         window_start_ns=start,
@@ -60,17 +72,24 @@ def load_target(target_dir: Path) -> Loaded:
 
 
 def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
+    if source.format == attachments.FORMAT:
+        return  # a file beside the trace
     if source.torn:
         parts.warnings.append(f"{source.source}: the last data was cut off when the daemon ended")
     if source.format == cupti.FORMAT:
         records = cupti.decode(source, parts.strings)
-        parts.tables.update(records.tables)
+        _add_tables(parts, records.tables)
         parts.warnings.extend(f"{source.source}: {warning}" for warning in records.warnings)
         parts.metadata.update(source.metadata)
         undecoded, outside = records.undecoded, 0
+    elif source.format == torch_ops.FORMAT:
+        ops = torch_ops.decode(source, parts.strings, target.window_end_ns)
+        _add_tables(parts, ops.tables)
+        parts.warnings.extend(f"{source.source}: {warning}" for warning in ops.warnings)
+        undecoded, outside = ops.undecoded, 0
     elif source.format == python_stacks.FORMAT:
         samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
-        parts.tables[samples.table.kind] = samples.table
+        _add_tables(parts, {samples.table.kind: samples.table})
         parts.threads = {**samples.threads, **parts.threads}
         parts.sample_period_ns = samples.period_ns
         undecoded, outside = samples.undecoded, samples.out_of_window
@@ -85,6 +104,22 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         torn=parts.losses.torn + source.torn,
         out_of_window=parts.losses.out_of_window + outside,
     )
+
+
+def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:
+    """Puts the tables of one more source to those that are there."""
+    ids = [int(table["id"].max()) for kind, table in parts.tables.items() if kind in OP_TABLES and len(table)]
+    for kind, table in tables.items():
+        columns = dict(table.columns)
+        before = parts.tables.get(kind)
+        for name in ("op", "id"):
+            if name in columns and ids:  # of another source: they must differ
+                columns[name] = columns[name] + max(ids)
+        if before is not None and len(before):
+            if "parent" in columns:
+                columns["parent"] = np.where(columns["parent"] >= 0, columns["parent"] + len(before), NO_ROW)
+            columns = {name: np.concatenate([before[name], column]) for name, column in columns.items()}
+        parts.tables[kind] = make_table(kind, len(next(iter(columns.values()))), columns)
 
 
 def _devices(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:

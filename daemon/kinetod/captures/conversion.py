@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.formats import FILE_NAMES
+from kineto_trace.formats import STORED_NAMES
 
 from kinetod.captures.services import Services
 from kinetod.errors import VerdictReason
@@ -31,6 +31,7 @@ class Converted:
     summary: pb.Summary
     warnings: tuple[str, ...]
     unreadable: int  # records that could not be decoded
+    cut: tuple[str, ...]  # files that are not whole, for people
 
     def apply(self, target: pb.Target) -> None:
         """Puts them into the public state."""
@@ -58,24 +59,26 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
         summary = json_format.ParseDict(answer["summary"], pb.Summary(), ignore_unknown_fields=True)
         unreadable = int(answer["records_undecoded"])
         warnings = tuple(clean(str(warning), 500) for warning in answer["warnings"][:_MAX_WARNINGS])
+        cut = tuple(clean(str(problem), 300) for problem in answer["cut"][:_MAX_WARNINGS])
+        traced = bool(answer["traced"])
     except (KeyError, TypeError, ValueError, json_format.ParseError) as exc:
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder's answer is not understood: {exc}") from exc
     missing = set(formats) - {file.format for file in files}
-    if missing:
+    if traced and missing:
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote no {', '.join(sorted(missing))} file")
     for file in files:
         _verify(file, target_dir)
     # Clients are told a name that says host and process, as TensorBoard's plug-in wants it.
     stem = f"{_FILE_NAME.sub('_', host)}_{pid}.{time.time_ns() // 10**6}.pt"
     for file in files:
-        file.name = f"{stem}.{FILE_NAMES[file.format]}"
-    return Converted(files, summary, warnings, unreadable)
+        file.name = f"{stem}.{STORED_NAMES[file.format]}"
+    return Converted(files, summary, warnings, unreadable, cut)
 
 
 def _verify(file: pb.TraceFile, target_dir: Path) -> None:
-    if file.format not in FILE_NAMES:
+    if file.format not in STORED_NAMES:
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote an unknown format {file.format!r:.40}")
-    path = target_dir / FILE_NAMES[file.format]
+    path = target_dir / STORED_NAMES[file.format]
     try:
         size, digest = file_digest(path)
     except OSError as exc:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.formats import FILE_NAMES
+from kineto_trace.formats import STORED_NAMES
 
 from kinetod.errors import DataLoss, NotFound, OutOfRange, Precondition, Reason, invalid
 from kinetod.store import Store, key_of
@@ -26,7 +26,7 @@ async def fetch(store: Store, capture: pb.Capture, request: pb.FetchTraceRequest
             f"the offset {request.offset} is beyond the {file.size_bytes} bytes of {file.name}; start again at 0",
             size_bytes=file.size_bytes,
         )
-    path = store.target_dir(capture.id, key_of(target)) / FILE_NAMES[file.format]
+    path = store.target_dir(capture.id, key_of(target)) / STORED_NAMES[file.format]
     stream = await asyncio.to_thread(_open, path, file)
     try:
         offset = request.offset

@@ -28,6 +28,7 @@ async def recover_target(
     reason = "the daemon ended before the capture did (killed, crashed or stopped)"
     ending = Ending(Outcome.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
     decode_error: tuple[str, str] | None = None
+    cut: tuple[str, ...] = ()
     exists = directory.is_dir()
     recorded = exists and await asyncio.to_thread(_prepare, directory)
     if not exists:
@@ -39,11 +40,12 @@ async def recover_target(
             decode_error = (exc.code, exc.reason)
         else:
             converted.apply(target)
+            cut = converted.cut
             target.stored_ns = time.time_ns()
             garbage = directory / "raw"
     if not recorded:
         garbage = directory
-    verdict = final(ending, recorded=recorded, dropped=0, decode_error=decode_error)
+    verdict = final(ending, recorded=recorded, dropped=0, cut=cut, decode_error=decode_error)
     target.verdict = verdict.verdict
     target.reason_code = verdict.code
     target.reason = verdict.reason

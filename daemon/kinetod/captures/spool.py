@@ -12,6 +12,7 @@ from typing import Any
 
 from kineto_agent import wire
 from kineto_protos.units import format_size
+from kineto_trace.attachments import FORMAT as FILE_FORMAT
 from kineto_trace.raw import RawWriter
 from kineto_trace.target import TargetInfo
 
@@ -35,6 +36,7 @@ class TraceLimit(Exception):
 
 @dataclass(slots=True)
 class _Source:
+    format: str
     reader: ArenaReader
     writer: RawWriter
     counts: Counts
@@ -78,7 +80,7 @@ class Spool:
         except OSError as exc:
             reader.close()
             raise _translated(exc, self.directory) from exc
-        self._sources[arena.source] = _Source(reader, writer, reader.counts())
+        self._sources[arena.source] = _Source(arena.format, reader, writer, reader.counts())
 
     def _problem(self, arena: wire.Arena) -> str:
         if not _SOURCE_NAME.fullmatch(arena.source):
@@ -138,6 +140,10 @@ class Spool:
     def counts(self) -> dict[str, Counts]:
         """By source."""
         return {name: source.counts for name, source in self._sources.items()}
+
+    def dropped_records(self) -> int:
+        """Of all sources but those whose records are one file: of them the conversion says what is missing."""
+        return sum(each.counts.dropped for each in self._sources.values() if each.format != FILE_FORMAT)
 
     def bytes_written(self) -> int:
         """Of all sources."""

@@ -448,9 +448,14 @@ class TargetRun:
                 converted = await convert(self._services, self._spool.directory, self._formats, pid=self.target.pid)
             except DecodeError as exc:
                 decode_error = (exc.code, exc.reason)
-        dropped = sum(each.dropped for each in self._spool.counts().values())
-        unreadable = converted.unreadable if converted is not None else 0
-        verdict = final(ending, recorded=recorded, dropped=dropped, unreadable=unreadable, decode_error=decode_error)
+        verdict = final(
+            ending,
+            recorded=recorded,
+            dropped=self._spool.dropped_records(),
+            unreadable=converted.unreadable if converted is not None else 0,
+            cut=converted.cut if converted is not None else (),
+            decode_error=decode_error,
+        )
         if converted is not None:
             converted.apply(self.target)
             self.garbage = self._spool.directory / "raw"

@@ -1,6 +1,6 @@
 """How a target and a capture end, from what is known. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,9 +68,18 @@ def ending_of_rejection(rejected: wire.Rejected) -> Ending:
 
 
 def final(
-    ending: Ending, *, recorded: bool, dropped: int, unreadable: int = 0, decode_error: tuple[str, str] | None = None
+    ending: Ending,
+    *,
+    recorded: bool,
+    dropped: int,
+    unreadable: int = 0,
+    cut: Sequence[str] = (),
+    decode_error: tuple[str, str] | None = None,
 ) -> Final:
-    """The verdict. `recorded`: records of the window are there; `decode_error`: code and text, if it failed."""
+    """The verdict. `recorded`: records of the window are there; `decode_error`: code and text, if it failed.
+
+    cut: what is to be said of files beside the trace that are not whole.
+    """
     if ending.outcome is Outcome.CANCELLED:
         return Final(pb.VERDICT_CANCELLED, ending.code, ending.reason)
     if ending.outcome is Outcome.FAILED or (ending.outcome is Outcome.PARTIAL and not recorded):
@@ -84,7 +93,11 @@ def final(
         "fewer activity types"
     )
     if ending.outcome is Outcome.PARTIAL:
-        return Final(pb.VERDICT_PARTIAL, ending.code, f"{ending.reason}; {lost}" if dropped else ending.reason)
+        parts = [ending.reason, *([lost] if dropped else []), *cut]
+        return Final(pb.VERDICT_PARTIAL, ending.code, "; ".join(parts))
+    if cut:
+        parts = [*cut, *([lost] if dropped else [])]
+        return Final(pb.VERDICT_PARTIAL, VerdictReason.FILE_INCOMPLETE, "; ".join(parts))
     if dropped:
         return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_DROPPED, lost)
     if unreadable:

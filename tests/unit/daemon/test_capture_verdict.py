@@ -35,6 +35,13 @@ def test_unreadable_records_are_counted_in_the_verdict() -> None:
     assert (verdict.verdict, verdict.code) == (pb.VERDICT_PARTIAL, "RECORDS_UNREADABLE")
 
 
+def test_a_cut_file_makes_the_verdict_partial_and_is_named() -> None:
+    cut = ["the memory-snapshot file is not whole: 3 of 9 bytes are there"]
+    assert final(DONE, recorded=True, dropped=0, cut=cut) == Final(pb.VERDICT_PARTIAL, "FILE_INCOMPLETE", cut[0])
+    also = final(EXITED, recorded=True, dropped=0, cut=cut)
+    assert also == Final(pb.VERDICT_PARTIAL, "TARGET_EXITED", f"it ended; {cut[0]}")
+
+
 def test_a_partial_collection_without_records_has_failed() -> None:
     assert final(EXITED, recorded=False, dropped=0) == Final(
         pb.VERDICT_FAILED, "TARGET_EXITED", "it ended; nothing was recorded until then"

@@ -105,6 +105,8 @@ def answer(path: Path, **changes: Any) -> dict[str, Any]:
         "summary": {"activities": {"kernel": 2}, "gpu_busy_fraction": -1, "key_of_tomorrow": 1},
         "warnings": ["careful\n"],
         "records_undecoded": 3,
+        "cut": ["the x file is not whole"],
+        "traced": True,
         **changes,
     }
 
@@ -119,6 +121,16 @@ def test_a_workers_answer_is_checked_against_the_file(tmp_path: Path) -> None:
     assert file.name.endswith(".pt.trace.json.gz")
     assert converted.summary.activities["kernel"] == 2
     assert (converted.warnings, converted.unreadable) == (("careful ",), 3)
+    assert converted.cut == ("the x file is not whole",)
+
+
+def test_an_answer_without_a_trace_needs_no_trace_file(tmp_path: Path) -> None:
+    (tmp_path / "memory_snapshot.pickle").write_bytes(b"snapshot")
+    digest = hashlib.sha256(b"snapshot").hexdigest()
+    files = [["memory-snapshot", "memory_snapshot.pickle", 8, digest]]
+    answered = answer(tmp_path / "memory_snapshot.pickle", files=files, traced=False, summary={})
+    (file,) = checked(answered, tmp_path, ("chrome",), "gpu.host", 7).files
+    assert file.name.endswith(".pt.memory_snapshot.pickle")
 
 
 @pytest.mark.parametrize(
