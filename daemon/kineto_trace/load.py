@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from kineto_trace import attachments
+from kineto_trace.analysis.annotations import gpu_annotations
+from kineto_trace.analysis.attribution import attribute
+from kineto_trace.analysis.links import with_evaluated_sequences
 from kineto_trace.decode import cupti, python_stacks, torch_ops
 from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.window import apply_window, drop_trailing_requests, whole_extent
@@ -56,7 +59,7 @@ def load_target(target_dir: Path) -> Loaded:
         start, end = whole_extent(parts.tables)
     target = replace(target, threads=parts.threads, window_start_ns=start, window_end_ns=end)
     tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
-    tables = add_iterations(tables, parts.strings, target)
+    tables = _related(add_iterations(tables, parts.strings, target), parts.strings)
     trace = Trace(
         target=target,
         strings=tuple(parts.strings.strings),
@@ -69,6 +72,17 @@ def load_target(target_dir: Path) -> Loaded:
         sample_period_ns=parts.sample_period_ns,
     )
     return Loaded(trace=trace, warnings=tuple(parts.warnings))
+
+
+def _related(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
+    """The tables with what their rows say about each other."""
+    related = attribute(tables)
+    if "cpu_op" in related:
+        related["cpu_op"] = with_evaluated_sequences(related["cpu_op"], strings.strings)
+    images = gpu_annotations(related)
+    if len(images):
+        related[images.kind] = images
+    return related
 
 
 def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
