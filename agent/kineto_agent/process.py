@@ -7,11 +7,12 @@ from typing import Optional
 
 from kineto_agent.debuglog import log, log_exception
 from kineto_agent.runner import Agent
-from kineto_agent.steps import COUNTER, OptimizerHook
+from kineto_agent.step_hooks import StepHooks
+from kineto_agent.steps import COUNTER
 
 _lock = _thread.allocate_lock()
 _agent: Optional[Agent] = None
-_hook = OptimizerHook(COUNTER)
+_hooks = StepHooks(COUNTER)
 
 
 def start() -> None:
@@ -21,7 +22,7 @@ def start() -> None:
         with _lock:
             if _agent is not None and _agent.alive:
                 return
-            _hook.install()
+            _hooks.install()
             _agent = Agent(COUNTER)
             _agent.start()
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
@@ -42,7 +43,7 @@ def _end(reason_code: str, reason: str) -> None:
     try:
         with _lock:
             agent, _agent = _agent, None
-            _hook.remove()
+            _hooks.remove()
         if agent is not None:
             agent.stop(reason_code, reason)
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
@@ -53,6 +54,7 @@ def _after_fork_in_child() -> None:
     global _agent, _lock
     _lock = _thread.allocate_lock()  # another thread may have held it at the time of the fork
     agent, _agent = _agent, None
+    COUNTER.forget_thread()
     if agent is not None:
         agent.abandon()
         log("forked from an agent's process: this child has none")

@@ -1,24 +1,21 @@
-"""Counting training iterations: torch's optimizers, or the program's own `kineto_agent.step()`.
+"""Counting training iterations: the program's own `kineto_agent.step()`, torch's optimizers, or its profiler's steps.
 
 Theory of operation
-    `register_optimizer_step_post_hook` of torch calls us after every step of every optimizer. With several
-    optimizers an iteration ends when the largest count per optimizer grows, as in Kineto; an optimizer that
-    joins later continues at the current count. Once the program calls step() itself, only that counts.
+    One of three counts at a time, the most telling that has ever been seen: step() before the optimizers before
+    torch.profiler. Whoever takes over goes on from the current count. With several optimizers an iteration ends when
+    the largest count per optimizer grows, as in Kineto; an optimizer that joins later continues at the current count.
+    The same holds for several profilers. `kineto_agent.step_hooks` connects torch to this.
 
     `count` is the number of finished iterations and so the number of the running one; -1 before the first.
     Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS.
 
     Everything here runs in the program's training thread: no lock, no raise, about a microsecond. A pipe is
     written only when somebody waits for this very iteration.
-
-    torch may be imported long after the agent has started. A finder on sys.meta_path waits for
-    `torch.optim.optimizer`, lets the import system do all the work, and takes itself away afterwards.
 """
 
-import sys
+import _thread
 import time
 import weakref
-from types import FrameType, ModuleType
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 RING_ITERATIONS = 1024
@@ -26,11 +23,7 @@ _MASK = RING_ITERATIONS - 1
 _NEVER = 1 << 62
 _BASELINE_ITERATIONS = 256  # the median of so many is steady, and sorting them is cheap
 _MIN_SAMPLES = 3
-_OPTIMIZER_MODULE = "torch.optim.optimizer"
-_REGISTER = "register_optimizer_step_post_hook"
-_HOOKS = "_global_optimizer_post_hooks"  # where it puts them: an OrderedDict
-_QUIET_TRIES = 500
-_QUIET_PAUSE_S = 0.001
+_PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # who counts: the largest that has been seen
 
 
 def _ignore() -> None:
@@ -49,44 +42,59 @@ class StepCounter:
         self.count = -1
         self._time_ns = time_ns
         self._ring = [0] * RING_ITERATIONS
-        self._explicit = False
-        self._optimizers: Dict[int, List[Any]] = {}  # id -> [count, weak reference]
+        self.thread = 0  # system thread id that stepped last
+        self.hooked_ns = 0  # Unix ns since when torch's optimizers are counted; 0: they are not
+        self._ident = 0  # Python's identifier of that thread
+        self._authority = 0
+        self._counts: Dict[int, List[Any]] = {}  # id of an optimizer or profiler -> [count, weak reference]
         self._wake: Callable[[], None] = _ignore
         self._wake_at = _NEVER
 
     def step(self) -> None:
         """The program says that an iteration has ended."""
-        self._explicit = True
+        self._authority = _PROGRAM
         self._advance(max(self.count, 0) + 1)
 
     def on_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch's hook."""
-        if self._explicit:
-            return
-        entry = self._optimizers.get(id(optimizer))
+        self._stepped(_OPTIMIZER, optimizer)
+
+    # torch.compile must not trace into the hook: it calls it as it is.
+    on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def on_profiler_step(self, profiler: Any) -> None:
+        """A step of the program's own torch.profiler (or of one requester of torch's step tracker)."""
+        self._stepped(_PROFILER, profiler)
+
+    def _stepped(self, authority: int, stepper: Any) -> None:
+        if authority != self._authority:
+            if authority < self._authority:
+                return
+            self._authority = authority
+        entry = self._counts.get(id(stepper))
         if entry is None:
-            self._join(optimizer)
+            self._join(stepper)
             return
         entry[0] += 1
         if entry[0] > self.count:
             self._advance(entry[0])
 
-    # torch.compile must not trace into the hook: it calls it as it is.
-    on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-    def _join(self, optimizer: Any) -> None:
-        key = id(optimizer)
-        optimizers = self._optimizers
+    def _join(self, stepper: Any) -> None:
+        key = id(stepper)
+        counts = self._counts
         try:
-            reference = weakref.ref(optimizer, lambda _dead: optimizers.pop(key, None))
+            reference = weakref.ref(stepper, lambda _dead: counts.pop(key, None))
         except TypeError:  # a class with __slots__: it stays uncounted
             return
         first = max(self.count, 1)
-        optimizers[key] = [first, reference]
+        counts[key] = [first, reference]
         if first > self.count:
             self._advance(first)
 
     def _advance(self, count: int) -> None:
+        ident = _thread.get_ident()
+        if ident != self._ident:  # asking the kernel is ten times slower
+            self._ident, self.thread = ident, _thread.get_native_id()
         self._ring[count & _MASK] = self._time_ns()
         self.count = count
         if count >= self._wake_at:
@@ -109,6 +117,28 @@ class StepCounter:
         known = 0 <= self.count - iteration < RING_ITERATIONS - 1 and iteration >= 0
         return self._ring[iteration & _MASK] if known else 0
 
+    def begun(self, start_ns: int, end_ns: int) -> List[List[int]]:
+        """Number and begin (Unix ns) of the iterations that overlap [start_ns, end_ns], and of the one after them.
+
+        Ascending, at most RING_ITERATIONS: of more, the latest.
+        """
+        found: List[List[int]] = []
+        for number in range(self.count, -1, -1):
+            time_ns = self.time_of(number)
+            if not time_ns or (found and time_ns > found[-1][1]):  # overwritten, or the wall clock was set back
+                break
+            if time_ns >= end_ns:
+                found.clear()
+            found.append([number, time_ns])
+            if time_ns <= start_ns:
+                break
+        found.reverse()
+        return found
+
+    def forget_thread(self) -> None:
+        """In a forked child: its thread has another number now, though Python's identifier is the same."""
+        self._ident = 0
+
     def durations_ns(self, start_ns: int, end_ns: int) -> List[int]:
         """The lengths of the latest iterations that lie within [start_ns, end_ns]."""
         last = self.count
@@ -117,115 +147,6 @@ class StepCounter:
         return [
             after - before for before, after in pairs if 0 < before <= after and start_ns <= before and after <= end_ns
         ]
-
-
-class _OptimizerFinder:
-    """Waits on sys.meta_path for torch's optimizers. Everything else passes by untouched."""
-
-    def __init__(self, on_loaded: Callable[[ModuleType], None]) -> None:
-        self._on_loaded = on_loaded
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """The spec that the next finder gives, its loader prepared to tell us."""
-        if fullname != _OPTIMIZER_MODULE:
-            return None
-        for finder in list(sys.meta_path):
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is self or find_spec is None:
-                continue
-            spec = find_spec(fullname, path, target)
-            if spec is not None:
-                self._prepare(spec.loader)
-                return spec
-        return None
-
-    def _prepare(self, loader: Any) -> None:
-        """Shadow exec_module on this one loader object, until it has run once."""
-        exec_module = getattr(loader, "exec_module", None)
-        if exec_module is None:
-            return
-
-        def exec_and_tell(module: ModuleType) -> None:
-            del loader.exec_module
-            exec_module(module)
-            self._on_loaded(module)
-
-        try:
-            loader.exec_module = exec_and_tell
-        except AttributeError:  # a loader that takes no attributes
-            return
-
-
-def _between_steps(module: Any, action: Callable[[], None]) -> bool:
-    """Change torch's global hooks while no optimizer of another thread walks through them: its step would fail.
-
-    A walk that is in the only hook, or finds none, does not notice. Else wait for a moment in which nothing of that
-    module runs; after a sleep this thread has just got the GIL and keeps it for some milliseconds. False: there was
-    no such moment, nothing is done.
-    """
-    for _ in range(_QUIET_TRIES):
-        if len(getattr(module, _HOOKS, ())) <= 1 or not _runs(module):
-            action()
-            return True
-        time.sleep(_QUIET_PAUSE_S)
-    return False
-
-
-def _runs(module: Any) -> bool:
-    """Whether a thread executes a function of the module, or one called by it."""
-    for frame in sys._current_frames().values():
-        inner: Optional[FrameType] = frame
-        while inner is not None:
-            if inner.f_globals is module.__dict__:
-                return True
-            inner = inner.f_back
-    return False
-
-
-class OptimizerHook:
-    """Connects a counter to torch's optimizers, now or when torch is imported."""
-
-    def __init__(self, counter: StepCounter) -> None:
-        self._counter = counter
-        self._finder: Optional[_OptimizerFinder] = None
-        self._handle: Any = None
-        self._module: Any = None
-
-    def install(self, wait_for_import: bool = True) -> None:
-        """Hook torch if it is there, else wait for its import, if wanted. Harmless to repeat."""
-        if self._finder is not None:
-            return
-        module = sys.modules.get(_OPTIMIZER_MODULE)
-        if module is not None and hasattr(module, _REGISTER):
-            self._hook(module)
-        elif wait_for_import:
-            self._finder = _OptimizerFinder(self._loaded)
-            sys.meta_path.insert(0, self._finder)
-
-    def _loaded(self, module: ModuleType) -> None:
-        self._withdraw()
-        self._hook(module)
-
-    def _hook(self, module: ModuleType) -> None:
-        register = getattr(module, _REGISTER, None)  # torch 2.0 and later
-        if register is None or self._handle is not None:
-            return
-
-        def hook() -> None:
-            self._handle, self._module = register(self._counter.on_optimizer_step), module
-
-        _between_steps(module, hook)
-
-    def _withdraw(self) -> None:
-        if self._finder is not None and self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        self._finder = None
-
-    def remove(self) -> None:
-        """Take everything back. A hook for which there is no good moment stays and counts on."""
-        self._withdraw()
-        if self._handle is not None and _between_steps(self._module, self._handle.remove):
-            self._handle = self._module = None
 
 
 COUNTER = StepCounter()

@@ -24,13 +24,14 @@ from kineto_agent.link import Link
 from kineto_agent.runner import Agent
 from kineto_agent.sources import collector_library, registry
 from kineto_agent.sources.interface import Source
-from kineto_agent.steps import COUNTER, OptimizerHook
+from kineto_agent.step_hooks import StepHooks
+from kineto_agent.steps import COUNTER
 
 READY = b"K"  # the answer that the daemon waits for after it has sent the agent
 
 _agent: Optional[Agent] = None
 _lock = _thread.allocate_lock()  # one comes, one goes
-_hook = OptimizerHook(COUNTER)
+_hooks = StepHooks(COUNTER)
 
 
 def run(channel: Any, library: int, number: int) -> None:
@@ -62,14 +63,14 @@ def end() -> None:
 
 
 def _sources() -> List[Source]:
-    _hook.install(wait_for_import=False)
+    _hooks.install(wait_for_import=False)
     return registry.sources()
 
 
 def _left() -> None:
     """The end of the agent's thread."""
     global _agent
-    _hook.remove()
+    _hooks.remove()
     with _lock:
         _agent = None
         collector_library.close()
@@ -86,6 +87,7 @@ def _after_fork_in_child() -> None:
     global _agent, _lock
     _lock = _thread.allocate_lock()  # another thread may have held it at the time of the fork
     agent, _agent = _agent, None
+    COUNTER.forget_thread()
     if agent is not None:
         agent.abandon()
         collector_library.close()

@@ -1,13 +1,11 @@
+import _thread
 import gc
-import importlib
-import sys
+import os
 import threading
-import time
-from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import List
 
 import pytest
-from kineto_agent.steps import RING_ITERATIONS, OptimizerHook, StepCounter, median_ns
+from kineto_agent.steps import RING_ITERATIONS, StepCounter, median_ns
 
 
 class Optimizer:
@@ -66,7 +64,7 @@ def test_an_optimizer_that_replaces_another_goes_on_counting() -> None:
     for _ in range(3):
         optimizer_step(counter, second)
     assert counter.count == 7  # its first step joined iteration 5
-    assert len(counter._optimizers) == 1
+    assert len(counter._counts) == 1
 
 
 def test_optimizers_are_not_kept_alive() -> None:
@@ -77,7 +75,7 @@ def test_optimizers_are_not_kept_alive() -> None:
             alive.append(optimizer)
         optimizer_step(counter, optimizer)
     del optimizer
-    assert len(counter._optimizers) == 10
+    assert len(counter._counts) == 10
 
 
 def test_an_optimizer_without_weak_references_is_left_out() -> None:
@@ -144,184 +142,98 @@ def test_the_median_of_too_few_is_none(values: List[int], median: int) -> None:
     assert median_ns(values) == median
 
 
-# ---------------------------------------------------------------- a stand-in for torch on the disk
-
-FAKE_OPTIMIZER = """
-HOOKS = []
-class Handle:
-    def __init__(self, hook): self.hook = hook
-    def remove(self): HOOKS.remove(self.hook)
-def register_optimizer_step_post_hook(hook):
-    HOOKS.append(hook)
-    return Handle(hook)
-"""
+# ---------------------------------------------------------------- who counts
 
 
-@pytest.fixture
-def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    def write(source: str) -> None:
-        (tmp_path / "torch" / "optim").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "torch" / "__init__.py").write_text("__version__ = '9.9'\n")
-        (tmp_path / "torch" / "optim" / "__init__.py").write_text("")
-        (tmp_path / "torch" / "optim" / "optimizer.py").write_text(source)
-
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "torch"}
-    meta_path = list(sys.meta_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield write
-    assert sys.meta_path == meta_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
-        del sys.modules[name]
-    sys.modules.update(kept)
-
-
-def import_optimizer() -> Any:
-    return importlib.import_module("torch.optim.optimizer")
-
-
-def test_torch_is_hooked_when_it_is_imported_later(fake_torch: Callable[[str], None]) -> None:
-    fake_torch(FAKE_OPTIMIZER)
-    counter = StepCounter()
-    hook = OptimizerHook(counter)
-    hook.install()
-    hook.install()
-    module = import_optimizer()
-    assert [counter.on_optimizer_step] == module.HOOKS
-    assert type(sys.meta_path[0]).__name__ != "_OptimizerFinder"
-    hook.remove()
-    assert module.HOOKS == []
-
-
-def test_torch_is_hooked_when_it_is_there_already(fake_torch: Callable[[str], None]) -> None:
-    fake_torch(FAKE_OPTIMIZER)
-    module = import_optimizer()
-    counter = StepCounter()
-    hook = OptimizerHook(counter)
-    hook.install()
-    assert [counter.on_optimizer_step] == module.HOOKS
-    hook.remove()
-
-
-def test_the_imported_module_shows_no_trace_of_the_finder(fake_torch: Callable[[str], None]) -> None:
-    fake_torch(FAKE_OPTIMIZER)
-    plain = import_optimizer()
-    del sys.modules["torch.optim.optimizer"]
-    hook = OptimizerHook(StepCounter())
-    hook.install()
-    hooked = import_optimizer()
-    assert type(hooked.__loader__) is type(plain.__loader__)
-    assert vars(hooked.__loader__) == vars(plain.__loader__)
-    assert (hooked.__spec__.origin, hooked.__spec__.cached) == (plain.__spec__.origin, plain.__spec__.cached)
-    hook.remove()
-
-
-def test_an_error_in_the_import_is_the_programs_own_and_the_next_try_is_hooked(
-    fake_torch: Callable[[str], None],
-) -> None:
-    fake_torch("raise ValueError('broken')")
-    hook = OptimizerHook(StepCounter())
-    hook.install()
-    with pytest.raises(ValueError, match=r"^broken$"):
-        import_optimizer()
-    fake_torch(FAKE_OPTIMIZER + "# mended, and longer than before\n")
-    importlib.invalidate_caches()
-    assert len(import_optimizer().HOOKS) == 1
-    hook.remove()
-
-
-def test_an_old_torch_without_the_hook_is_left_alone(fake_torch: Callable[[str], None]) -> None:
-    fake_torch("")
-    hook = OptimizerHook(StepCounter())
-    hook.install()
-    import_optimizer()
-    hook.remove()
-
-
-def test_removing_the_hook_before_torch_is_imported_leaves_nothing(fake_torch: Callable[[str], None]) -> None:
-    fake_torch(FAKE_OPTIMIZER)
-    hook = OptimizerHook(StepCounter())
-    hook.install()
-    hook.remove()
-    assert import_optimizer().HOOKS == []
-
-
-@pytest.mark.torch
-def test_torchs_optimizers_are_counted() -> None:
-    torch = pytest.importorskip("torch")
-    counter = StepCounter()
-    hook = OptimizerHook(counter)
-    hook.install()
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    try:
-        for _ in range(4):
-            parameter.sum().backward()
-            optimizer.step()
-    finally:
-        hook.remove()
-    optimizer.step()
+def test_a_profilers_steps_count_where_nothing_else_does() -> None:
+    counter, profiler = StepCounter(), Optimizer()
+    for _ in range(4):
+        counter.on_profiler_step(profiler)
     assert counter.count == 4
 
 
-# ---------------------------------------------------------------- hooks of others, optimizers at work
-
-REAL_OPTIMIZER = """
-from collections import OrderedDict
-_global_optimizer_post_hooks = OrderedDict()
-class Handle:
-    def __init__(self, key): self.key = key
-    def remove(self): del _global_optimizer_post_hooks[self.key]
-def register_optimizer_step_post_hook(hook):
-    handle = Handle(len(_global_optimizer_post_hooks))
-    _global_optimizer_post_hooks[handle.key] = hook
-    return handle
-def step():
-    for hook in _global_optimizer_post_hooks.values():
-        hook(None, (), {})
-"""
+def test_optimizers_take_over_from_a_profiler_at_its_count() -> None:
+    counter, profiler, optimizer = StepCounter(), Optimizer(), Optimizer()
+    for _ in range(3):
+        counter.on_profiler_step(profiler)
+    for _ in range(3):
+        optimizer_step(counter, optimizer)
+        counter.on_profiler_step(profiler)
+    assert counter.count == 5
 
 
-def test_without_a_finder_only_a_torch_that_is_there_is_hooked(fake_torch: Callable[[str], None]) -> None:
-    fake_torch(REAL_OPTIMIZER)
-    meta_path = list(sys.meta_path)
-    hook = OptimizerHook(StepCounter())
-    hook.install(wait_for_import=False)
-    assert sys.meta_path == meta_path
-    module = import_optimizer()
-    assert not module._global_optimizer_post_hooks
-    hook.install(wait_for_import=False)
-    hook.install(wait_for_import=False)
-    assert len(module._global_optimizer_post_hooks) == 1
-    hook.remove()
-    assert not module._global_optimizer_post_hooks
+def test_the_program_takes_over_from_optimizers_and_profilers() -> None:
+    counter, profiler, optimizer = StepCounter(), Optimizer(), Optimizer()
+    counter.on_profiler_step(profiler)
+    optimizer_step(counter, optimizer)
+    counter.step()
+    for _ in range(3):
+        counter.on_profiler_step(profiler)
+        optimizer_step(counter, optimizer)
+    assert counter.count == 2
 
 
-@pytest.mark.parametrize("others", [0, 1, 3])
-def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], others: int) -> None:
-    """While steps walk through hooks that give up the GIL, ours comes and goes from another thread."""
-    fake_torch(REAL_OPTIMIZER)
-    module = import_optimizer()
-    for _ in range(others):
-        module.register_optimizer_step_post_hook(lambda *_arguments: time.sleep(0.0002))
-    stop, failures, steps = threading.Event(), [], []
+# ---------------------------------------------------------------- what is told of the iterations
 
-    def train() -> None:
-        try:
-            while not stop.is_set():
-                module.step()
-                steps.append(1)
-                time.sleep(0.0002)
-        except RuntimeError as exc:
-            failures.append(exc)
 
-    trainer = threading.Thread(target=train)
-    trainer.start()
-    hook = OptimizerHook(StepCounter())
-    for _ in range(20):
-        hook.install(wait_for_import=False)
-        hook.remove()
-    stop.set()
-    trainer.join()
-    assert steps
-    assert not failures
-    assert len(module._global_optimizer_post_hooks) == others
+def stepped_at(*times: int) -> StepCounter:
+    left = iter(times)
+    counter = StepCounter(lambda: next(left))
+    for _ in times:
+        counter.step()
+    return counter
+
+
+def test_the_iterations_of_a_window_come_with_the_ones_at_its_borders() -> None:
+    counter = stepped_at(100, 200, 300, 400, 500, 600)  # iterations 1 to 6
+    assert counter.begun(250, 450) == [[2, 200], [3, 300], [4, 400], [5, 500]]
+    assert counter.begun(200, 400) == [[2, 200], [3, 300], [4, 400]]
+
+
+def test_a_window_before_or_after_all_iterations_has_its_neighbour() -> None:
+    counter = stepped_at(100, 200, 300)
+    assert counter.begun(10, 50) == [[1, 100]]
+    assert counter.begun(400, 500) == [[3, 300]]
+    assert StepCounter().begun(1, 2) == []
+
+
+def test_of_too_many_iterations_the_latest_are_told() -> None:
+    counter = StepCounter(Clock())
+    for _ in range(5000):
+        counter.step()
+    begun = counter.begun(1, 1 << 60)
+    assert len(begun) <= RING_ITERATIONS
+    assert begun[-1] == [5000, 50_000]
+    assert [number for number, _ in begun] == list(range(begun[0][0], 5001))
+
+
+def test_a_clock_that_was_set_back_ends_the_list() -> None:
+    assert stepped_at(900, 950, 100, 200).begun(1, 1000) == [[3, 100], [4, 200]]
+
+
+def test_the_thread_that_steps_is_noted() -> None:
+    counter = StepCounter()
+    assert counter.thread == 0
+    counter.step()
+    assert counter.thread == _thread.get_native_id()
+    noted = []
+
+    def work() -> None:
+        counter.step()
+        noted.append(_thread.get_native_id())
+
+    other = threading.Thread(target=work)
+    other.start()
+    other.join()
+    assert [counter.thread] == noted
+
+
+def test_a_forked_child_notes_its_own_thread() -> None:
+    counter = StepCounter()
+    counter.step()
+    child = os.fork()
+    if child == 0:
+        counter.forget_thread()
+        counter.step()
+        os._exit(0 if counter.thread == os.getpid() else 1)
+    assert os.waitpid(child, 0)[1] == 0
