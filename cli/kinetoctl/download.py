@@ -176,14 +176,15 @@ def download(
     file: pb.TraceFile,
     directory: Path,
     *,
+    name: str = "",
     on_bytes: OnBytes = lambda _received: None,
 ) -> Path:
     """Write one trace file into the directory and verify it. Returns its path.
 
-    on_bytes is told the bytes received so far. Raises DownloadFailed and its subclasses for this machine's
-    part, the client's errors for the daemon's.
+    name: that of the file, by default what `file_name` makes. on_bytes is told the bytes received so far.
+    Raises DownloadFailed and its subclasses for this machine's part, the client's errors for the daemon's.
     """
-    path = directory / file_name(capture, target, file)
+    path = directory / (name or file_name(capture, target, file))
     part = path.with_name(path.name + ".part")
     try:
         if _is_already_there(path, file):

@@ -8,12 +8,12 @@ import click
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def prepare_folder(folder: Path) -> Path:
+def prepare_folder(folder: Path, option: str = "--output-dir") -> Path:
     """Make the folder if it is missing. Raises UsageError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise click.UsageError(f"--output-dir: {folder} cannot be made: {exc.strerror}") from exc
+        raise click.UsageError(f"{option}: {folder} cannot be made: {exc.strerror}") from exc
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.UsageError(f"--output-dir: {folder} is not writable")
+        raise click.UsageError(f"{option}: {folder} is not writable")
     return folder

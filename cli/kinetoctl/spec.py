@@ -6,11 +6,12 @@ from pathlib import Path
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetoctl.kineto_config import Config
 from kinetoctl.targets import Selection, make_selection
 
 DEFAULT_DURATION_NS = 5_000_000_000
 STACKS = ("sample", "trace")  # by our sampler, or every call by torch's tracer
-_OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")
+OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,10 @@ class TraceOptions:
     keep_agent: int | None  # ns
     formats: tuple[str, ...]
     labels: tuple[tuple[str, str], ...]
-    output_dir: Path
+    output_dir: Path | None
     idempotency_key: str | None
     no_fetch: bool
+    kineto_config: tuple[Config, ...]
 
     def selection(self) -> Selection:
         """The targets. Raises UsageError if there is no condition at all."""
@@ -79,7 +81,7 @@ def _check_extent(options: TraceOptions) -> None:
 def _check_recording(options: TraceOptions) -> None:
     if options.with_stack == "trace" and options.stack_hz is not None:
         raise click.UsageError("--stack-hz is for sampled stacks; --with-stack=trace records every call")
-    for name in _OPERATOR_OPTIONS:
+    for name in OPERATOR_OPTIONS:
         if getattr(options, name) and options.activities and "cpu_op" not in options.activities:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} describes operators: add cpu_op to --activities")

@@ -18,8 +18,9 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
 from kinetoctl.download import download
-from kinetoctl.errors import CliError, DownloadFailed, Unreachable
+from kinetoctl.errors import CliError, DownloadFailed, FileConflict, Unreachable
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.naming import LogFile
 from kinetoctl.output import names
 from kinetoctl.output.progress import Progress
 from kinetoctl.patience import RETRYABLE, Patience
@@ -35,11 +36,15 @@ FileKey = tuple[int, int, str]  # pid, start time (ns), format
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """What to capture and where its files go. directory None: leave them in the daemon's store."""
+    """What to capture and where its files go. directory None: leave them in the daemon's store.
+
+    log_file: names for the files, if they are not to have their usual ones.
+    """
 
     spec: pb.CaptureSpec
     idempotency_key: str
     directory: Path | None
+    log_file: LogFile | None = None
 
 
 @dataclass(slots=True)
@@ -141,34 +146,64 @@ def _follow_or_cancel(client: Client, outcome: Outcome, progress: Progress) -> N
             _cancel(client, capture, progress)
 
 
-def _fetch_file(
-    client: Client, outcome: Outcome, target: pb.Target, file: pb.TraceFile, directory: Path, progress: Progress
-) -> None:
-    try:
-        outcome.paths[file_key(target, file)] = download(
-            client,
-            outcome.capture,
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """Files of a capture on their way into a folder."""
+
+    client: Client
+    outcome: Outcome
+    directory: Path
+    progress: Progress
+    log_file: LogFile | None
+
+    def fetch(self, target: pb.Target, file: pb.TraceFile) -> None:
+        """One file. A failure is noted in the outcome."""
+        try:
+            self.outcome.paths[file_key(target, file)] = self._download(target, file)
+        except CliError as exc:
+            self.progress.note(f"{names.target(target)}: {exc}")
+            self.outcome.problems.append(exc)
+
+    def _download(self, target: pb.Target, file: pb.TraceFile) -> Path:
+        if self.log_file is not None:
+            alone = len(self.outcome.capture.targets) == 1
+            try:
+                return self._download_as(self.log_file.name(target.pid, file.format, alone=alone), target, file)
+            except FileConflict as exc:
+                self.progress.note(f"{names.target(target)}: {exc}; the file gets its usual name")
+        return self._download_as("", target, file)
+
+    def _download_as(self, name: str, target: pb.Target, file: pb.TraceFile) -> Path:
+        return download(
+            self.client,
+            self.outcome.capture,
             target,
             file,
-            directory,
-            on_bytes=lambda received: progress.fetching(target, received, file),
+            self.directory,
+            name=name,
+            on_bytes=lambda received: self.progress.fetching(target, received, file),
         )
-    except CliError as exc:
-        progress.note(f"{names.target(target)}: {exc}")
-        outcome.problems.append(exc)
 
 
 def fetch_files(
-    client: Client, outcome: Outcome, directory: Path, progress: Progress, *, pid: int = 0, file_format: str = ""
+    client: Client,
+    outcome: Outcome,
+    directory: Path,
+    progress: Progress,
+    *,
+    pid: int = 0,
+    file_format: str = "",
+    log_file: LogFile | None = None,
 ) -> None:
     """Download the files of the capture's targets; failures are collected, not raised.
 
-    pid 0 means every target, an empty file_format every format.
+    pid 0 means every target, an empty file_format every format, no log_file the usual names.
     """
+    fetching = _Fetching(client, outcome, directory, progress, log_file)
     for target in outcome.capture.targets:
         for file in target.files:
             if pid in (0, target.pid) and file_format in ("", file.format):
-                _fetch_file(client, outcome, target, file, directory, progress)
+                fetching.fetch(target, file)
 
 
 def _check_promise(outcome: Outcome, progress: Progress) -> None:
@@ -193,6 +228,6 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
         progress.note(f"`kinetoctl captures show {outcome.capture.id}` tells how it went on")
         raise
     if request.directory is not None and not outcome.interrupted:
-        fetch_files(client, outcome, request.directory, progress)
+        fetch_files(client, outcome, request.directory, progress, log_file=request.log_file)
     _check_promise(outcome, progress)
     return outcome

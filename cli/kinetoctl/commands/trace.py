@@ -1,7 +1,8 @@
 """`kinetoctl trace`: the main job."""
 
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ import click
 from kineto_trace.formats import SUFFIXES
 
 from kinetoctl.client import Client
+from kinetoctl.configured import KINETO_CONFIG, asked_for, configured
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.output.progress import show_progress
 from kinetoctl.output.results import show_capture
@@ -44,11 +46,16 @@ SECTIONS = {
     ),
     "What to record": (
         *("activities", "record_shapes", "with_stack", "stack_hz", "with_modules", "with_flops"),
-        *("memory", "execution_trace", "buffer_limit"),
+        *("memory", "execution_trace", "buffer_limit", "kineto_config"),
     ),
     "The agent": ("no_attach", "keep_agent"),
     "The files": ("formats", "output_dir", "no_fetch", "labels", "idempotency_key"),
 }
+
+
+def _tell(notes: Iterable[str], settings: Settings) -> None:
+    for note in () if settings.quiet else notes:
+        click.echo(f"kineto config: {note}", err=True)
 
 
 def _switch(name: str, text: str) -> Callable[[F], F]:
@@ -101,6 +108,13 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 @_switch("--memory", "Allocations and frees as [memory] events, where torch can give them.")
 @_switch("--execution-trace", "PyTorch's execution trace as a file beside the trace.")
 @click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")
+@click.option(
+    "--kineto-config",
+    type=KINETO_CONFIG,
+    metavar="FILE|KEY=VALUE,…",
+    multiple=True,
+    help="Kineto's or Dynolog's configuration; may be given several times. Other options count more than its keys.",
+)
 @click.option("--no-attach", is_flag=True, help="Only processes that have an agent; bring none into any other.")
 @click.option(
     "--keep-agent",
@@ -115,7 +129,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
     help="File to write; may be given several times.  [default: chrome, which is .json.gz]",
 )
 @click.option("--label", "labels", type=LABEL, multiple=True, help="Label of the capture, like team=vision.")
-@click.option("--output-dir", type=FOLDER, default=Path(), help="Folder for the files.  [default: .]")
+@click.option("--output-dir", type=FOLDER, help="Folder for the files.  [default: .]")
 @click.option("--idempotency-key", help="The same key again gives the first capture instead of a second one.")
 @click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
 @common_options
@@ -133,11 +147,16 @@ def command(**values: Any) -> int:
     """
     options = TraceOptions(**values)
     settings = current()
+    log_file = None
+    if options.kineto_config:
+        options, log_file, notes = configured(options, asked_for(options.kineto_config, time.time_ns()))
+        _tell(notes, settings)
     spec = build_spec(options)
     request = TraceRequest(
         spec=spec,
         idempotency_key=options.idempotency_key or uuid.uuid4().hex,
-        directory=None if options.no_fetch else prepare_folder(options.output_dir),
+        directory=None if options.no_fetch else prepare_folder(options.output_dir or Path()),
+        log_file=log_file,
     )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         return run_trace(client, request, settings).exit_code()

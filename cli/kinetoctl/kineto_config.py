@@ -1,0 +1,414 @@
+"""Kineto's configuration: its keys, what each means, and what becomes of it here. Pure.
+
+Theory of operation
+    The text is what libkineto reads from /etc/libkineto.conf and what Dynolog sends: one KEY=VALUE per line,
+    the rest of a line from a # on is a comment. The rules are libkineto's: exactly one = in a line, booleans
+    n/y, no/yes, f/t, false/true, 0/1 in any case, whole numbers of 0 or more, comma-separated lists. A value that
+    breaks them is an error; a key that nobody knows is only a warning, since it may be a newer one.
+
+    `KEYS` says for every key in which field its value goes, and by which factor. Keys that share a field are
+    names or units of the same thing: the last one counts. A key without a field has no effect here, and
+    its row says why. `request` turns the fields into what a capture is asked for.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+MS = 10**6  # ns
+S = 10**9  # ns
+DEFAULT_DURATION_NS = 500 * MS  # Kineto's
+DEFAULT_SNAPSHOT_NS = 1000 * MS  # Kineto's
+MAX_START_TIME_AGE_NS = 10 * S  # a start time that is older is an error, as in Kineto
+MEMORY_SNAPSHOT = "memory_snapshot"
+_BOOLEANS = {"n": False, "no": False, "f": False, "false": False, "0": False}
+_BOOLEANS |= {"y": True, "yes": True, "t": True, "true": True, "1": True}
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_INLINE = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_]*\s*=")
+_NEXT_SETTING = re.compile(r",(?=\s*[A-Z][A-Z0-9_]*\s*=)")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used: the text says where and why."""
+
+
+class Kind(Enum):
+    """What a value has to be."""
+
+    BOOL = "bool"
+    INT = "int"
+    INT64 = "int64"
+    LIST = "list"
+    TEXT = "text"
+
+
+class Effect(Enum):
+    """What becomes of a key."""
+
+    USED = "used"
+    NONE = "no effect"
+    LEGACY = "legacy"  # Kineto itself ignores it by now, or knows it by another name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key. field: where its value goes, times factor; here: what becomes of it, for people."""
+
+    name: str
+    kind: Kind
+    effect: Effect
+    meaning: str
+    here: str
+    field: str = ""
+    factor: int = 1
+
+
+def _used(name: str, kind: Kind, target: str, meaning: str, here: str, factor: int = 1) -> Key:
+    return Key(name=name, kind=kind, effect=Effect.USED, meaning=meaning, here=here, field=target, factor=factor)
+
+
+def _without_effect(name: str, kind: Kind, meaning: str, why: str) -> Key:
+    return Key(name=name, kind=kind, effect=Effect.NONE, meaning=meaning, here=why)
+
+
+def _renamed(name: str, kind: Kind, target: str, now: str) -> Key:
+    return Key(
+        name=name, kind=kind, effect=Effect.LEGACY, meaning=f"old name of {now}", here=f"use {now}", field=target
+    )
+
+
+def _gone(name: str, meaning: str) -> Key:
+    why = "Kineto has removed it"
+    return Key(name=name, kind=Kind.TEXT, effect=Effect.LEGACY, meaning=meaning, here=why)
+
+
+_EVENTS = "counters of the event profiler"
+_NO_COUNTERS = "hardware counters are not recorded"
+_NO_POLL = "the daemon is connected all the time: there is no poll and no datagram socket"
+_ROWS = (
+    _used("ACTIVITIES_ENABLED", Kind.BOOL, "enabled", "activity tracing on", "false refuses the capture"),
+    _used("ACTIVITY_TYPES", Kind.LIST, "activities", "what to record", "--activities"),
+    _used(
+        "ACTIVITIES_LOG_FILE", Kind.TEXT, "log_file", "the trace file",
+        "folder and name of the file that kinetoctl writes here; the process gets no path",
+    ),
+    _used("ACTIVITIES_DURATION_SECS", Kind.INT, "duration_ns", "length in s", "--duration", S),
+    _used("ACTIVITIES_DURATION_MSECS", Kind.INT, "duration_ns", "length in ms (500)", "--duration", MS),
+    _used(
+        "ACTIVITIES_WARMUP_PERIOD_SECS", Kind.INT, "warmup_ns", "warm-up in s (5)",
+        "--warmup; without the key there is none, since nothing needs it", S,
+    ),
+    _used("ACTIVITIES_ITERATIONS", Kind.INT, "iterations", "length in iterations", "--iterations; 0: a timed trace"),
+    _used(
+        "ACTIVITIES_WARMUP_ITERATIONS", Kind.INT, "warmup_iterations", "warm-up in iterations", "--warmup-iterations"
+    ),
+    _used(
+        "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB", Kind.INT, "buffer_limit", "memory for GPU records in MiB (128)",
+        "--buffer-limit, for all records of a process", 1 << 20,
+    ),
+    _used(
+        "PROFILE_START_TIME", Kind.INT64, "start_time_ns", "Unix time in ms; 0: at once",
+        "--start-at; not with iterations; an error if it lies more than 10 s in the past", MS,
+    ),
+    _used(
+        "PROFILE_START_ITERATION", Kind.INT, "start_iteration", "first iteration",
+        "--start-iteration; 0: the next one",
+    ),
+    _used(
+        "PROFILE_START_ITERATION_ROUNDUP", Kind.INT, "roundup", "round the first iteration up", "--roundup"
+    ),
+    _used("PROFILE_REPORT_INPUT_SHAPES", Kind.BOOL, "record_shapes", "inputs of operators", "--record-shapes"),
+    _used("PROFILE_WITH_STACK", Kind.BOOL, "with_stack", "Python stacks", "--with-stack: sampled, not every call"),
+    _used("PROFILE_PROFILE_MEMORY", Kind.BOOL, "memory", "allocations", "--memory"),
+    _used("PROFILE_WITH_FLOPS", Kind.BOOL, "with_flops", "FLOPs of operators", "--with-flops"),
+    _used("PROFILE_WITH_MODULES", Kind.BOOL, "with_modules", "module hierarchy", "--with-modules"),
+    _used(
+        "PROFILE_MEMORY", Kind.BOOL, "snapshot", "a memory snapshot instead of a trace",
+        "a capture of memory_snapshot, as by `kinetoctl memory`",
+    ),
+    _used("PROFILE_MEMORY_DURATION_MSECS", Kind.INT, "snapshot_ns", "its length in ms (1000)", "its length", MS),
+    _used("REQUEST_TRACE_ID", Kind.TEXT, "request_trace_id", "id for loggers", "the label request_trace_id"),
+    _used(
+        "REQUEST_GROUP_TRACE_ID", Kind.TEXT, "request_group_trace_id", "id for loggers",
+        "the label request_group_trace_id",
+    ),
+    _without_effect(
+        "ACTIVITIES_DISPLAY_CUDA_SYNC_WAIT_EVENTS", Kind.BOOL, "stream waits among cuda_sync",
+        "they are kept whenever cuda_sync is recorded",
+    ),
+    _without_effect(
+        "CUPTI_PER_THREAD_BUFFER_ENABLED", Kind.BOOL, "a CUPTI buffer per thread",
+        "the collector hands buffers out without a lock",
+    ),
+    _without_effect("CUPTI_PM_SAMPLING_METRICS", Kind.LIST, "counters by PM sampling", _NO_COUNTERS),
+    _without_effect("CUPTI_PM_SAMPLING_DEVICE_ID", Kind.INT, "its device", _NO_COUNTERS),
+    _without_effect("ROCTRACER_MAX_EVENTS", Kind.INT, "row limit on AMD", "AMD GPUs are not recorded"),
+    _without_effect("XPUPTI_PROFILER_METRICS", Kind.LIST, "counters on Intel", "Intel GPUs are not recorded"),
+    _without_effect("XPUPTI_PROFILER_ENABLE_PER_KERNEL", Kind.BOOL, "likewise", "Intel GPUs are not recorded"),
+    _without_effect("XPUPTI_PROFILER_MAX_SCOPES", Kind.INT, "likewise", "Intel GPUs are not recorded"),
+    _without_effect("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS", Kind.INT, "poll period", _NO_POLL),
+    _without_effect("ENABLE_IPC_FABRIC", Kind.BOOL, "connect to a daemon", _NO_POLL),
+    _without_effect("VERBOSE_LOG_LEVEL", Kind.INT, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
+    _without_effect("VERBOSE_LOG_MODULES", Kind.LIST, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
+    _without_effect("CUSTOM_CONFIG", Kind.TEXT, "text for plug-ins of libkineto", "there are none"),
+    _renamed("CLIENT_INTERFACE_ENABLE_OP_INPUTS_COLLECTION", Kind.BOOL, "record_shapes", "PROFILE_REPORT_INPUT_SHAPES"),
+    _renamed("PYTHON_STACK_TRACE", Kind.BOOL, "with_stack", "PROFILE_WITH_STACK"),
+    _gone("EVENTS", _EVENTS),
+    _gone("METRICS", _EVENTS),
+    _gone("SAMPLE_PERIOD_MSECS", _EVENTS),
+    _gone("MULTIPLEX_PERIOD_MSECS", _EVENTS),
+    _gone("REPORT_PERIOD_SECS", _EVENTS),
+    _gone("SAMPLES_PER_REPORT", _EVENTS),
+    _gone("EVENTS_LOG_FILE", _EVENTS),
+    _gone("EVENTS_ENABLED_DEVICES", _EVENTS),
+    _gone("EVENTS_DURATION_SECS", _EVENTS),
+    _gone("EVENTS_HEARTBEAT_MONITOR_PERIOD_SECS", _EVENTS),
+    _gone("MAX_EVENT_PROFILERS_PER_GPU", _EVENTS),
+    _gone("CUPTI_PROFILER_METRICS", "counters of the CUPTI range profiler"),
+    _gone("ENABLE_SIGUSR2", "a trace on SIGUSR2"),
+    _gone("REQUEST_TIMESTAMP", "when the request was made"),
+)  # fmt: skip
+KEYS: Mapping[str, Key] = {row.name: row for row in _ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value that was given. where: `FILE:LINE: KEY`, or only the key if it came on a command line."""
+
+    value: Any  # bool, int, str or a tuple of str, as the key's kind says
+    where: str
+
+
+@dataclass(slots=True)
+class Config:
+    """Settings by field, and what people should know about the text."""
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Of a field."""
+        setting = self.settings.get(name)
+        return default if setting is None else setting.value
+
+
+# ---------------------------------------------------------------- reading
+
+
+def is_inline(text: str) -> bool:
+    """Whether this is KEY=VALUE,… or a whole text; else it names a file."""
+    return "\n" in text or _INLINE.match(text) is not None
+
+
+def parse_inline(text: str) -> Config:
+    """KEY=VALUE,KEY=VALUE,…, where a value may be a list itself, or lines. Raises ConfigError."""
+    if "\n" in text:
+        return parse(text)
+    config = Config()
+    for part in _NEXT_SETTING.split(text):
+        _read_line(config, part, "")
+    return config
+
+
+def parse(text: str, source: str = "") -> Config:
+    """A configuration text. source: the file it is from, for messages. Raises ConfigError."""
+    config = Config()
+    for number, line in enumerate(text.split("\n"), start=1):
+        _read_line(config, line, f"{source}:{number}: " if source else f"line {number}: ")
+    return config
+
+
+def merged(configs: Iterable[Config]) -> Config:
+    """One after another: what a later one sets, counts."""
+    result = Config()
+    for each in configs:
+        result.settings |= each.settings
+        result.notes += each.notes
+    return result
+
+
+def _read_line(config: Config, line: str, place: str) -> None:
+    line = line.partition("#")[0].strip()
+    if not line:
+        return
+    parts = [part.strip() for part in line.split("=")]
+    if len(parts) != 2 or not parts[0]:
+        raise ConfigError(f"{place}expected KEY=VALUE, got {line!r:.200}")
+    name, text = parts
+    key = KEYS.get(name)
+    where = f"{place}{name}"
+    if key is None:
+        config.notes.append(f"{where:.200}: unknown key, left out")
+        return
+    value = _read_value(key, text, where)
+    if key.effect is Effect.LEGACY:
+        config.notes.append(f"{where}: {key.meaning}; {key.here}")
+    elif key.effect is Effect.NONE:
+        config.notes.append(f"{where}: no effect: {key.here}")
+    if key.field:
+        config.settings[key.field] = Setting(value, where)
+
+
+def _read_value(key: Key, text: str, where: str) -> bool | int | str | tuple[str, ...]:
+    if key.kind is Kind.BOOL:
+        if text.lower() not in _BOOLEANS:
+            raise ConfigError(f"{where}: expected yes or no (y, n, t, f, true, false, 1, 0), got {text!r:.80}")
+        return _BOOLEANS[text.lower()]
+    if key.kind in (Kind.INT, Kind.INT64):
+        most = MAX_INT32 if key.kind is Kind.INT else MAX_INT64
+        number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else -1
+        if not 0 <= number <= most:
+            raise ConfigError(f"{where}: expected a whole number from 0 to {most}, got {text!r:.80}")
+        return number * key.factor
+    if key.kind is Kind.LIST:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
+# ---------------------------------------------------------------- what it asks for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a configuration asks of a capture. origins: for each attribute that is set, which key said so.
+
+    None: not said. Times are Unix ns, durations ns, sizes bytes.
+    """
+
+    duration: int | None = None
+    or_duration: int | None = None  # with iterations: for a process that never steps
+    warmup: int | None = None
+    start_at: int | None = None
+    iterations: int | None = None
+    start_iteration: int | None = None
+    roundup: int | None = None
+    warmup_iterations: int | None = None
+    activities: tuple[str, ...] | None = None
+    record_shapes: bool | None = None
+    with_stack: bool | None = None
+    with_modules: bool | None = None
+    with_flops: bool | None = None
+    memory: bool | None = None
+    buffer_limit: int | None = None
+    log_file: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+# Activity types of Kineto that no source of ours records: other vendors' and removed ones.
+NEVER_RECORDED = frozenset(
+    {
+        "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters", "glow_runtime", "cuda_profiler_range",
+        "hpu_op", "xpu_runtime", "xpu_driver", "xpu_scope_profiler", "xpu_sync", "collective_comm",
+        "privateuse1_runtime", "privateuse1_driver", "hardware_counters", "cuda_event",
+    }
+)  # fmt: skip
+_TIMED = ("warmup_ns", "start_time_ns")
+_ITERATED = ("start_iteration", "roundup", "warmup_iterations")
+_SWITCHES = ("record_shapes", "with_stack", "with_modules", "with_flops", "memory")
+_LABELS = ("request_trace_id", "request_group_trace_id")
+
+
+def request(config: Config, now_ns: int) -> Asked:
+    """The capture that a configuration describes. now_ns: Unix ns. Raises ConfigError."""
+    enabled = config.settings.get("enabled")
+    if enabled is not None and not enabled.value:
+        raise ConfigError(f"{enabled.where}: tracing is switched off; leave the key out to trace")
+    asking = _Asking(config, now_ns)
+    if config.value("snapshot"):
+        asking.snapshot()
+    else:
+        asking.extent()
+        asking.recording()
+    asking.take_if_set("buffer_limit", "log_file")
+    return asking.asked()
+
+
+class _Asking:
+    """Collects what is asked for, field by field."""
+
+    def __init__(self, config: Config, now_ns: int) -> None:
+        self._config = config
+        self._now_ns = now_ns
+        self._values: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
+        self._notes = list(config.notes)
+
+    def asked(self) -> Asked:
+        """The result."""
+        value = self._config.value
+        labels = tuple((name, value(name)) for name in _LABELS if value(name))
+        return Asked(**self._values, labels=labels, origins=self._origins, notes=tuple(self._notes))
+
+    def _take(self, attribute: str, name: str, value: Any) -> None:
+        self._values[attribute] = value
+        if name in self._config.settings:
+            self._origins[attribute] = self._config.settings[name].where
+
+    def take_if_set(self, *names: str) -> None:
+        """Fields that are attributes of the same name. 0, false and an empty text are Kineto's "not set"."""
+        for name in names:
+            if self._config.value(name):
+                self._take(name, name, self._config.value(name))
+
+    def _leave_out(self, names: Iterable[str], why: str) -> None:
+        given = [name for name in names if self._config.value(name)]
+        self._notes += (f"{self._config.settings[name].where}: no effect: {why}" for name in given)
+
+    def snapshot(self) -> None:
+        """A memory snapshot has a duration and nothing else."""
+        self._take("activities", "snapshot", (MEMORY_SNAPSHOT,))
+        self._take("duration", "snapshot_ns", self._config.value("snapshot_ns") or DEFAULT_SNAPSHOT_NS)
+        others = (*_TIMED, *_ITERATED, *_SWITCHES, "duration_ns", "iterations", "activities")
+        self._leave_out(others, "PROFILE_MEMORY takes a snapshot only")
+
+    def extent(self) -> None:
+        """How long and when."""
+        value = self._config.value
+        if value("iterations"):
+            self.take_if_set("iterations", *_ITERATED)
+            if value("duration_ns"):
+                self._take("or_duration", "duration_ns", value("duration_ns"))
+            self._leave_out(_TIMED, "ACTIVITIES_ITERATIONS counts")
+            return
+        self._take("duration", "duration_ns", value("duration_ns") or DEFAULT_DURATION_NS)
+        if value("warmup_ns"):
+            self._take("warmup", "warmup_ns", value("warmup_ns"))
+        if value("start_time_ns"):
+            self._start_time(self._config.settings["start_time_ns"])
+        self._leave_out(_ITERATED, "it needs ACTIVITIES_ITERATIONS")
+
+    def _start_time(self, start: Setting) -> None:
+        late_ns = self._now_ns - start.value
+        if late_ns > MAX_START_TIME_AGE_NS:
+            raise ConfigError(f"{start.where}: lies {late_ns / S:.0f} s in the past; 0 starts at once")
+        if late_ns >= 0:
+            self._notes.append(f"{start.where}: lies {late_ns / S:.1f} s in the past: starts at once")
+        else:
+            self._take("start_at", "start_time_ns", start.value)
+
+    def recording(self) -> None:
+        """What."""
+        if self._config.value("activities"):
+            self._take("activities", "activities", self._activities(self._config.settings["activities"]))
+        self.take_if_set(*_SWITCHES)
+
+    def _activities(self, setting: Setting) -> tuple[str, ...]:
+        names = [name.lower() for name in setting.value]
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"{setting.where}: expected names like kernel,gpu_memcpy, got {name!r:.80}")
+        unserved = [name for name in names if name in NEVER_RECORDED]
+        kept = tuple(name for name in names if name not in NEVER_RECORDED)
+        if not kept:
+            raise ConfigError(f"{setting.where}: this version records none of these: {', '.join(unserved)}")
+        if unserved:
+            self._notes.append(
+                f"{setting.where}: left out, since this version does not record it: {', '.join(unserved)}"
+            )
+        return kept
