@@ -31,6 +31,7 @@ from kinetod.agents import Agent, CaptureFrame
 from kinetod.captures.arena_reader import BadArena
 from kinetod.captures.conversion import Converted, convert, overhead_of
 from kinetod.captures.counts import noted_ways, source_counts
+from kinetod.captures.description import describe_target
 from kinetod.captures.services import Services
 from kinetod.captures.spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.verdict import (
@@ -55,7 +56,6 @@ STOP_GRACE_S = 5.0
 EXIT_STATUS_TRIES = 10
 EXIT_STATUS_PERIOD_S = 0.03
 _MAX_WARNINGS = 32
-_MAX_THREADS = 4096
 _STATES = {"WARMUP": pb.TARGET_STATE_WARMUP, "COLLECT": pb.TARGET_STATE_COLLECT, "PROCESS": pb.TARGET_STATE_PROCESS}
 T = TypeVar("T")
 
@@ -408,25 +408,15 @@ class TargetRun:
         return self._seen.collect_ns, time.time_ns() if ended else 0
 
     def _info(self, *, ended: bool = False) -> TargetInfo:
-        process, hello, result = self.target.process, self._agent.hello, self._seen.result
-        window_start_ns, window_end_ns = self._window(ended=ended)
-        threads = list((result.threads if result else {}).items())[:_MAX_THREADS]
-        return TargetInfo(
+        return describe_target(
             capture_id=self._capture_id,
             host=self._services.host,
-            pid=hello.pid,
-            process_name=Path(process.command[0]).name if process.command else "",
-            command=list(process.command),
-            rank=process.rank if process.HasField("rank") else None,
-            world_size=process.world_size if process.HasField("world_size") else None,
-            framework=process.framework,
-            python_version=process.python_version,
-            window_start_ns=window_start_ns,
-            window_end_ns=window_end_ns,
-            threads={int(tid): clean(name, 64) for tid, name in threads if tid.isascii() and tid.isdecimal()},
+            process=self.target.process,
+            hello=self._agent.hello,
+            start=self._start,
+            result=self._seen.result,
+            window_ns=self._window(ended=ended),
             labels=self._labels,
-            options=dict(self._start.options),
-            complete=result is not None,
         )
 
     # the end
