@@ -17,6 +17,7 @@ from kinetoctl.output.console import stdout_console
 Line = tuple[str, str]
 NAME_WIDTH = 76
 LABEL_WIDTH = 12
+WAYS = {"torch_ops": "ops by"}  # a source that has several ways -> the label of the one that it took
 TIMES = "\N{MULTIPLICATION SIGN}"
 STYLES = {"DONE": "bold green", "PARTIAL": "bold yellow", "FAILED": "bold red", "CANCELLED": "bold yellow"}
 
@@ -49,6 +50,12 @@ def _top_lines(label: str, stats: Iterable[tuple[str, pb.KernelStat]], unit: str
     for position, (name, stat) in enumerate(stats):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
         yield label if position == 0 else "", f"{amount}  {units.shortened(name, NAME_WIDTH)}"
+
+
+def _way_lines(counts: Iterable[pb.SourceCounts]) -> Iterator[Line]:
+    for each in counts:
+        if each.way:
+            yield WAYS.get(each.source, each.source), each.way
 
 
 def _loss_line(target: pb.Target) -> Line:
@@ -107,6 +114,7 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
         kernels, functions = target.summary.top_kernels, target.summary.top_functions
         lines += _top_lines("top kernels", ((stat.name, stat) for stat in kernels), TIMES)
         lines += _top_lines("top Python", ((units.function_name(stat.name), stat) for stat in functions), "samples")
+        lines += _way_lines(target.counts)
         lines.append(_loss_line(target))
         lines += _attach_lines(target)
         lines += _overhead_lines(target)

@@ -64,6 +64,16 @@ def test_a_live_attach_is_told_with_what_it_took() -> None:
     assert line == "remote-debug: in the process after 700 µs, no thread stopped"
 
 
+def test_the_way_in_which_operators_were_recorded_is_told() -> None:
+    target = full_target()
+    target.counts.add(source="torch_ops", records=9, way="observer, torch 2.13.0")
+    target.counts.add(source="plugin", records=9, way="its own")
+    lines = target_lines(captures.capture(target), target, {})
+    assert ("ops by", "observer, torch 2.13.0") in lines
+    assert ("plugin", "its own") in lines
+    assert plain(target)["counts"][1]["way"] == "observer, torch 2.13.0"
+
+
 def test_a_target_without_a_trace_has_only_its_reason() -> None:
     target = captures.target(verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer")
     assert target_lines(captures.capture(target), target, {}) == [("reason", "no answer [AGENT_SILENT]")]
