@@ -1,6 +1,7 @@
 """Which activity sources this process has, and which of them serve a request."""
 
 import os
+import sys
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple
 
 from kineto_agent import env
@@ -15,6 +16,7 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
         "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_sync", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
+        "memory_snapshot", "execution_trace",  # ours: files beside the trace
     )
 )  # fmt: skip
 
@@ -49,7 +51,19 @@ def sources() -> List[Source]:
             _sources["cupti"] = CuptiSource()
         except Exception:  # noqa: BLE001 - a process without a usable source still has the others
             log_exception("the CUPTI source cannot be loaded")
+    if "execution_trace" not in _sources and "torch" in sys.modules:
+        _add_torch_sources()
     return list(_sources.values())
+
+
+def _add_torch_sources() -> None:
+    """What needs torch costs nothing in a process without it."""
+    try:
+        from kineto_agent.sources.execution_trace import ExecutionTraceSource
+
+        _sources["execution_trace"] = ExecutionTraceSource()
+    except Exception:  # noqa: BLE001 - a process without a usable source still has the others
+        log_exception("the sources for torch cannot be loaded")
 
 
 def _has_nvidia() -> bool:

@@ -1,0 +1,223 @@
+"""torch's execution trace through the real agent and daemon: a file beside the trace, or alone."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.daemon import Daemon, running_daemon, watch_to_end
+from support.waiting import until
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+TARGET = """
+import os, sys, threading
+import torch
+from torch.profiler import ExecutionTraceObserver
+import kineto_agent
+kineto_agent.start()
+commands = []
+def listen():
+    for line in sys.stdin:
+        commands.append(line.strip())
+    commands.append("end")
+threading.Thread(target=listen, daemon=True).start()
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 8)
+own = None
+def say(text):
+    print(text, flush=True)
+say("ready %d" % threading.get_native_id())
+while True:
+    with torch.profiler.record_function("train_step"):
+        model(torch.ones(4, 8)).sum().backward()
+    if commands:
+        command = commands.pop(0)
+        if command.startswith("own "):
+            own = ExecutionTraceObserver()
+            own.register_callback(command[4:])
+            own.start()
+            say("own runs")
+        if command == "stop own":
+            own.stop()
+            own.unregister_callback()
+            say("own ended")
+        if command == "fork":
+            child = os.fork()
+            if child == 0:
+                for _ in range(100):
+                    model(torch.ones(4, 8))
+                sys.exit(0)  # with every destructor
+            say("child %d" % os.waitpid(child, 0)[1])
+        if command == "end":
+            break
+"""
+
+
+class Program:
+    """The training program and what it says."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def ask(self, command: str) -> str:
+        """One command; its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+    def hear(self) -> str:
+        """The next line."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as started:
+        yield started
+
+
+@contextmanager
+def program(daemon: Daemon) -> Iterator[Program]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", TARGET],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=daemon.client_environ(),
+        text=True,
+    )
+    try:
+        started = Program(process)
+        assert started.hear().startswith("ready")
+        until(lambda: started.pid in ready_pids(daemon.stub()), "the agent is connected")
+        yield started
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ready_pids(stub: ProfilerStub) -> set[int]:
+    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+    return {process.pid for process in processes if process.agent_state == pb.AGENT_STATE_READY}
+
+
+def create(stub: ProfilerStub, pid: int, *types: str, duration_ns: int = 300_000_000) -> str:
+    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns, activity_types=types)
+    capture_id: str = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10).id
+    return capture_id
+
+
+def until_collecting(stub: ProfilerStub, capture_id: str) -> None:
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=30)
+    next(event for event in events if event.target.state == pb.TARGET_STATE_COLLECT)
+    events.cancel()
+
+
+def fetch(stub: ProfilerStub, capture_id: str, file_format: str) -> bytes:
+    chunks = stub.FetchTrace(pb.FetchTraceRequest(capture_id=capture_id, format=file_format), timeout=20)
+    return b"".join(chunk.data for chunk in chunks)
+
+
+def execution_trace(stub: ProfilerStub, capture: pb.Capture) -> Any:
+    return json.loads(fetch(stub, capture.id, "execution-trace"))
+
+
+def verdict(capture: pb.Capture) -> tuple[str, str, str]:
+    (target,) = capture.targets
+    return pb.Verdict.Name(target.verdict), target.reason_code, target.reason
+
+
+def test_the_file_alone_has_the_nodes_of_the_main_thread(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with program(daemon) as started:
+        for _ in range(2):  # the second one too
+            capture = watch_to_end(stub, create(stub, started.pid, "execution_trace"))
+            assert verdict(capture) == ("VERDICT_DONE", "", "")
+            (file,) = capture.targets[0].files
+            assert file.format == "execution-trace"
+            assert file.name.endswith(".execution_trace.json")
+            trace = execution_trace(stub, capture)
+            assert (trace["pid"], "finish_ts" in trace) == (started.pid, True)
+            names = {node["name"] for node in trace["nodes"]}
+            assert {"train_step", "aten::linear", "AddmmBackward0"} <= names
+            steps = [node for node in trace["nodes"] if node["name"] == "train_step"]
+            assert len(steps) > 5
+
+
+def test_the_file_comes_beside_a_trace(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with program(daemon) as started:
+        capture = watch_to_end(stub, create(stub, started.pid, "execution_trace", "python_function"))
+        assert [file.format for file in capture.targets[0].files] == ["chrome", "execution-trace"]
+        assert execution_trace(stub, capture)["nodes"]
+        assert json.loads(gzip.decompress(fetch(stub, capture.id, "chrome")))["traceEvents"]
+
+
+def test_it_is_not_recorded_unless_it_is_named(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with program(daemon) as started:
+        capture = watch_to_end(stub, create(stub, started.pid))
+        assert [file.format for file in capture.targets[0].files] == ["chrome"]
+
+
+def test_a_program_that_uses_the_observer_itself_is_left_alone(daemon: Daemon, tmp_path: Any) -> None:
+    stub = daemon.stub()
+    own = tmp_path / "own.json"
+    with program(daemon) as started:
+        assert started.ask(f"own {own}") == "own runs"
+        capture = watch_to_end(stub, create(stub, started.pid, "execution_trace"))
+        assert verdict(capture)[:2] == ("VERDICT_FAILED", "USER_OBSERVER_ACTIVE")
+        assert started.ask("stop own") == "own ended"
+        assert json.loads(own.read_text())["nodes"]
+        again = watch_to_end(stub, create(stub, started.pid, "execution_trace"))
+        assert verdict(again)[0] == "VERDICT_DONE"
+
+
+def test_ours_ends_when_the_program_registers_its_own(daemon: Daemon, tmp_path: Any) -> None:
+    stub = daemon.stub()
+    own = tmp_path / "own.json"
+    with program(daemon) as started:
+        capture_id = create(stub, started.pid, "execution_trace", duration_ns=3_000_000_000)
+        until_collecting(stub, capture_id)
+        assert started.ask(f"own {own}") == "own runs"
+        capture = watch_to_end(stub, capture_id)
+        assert verdict(capture)[:2] == ("VERDICT_DONE", "")
+        assert "registered an ExecutionTraceObserver of its own" in capture.targets[0].warnings[0]
+        assert execution_trace(stub, capture)["nodes"]
+        assert started.ask("stop own") == "own ended"
+        assert json.loads(own.read_text())["nodes"]
+
+
+def test_a_forked_child_neither_hangs_nor_writes_into_the_file(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with program(daemon) as started:
+        capture_id = create(stub, started.pid, "execution_trace", duration_ns=3_000_000_000)
+        until_collecting(stub, capture_id)
+        assert started.ask("fork") == "child 0"
+        capture = watch_to_end(stub, capture_id)
+        assert verdict(capture)[0] == "VERDICT_DONE"
+        assert len({node["id"] for node in execution_trace(stub, capture)["nodes"]}) > 10
+
+
+def test_a_process_that_dies_leaves_a_cut_file_and_a_verdict_that_says_so(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with program(daemon) as started:
+        capture_id = create(stub, started.pid, "execution_trace", duration_ns=60_000_000_000)
+        events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=30)
+        next(event for event in events if any(each.records for each in event.target.counts))
+        events.cancel()
+        started.process.kill()
+        name, code, reason = verdict(watch_to_end(stub, capture_id))
+        assert (name, code) == ("VERDICT_PARTIAL", "TARGET_EXITED")
+        assert "the execution-trace file is not whole" in reason
