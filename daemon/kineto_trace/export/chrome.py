@@ -12,17 +12,19 @@ Theory of operation
 import json
 from typing import Any
 
+import numpy as np
 from kineto_agent import __version__
 
 from kineto_trace.codec import RowWriter, Texts
 from kineto_trace.export import chrome_meta
-from kineto_trace.export.chrome_rows import Names
+from kineto_trace.export.chrome_fields import Names
 from kineto_trace.export.chrome_sections import Section, sections
 from kineto_trace.export.launch_shapes import LaunchShapes
-from kineto_trace.export.text import TextSink, escaped
-from kineto_trace.model import Trace
+from kineto_trace.export.text import TextSink, name_text
+from kineto_trace.model import NO_STRING, OP_TABLES, Trace
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
+OPTION_KEYS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")  # 1, or not there
 BLOCK_ROWS = 64 * 1024
 
 
@@ -34,8 +36,15 @@ def base_ns(time_ns: int) -> int:
 def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
     """Writes the whole file into the sink. trace_name: what the file calls itself."""
     base = base_ns(trace.window_start_ns)
+    arguments = _arguments(trace)
     names = Names(
-        texts=Texts([escaped(text) for text in trace.strings]),
+        texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
+        arguments=Texts(
+            [
+                b"," + text.encode("utf-8", "replace") if ready else b""
+                for text, ready in zip(trace.strings, arguments, strict=True)
+            ]
+        ),
         base_ns=base,
         pid=trace.target.pid,
         shapes=LaunchShapes(trace.devices),
@@ -50,9 +59,19 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
     sink.text(b'\n],\n"traceName": %s\n}\n' % json.dumps(trace_name).encode())
 
 
+def _arguments(trace: Trace) -> list[bool]:
+    """For each string: whether it is ready arguments (inputs of an operator) and no name."""
+    ready = np.zeros(len(trace.strings), np.bool_)
+    for kind in OP_TABLES:
+        numbers = trace.table(kind)["inputs"]
+        ready[numbers[numbers != NO_STRING]] = True
+    return [bool(value) for value in ready.tolist()]
+
+
 def _header(trace: Trace, base: int) -> bytes:
     target = trace.target
     values: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": list(trace.devices), "host_name": target.host}
+    values.update((name, 1) for name in OPTION_KEYS if target.options.get(name))
     values.update((name, trace.versions[name]) for name in sorted(trace.versions))
     if target.rank is not None:
         distributed = {"backend": "unknown", "rank": target.rank, "world_size": target.world_size}

@@ -14,8 +14,8 @@ from kineto_trace.model import Trace
 GPU_SORT_INDEX = 5_000_000
 OVERHEAD_SORT_INDEX = 0x100000A
 SPANS_SORT_INDEX = 1 << 29
-DEVICE_TABLES = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync")
-HOST_TABLES = ("cuda_runtime", "cuda_driver", "python_function")
+DEVICE_TABLES = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync", "gpu_user_annotation")
+HOST_TABLES = ("cuda_runtime", "cuda_driver", "cpu_op", "user_annotation", "cpu_instant_event", "python_function")
 
 
 def _json(value: object) -> bytes:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.links import forward_backward
 from kineto_trace.arrays import is_in
-from kineto_trace.export import chrome_rows
-from kineto_trace.export.chrome_rows import AnyArray, Columns, Fields, Names
-from kineto_trace.export.tracks import gpu_rows, sync_rows
-from kineto_trace.model import API_TABLES, GPU_TABLES, NO_ROW, Table, Trace
+from kineto_trace.export import chrome_ops, chrome_rows
+from kineto_trace.export.chrome_fields import AnyArray, Columns, Fields, Names
+from kineto_trace.export.tracks import annotation_rows, gpu_rows, sync_rows
+from kineto_trace.model import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
 
 Render = Callable[[Columns, Names], Fields]
 Mask = npt.NDArray[np.bool_]
@@ -59,7 +60,8 @@ def sections(trace: Trace) -> list[Section]:
     parts.append(
         Section(kind="overhead", columns={**overhead.columns, **tid}, chosen=None, render=chrome_rows.overhead)
     )
-    parts += _python(trace.table("python_function"))
+    parts += _gpu_annotations(trace.table("gpu_user_annotation"))
+    parts += _ops(trace)
     return [part for part in parts if part.count]
 
 
@@ -124,10 +126,53 @@ def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
     ]
 
 
-def _python(table: Table) -> list[Section]:
-    columns = {**table.columns, "tid": table["thread"], "row": np.arange(len(table))}
-    root = table["parent"] == NO_ROW
+def _gpu_annotations(table: Table) -> list[Section]:
+    columns = {**table.columns, "tid": annotation_rows(table)}
+    return [Section(kind=table.kind, columns=columns, chosen=None, render=chrome_ops.gpu_user_annotation)]
+
+
+def _ops(trace: Trace) -> list[Section]:
+    """What happened on the host, in the order of "Ev Idx": operators and annotations, allocations, Python calls."""
+    parts: list[Section] = []
+    renderers = {"cpu_op": chrome_ops.cpu_op, "user_annotation": chrome_ops.user_annotation}
+    for kind in OP_TABLES:
+        parts.append(_host(trace.table(kind), renderers[kind]))
+    parts += _links(trace)
+    index = max((int(trace.table(kind)["id"].max()) for kind in OP_TABLES if len(trace.table(kind))), default=0)
+    memory = trace.table("cpu_instant_event")
+    parts.append(_host(memory, chrome_ops.cpu_instant_event, index))
+    return parts + _python(trace.table("python_function"), index + len(memory), sampled=trace.sample_period_ns > 0)
+
+
+def _host(table: Table, render: Render, index: int = 0) -> Section:
+    columns = {**table.columns, "tid": table["thread"], "index": np.arange(index, index + len(table))}
+    return Section(kind=table.kind, columns=columns, chosen=None, render=render)
+
+
+def _links(trace: Trace) -> list[Section]:
+    """Both ends of each link between a forward and a backward operator."""
+    ops = trace.table("cpu_op")
+    links = forward_backward(trace.tables)
+    number = np.arange(1, len(links.forward_rows) + 1)
+    ends = ((links.forward_rows, chrome_ops.forward), (links.backward_rows, chrome_ops.backward))
     return [
-        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=chrome_rows.python_root),
-        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=chrome_rows.python_function),
+        Section(
+            kind="fwdbwd",
+            columns={"start": ops["start"][rows], "tid": ops["thread"][rows], "link": number},
+            chosen=None,
+            render=render,
+        )
+        for rows, render in ends
+    ]
+
+
+def _python(table: Table, index: int, *, sampled: bool) -> list[Section]:
+    row = np.arange(len(table))
+    columns = {**table.columns, "tid": table["thread"], "row": row, "index": row + index}
+    root = table["parent"] == NO_ROW
+    first = chrome_ops.python_sampled_root if sampled else chrome_ops.python_call_root
+    rest = chrome_ops.python_sampled if sampled else chrome_ops.python_call
+    return [
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=first),
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=rest),
     ]

@@ -27,6 +27,11 @@ def escaped(text: str) -> bytes:
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)[1:-1].encode()
 
 
+def name_text(name: str) -> bytes:
+    """A name as Kineto writes it: with / for \\ and without line breaks; "kernel" alone would be a category."""
+    return escaped("Kernel" if name == "kernel" else name.replace("\\", "/").replace("\n", ""))
+
+
 class Output(Protocol):
     """What a sink writes to: an unbuffered file, for instance."""
 

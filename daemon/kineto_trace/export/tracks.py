@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.codec import Interner, lanes
+from kineto_trace.codec import Events, Interner, lanes
 from kineto_trace.model import GPU_TABLES, UNKNOWN_STREAM, Table
 
 SYNC_OFFSET = 1_000_000  # Kineto's row number of a stream's synchronizations
@@ -31,6 +31,20 @@ def sync_rows(sync: Table) -> Rows:
     streams = _stream(sync)
     base = np.where(sync["stream"] == UNKNOWN_STREAM, -1, streams + SYNC_OFFSET)
     return _with_lanes({sync.kind: sync}, {sync.kind: base})[sync.kind]
+
+
+def annotation_rows(annotations: Table) -> Rows:
+    """The row number of every annotation on a GPU: its stream's, unless it overlaps another one without nesting."""
+    streams = _stream(annotations)
+    track = Interner().intern((annotations["device"].astype(np.uint64) << np.uint64(32)) | annotations["stream"])
+    events = Events(track, annotations["start"], annotations.end())
+    order = events.order()
+    in_order = events.take(order)
+    end = annotations.end()[order]
+    cut = np.flatnonzero(in_order.nest(int(end.max(initial=0))).end < end)
+    lane = lanes(track[order][cut], annotations["start"][order][cut], end[cut], LANE_LIMIT)
+    streams[order[cut]] += (lane.astype(np.int64) + 1) * LANE_OFFSET
+    return streams
 
 
 def row_name(device: int, row: int) -> str:
