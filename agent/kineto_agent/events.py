@@ -32,6 +32,7 @@ class StartRequested(NamedTuple):
     now_ns: int
     iteration: int  # -1: never stepped
     refusal: Optional[Refusal] = None
+    profiler: Optional[Refusal] = None  # the program's own profiler is in the way at the moment
 
 
 class SourcesStarted(NamedTuple):
@@ -47,6 +48,26 @@ class SourcesFailed(NamedTuple):
     now_ns: int
     reason_code: str
     reason: str
+
+
+class ProfilerActive(NamedTuple):
+    """Nothing was started: the program's own profiler warms up or records, and one of the sources conflicts with it."""
+
+    now_ns: int
+    reason: str
+
+
+class ProfilerIdle(NamedTuple):
+    """The awaited end of the program's own profiler; `iteration` is the one running now."""
+
+    now_ns: int
+    iteration: int
+
+
+class SourcesGaveWay(NamedTuple):
+    """The program's own profiler began at time_ns, and the sources that conflict with it have stopped."""
+
+    time_ns: int
 
 
 class Tick(NamedTuple):
@@ -71,9 +92,10 @@ class CancelRequested(NamedTuple):
 
 
 class SourcesStopped(NamedTuple):
-    """Every source has stopped."""
+    """Every source has stopped. gave_way_ns: some had before, for the program's own profiler; 0: none."""
 
     now_ns: int
+    gave_way_ns: int = 0
 
 
 class Released(NamedTuple):
@@ -100,6 +122,9 @@ Event = Union[
     StartRequested,
     SourcesStarted,
     SourcesFailed,
+    ProfilerActive,
+    ProfilerIdle,
+    SourcesGaveWay,
     Tick,
     Stepped,
     CancelRequested,
@@ -113,7 +138,7 @@ Event = Union[
 
 
 class StartSources(NamedTuple):
-    """Prepare, announce and start the sources; answer SourcesStarted or SourcesFailed."""
+    """Prepare, announce and start the sources; answer SourcesStarted, SourcesFailed or ProfilerActive."""
 
     request: wire.Start
 
@@ -124,6 +149,10 @@ class StopSources(NamedTuple):
 
 class FreeSources(NamedTuple):
     """Close the arenas."""
+
+
+class AwaitProfiler(NamedTuple):
+    """Give a ProfilerIdle as soon as the program's own profiler is idle, unless FreeSources comes first."""
 
 
 class SetTimer(NamedTuple):
@@ -170,4 +199,4 @@ class Conclude(NamedTuple):
     warnings: Tuple[str, ...]
 
 
-Command = Union[StartSources, StopSources, FreeSources, SetTimer, WatchStep, Report, Reject, Conclude]
+Command = Union[StartSources, StopSources, FreeSources, AwaitProfiler, SetTimer, WatchStep, Report, Reject, Conclude]

@@ -2,16 +2,23 @@
 
 One source's trouble is not another's: as long as one records, the capture goes on, and `problems` says what is
 missing. This is the seam where whatever a source raises becomes a SourceError.
+
+Where one of the sources cannot run beside the program's own torch.profiler, the guard (sources/torch_guard.py) is
+installed from before the start until the sources have stopped. Its lock makes the look at that profiler and the start
+one step. `give_way` is the one method for the program's threads.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from kineto_agent import wire
-from kineto_agent.debuglog import log_exception
+from kineto_agent.debuglog import log, log_exception
 from kineto_agent.events import Refusal
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession
 from kineto_agent.sources.registry import Choice, Plan
+from kineto_agent.sources.torch_guard import ProfilerGuard, UserProfiler
 
+KINETO_FORMAT = "kineto_json/1"  # of a session that has torch's own profiler running
 Announce = Callable[[wire.Arena, int], None]
 
 
@@ -27,12 +34,45 @@ def _as_source_error(name: str, exc: Exception) -> SourceError:
     return SourceError("SOURCE_FAILED", "%s: unexpected %s: %s" % (name, type(exc).__name__, exc))
 
 
+class ProfilerInTheWay(Exception):
+    """Nothing was announced or started: the program's own profiler is active. The text is for people."""
+
+
+def source_request(choice: Choice, wanted: wire.Start) -> SourceRequest:
+    """What one source gets of a request."""
+    return SourceRequest(
+        choice.activity_types, wanted.buffer_limit_bytes, wanted.options, named=bool(wanted.activity_types)
+    )
+
+
+def profiler_in_the_way(plan: Plan, request: wire.Start, guard: ProfilerGuard) -> str:
+    """Why the recording could not start now because of the program's own profiler; "" if it could."""
+    yielding = [choice.source.name for choice in plan.choices if _would_yield(choice, request)]
+    state = guard.state() if yielding else UserProfiler.IDLE
+    return _in_the_way(state, yielding) if state.active else ""
+
+
+def _would_yield(choice: Choice, request: wire.Start) -> bool:
+    try:
+        return choice.source.would_yield(source_request(choice, request))
+    except Exception:  # noqa: BLE001 - its prepare() will say what is wrong
+        log_exception("source %s" % choice.source.name)
+        return False
+
+
+def _in_the_way(state: UserProfiler, names: List[str]) -> str:
+    return "the program's own torch.profiler %s, and %s cannot record beside it" % (state.value, " and ".join(names))
+
+
 class Recording:
     """What the sources do for one capture. Used by the agent's thread."""
 
-    def __init__(self, plan: Plan, request: wire.Start) -> None:
+    def __init__(self, plan: Plan, request: wire.Start, guard: Optional[ProfilerGuard] = None) -> None:
         self._plan = plan
         self._request = request
+        self._guard = ProfilerGuard(self.give_way) if guard is None else guard
+        self._yielding: Tuple[_Part, ...] = ()  # those that have to give way
+        self.gave_way_ns = 0  # Unix ns; 0: has not
         self._prepared: List[_Part] = []
         self._running: List[_Part] = []
         self._outcomes: Dict[str, SourceOutcome] = {}
@@ -42,51 +82,104 @@ class Recording:
             self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", reason))
 
     def start(self, announce: Announce) -> None:
-        """Prepare and announce all, then start all. Raises SourceError if none records."""
+        """Prepare all, announce all, start all. Raises SourceError if none records, and ProfilerInTheWay."""
+        reason = profiler_in_the_way(self._plan, self._request, self._guard)
+        if reason:
+            raise ProfilerInTheWay(reason)
         for choice in self._plan.choices:
-            self._prepare(choice, announce)
-        for part in self._prepared:
-            try:
-                part.session.start()
-                self._running.append(part)
-            except Exception as exc:  # noqa: BLE001 - translated
-                self._note(_as_source_error(part.name, exc))
+            self._prepare(choice)
+        yielding = [part for part in self._prepared if part.session.yields]
+        if yielding:
+            self._guard.install()
+        with self._guard.lock:
+            reason = self._in_the_way_now(yielding)
+            if not reason:
+                self._yielding = tuple(yielding)
+                for part in list(self._prepared):
+                    self._announce(part, announce)
+                for part in self._prepared:
+                    self._start(part)
+        if reason:
+            self._close_prepared()
+            raise ProfilerInTheWay(reason)
         if not self._running:
             raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
 
-    def _prepare(self, choice: Choice, announce: Announce) -> None:
-        wanted = self._request
-        named = bool(wanted.activity_types)
-        request = SourceRequest(choice.activity_types, wanted.buffer_limit_bytes, wanted.options, named)
+    def _in_the_way_now(self, yielding: List[_Part]) -> str:
+        state = self._guard.state() if yielding else UserProfiler.IDLE
+        if state is UserProfiler.UNKNOWN:
+            log("this torch does not say what its profiler does: it is taken to be idle")
+        return _in_the_way(state, [part.name for part in yielding]) if state.active else ""
+
+    def _prepare(self, choice: Choice) -> None:
         name = choice.source.name
         try:
-            session = choice.source.prepare(request)
+            self._prepared.append(_Part(name, choice.source.prepare(source_request(choice, self._request))))
         except Exception as exc:  # noqa: BLE001 - translated
             self._note(_as_source_error(name, exc))
-            return
+
+    def _announce(self, part: _Part, announce: Announce) -> None:
+        session = part.session
         try:
-            announce(wire.Arena(self._request.capture_id, name, session.format, session.metadata), session.arena_fd)
+            announce(
+                wire.Arena(self._request.capture_id, part.name, session.format, session.metadata), session.arena_fd
+            )
         except Exception as exc:  # noqa: BLE001 - translated
+            self._prepared.remove(part)
+            self._note(_as_source_error(part.name, exc))
             session.close()
-            self._note(_as_source_error(name, exc))
+
+    def _start(self, part: _Part) -> None:
+        try:
+            part.session.start()
+            self._running.append(part)
+        except Exception as exc:  # noqa: BLE001 - translated
+            self._note(_as_source_error(part.name, exc))
+
+    def give_way(self) -> None:
+        """The program's own profiler is about to begin, on this thread, and the guard's lock is held. Never raises."""
+        parts, self._yielding = self._yielding, ()
+        if not parts:
             return
-        self._prepared.append(_Part(name, session))
+        self.gave_way_ns = time.time_ns()
+        for part in parts:
+            try:
+                part.session.give_way()
+            except Exception:  # noqa: BLE001 - never into the program
+                log_exception("source %s cannot give way" % part.name)
 
     def _note(self, error: SourceError) -> None:
         self.problems.append(Refusal(error.reason_code, error.reason))
 
     def stop(self) -> None:
         """Stop every source that runs. Never raises."""
+        self._note_unannounced()
         while self._running:
             part = self._running.pop()
             try:
                 self._outcomes[part.name] = part.session.stop()
             except Exception as exc:  # noqa: BLE001 - translated
                 self._note(_as_source_error(part.name, exc))
+        self._yielding = ()
+        self._guard.remove()
+
+    def _note_unannounced(self) -> None:
+        """A Kineto session that the guard could not see beforehand, such as one that was asked for over dynolog."""
+        ours = any(part.session.format == KINETO_FORMAT for part in self._yielding)
+        with self._guard.lock:
+            seen = self._yielding and self._guard.state(kineto_is_ours=ours).active
+        if seen:
+            reason = (
+                "Kineto began a trace of its own during the capture (over dynolog or a file): either may lack events"
+            )
+            self.problems.append(Refusal("USER_PROFILER_STARTED", reason))
 
     def close(self) -> None:
         """Free the arenas. Never raises."""
         self.stop()
+        self._close_prepared()
+
+    def _close_prepared(self) -> None:
         while self._prepared:
             part = self._prepared.pop()
             try:

@@ -26,14 +26,16 @@ from kineto_agent import describe, env, events, wire
 from kineto_agent.debuglog import log, log_exception
 from kineto_agent.descriptors import close_ours, identity
 from kineto_agent.link import Link, LinkClosed
-from kineto_agent.recording import Recording
+from kineto_agent.recording import ProfilerInTheWay, Recording, profiler_in_the_way
 from kineto_agent.session import Session
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.sources.torch_guard import ProfilerGuard
 from kineto_agent.steps import StepCounter, median_ns
 from kineto_agent.threads import Thread, start_thread, thread_names
 
 EXIT_TIMEOUT_S = 2.0
+_LOOK_PERIOD_NS = 100_000_000  # at the program's profiler, while a capture waits for its end or for torch's import
 _MAX_POLL_MS = 3_600_000  # poll takes an int; also repairs a deadline after the wall clock was set
 _MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
 _MAX_WARNINGS = 32
@@ -72,6 +74,8 @@ class Agent:
         self._session = Session()
         self._recording: Optional[Recording] = None
         self._plan: Optional[registry.Plan] = None
+        self._guard = ProfilerGuard()
+        self._awaits_profiler = self._told_of_profiler = False
         self._events: Deque[events.Event] = deque()
         self._handling = False
         self._deadline_ns: Optional[int] = None  # Unix ns
@@ -145,6 +149,7 @@ class Agent:
                 self._woken(mask)
             else:
                 self._link_ready(mask)
+        self._check_profiler()
         self._check_timer()
         self._check_step()
 
@@ -161,6 +166,8 @@ class Agent:
             waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
         if self._deadline_ns is not None:
             waits_ns.append(self._deadline_ns - time.time_ns())
+        if self._awaits_profiler or self._guard.waits_for_torch:
+            waits_ns.append(_LOOK_PERIOD_NS)
         if not waits_ns:
             return None
         return min(max(-(-min(waits_ns) // 1_000_000), 0), _MAX_POLL_MS)
@@ -171,6 +178,16 @@ class Agent:
             log(self._stop.reason)
             return
         os.read(self._wake_reader, 4096)
+
+    def _check_profiler(self) -> None:
+        recording = self._recording
+        if recording is not None and recording.gave_way_ns and not self._told_of_profiler:
+            self._told_of_profiler = True
+            self._handle(events.SourcesGaveWay(recording.gave_way_ns))
+        if self._awaits_profiler and not self._guard.state().active:
+            self._awaits_profiler = False
+            self._handle(events.ProfilerIdle(time.time_ns(), self._counter.count))
+        self._guard.look()
 
     def _check_timer(self) -> None:
         now_ns = time.time_ns()
@@ -190,8 +207,7 @@ class Agent:
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
         self._counter.watch(None)
-        if self._recording is not None:
-            self._recording.close()
+        self._free()
         self._close_pipe()
 
     def _flush(self, deadline: float) -> None:
@@ -269,15 +285,18 @@ class Agent:
             self._handle(events.LinkLost(now_ns))
 
     def _start_requested(self, request: wire.Start, now_ns: int) -> None:
-        refusal = None
+        refusal = profiler = None
         if not self._session.capture_id:
             self._cpu_base_ns = time.thread_time_ns()
             self._step_before_ns = median_ns(self._counter.durations_ns(0, now_ns))
             try:
                 self._plan = registry.choose(self._sources(), request.activity_types)
+                self._guard = ProfilerGuard(self._profiler_begins, self._wake)
+                reason = profiler_in_the_way(self._plan, request, self._guard)
+                profiler = events.Refusal("USER_PROFILER_ACTIVE", reason) if reason else None
             except SourceError as exc:
                 refusal = events.Refusal(exc.reason_code, exc.reason)
-        self._handle(events.StartRequested(request, now_ns, self._counter.count, refusal))
+        self._handle(events.StartRequested(request, now_ns, self._counter.count, refusal, profiler))
 
     # ------------------------------------------------------------ the session's commands
 
@@ -296,9 +315,14 @@ class Agent:
 
     def _start_sources(self, command: events.StartSources) -> None:
         assert self._plan is not None
-        recording = self._recording = Recording(self._plan, command.request)
+        self._told_of_profiler = False
+        recording = self._recording = Recording(self._plan, command.request, self._guard)
         try:
             recording.start(self._announce)
+        except ProfilerInTheWay as exc:
+            self._recording = None
+            self._handle(events.ProfilerActive(time.time_ns(), str(exc)))
+            return
         except SourceError as exc:
             self._handle(events.SourcesFailed(time.time_ns(), exc.reason_code, exc.reason))
             return
@@ -311,17 +335,31 @@ class Agent:
             raise SourceError("SOURCE_FAILED", "its metadata does not fit into a frame: %s" % exc) from exc
 
     def _stop_sources(self, command: events.StopSources) -> None:
-        if self._recording is not None:
-            self._recording.stop()
-        self._handle(events.SourcesStopped(time.time_ns()))
+        recording = self._recording
+        if recording is not None:
+            recording.stop()
+        self._handle(events.SourcesStopped(time.time_ns(), recording.gave_way_ns if recording is not None else 0))
+
+    def _await_profiler(self, command: events.AwaitProfiler) -> None:
+        self._guard.install()  # its end is told, which is sooner than the next look
+        self._awaits_profiler = True
+
+    def _profiler_begins(self) -> None:
+        """On the program's thread, under the guard's lock."""
+        recording = self._recording
+        if recording is not None:
+            recording.give_way()
+            self._wake()
 
     def _free_sources(self, command: events.FreeSources) -> None:
         self._free()
 
     def _free(self) -> None:
         recording, self._recording, self._plan = self._recording, None, None
+        self._awaits_profiler = False
         if recording is not None:
             recording.close()
+        self._guard.remove()
 
     def _set_timer(self, command: events.SetTimer) -> None:
         self._deadline_ns = command.deadline_ns
@@ -385,6 +423,7 @@ _CARRY_OUT: Dict[type, Callable[[Agent, Any], None]] = {
     events.StartSources: Agent._start_sources,
     events.StopSources: Agent._stop_sources,
     events.FreeSources: Agent._free_sources,
+    events.AwaitProfiler: Agent._await_profiler,
     events.SetTimer: Agent._set_timer,
     events.WatchStep: Agent._watch_step,
     events.Report: Agent._report,

@@ -6,7 +6,8 @@ Theory of operation
 
         WAIT_FOR_REQUEST --> WARMUP --> COLLECT --> PROCESS --> WAIT_FOR_REQUEST
 
-    WAIT_FOR_REQUEST  nothing to do, or a capture was accepted and waits for its start time or iteration
+    WAIT_FOR_REQUEST  nothing to do, or a capture was accepted and waits for its start time or iteration, or (if it
+                      was asked to) for the end of the program's own profiler
     WARMUP            the sources record, the window has not begun
     COLLECT           the sources record, the window is open
     PROCESS           the sources stop; then the daemon copies, until it releases the arenas
@@ -14,6 +15,9 @@ Theory of operation
     The sources record from WARMUP on and the window is only a pair of times, so it is exact however late the
     agent's thread gets to run. An iteration window always has at least one iteration of warm-up: the sources
     must run before the first recorded iteration begins.
+
+    The program's own torch.profiler goes first. A capture that conflicts with it does not begin while it is active; a
+    profiler that begins later ends the window, since the sources that conflict have stopped there.
 
 Rules
     A start request that does not repeat the id of the running capture is answered by exactly one Reject or
@@ -25,6 +29,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Type
 
 from kineto_agent import wire
 from kineto_agent.events import (
+    AwaitProfiler,
     CancelRequested,
     Command,
     Conclude,
@@ -32,6 +37,8 @@ from kineto_agent.events import (
     Event,
     FreeSources,
     LinkLost,
+    ProfilerActive,
+    ProfilerIdle,
     Refusal,
     Reject,
     Released,
@@ -39,6 +46,7 @@ from kineto_agent.events import (
     SessionState,
     SetTimer,
     SourcesFailed,
+    SourcesGaveWay,
     SourcesStarted,
     SourcesStopped,
     StartRequested,
@@ -51,6 +59,7 @@ from kineto_agent.events import (
 
 MAX_LATE_START_NS = 10_000_000_000  # as Kineto: a start time further in the past is an error
 WARMUP_SLACK_NS = 1_000_000_000  # a warm-up may lose this much: delivery takes milliseconds, not seconds
+PROFILER_WAIT_NS = 3600_000_000_000  # for the program's own profiler; the daemon's limit is shorter by default
 RELEASE_DEADLINE_NS = 60_000_000_000  # a daemon that forgets a capture does not keep its memory for ever
 _S = 1_000_000_000
 
@@ -64,6 +73,7 @@ class _Capture:
         self.begin_ns = now_ns  # timed: when the warm-up begins
         self.start_iteration = 0  # the first recorded one
         self.lead_iterations = max(request.warmup_iterations, 1)
+        self.wait_end_ns = 0  # it waits, or has waited, for the program's own profiler; at most until then
         self.recording = False  # the sources run
         self.collecting_ns = 0
         self.window_start_ns = 0
@@ -169,24 +179,26 @@ class Session:
             return [Reject(request.capture_id, problem.reason_code, problem.reason)]
         capture = self._capture = _Capture(request, event.now_ns)
         if request.iterations is not None:
-            return self._accept_iterations(capture, event)
-        return self._accept_timed(capture, event.now_ns)
+            return self._accept_iterations(capture, event.now_ns, event.iteration, event.profiler)
+        return self._accept_timed(capture, event.now_ns, event.profiler)
 
-    def _accept_timed(self, capture: _Capture, now_ns: int) -> List[Command]:
+    def _accept_timed(self, capture: _Capture, now_ns: int, profiler: Optional[Refusal]) -> List[Command]:
         request = capture.request
         if request.start_time_ns:
             capture.begin_ns = request.start_time_ns - request.warmup_ns
         if capture.begin_ns <= now_ns:
-            return self._warm_up(capture, now_ns)
+            return self._begin(capture, now_ns, profiler)
         return [Report(request.capture_id, self.state, now_ns), SetTimer(capture.begin_ns)]
 
-    def _accept_iterations(self, capture: _Capture, event: StartRequested) -> List[Command]:
+    def _accept_iterations(
+        self, capture: _Capture, now_ns: int, iteration: int, profiler: Optional[Refusal]
+    ) -> List[Command]:
         request = capture.request
-        self._choose_iteration(capture, request.start_iteration, event.iteration + capture.lead_iterations)
+        self._choose_iteration(capture, request.start_iteration, iteration + capture.lead_iterations)
         watched = capture.start_iteration - capture.lead_iterations
-        if watched <= event.iteration:
-            return self._warm_up(capture, event.now_ns)
-        return [Report(request.capture_id, self.state, event.now_ns), WatchStep(watched)]
+        if watched <= iteration:
+            return self._begin(capture, now_ns, profiler)
+        return [Report(request.capture_id, self.state, now_ns), WatchStep(watched)]
 
     def _choose_iteration(self, capture: _Capture, wanted: Optional[int], earliest: int) -> None:
         late = wanted is not None and wanted < earliest
@@ -196,6 +208,56 @@ class Session:
             text = "iteration %d could not be recorded any more: recorded from iteration %d on"
             capture.warnings.append(text % (wanted, capture.start_iteration))
 
+    # ------------------------------------------------------------ the program's own profiler
+
+    def _begin(self, capture: _Capture, now_ns: int, profiler: Optional[Refusal]) -> List[Command]:
+        return self._warm_up(capture, now_ns) if profiler is None else self._wait(capture, now_ns, profiler.reason)
+
+    def _profiler_active(self, capture: _Capture, event: ProfilerActive) -> List[Command]:
+        return self._wait(capture, event.now_ns, event.reason)
+
+    def _wait(self, capture: _Capture, now_ns: int, reason: str) -> List[Command]:
+        """Nothing has been announced yet: wait for the end of the program's own profiler, or refuse."""
+        request = capture.request
+        self.state = SessionState.WAIT_FOR_REQUEST
+        if request.start_time_ns:
+            return self._refuse(capture, reason + "; a capture with a start time cannot wait: trace again after it")
+        if not request.options.get("wait_for_user_profiler"):
+            advice = "trace again after it, let the capture wait (--wait-for-user-profiler), or leave out"
+            return self._refuse(capture, "%s; %s the activities that conflict with it" % (reason, advice))
+        capture.wait_end_ns = capture.wait_end_ns or now_ns + PROFILER_WAIT_NS
+        report = Report(request.capture_id, self.state, now_ns)
+        return [WatchStep(None), report, AwaitProfiler(), SetTimer(capture.wait_end_ns)]
+
+    def _refuse(self, capture: _Capture, reason: str) -> List[Command]:
+        return [Reject(capture.request.capture_id, "USER_PROFILER_ACTIVE", reason), *self._free()]
+
+    def _profiler_idle(self, capture: _Capture, event: ProfilerIdle) -> List[Command]:
+        if not capture.wait_end_ns:
+            return []
+        if capture.request.iterations is not None:
+            return [SetTimer(None), *self._accept_iterations(capture, event.now_ns, event.iteration, None)]
+        return self._warm_up(capture, event.now_ns)
+
+    def _gave_way(self, capture: _Capture, event: SourcesGaveWay) -> List[Command]:
+        if not capture.recording:
+            return []
+        self._cut_at_profiler(capture, event.time_ns)
+        return self._process(capture, event.time_ns)
+
+    def _cut_at_profiler(self, capture: _Capture, time_ns: int) -> None:
+        """A window that goes on after this time is not whole."""
+        if 0 < capture.window_end_ns <= time_ns or capture.outcome in ("failed", "cancelled"):
+            return
+        text = "the program's own torch.profiler started during the capture, which ended what conflicts with it: "
+        if 0 < capture.window_start_ns < time_ns:
+            capture.window_end_ns = time_ns
+            capture.end_as("partial", "USER_PROFILER_STARTED", text + "the window is cut short there")
+        else:
+            capture.window_start_ns = capture.window_end_ns = 0
+            reason = text + "the window had not begun; trace again after that profiler's end"
+            capture.end_as("failed", "USER_PROFILER_STARTED", reason)
+
     # ------------------------------------------------------------ towards the window
 
     def _warm_up(self, capture: _Capture, now_ns: int) -> List[Command]:
@@ -204,6 +266,11 @@ class Session:
         return [SetTimer(None), WatchStep(None), report, StartSources(capture.request)]
 
     def _waited(self, capture: _Capture, event: Tick) -> List[Command]:
+        if capture.wait_end_ns:
+            if event.now_ns < capture.wait_end_ns:
+                return [SetTimer(capture.wait_end_ns)]
+            text = "the program's own torch.profiler has not ended in %d s; trace again after it"
+            return self._refuse(capture, text % (PROFILER_WAIT_NS // _S))
         if event.now_ns < capture.begin_ns:
             return [SetTimer(capture.begin_ns)]
         return self._warm_up(capture, event.now_ns)
@@ -296,6 +363,8 @@ class Session:
         return self._cut(capture, event.now_ns)
 
     def _sources_stopped(self, capture: _Capture, event: SourcesStopped) -> List[Command]:
+        if event.gave_way_ns:
+            self._cut_at_profiler(capture, event.gave_way_ns)
         return self._finish(capture, event.now_ns)
 
     def _finish(self, capture: _Capture, stopped_ns: int) -> List[Command]:
@@ -341,6 +410,7 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_WAIT, SourcesFailed): Session._sources_failed,
     (_WAIT, LinkLost): Session._link_lost,
     (_WAIT, Ending): Session._ending,
+    (_WAIT, ProfilerIdle): Session._profiler_idle,
     (_WARMUP, SourcesStarted): Session._sources_started,
     (_WARMUP, SourcesFailed): Session._sources_failed,
     (_WARMUP, Tick): Session._warmed,
@@ -348,12 +418,15 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_WARMUP, CancelRequested): Session._cancel,
     (_WARMUP, LinkLost): Session._link_lost,
     (_WARMUP, Ending): Session._ending,
+    (_WARMUP, ProfilerActive): Session._profiler_active,
+    (_WARMUP, SourcesGaveWay): Session._gave_way,
     (_COLLECT, Tick): Session._collected,
     (_COLLECT, Stepped): Session._stepped_to_process,
     (_COLLECT, SourcesFailed): Session._sources_failed,
     (_COLLECT, CancelRequested): Session._cancel,
     (_COLLECT, LinkLost): Session._link_lost,
     (_COLLECT, Ending): Session._ending,
+    (_COLLECT, SourcesGaveWay): Session._gave_way,
     (_PROCESS, SourcesStopped): Session._sources_stopped,
     (_PROCESS, Released): Session._released,
     (_PROCESS, Tick): Session._release_overdue,

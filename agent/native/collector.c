@@ -367,6 +367,14 @@ int kc_yield(void) {
     return 0;
 }
 
+int kc_hurry(void) {
+    if (self.dead) {
+        return KC_FORKED;
+    }
+    detach_expire();
+    return 0;
+}
+
 static cupti_result enable_kind(uint32_t kind) {
     const bool api_calls = kind == CUPTI_KIND_RUNTIME || kind == CUPTI_KIND_DRIVER;
     const cupti_result result = api_calls ? calls_enable(&self.calls, &self.api, kind) : self.api.enable(kind);

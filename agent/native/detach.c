@@ -7,7 +7,8 @@
  *   whatever thread makes it. Finalizing ends the subscription too. Without the subscription (another tool has
  *   CUPTI's only one) there is no detach.
  *
- *   The requester waits with a limit. One word decides the race between its time-out and a callback:
+ *   The requester waits with a limit, or until another thread calls it off (kc_hurry). One word decides the race
+ *   between that and a callback:
  *
  *     ARMED -> FINALIZING -> FINALIZED   (a callback won)
  *     ARMED -> EXPIRED                   (the time-out won: no callback will finalize any more)
@@ -47,18 +48,37 @@ void detach_at_exit(void) {
     }
 }
 
-static bool wait_until_finalized(int64_t limit_ns) {
-    return wake_await(&detach.done, &detach.phase, FINALIZED, limit_ns);
+void detach_expire(void) {
+    if (advance(ARMED, EXPIRED)) {
+        wake_post(&detach.done);
+    }
+}
+
+static uint32_t phase_now(void) { return __atomic_load_n(&detach.phase, __ATOMIC_SEQ_CST); }
+
+/* False: it is still `phase` after the limit. */
+static bool wait_while(uint32_t phase, int64_t limit_ns) {
+    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + limit_ns;
+    for (;;) {
+        const uint32_t seen = wake_seen(&detach.done);
+        if (phase_now() != phase) {
+            return true;
+        }
+        const int64_t left = deadline - clock_ns(CLOCK_MONOTONIC);
+        if (left <= 0) {
+            return false;
+        }
+        wake_wait(&detach.done, seen, left);
+    }
 }
 
 static int32_t await_finalize(int64_t limit_ns) {
-    if (!wait_until_finalized(limit_ns)) {
-        if (advance(ARMED, EXPIRED)) {
-            return KC_DETACH_NO_CALL;
-        }
-        if (!wait_until_finalized(FINALIZE_LIMIT_NS)) {
-            return KC_DETACH_STUCK;
-        }
+    (void)wait_while(ARMED, limit_ns);
+    if (advance(ARMED, EXPIRED) || phase_now() == EXPIRED) {
+        return KC_DETACH_NO_CALL;
+    }
+    if (!wait_while(FINALIZING, FINALIZE_LIMIT_NS)) {
+        return KC_DETACH_STUCK;
     }
     return detach.result == CUPTI_SUCCESS ? KC_DETACHED : KC_DETACH_REFUSED;
 }
@@ -66,7 +86,7 @@ static int32_t await_finalize(int64_t limit_ns) {
 void detach_run(const struct cupti_api *api, int64_t limit_ns, struct kc_detach_result *result) {
     const int64_t begin = clock_ns(CLOCK_MONOTONIC);
     memset(result, 0, sizeof *result);
-    if (__atomic_load_n(&detach.phase, __ATOMIC_SEQ_CST) == FINALIZING) {
+    if (phase_now() == FINALIZING) {
         result->outcome = KC_DETACH_STUCK; /* since an earlier request */
         return;
     }

@@ -1,6 +1,6 @@
 /* The collector's interface: what libkineto_collector.so exports, driven by sources/cupti_native.py.
  *
- * One recording at a time, every function but kc_yield on one thread at a time (the agent's), in this order:
+ * One recording at a time, every function but kc_hurry on one thread at a time (the agent's), in this order:
  *
  *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_subscribe? -> kc_start -> kc_record_calls? -> kc_counts*
  *     -> kc_stop -> kc_detach? -> kc_close
@@ -84,9 +84,10 @@ KC_EXPORT int kc_subscribe(int32_t *result);
 KC_EXPORT int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
 /* Records the chosen calls through the subscriber instead of kinds 4 and 5. After kc_start. */
 KC_EXPORT int kc_record_calls(char *error, size_t error_bytes);
-/* Lets go of the subscriber for another tool: no more calls are recorded, no detach. On any thread, but not while
- * another function runs. */
+/* Lets go of the subscriber for another tool: no more calls are recorded, no detach. */
 KC_EXPORT int kc_yield(void);
+/* On any thread at any time: a kc_detach that waits for a call gives up. */
+KC_EXPORT int kc_hurry(void);
 KC_EXPORT int kc_counts(struct kc_counts *counts);
 /* Disables, flushes and makes everything READY, within `limit_ms`. */
 KC_EXPORT int kc_stop(uint32_t limit_ms, struct kc_stop_result *result);

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 from kineto_agent.sources import cupti_library
 from kineto_agent.sources.cupti_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
-from kineto_agent.sources.torch_guard import ProfilerGuard
 
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti_native import Collector, DetachResult, Enabled, StopResult
@@ -63,6 +62,8 @@ PREFAULT_BYTES = 32 << 20  # 8 buffers, 22-28 ms of page faults; the collector s
 # A flush hands over partly filled buffers, so it bounds what a crash loses and costs a buffer each time.
 FLUSH_PERIOD_MS = 500
 STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
+GIVE_WAY_LIMIT_MS = 200  # the program waits for it
+_HURRY_PERIOD_S = 0.01
 DETACH_LIMIT_MS = 1000
 
 # By cuptiGetVersion. 27 is CUDA 12.9.0: the first that drops and counts records when it is given no buffer.
@@ -80,14 +81,19 @@ _CALLS_LEFT_OUT = (
     "CUPTI's only subscriber, and recording calls beside it has made the program's next torch.profiler trace fail. "
     "Name cuda_runtime and cuda_driver among the activities to record them nevertheless"
 )
-_YIELDED = (
-    "torch.profiler started in this process during the capture and got CUPTI's only subscriber: CUDA calls after that "
-    "are missing, and CUPTI stays attached, which leaves CUDA calls slightly slower"
+_GAVE_WAY = (
+    "stayed attached: the program's own torch.profiler started and has CUPTI now; CUDA calls stay slightly slower "
+    "until the process ends or a later capture detaches"
 )
 
 
 class CuptiSession:
-    """One recording of CUPTI activities."""
+    """One recording of CUPTI activities.
+
+    CUPTI's kinds, buffer callbacks and subscriber belong to the whole process: Kineto, once the program's own profiler
+    has started it, uses the same. So the recording is over before that (give_way), and nothing of CUPTI is touched
+    afterwards: to disable a kind then would take it from Kineto.
+    """
 
     format = "cupti/1"
 
@@ -98,7 +104,9 @@ class CuptiSession:
         metadata: Dict[str, Any],
         request: SourceRequest,
         detach_limit_ms: int,
+        yields: bool = True,
     ) -> None:
+        self.yields = yields
         self.arena_fd = arena_fd
         self.metadata = metadata
         self._collector = collector
@@ -107,15 +115,19 @@ class CuptiSession:
         self._detach_limit_ms = detach_limit_ms
         self._warnings: List[str] = []
         self._enable_ns = 0
-        self._lock = _thread.allocate_lock()  # the program's own profiler may make us yield at any time
-        self._ended = self._yielded = False
-        self._guard = ProfilerGuard(self._yield)
+        # The collector's functions run one at a time. The same thread may come again: in a signal's handler.
+        self._lock = _thread.RLock()
+        self._wanted = self._gave_way = False  # by the program's own profiler
+        self._stopped: Optional[StopResult] = None
+        self._stop_limit_ms = STOP_LIMIT_MS
+        self._closed = False
 
     def start(self) -> None:
         """Enable the activities. Raises SourceError if none of them works."""
         begin = time.perf_counter_ns()
-        self._guard.install()
         with self._lock:
+            if self._gave_way:
+                raise SourceError("USER_PROFILER_STARTED", "the program's own torch.profiler started")
             self._start()
         self._enable_ns = time.perf_counter_ns() - begin
 
@@ -136,8 +148,6 @@ class CuptiSession:
             )
         if through_subscriber:
             self._record_calls(calls)
-        else:
-            self._guard.remove()  # nothing to give up
 
     def _record_calls(self, calls: List[int]) -> None:
         why = self._collector.record_calls() if calls else ""
@@ -146,13 +156,27 @@ class CuptiSession:
         if why:
             self._warnings.append("CUDA calls are not recorded: CUPTI refused: " + why)
 
-    def _yield(self) -> None:
-        """On the program's thread, before its torch.profiler starts; waits for a start or stop that is under way."""
-        with self._lock:
-            if not self._ended and not self._yielded:
-                self._yielded = True
-                self._collector.yield_subscriber()
-                self._warnings.append(_YIELDED)
+    def give_way(self) -> None:
+        """End the recording and let go of CUPTI; waits for a start or stop that is under way, but not for a detach."""
+        self._wanted = True
+        while not self._lock.acquire(timeout=_HURRY_PERIOD_S):
+            self._collector.hurry()
+        try:
+            if self._gave_way or self._closed:
+                return
+            self._gave_way = True
+            if self._stopped is None:
+                self._stop_limit_ms = GIVE_WAY_LIMIT_MS
+                self._stop_collector()
+                self._warnings.append(_GAVE_WAY)
+            self._collector.yield_subscriber()
+        finally:
+            self._lock.release()
+
+    def _stop_collector(self) -> "StopResult":
+        if self._stopped is None:
+            self._stopped = self._collector.stop(self._stop_limit_ms)
+        return self._stopped
 
     def _refusal(self, enabled: "Enabled", refused: Mapping[int, int]) -> SourceError:
         details = ["%s: %s" % (_KIND_TYPES[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]
@@ -167,17 +191,16 @@ class CuptiSession:
 
     def counts(self) -> SourceCounts:
         """Records and bytes that the daemon can read by now."""
-        counts = self._collector.counts()
+        with self._lock:
+            counts = self._stopped.counts if self._stopped is not None else self._collector.counts()
         return SourceCounts(counts.records, counts.bytes, counts.dropped)
 
     def stop(self) -> SourceOutcome:
         """Make everything READY, then take CUPTI out of the process where that is safe."""
         with self._lock:
-            stopped = self._collector.stop(STOP_LIMIT_MS)
+            stopped = self._stop_collector()
             self._warn_about(stopped)
-            detach_ns = 0 if stopped.timed_out else self._detach()
-            self._ended = True
-        self._guard.remove()
+            detach_ns = 0 if stopped.timed_out or self._gave_way else self._detach()
         return SourceOutcome(
             counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
             metadata={"cupti_enable_ns": self._enable_ns, "cupti_flushes": stopped.flushes},
@@ -189,7 +212,7 @@ class CuptiSession:
     def _warn_about(self, stopped: "StopResult") -> None:
         if stopped.timed_out:
             self._warnings.append(
-                "CUPTI did not hand over its last records within %d ms: the trace ends early" % STOP_LIMIT_MS
+                "CUPTI did not hand over its last records within %d ms: the trace ends early" % self._stop_limit_ms
             )
         if stopped.flush_result != 0:
             text = self._collector.result_text(stopped.flush_result)
@@ -205,8 +228,6 @@ class CuptiSession:
 
     def _detach(self) -> int:
         version = self.metadata["cupti_version"]
-        if self._yielded:
-            return 0
         if version < DETACH_VERSION:
             self._warnings.append(
                 "stayed attached: detaching CUPTI %d is not safe with CUDA graphs (CUDA 12.6 and later is); CUDA calls "
@@ -225,6 +246,8 @@ class CuptiSession:
 
         if detach.outcome == cupti_native.DETACHED:
             return ""
+        if detach.outcome == cupti_native.NO_CALL and self._wanted:
+            return _GAVE_WAY
         if detach.outcome == cupti_native.NO_CALL:
             return (
                 "stayed attached: the process made no CUDA call for %g s; CUDA calls stay slightly slower until the "
@@ -242,9 +265,8 @@ class CuptiSession:
     def close(self) -> None:
         """Free the arena."""
         with self._lock:
-            self._ended = True
-        self._guard.remove()
-        self._collector.close()
+            self._closed = True
+            self._collector.close()
 
 
 class CuptiSource:
@@ -283,6 +305,10 @@ class CuptiSource:
         """All of them as soon as the process has CUDA and a libcupti can be had."""
         return sorted(KINDS) if self.find_library() else []
 
+    def would_yield(self, request: SourceRequest) -> bool:
+        """Yes: CUPTI serves one of the two."""
+        return True
+
     def prepare(self, request: SourceRequest) -> CuptiSession:
         """Open libcupti and make the arena. Raises SourceError."""
         from kineto_agent.sources import cupti_native
@@ -307,7 +333,8 @@ class CuptiSource:
         )
         _keep_calls(collector, request)
         metadata = {"cupti_version": version, "cupti_library": path, **self.describe_devices(collector)}
-        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms)
+        yields = self.would_yield(request)
+        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms, yields)
 
 
 def _keep_calls(collector: "Collector", request: SourceRequest) -> None:

@@ -185,8 +185,12 @@ class Collector:
         return self._text() if self._library.kc_record_calls(self._error, _SIZE) < 0 else ""
 
     def yield_subscriber(self) -> None:
-        """Let go of the subscriber at once. The only method for any thread, but not while another runs."""
+        """Let go of the subscriber at once."""
         self._library.kc_yield()
+
+    def hurry(self) -> None:
+        """A detach() that waits on another thread gives up. The only method for any thread at any time."""
+        self._library.kc_hurry()
 
     def start(self, kinds: Sequence[int]) -> Enabled:
         """Begin to record; never raises."""

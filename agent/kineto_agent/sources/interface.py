@@ -8,6 +8,10 @@ in this order, all on the agent's thread. Nothing here may print, raise into use
 more than a millisecond at a time. A session records from start() on; the runner decides later which window
 is kept, so a warm-up needs nothing from the source.
 
+One call comes from elsewhere: session.give_way(), on the thread of the program that is about to start its own
+torch.profiler, at any time from start() on, also while stop() or close() runs. A session that cannot run beside that
+profiler (`yields`) stops for good there; the others do nothing. recording.py says who calls it.
+
 In a forked child nobody calls a source: it gives back by itself what it inherited (descriptors, mappings),
 touching no vendor library.
 """
@@ -57,6 +61,7 @@ class SourceSession(Protocol):
     arena_fd: int  # a sealed memfd laid out as kineto_agent.arena says; owned by the session
     format: str  # "cupti/1", "python_stacks/1"
     metadata: Dict[str, Any]  # JSON; known before the first record (versions, devices, …)
+    yields: bool  # it cannot run beside the program's own torch.profiler, which goes first
 
     def start(self) -> None:
         """Begin to record. Raises SourceError; then close() must still be called."""
@@ -66,6 +71,13 @@ class SourceSession(Protocol):
 
     def stop(self) -> SourceOutcome:
         """End recording and make everything READY within about two seconds. Never raises."""
+
+    def give_way(self) -> None:
+        """The program's own torch.profiler starts as soon as this returns: with `yields`, stop within some 100 ms.
+
+        Any thread. What there was is kept for stop(), which must not touch the vendor's library or torch's profiler
+        any more: they are the program's now. Waits for a start() or stop() that is inside them. Never raises.
+        """
 
     def close(self) -> None:
         """Free the arena. Called once the daemon has copied it or is gone."""
@@ -79,6 +91,9 @@ class Source(Protocol):
 
     def activity_types(self) -> List[str]:
         """Kineto's names of what could be recorded right now; empty if nothing. Cheap, without side effects."""
+
+    def would_yield(self, request: SourceRequest) -> bool:
+        """Whether the session for this request will have `yields`. Cheap, without side effects."""
 
     def prepare(self, request: SourceRequest) -> SourceSession:
         """Make the arena and check that recording can start. Raises SourceError."""

@@ -68,6 +68,10 @@ class PythonStacksSource:
         with_gil = getattr(sys, "_is_gil_enabled", None)
         return ["python_function"] if with_gil is None or with_gil() else []
 
+    def would_yield(self, request: SourceRequest) -> bool:
+        """No: the program's own profiler may run beside it."""
+        return False
+
     def prepare(self, request: SourceRequest) -> "PythonStacksSession":
         """Make the arena. Raises SourceError."""
         hz = sampling_rate(request.options)
@@ -175,6 +179,7 @@ class PythonStacksSession:
     """One recording; its thread is the only writer of the arena."""
 
     format = "python_stacks/1"
+    yields = False
 
     def __init__(self, hz: int, writer: ArenaWriter) -> None:
         self.metadata: Dict[str, Any] = {
@@ -226,6 +231,9 @@ class PythonStacksSession:
             warnings.append("%d samples were dropped: the table of stacks is full" % self._unnamed)
         metadata = {"ticks": self._ticks, "missed_ticks": self._rate.missed, "truncated_stacks": self._truncated}
         return SourceOutcome(self.counts(), metadata, warnings, detach_ns=0, cpu_ns=self._cpu_ns)
+
+    def give_way(self) -> None:
+        """The program's own profiler may run beside it."""
 
     def close(self) -> None:
         """Free the arena."""

@@ -1,43 +1,172 @@
 """Standing aside for the program's own torch.profiler.
 
-CUPTI has one subscriber. A Kineto (before that of August 2026) that finds it taken when it starts for the first time
-gives up GPU activities for the life of the process, without a word. So while we hold it, torch's profiler is made to
-tell us before it prepares: torch.autograd.profiler.profile._prepare_trace is wrapped, for the length of a capture.
+Theory of operation
+    CUPTI and torch's profiler state serve one user per process. The program's own profiler comes first: a recording
+    that needs either does not begin while that one warms up or records, and ends before it begins.
+
+    Two things tell about it. Kineto's isActive() (kineto_state.py) knows every session of any origin, but nothing in
+    advance. So torch.autograd.profiler.profile, behind torch.profiler and the older profilers alike, has two of its
+    methods wrapped for the length of a capture: _prepare_trace, with which a session begins to warm up, and __exit__,
+    with which it ends. In the former, on the program's thread, the recording gives way before torch's method runs.
+
+    One lock decides who was first: the wrapper marks its profile and lets the recording give way under the lock, the
+    recording looks at the marks and starts under the lock. It is free while torch's own methods run; until the
+    session's end the mark stands for them. The same thread may take it again: a signal's handler may start a profiler.
+
+    A program may import torch only later: until then look() is called now and then. The class is there long before
+    `import torch` ends.
+
+Rules
+    An error of ours never reaches the program. In a forked child the wrappers only call torch's methods.
+    Whoever wraps the same methods meanwhile stays: then ours remain below theirs and only call torch's.
 """
 
+import _thread
+import enum
+import os
 import sys
-from typing import Any, Callable, Optional
+import weakref
+from typing import Any, Callable, Dict, List, Tuple
 
-_METHOD = "_prepare_trace"
+from kineto_agent.debuglog import log_exception
+from kineto_agent.sources import kineto_state
+
+_MODULE = "torch.autograd.profiler"
+_PREPARE, _EXIT = "_prepare_trace", "__exit__"
+
+
+class UserProfiler(enum.Enum):
+    """What the program's own torch.profiler does; the values are for people."""
+
+    IDLE = "is idle"
+    WARMING_UP = "is warming up"
+    RECORDING = "is recording"
+    UNKNOWN = "cannot be asked"
+
+    @property
+    def active(self) -> bool:
+        """Whether it needs CUPTI and torch's profiler state now."""
+        return self in (UserProfiler.WARMING_UP, UserProfiler.RECORDING)
+
+
+def _nothing() -> None:
+    """Nobody needs to know."""
 
 
 class ProfilerGuard:
-    """Calls `before` on the program's thread each time torch's profiler prepares, between install() and remove()."""
+    """Between install() and remove(): knows what the program's own torch.profiler does, and hears of it in advance.
 
-    def __init__(self, before: Callable[[], None]) -> None:
-        self._before: Optional[Callable[[], None]] = before
+    before: called on the program's thread, under `lock`, each time before a session of it begins.
+    after: called on the program's thread after a session has ended.
+    """
+
+    def __init__(self, before: Callable[[], None] = _nothing, after: Callable[[], None] = _nothing) -> None:
+        self.lock = _thread.RLock()
+        self._before = before
+        self._after = after
+        self._pid = os.getpid()
+        self._on = False
+        self._sessions: Dict[int, Any] = {}  # id -> weak reference: profiles that have begun and not ended
         self._class: Any = None
-        self._original: Any = None
-        self._wrapper: Any = None
+        self._wrapped: List[Tuple[str, Any, Any]] = []  # method, torch's own, ours
+
+    # ------------------------------------------------------------ the agent's thread
 
     def install(self) -> None:
-        """Wrap the method, if torch is there."""
-        self._class = getattr(sys.modules.get("torch.autograd.profiler"), "profile", None)
-        self._original = getattr(self._class, "__dict__", {}).get(_METHOD)
-        if self._original is None:
-            return
+        """Wrap the methods, if torch is there. Harmless to repeat."""
+        self._on = True
+        self.look()
 
-        def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._before
-            if before is not None:
-                before()
-            return self._original(profile, *args, **kwargs)
+    @property
+    def waits_for_torch(self) -> bool:
+        """Whether look() should be called again."""
+        return self._on and not self._wrapped
 
-        self._wrapper = prepare_trace
-        setattr(self._class, _METHOD, prepare_trace)
+    def look(self) -> None:
+        """Wrap the methods if torch is there now. Between install() and remove()."""
+        if self.waits_for_torch:
+            self._wrap()
 
     def remove(self) -> None:
-        """Put the method back. If somebody has wrapped it meanwhile, ours stays underneath and does nothing."""
-        self._before = None
-        if self._wrapper is not None and self._class.__dict__.get(_METHOD) is self._wrapper:
-            setattr(self._class, _METHOD, self._original)
+        """Put the methods back. Harmless to repeat."""
+        self._on = False
+        for name, theirs, ours in self._wrapped:
+            if self._class.__dict__.get(name) is ours:
+                setattr(self._class, name, theirs)
+        self._wrapped = []
+        self._sessions = {}
+
+    @property
+    def on(self) -> bool:
+        """Between install() and remove(), and not in a forked child."""
+        return self._on and self._pid == os.getpid()
+
+    def state(self, kineto_is_ours: bool = False) -> UserProfiler:
+        """What it does. kineto_is_ours: a session of our own makes Kineto active now, so only the marks count."""
+        if not self._begun():
+            active = False if kineto_is_ours else kineto_state.active()
+            if active is None and not _enabled():
+                return UserProfiler.UNKNOWN
+            if active is False:
+                return UserProfiler.IDLE
+        return UserProfiler.RECORDING if _enabled() else UserProfiler.WARMING_UP
+
+    def _begun(self) -> bool:
+        for key, reference in list(self._sessions.items()):
+            if reference() is None:
+                self._sessions.pop(key, None)
+        return bool(self._sessions)
+
+    # ------------------------------------------------------------ the wrappers, on the program's threads
+
+    def _enter(self, profile: Any) -> None:
+        try:
+            with self.lock:
+                if self.on:
+                    self._sessions[id(profile)] = weakref.ref(profile)
+                    self._before()
+        except Exception:  # noqa: BLE001 - never into the program
+            log_exception("the guard of torch.profiler, before it")
+
+    def _leave(self, profile: Any) -> None:
+        try:
+            if self.on:
+                self._sessions.pop(id(profile), None)
+                self._after()
+        except Exception:  # noqa: BLE001 - never into the program
+            log_exception("the guard of torch.profiler, after it")
+
+    def _wrap(self) -> None:
+        module = sys.modules.get(_MODULE)
+        found = getattr(module, "profile", None)
+        methods = getattr(found, "__dict__", {})
+        if _PREPARE not in methods or _EXIT not in methods:
+            return
+        self._class = found
+        prepare, leave = methods[_PREPARE], methods[_EXIT]
+
+        def _prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return prepare(profile, *args, **kwargs)
+            self._enter(profile)
+            try:
+                return prepare(profile, *args, **kwargs)
+            except BaseException:
+                self._leave(profile)
+                raise
+
+        def __exit__(profile: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return leave(profile, *args, **kwargs)
+            finally:
+                self._leave(profile)
+
+        self._wrapped = [(_PREPARE, prepare, _prepare_trace), (_EXIT, leave, __exit__)]
+        for name, theirs, ours in self._wrapped:
+            ours.__doc__, ours.__wrapped__ = theirs.__doc__, theirs
+            setattr(found, name, ours)
+
+
+def _enabled() -> bool:
+    """What torch's own flag says: false while a profiler only warms up."""
+    return bool(getattr(sys.modules.get(_MODULE), "_is_profiler_enabled", False))

@@ -25,7 +25,7 @@ from kineto_agent.runner import Agent
 from kineto_agent.sources import registry
 from kineto_agent.sources.cupti import KINDS, CuptiSource
 from kineto_agent.sources.cupti_native import Collector
-from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.steps import StepCounter
 
 from kinetod.attach.remote_collector import RemoteCollector
@@ -86,6 +86,10 @@ class RemoteCuptiSource(CuptiSource):
     def activity_types(self) -> list[str]:
         """All of them: a process without CUDA gets no proxy. Without a libcupti, prepare() says so."""
         return sorted(KINDS)
+
+    def would_yield(self, request: SourceRequest) -> bool:
+        """No: there is no torch.profiler without Python."""
+        return False
 
     def find_library(self) -> str:
         """As the process sees it. Raises SourceError."""

@@ -17,6 +17,9 @@ class Named:
             raise RuntimeError("no")
         return list(self._types)
 
+    def would_yield(self, request: SourceRequest) -> bool:
+        return False
+
     def prepare(self, request: SourceRequest) -> SourceSession:
         raise NotImplementedError(request)
 

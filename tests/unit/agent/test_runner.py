@@ -46,6 +46,9 @@ class Failing:
     def activity_types(self) -> List[str]:
         return ["kernel"]
 
+    def would_yield(self, request: SourceRequest) -> bool:
+        return False
+
     def prepare(self, request: SourceRequest) -> SourceSession:
         if self.where == "prepare":
             raise SourceError("CUPTI_BUSY", "Nsight is attached: detach it")
@@ -54,6 +57,7 @@ class Failing:
 
 class FailingSession:
     format = "cupti/1"
+    yields = False
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -72,6 +76,9 @@ class FailingSession:
         if self.where == "stop":
             raise RuntimeError("hung up")
         return SourceOutcome(SourceCounts(5, 50, 1), {"k": 1}, ["careful"], detach_ns=7, cpu_ns=3)
+
+    def give_way(self) -> None:
+        pass
 
     def close(self) -> None:
         os.close(self.arena_fd)

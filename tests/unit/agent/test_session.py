@@ -12,6 +12,8 @@ from kineto_agent.events import (
     Event,
     FreeSources,
     LinkLost,
+    ProfilerActive,
+    ProfilerIdle,
     Refusal,
     Reject,
     Released,
@@ -19,6 +21,7 @@ from kineto_agent.events import (
     SessionState,
     SetTimer,
     SourcesFailed,
+    SourcesGaveWay,
     SourcesStarted,
     SourcesStopped,
     StartRequested,
@@ -35,6 +38,7 @@ WAIT, WARMUP = SessionState.WAIT_FOR_REQUEST, SessionState.WARMUP
 COLLECT, PROCESS = SessionState.COLLECT, SessionState.PROCESS
 S = 1_000_000_000
 NOW = 1000 * S
+WAITING = {"wait_for_user_profiler": True}
 
 
 def timed(**changes: Any) -> StartRequested:
@@ -336,14 +340,24 @@ def test_sources_that_cannot_start_end_the_capture_as_failed() -> None:
 # ---------------------------------------------------------------- the table as a whole
 
 MEANINGLESS = {
-    WAIT: {SourcesStarted, SourcesStopped, Released},
-    WARMUP: {SourcesStopped, Released},
-    COLLECT: {SourcesStarted, SourcesStopped, Released},
-    PROCESS: {SourcesStarted, SourcesFailed, Stepped, CancelRequested, Ending},
+    WAIT: {SourcesStarted, SourcesStopped, Released, ProfilerActive, SourcesGaveWay},
+    WARMUP: {SourcesStopped, Released, ProfilerIdle},
+    COLLECT: {SourcesStarted, SourcesStopped, Released, ProfilerActive, ProfilerIdle},
+    PROCESS: {
+        SourcesStarted,
+        SourcesFailed,
+        Stepped,
+        CancelRequested,
+        Ending,
+        ProfilerActive,
+        ProfilerIdle,
+        SourcesGaveWay,
+    },
 }
 EVENTS: List[Event] = [
     Tick(NOW), Stepped(1, NOW), SourcesStarted(NOW, 1), SourcesFailed(NOW, "X", "x"), SourcesStopped(NOW),
     CancelRequested("c1", False, NOW), Released("c1"), LinkLost(NOW), Ending(NOW, "X", "x"),
+    ProfilerActive(NOW, "it records"), ProfilerIdle(NOW, 1), SourcesGaveWay(NOW),
 ]  # fmt: skip
 
 
@@ -361,7 +375,10 @@ def test_without_a_capture_no_event_does_anything(event: Event) -> None:
     assert session.state is WAIT
 
 
-@pytest.mark.parametrize("start", [timed(), timed(warmup_ns=S), timed(start_time_ns=NOW + 9 * S), counted()])
+STARTS = [timed(), timed(warmup_ns=S), timed(start_time_ns=NOW + 9 * S), counted(), timed(options=WAITING)]
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_any_order_of_events_gives_at_most_one_conclusion_and_comes_to_rest(start: StartRequested) -> None:
     for first in EVENTS:
         for second in EVENTS:
