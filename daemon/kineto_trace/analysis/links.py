@@ -65,7 +65,7 @@ def _pairs(rows: Ints, start: Ints, end: Ints, segment: Ints, closes: npt.NDArra
     chosen[segment[forward[last]]] = forward[last]
     closing = np.flatnonzero(closes)
     closing = closing[chosen[segment[closing]] >= 0]
-    closing = closing[np.argsort(end[closing], kind="stable")]
+    closing = closing[np.lexsort((rows[closing], end[closing]))]
     return ForwardBackward(rows[chosen[segment[closing]]], rows[closing])
 
 
