@@ -12,6 +12,7 @@ from kineto_protos import endpoints
 from kinetoctl import settings
 from kinetoctl.app import cli
 from kinetoctl.exit_codes import MEANINGS, ExitCode
+from kinetoctl.kineto_config import KEYS, Effect
 from kinetod.__main__ import command as kinetod_command
 from kinetod.errors import Reason, VerdictReason
 
@@ -163,6 +164,17 @@ def test_every_reason_code_is_documented() -> None:
     documented = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", read("docs/errors.md")))
     known = {*map(str, Reason), *map(str, VerdictReason), *agent_reason_codes()}
     assert known - documented == set()
+
+
+@pytest.mark.parametrize(
+    ("title", "effect"),
+    [("Keys that count", Effect.USED), ("Keys without effect", Effect.NONE), ("Old keys", Effect.LEGACY)],
+)
+def test_every_key_of_kinetos_configuration_is_documented_with_what_becomes_of_it(title: str, effect: Effect) -> None:
+    rows = re.findall(
+        r"^\| `([A-Z0-9_]+)` \| (\w+) \| .+ \| .+ \|$", section(read("docs/kineto.md"), title), re.MULTILINE
+    )
+    assert dict(rows) == {name: key.kind.value for name, key in KEYS.items() if key.effect is effect}
 
 
 def test_documents_show_only_options_that_exist() -> None:
