@@ -79,6 +79,8 @@ def _check_extent(options: TraceOptions) -> None:
 
 
 def _check_recording(options: TraceOptions) -> None:
+    if options.wait_for_user_profiler and options.start_at is not None:
+        raise click.UsageError("--wait-for-user-profiler: a capture with --start-at cannot wait; leave out one")
     if options.with_stack == "trace" and options.stack_hz is not None:
         raise click.UsageError("--stack-hz is for sampled stacks; --with-stack=trace records every call")
     for name in OPERATOR_OPTIONS:

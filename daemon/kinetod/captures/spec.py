@@ -166,6 +166,8 @@ def _check_start_time(spec: pb.CaptureSpec, config: Config, now_ns: int) -> None
     if spec.start_time_ns == 0:
         return
     field = "spec.start_time_ns"
+    if spec.options.wait_for_user_profiler:
+        raise invalid("spec.options.wait_for_user_profiler", "a capture with a start time cannot wait; leave out one")
     if spec.WhichOneof("extent") == "iterations":
         raise invalid(field, "belongs to a duration; with iterations set spec.iterations.start")
     if spec.start_time_ns < now_ns - START_TIME_SLACK_NS:

@@ -295,6 +295,7 @@ def test_an_absent_start_iteration_stays_absent(trace: Trace) -> None:
         (["--duration", "-5s"], "--duration: expected a duration above zero, got '-5s'"),
         (["--duration", "7d"], "--duration: expected at most 24h, got '7d': a trace that long would fit nowhere"),
         (["--iterations", "0"], "--iterations: 0 is not in the range x>=1."),
+        (["--wait-for-user-profiler", "--start-at", "+5s"], "a capture with --start-at cannot wait"),
         (["--with-stack=all"], "--with-stack: 'all' is not one of 'sample', 'trace'."),
         (["--with-stack=trace", "--stack-hz", "50"], "--stack-hz is for sampled stacks"),
         (["--record-shapes", "--activities", "kernel"], "--record-shapes describes operators: add cpu_op"),

@@ -94,6 +94,10 @@ def test_a_week_is_refused_with_the_limit() -> None:
         ({"options": pb.Options(record_shapes=True), "activity_types": ["kernel"]}, "spec.options.record_shapes"),
         ({"options": pb.Options(with_modules=True), "activity_types": ["kernel"]}, "spec.options.with_modules"),
         ({"options": pb.Options(with_flops=True), "activity_types": ["kernel"]}, "spec.options.with_flops"),
+        (
+            {"options": pb.Options(wait_for_user_profiler=True), "start_time_ns": NOW_NS},
+            "spec.options.wait_for_user_profiler",
+        ),
         ({"activity_types": ["external_correlation"]}, "spec.activity_types"),
         ({"or_duration_ns": 5}, "spec.or_duration_ns"),
         ({"labels": {"": "x"}}, "spec.labels"),
