@@ -190,6 +190,7 @@ int cuptiSetThreadIdType(uint32_t type) { return type == 1 ? 0 : 1; }
 
 int cuptiActivityRegisterCallbacks(requested_fn requested, completed_fn completed) {
     fake_lock();
+    fake.misused += fake.kineto;
     fake.requested = requested;
     fake.completed = completed;
     fake_unlock();
@@ -205,7 +206,7 @@ int cuptiActivityEnable(uint32_t kind) {
     }
     fake_lock();
     /* The real library then loses the kernels of a thread that is launching. */
-    fake.misused += (kind == MEMCPY || kind == MEMSET) && !fake.enabled[KERNEL];
+    fake.misused += fake.kineto || ((kind == MEMCPY || kind == MEMSET) && !fake.enabled[KERNEL]);
     fake.enabled[kind] = 1;
     fake.hooked = true;
     if (kind == RUNTIME || kind == DRIVER) {
@@ -220,6 +221,7 @@ int cuptiActivityDisable(uint32_t kind) {
         return 21;
     }
     fake_lock();
+    fake.misused += fake.kineto;
     fake.enabled[kind] = 0;
     fake_unlock();
     return 0;
@@ -355,7 +357,7 @@ int cuptiFinalize(void) {
         fake_unlock();
         return (int)fake.finalize_result;
     }
-    if (fake_in_exit == 0) {
+    if (fake_in_exit == 0 || fake.kineto) {
         fake.misused++;
         fake_unlock();
         return 999;

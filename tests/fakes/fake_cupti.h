@@ -25,8 +25,13 @@ uint64_t fake_written(uint32_t kind); /* records put into buffers since the libr
 uint64_t fake_dropped(void);
 uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
 uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call; a first subscription after recording
-                                     * began; copies or sets enabled while kernels are not */
+                                     * began; copies or sets enabled while kernels are not; what takes something
+                                     * from the program's own Kineto */
 int fake_subscribed(void);           /* somebody has the subscriber */
 int fake_attached(void);            /* any kind enabled or callbacks registered */
+
+/* The program's own Kineto begins to profile; ends, and gives the number of kernels it got. */
+void fake_kineto_begin(void);
+uint64_t fake_kineto_end(void);
 
 #endif

@@ -113,6 +113,7 @@ struct fake {
     bool thread_runs;
     bool hooked;          /* a kind has been enabled since the start or the last finalize */
     bool had_subscriber;  /* since the library was loaded */
+    bool kineto;          /* the program's own Kineto profiles: fake_kineto.c */
     requested_fn requested;
     completed_fn completed;
     uint8_t enabled[KINDS];

@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTOR = ROOT / "agent" / "native"
 FAKES = ROOT / "tests" / "fakes"
+FAKE_CUPTI = [FAKES / name for name in ("fake_cupti.c", "fake_calls.c", "fake_kineto.c")]
 CACHE = ROOT / ".pytest_cache" / "native"
 
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -43,7 +44,7 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
 def fake_cupti(name: str = "libcupti.so.13") -> Path:
     """The fake libcupti (tests/fakes/fake_cupti.c), under the name that a real one has."""
     flags = ["-O2", "-g", "-fPIC", "-shared", f"-Wl,-soname,{name}"]
-    return build(name, [FAKES / "fake_cupti.c", FAKES / "fake_calls.c"], flags)
+    return build(name, FAKE_CUPTI, flags)
 
 
 def fake_cuda() -> Path:
@@ -85,7 +86,7 @@ class FakeCuda:
     def __init__(self, name: str = "libcupti.so.13") -> None:
         self.path = fake_cupti(name)
         self._library = ctypes.CDLL(str(self.path))
-        for name in ("fake_written", "fake_dropped", "fake_finalized", "fake_misused"):
+        for name in ("fake_written", "fake_dropped", "fake_finalized", "fake_misused", "fake_kineto_end"):
             getattr(self._library, name).restype = ctypes.c_uint64
 
     def set(self, key: str, value: int) -> None:
@@ -118,6 +119,14 @@ class FakeCuda:
         """One cudaStreamSynchronize: waits for the stream's simulated work."""
         self._library.fake_sync(stream)
 
+    def kineto_begin(self) -> None:
+        """The program's own torch.profiler begins to profile the GPU."""
+        self._library.fake_kineto_begin()
+
+    def kineto_end(self) -> int:
+        """It ends; the number of kernels that it got."""
+        return int(self._library.fake_kineto_end())
+
     def written(self, kind: int) -> int:
         """Records of one CUPTI activity kind written since the library was loaded."""
         return int(self._library.fake_written(kind))
@@ -134,7 +143,7 @@ class FakeCuda:
 
     @property
     def misused(self) -> int:
-        """Calls of cuptiFinalize from a place where it is not safe."""
+        """Calls that break the real library or the program's own profile: fake_cupti.h says which."""
         return int(self._library.fake_misused())
 
     @property

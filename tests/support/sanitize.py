@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from support.native import COLLECTOR, FAKES, ROOT, build, has_sanitizer
+from support.native import COLLECTOR, FAKE_CUPTI, FAKES, ROOT, build, has_sanitizer
 
 SANITIZERS = ("address,undefined", "thread")
 DRIVER = ROOT / "tests" / "unit" / "agent" / "native" / "drive_collector.c"
@@ -13,7 +13,7 @@ DRIVER = ROOT / "tests" / "unit" / "agent" / "native" / "drive_collector.c"
 def run(sanitizer: str) -> int:
     """Build the collector, the fake and the driver with one sanitizer and run them; gives the exit status."""
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    fake = build("libcupti.so.13", [FAKES / "fake_cupti.c", FAKES / "fake_calls.c"], [*flags, "-fPIC", "-shared"])
+    fake = build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"])
     sources = [*sorted(COLLECTOR.glob("*.c")), DRIVER]
     driver = build("drive_collector", sources, [*flags, f"-I{COLLECTOR}", f"-I{FAKES}"])
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
