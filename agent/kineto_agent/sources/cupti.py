@@ -119,7 +119,7 @@ class CuptiSession:
         self._lock = _thread.RLock()
         self._wanted = self._gave_way = False  # by the program's own profiler
         self._stopped: Optional[StopResult] = None
-        self._stop_limit_ms = STOP_LIMIT_MS
+        self._stop_limit_ms = 0
         self._closed = False
 
     def start(self) -> None:
@@ -166,16 +166,16 @@ class CuptiSession:
                 return
             self._gave_way = True
             if self._stopped is None:
-                self._stop_limit_ms = GIVE_WAY_LIMIT_MS
-                self._stop_collector()
+                self._stop_collector(GIVE_WAY_LIMIT_MS)
                 self._warnings.append(_GAVE_WAY)
             self._collector.yield_subscriber()
         finally:
             self._lock.release()
 
-    def _stop_collector(self) -> "StopResult":
+    def _stop_collector(self, limit_ms: int) -> "StopResult":
         if self._stopped is None:
-            self._stopped = self._collector.stop(self._stop_limit_ms)
+            self._stop_limit_ms = limit_ms
+            self._stopped = self._collector.stop(limit_ms)
         return self._stopped
 
     def _refusal(self, enabled: "Enabled", refused: Mapping[int, int]) -> SourceError:
@@ -198,7 +198,7 @@ class CuptiSession:
     def stop(self) -> SourceOutcome:
         """Make everything READY, then take CUPTI out of the process where that is safe."""
         with self._lock:
-            stopped = self._stop_collector()
+            stopped = self._stop_collector(STOP_LIMIT_MS)
             self._warn_about(stopped)
             detach_ns = 0 if stopped.timed_out or self._gave_way else self._detach()
         return SourceOutcome(
