@@ -25,6 +25,7 @@ Formats
                        an op are found by its thread and number.
     "kineto_json/1"    the bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
     "file/1"           likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
+    "memory_events/1"  MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
 """
 
 import struct
@@ -83,3 +84,7 @@ OP_KIND = 56  # byte offset in both
 KIND_OP, KIND_OP_TENSORS = 0, 1
 SCOPE_FUNCTION, SCOPE_BACKWARD_FUNCTION, SCOPE_USER = 0, 1, 7  # at::RecordScope
 OP_UNFINISHED, OP_ENDED_ELSEWHERE = 1, 2  # flags: still running when recording ended; ended on another thread
+
+# time ns, address, bytes, stream, device, action
+MEMORY_EVENT = struct.Struct("<qQQQiI")
+MEMORY_ALLOCATED, MEMORY_FREED, MEMORY_RESERVED, MEMORY_RELEASED, MEMORY_OUT_OF_MEMORY = range(1, 6)  # actions

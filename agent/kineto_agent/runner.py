@@ -290,7 +290,7 @@ class Agent:
             self._cpu_base_ns = time.thread_time_ns()
             self._step_before_ns = median_ns(self._counter.durations_ns(0, now_ns))
             try:
-                self._plan = registry.choose(self._sources(), request.activity_types)
+                self._plan = registry.choose(self._sources(), request.activity_types, request.options)
                 self._guard = ProfilerGuard(self._profiler_begins, self._wake)
                 reason = profiler_in_the_way(self._plan, request, self._guard)
                 profiler = events.Refusal("USER_PROFILER_ACTIVE", reason) if reason else None

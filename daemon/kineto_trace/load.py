@@ -17,7 +17,7 @@ from kineto_trace import attachments
 from kineto_trace.analysis.annotations import gpu_annotations
 from kineto_trace.analysis.attribution import attribute
 from kineto_trace.analysis.links import with_evaluated_sequences
-from kineto_trace.decode import cupti, python_stacks, torch_ops
+from kineto_trace.decode import cupti, memory_events, python_stacks, torch_ops
 from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.model import NO_ROW, OP_TABLES, Losses, StringTable, Table, Trace, make_table
@@ -107,6 +107,10 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         parts.threads = {**samples.threads, **parts.threads}
         parts.sample_period_ns = samples.period_ns
         undecoded, outside = samples.undecoded, samples.out_of_window
+    elif source.format == memory_events.FORMAT:
+        memory = memory_events.decode(source, parts.strings)
+        _add_tables(parts, {memory.table.kind: memory.table})
+        undecoded, outside = memory.undecoded, 0
     else:
         parts.warnings.append(f"{source.source}: records of format {source.format!r} are unknown here and left out")
         undecoded, outside = source.records, 0

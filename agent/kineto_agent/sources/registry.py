@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional
 
 from kineto_agent import env
 from kineto_agent.debuglog import log_exception
@@ -22,6 +22,8 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
 
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
 _sources: Dict[str, Source] = {}
+# Options that bring a type with them which is recorded on request only.
+_TYPES_OF_OPTIONS = {"execution_trace": "execution_trace", "profile_memory": "cpu_instant_event"}
 
 
 class Choice(NamedTuple):
@@ -60,8 +62,11 @@ def _add_torch_sources() -> None:
     """What needs torch costs nothing in a process without it."""
     try:
         from kineto_agent.sources.execution_trace import ExecutionTraceSource
+        from kineto_agent.sources.memory import MemorySource
+        from kineto_agent.sources.memory_events import MemoryEventsSource
 
-        _sources["execution_trace"] = ExecutionTraceSource()
+        for source in (ExecutionTraceSource(), MemorySource(), MemoryEventsSource()):
+            _sources[source.name] = source
     except Exception:  # noqa: BLE001 - a process without a usable source still has the others
         log_exception("the sources for torch cannot be loaded")
 
@@ -83,8 +88,11 @@ def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
     return result
 
 
-def choose(available: List[Source], wanted: List[str]) -> Plan:
-    """The sources for these activity types (none: all but those on request). Raises SourceError if there are none."""
+def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> Plan:
+    """The sources for these activity types (none: all but those on request). Raises SourceError if there are none.
+
+    options: wire.Start.options; some of them ask for a type beside the sources' defaults.
+    """
     offered = {name: frozenset(types) for name, types in offers(available).items()}
     everything: FrozenSet[str] = frozenset().union(*offered.values())
     there = ", ".join(sorted(everything)) or "nothing"
@@ -93,12 +101,13 @@ def choose(available: List[Source], wanted: List[str]) -> Plan:
         reason = "unknown activity type %s; this process offers: %s" % (", ".join(unknown), there)
         raise SourceError("UNKNOWN_ACTIVITY_TYPE", reason)
     asked = frozenset(wanted)
+    extra = frozenset(name for option, name in _TYPES_OF_OPTIONS.items() if not asked and (options or {}).get(option))
     chosen = [
-        Choice(source, offered[source.name] & asked if asked else offered[source.name] - source.on_request)
+        Choice(source, offered[source.name] & (asked or (everything - source.on_request) | extra))
         for source in available
     ]
     choices = [choice for choice in chosen if choice.activity_types]
-    missing = sorted(asked - everything)
+    missing = sorted((asked | extra) - everything)
     if not choices:
         raise SourceError("NOTHING_TO_RECORD", _nothing(missing, there))
     return Plan(choices, missing)

@@ -35,8 +35,10 @@ _DERIVED_TYPES = {
 _TYPES_OF_OPTIONS = {
     "with_stack": "python_function",
     "stack_trace": "python_function",
+    "profile_memory": "cpu_instant_event",
     "execution_trace": "execution_trace",
 }
+_WITH_OWN_STACKS = {"memory_snapshot"}  # with_stack: the stacks of the allocations in it
 _OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")  # they describe cpu_op rows
 _ACTIVITY_TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
@@ -184,7 +186,7 @@ def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
     types = [each for name in spec.activity_types for each in _DERIVED_TYPES.get(name, (name,))]
     if spec.activity_types and not types:
         raise invalid("spec.activity_types", "external_correlation is in every trace and records nothing alone")
-    if types:
+    if types and not set(types) <= _WITH_OWN_STACKS:
         types += (name for option, name in _TYPES_OF_OPTIONS.items() if getattr(spec.options, option))
     return tuple(dict.fromkeys(types))
 
