@@ -18,13 +18,16 @@ from kineto_trace.files import atomic_file, write_atomically
 from kineto_trace.model import SCHEMAS, Losses, Table, Trace
 from kineto_trace.target import TargetInfo
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: operators and external ids
 TRACE_FILE = "trace.json"
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
 ROW_GROUP_ROWS = 1 << 20
 # Columns that grow steadily or by small steps; the others are dictionary-encoded.
-DELTA_COLUMNS = frozenset({"start", "duration", "correlation", "queued", "parent", "bytes", "graph_node_id"})
+DELTA_COLUMNS = frozenset(
+    {"start", "duration", "correlation", "queued", "parent", "bytes", "graph_node_id"}
+    | {"id", "external_id", "sequence", "op", "address", "total_allocated"}
+)
 
 
 def save_columns(trace: Trace, directory: Path) -> list[Path]:
@@ -68,7 +71,10 @@ def load_columns(directory: Path) -> Trace:
     try:
         values = json.loads((directory / TRACE_FILE).read_bytes())
         if values["format_version"] != FORMAT_VERSION:
-            raise SpoolError(f"{directory}: columns of format {values['format_version']}, not {FORMAT_VERSION}")
+            raise SpoolError(
+                f"{directory}: columns of format {values['format_version']}, this version reads {FORMAT_VERSION}: "
+                "use the kinetod that stored them, or record again"
+            )
         tables = {kind: _load_table(kind, directory / f"{kind}.parquet") for kind in values["tables"]}
         return _trace(values, tables)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as exc:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.threads import Ints, Nested, ends, last_end, nest, nest_tables
 from kineto_trace.codec import Events
-from kineto_trace.model import NO_ROW, OP_TABLES, Table
+from kineto_trace.model import API_TABLES, NO_ROW, OP_TABLES, Table
 
 KINDS = ("python_function", "user_annotation", "cpu_op")  # by number; of equal intervals the first is outside
 PYTHON = KINDS.index("python_function")
@@ -166,8 +166,8 @@ def _tree(parts: list[_Rows], window_end_ns: int) -> EventTree:
 
 
 def _snapped(slices: _Rows, tables: Mapping[str, Table], window_end_ns: int, period_ns: int) -> _Rows:
-    """Sampled slices that overlap no op and no annotation in part, as far as samples can tell."""
-    others = [tables[kind] for kind in KINDS if kind in OP_TABLES and kind in tables and len(tables[kind])]
+    """Sampled slices that overlap no op, annotation or call in part, as far as samples can tell."""
+    others = [tables[kind] for kind in (*OP_TABLES, *API_TABLES) if kind in tables and len(tables[kind])]
     if not others:
         return slices
     nested = nest_tables(others, max(window_end_ns, last_end(others)))

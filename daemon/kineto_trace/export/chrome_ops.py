@@ -90,11 +90,8 @@ def python_sampled(rows: Columns, names: Names) -> Fields:
 
 
 def _sampled(rows: Columns, names: Names, parent: Field) -> Fields:
-    """A slice is one ns shorter at both ends than its caller's, so that nesting is unambiguous."""
-    inset = np.minimum(rows["depth"], np.maximum(rows["duration"] - 1, 0) // 2)
-    nested = {"start": rows["start"] + inset, "duration": rows["duration"] - 2 * inset}
     return [
-        *event("python_function", names, {**rows, **nested}, host_pid(names)),
+        *event("python_function", names, rows, host_pid(names)),
         Field(ARGS + b'"Python id":', SIGNED, rows["row"] + 1),
         parent,
         Field(b',"Python thread":', UNSIGNED, rows["thread"]),

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.links import forward_backward
+from kineto_trace.analysis.tree import build
 from kineto_trace.arrays import is_in
 from kineto_trace.export import chrome_ops, chrome_rows
 from kineto_trace.export.chrome_fields import AnyArray, Columns, Fields, Names
@@ -40,28 +41,27 @@ class Section:
 
 
 def sections(trace: Trace) -> list[Section]:
-    """All rows of a trace."""
-    parts: list[Section] = []
+    """All rows of a trace. Of rows of one thread that begin together the enclosing ones come first."""
+    parts = _ops(trace)
     calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
     started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
     correlations = np.concatenate(started)
-    rows = gpu_rows(trace.tables)
-    for kind in GPU_TABLES:
-        if kind in rows:
-            parts += _gpu(trace.table(kind), rows[kind], correlations)
     renderers = {"cuda_runtime": chrome_rows.cuda_runtime, "cuda_driver": chrome_rows.cuda_driver}
     for kind, mask in calls.items():
         table = trace.table(kind)
         columns = {**table.columns, "tid": table["thread"]}
         parts += _linked_or_not(kind, columns, renderers[kind], chrome_rows.api_flow, mask)
+    parts += _gpu_annotations(trace.table("gpu_user_annotation"))
+    rows = gpu_rows(trace.tables)
+    for kind in GPU_TABLES:
+        if kind in rows:
+            parts += _gpu(trace.table(kind), rows[kind], correlations)
     parts += _sync(trace, correlations)
     overhead = trace.table("overhead")
     tid = {"tid": np.zeros(len(overhead), np.int64)}
     parts.append(
         Section(kind="overhead", columns={**overhead.columns, **tid}, chosen=None, render=chrome_rows.overhead)
     )
-    parts += _gpu_annotations(trace.table("gpu_user_annotation"))
-    parts += _ops(trace)
     return [part for part in parts if part.count]
 
 
@@ -132,16 +132,16 @@ def _gpu_annotations(table: Table) -> list[Section]:
 
 
 def _ops(trace: Trace) -> list[Section]:
-    """What happened on the host, in the order of "Ev Idx": operators and annotations, allocations, Python calls."""
-    parts: list[Section] = []
-    renderers = {"cpu_op": chrome_ops.cpu_op, "user_annotation": chrome_ops.user_annotation}
-    for kind in OP_TABLES:
-        parts.append(_host(trace.table(kind), renderers[kind]))
-    parts += _links(trace)
-    index = max((int(trace.table(kind)["id"].max()) for kind in OP_TABLES if len(trace.table(kind))), default=0)
+    """What happened on the host: Python functions, annotations, operators with their links, allocations."""
     memory = trace.table("cpu_instant_event")
-    parts.append(_host(memory, chrome_ops.cpu_instant_event, index))
-    return parts + _python(trace.table("python_function"), index + len(memory), sampled=trace.sample_period_ns > 0)
+    index = max((int(trace.table(kind)["id"].max()) for kind in OP_TABLES if len(trace.table(kind))), default=0)
+    return [
+        *_python(trace, index + len(memory)),
+        _host(trace.table("user_annotation"), chrome_ops.user_annotation),
+        _host(trace.table("cpu_op"), chrome_ops.cpu_op),
+        *_links(trace),
+        _host(memory, chrome_ops.cpu_instant_event, index),
+    ]
 
 
 def _host(table: Table, render: Render, index: int = 0) -> Section:
@@ -166,13 +166,27 @@ def _links(trace: Trace) -> list[Section]:
     ]
 
 
-def _python(table: Table, index: int, *, sampled: bool) -> list[Section]:
+def _python(trace: Trace, index: int) -> list[Section]:
+    table = trace.table("python_function")
     row = np.arange(len(table))
     columns = {**table.columns, "tid": table["thread"], "row": row, "index": row + index}
     root = table["parent"] == NO_ROW
-    first = chrome_ops.python_sampled_root if sampled else chrome_ops.python_call_root
-    rest = chrome_ops.python_sampled if sampled else chrome_ops.python_call
+    first, rest = chrome_ops.python_call_root, chrome_ops.python_call
+    if trace.sample_period_ns:
+        first, rest = chrome_ops.python_sampled_root, chrome_ops.python_sampled
+        columns.update(_nested(trace, table))
     return [
         Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=first),
         Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=rest),
     ]
+
+
+def _nested(trace: Trace, python: Table) -> dict[str, AnyArray]:
+    """Times of sampled slices that nest with all other events of their thread: viewers drop what overlaps in part."""
+    if not any(len(trace.table(kind)) for kind in (*OP_TABLES, *API_TABLES)):
+        return {}
+    tree = build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)
+    nodes = tree.nodes_of(python.kind, len(python))
+    start = np.where(nodes >= 0, tree.start[nodes], python["start"])
+    end = np.where(nodes >= 0, tree.end[nodes], python.end())
+    return {"start": start, "duration": np.maximum(end - start, 0)}

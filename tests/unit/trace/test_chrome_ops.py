@@ -198,6 +198,20 @@ def test_exact_python_calls_keep_their_times() -> None:
     }
 
 
+def test_sampled_frames_do_not_cut_what_was_recorded_exactly() -> None:
+    """The frame was first seen inside the op, and not any more inside the call."""
+    frame = {"start": 1_200, "duration": 4_000, "name": "f", "thread": 7, "parent": NO_ROW, "samples": 2}
+    wait = {**LAUNCH, "start": 5_000, "duration": 900, "name": "cudaDeviceSynchronize"}
+    rows = {"cpu_op": [FORWARD], "cuda_runtime": [wait], "python_function": [frame]}
+    value = trace(rows, sample_period_ns=100)
+    events = [row for row in document(value)["traceEvents"] if row.get("cat") in rows]
+    assert [(row["name"], row["ts"] - T0, row["dur"]) for row in events] == [
+        ("f", 1.0, 4.9),
+        ("aten::mm", 1.0, 0.5),
+        ("cudaDeviceSynchronize", 5.0, 0.9),
+    ]
+
+
 def test_threads_of_operators_have_names() -> None:
     value = trace({"cpu_op": [FORWARD, BACKWARD]}, target=target(threads={8: "pt_autograd_0"}))
     names = {row["tid"]: row["args"]["name"] for row in document(value)["traceEvents"] if row["name"] == "thread_name"}

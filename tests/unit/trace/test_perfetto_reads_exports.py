@@ -77,7 +77,7 @@ def test_python_frames_nest_as_they_were_sampled(tmp_path: Path) -> None:
     [rows] = perfetto.query(tmp_path / "trace.json.gz", sql)
     assert [(row["name"], row["depth"], row["dur"]) for row in rows] == [
         ("x.py(1): f1", 0, 5_000_000),
-        ("x.py(2): f2", 1, 3_999_998),
-        ("x.py(3): f3", 2, 1_999_996),
-        ("x.py(3): f3", 2, 999_996),
+        ("x.py(2): f2", 1, 4_000_000),
+        ("x.py(3): f3", 2, 2_000_000),
+        ("x.py(3): f3", 2, 1_000_000),
     ]
