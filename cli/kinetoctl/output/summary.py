@@ -112,6 +112,7 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
         lines += _window_lines(target)
         lines += _content_lines(target.summary)
         kernels, functions = target.summary.top_kernels, target.summary.top_functions
+        lines += _top_lines("top ops", ((stat.name, stat) for stat in target.summary.top_ops), TIMES)
         lines += _top_lines("top kernels", ((stat.name, stat) for stat in kernels), TIMES)
         lines += _top_lines("top Python", ((units.function_name(stat.name), stat) for stat in functions), "samples")
         lines += _way_lines(target.counts)

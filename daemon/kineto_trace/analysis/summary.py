@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.intervals import covered
-from kineto_trace.model import GPU_TABLES, Trace
+from kineto_trace.analysis.threads import nest_tables
+from kineto_trace.model import GPU_TABLES, UNTIMED_TABLES, Trace
 
 TOP = 5
 NO_GPU = -1.0
@@ -15,9 +16,12 @@ NO_GPU = -1.0
 def summarize(trace: Trace) -> dict[str, Any]:
     """The keys are those of the message; times in ns."""
     return {
-        "activities": {kind: len(table) for kind, table in trace.tables.items() if len(table)},
+        "activities": {
+            kind: len(table) for kind, table in trace.tables.items() if len(table) and kind not in UNTIMED_TABLES
+        },
         "gpu_busy_fraction": gpu_busy_fraction(trace),
         "top_kernels": top_kernels(trace),
+        "top_ops": top_ops(trace),
         "top_functions": top_functions(trace),
         "window_start_ns": trace.window_start_ns,
         "window_end_ns": trace.window_end_ns,
@@ -45,6 +49,15 @@ def top_kernels(trace: Trace) -> list[dict[str, Any]]:
     """The kernels with the most total time."""
     table = trace.table("kernel")
     return _top(trace, table["name"], np.ones(len(table), np.int64), table["duration"])
+
+
+def top_ops(trace: Trace) -> list[dict[str, Any]]:
+    """The operators with the most self time: in which no operator inside them ran."""
+    table = trace.table("cpu_op")
+    if not len(table):
+        return []
+    nested = nest_tables([table], trace.window_end_ns)
+    return _top(trace, table["name"][nested.order], np.ones(len(table), np.int64), nested.tree.self_time)
 
 
 def top_functions(trace: Trace) -> list[dict[str, Any]]:

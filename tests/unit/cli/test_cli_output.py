@@ -21,6 +21,7 @@ def full_target() -> pb.Target:
     target.summary.gpu_busy_fraction = 0.934
     target.summary.top_kernels.add(name="gemm", count=12_000, total_ns=1_230_000_000)
     target.summary.top_kernels.add(name="relu", count=800, total_ns=95_000)
+    target.summary.top_ops.add(name="aten::addmm", count=9_000, total_ns=640_000_000)
     target.summary.top_functions.add(name="/home/ada/job/train.py(12): load_batch", count=90, total_ns=900_000_000)
     target.summary.window_start_ns = captures.START_NS
     target.summary.window_end_ns = captures.START_NS + 3_000_000_000
@@ -42,6 +43,7 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
         ("window", "3 s from 2030-01-31 12:00:00"),
         ("holds", "245,000 kernel, 1,200 gpu_memcpy, 300 python_function"),
         ("GPU busy", "93.4% of the window"),
+        ("top ops", "  640 ms      9,000 \N{MULTIPLICATION SIGN}  aten::addmm"),
         ("top kernels", "  1.23 s     12,000 \N{MULTIPLICATION SIGN}  gemm"),
         ("", "   95 µs        800 \N{MULTIPLICATION SIGN}  relu"),
         ("top Python", "  900 ms         90 samples  job/train.py(12): load_batch"),

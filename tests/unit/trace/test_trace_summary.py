@@ -33,6 +33,7 @@ def test_the_summary_of_a_trace() -> None:
             {"name": "a", "count": 2, "total_ns": 160},
             {"name": "b", "count": 1, "total_ns": 100},
         ],
+        "top_ops": [],
         "top_functions": [{"name": "f", "count": 5, "total_ns": 50}],
         "window_start_ns": START_NS,
         "window_end_ns": START_NS + 1_000,
@@ -48,6 +49,20 @@ def test_only_the_five_longest_kernels_are_named() -> None:
     kernels = [{"duration": number, "name": f"k{number}"} for number in range(1, 8)]
     names = [entry["name"] for entry in summarize(trace({"kernel": kernels}))["top_kernels"]]
     assert names == ["k7", "k6", "k5", "k4", "k3"]
+
+
+def test_operators_count_without_the_operators_inside_them() -> None:
+    ops = [
+        {"start": 0, "duration": 100, "name": "aten::linear", "thread": 1, "finished": 1},
+        {"start": 10, "duration": 80, "name": "aten::addmm", "thread": 1, "finished": 1},
+        {"start": 20, "duration": 30, "name": "aten::linear", "thread": 2, "finished": 1},
+        {"start": 950, "duration": 0, "name": "aten::copy_", "thread": 1, "finished": 0},  # to the window's end
+    ]
+    assert summarize(trace({"cpu_op": ops}, length_ns=1_000))["top_ops"] == [
+        {"name": "aten::addmm", "count": 1, "total_ns": 80},
+        {"name": "aten::linear", "count": 2, "total_ns": 50},
+        {"name": "aten::copy_", "count": 1, "total_ns": 50},
+    ]
 
 
 @pytest.mark.parametrize(
