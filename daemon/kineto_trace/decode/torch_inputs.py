@@ -12,24 +12,13 @@ Theory of operation
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 OTHER, TENSOR, TENSOR_LIST, INT, DOUBLE, BOOL, SCALAR_LIST, NONE = range(8)
 CUT = 1  # flag of an entry or a list: there was more than is described
 NO_SIZES, NO_STRIDES = 1, 2  # flags of a tensor: it has none that can be read
 LIST_SHOWN = 30  # longer lists are shown as empty ones, as PyTorch's profiler does
-
-# c10::ScalarType by number: the names that C++ gives the types
-DTYPES = (
-    "unsigned char", "signed char", "short int", "int", "long int", "c10::Half", "float", "double",
-    "c10::complex<c10::Half>", "c10::complex<float>", "c10::complex<double>", "bool", "c10::qint8", "c10::quint8",
-    "c10::qint32", "c10::BFloat16", "c10::quint4x2", "c10::quint2x4", "c10::bits1x8", "c10::bits2x4",
-    "c10::bits4x2", "c10::bits8", "c10::bits16", "c10::Float8_e5m2", "c10::Float8_e4m3fn", "c10::Float8_e5m2fnuz",
-    "c10::Float8_e4m3fnuz", "short unsigned int", "unsigned int", "long unsigned int",
-    *(f"c10::dummy_uint1_7_t<{bits}>" for bits in range(1, 8)),
-    *(f"c10::dummy_int1_7_t<{bits}>" for bits in range(1, 8)),
-    "c10::Float8_e8m0fnu", "c10::Float4_e2m1fn_x2",
-)  # fmt: skip
 
 
 class UnreadableInputs(ValueError):
@@ -48,9 +37,12 @@ class Input(NamedTuple):
 NOTHING = Input([], [], "", "")
 
 
-def inputs_text(entry: bytes) -> str:
-    """The arguments "Input Dims", "Input Strides", "Input type" and "Concrete Inputs". Raises UnreadableInputs."""
-    inputs = _Reader(entry).inputs()
+def inputs_text(entry: bytes, dtypes: Sequence[str]) -> str:
+    """The arguments "Input Dims", "Input Strides", "Input type" and "Concrete Inputs". Raises UnreadableInputs.
+
+    dtypes: names of the tensors' types by torch's numbers.
+    """
+    inputs = _Reader(entry, dtypes).inputs()
     arguments = {
         "Concrete Inputs": [each.concrete for each in inputs],
         "Input type": [each.type for each in inputs],
@@ -63,8 +55,9 @@ def inputs_text(entry: bytes) -> str:
 class _Reader:
     """Reads one entry from its beginning."""
 
-    def __init__(self, entry: bytes) -> None:
+    def __init__(self, entry: bytes, dtypes: Sequence[str]) -> None:
         self._entry = entry
+        self._dtypes = dtypes
         self._at = 0
 
     def inputs(self) -> list[Input]:
@@ -99,7 +92,7 @@ class _Reader:
         dtype, dims, flags = self._take("<BBB")
         sizes = list(self._take(f"<{dims}q"))
         strides = [] if flags & (NO_STRIDES | NO_SIZES) else list(self._take(f"<{dims}q"))
-        return Input(sizes, strides, DTYPES[dtype] if dtype < len(DTYPES) else "", "")
+        return Input(sizes, strides, self._dtypes[dtype] if dtype < len(self._dtypes) else "", "")
 
     def _tensor_list(self) -> Input:
         count, flags = self._take("<BB")

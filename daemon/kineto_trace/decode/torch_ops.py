@@ -29,7 +29,7 @@ from kineto_agent.arena import (
 
 from kineto_trace.codec import Interner
 from kineto_trace.decode.torch_inputs import UnreadableInputs, inputs_text
-from kineto_trace.model import NO_STRING, StringTable, Table, make_table
+from kineto_trace.model import NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.raw import RawSource
 
 FORMAT = "torch_ops/1"
@@ -96,6 +96,10 @@ def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> Torch
     tables = {"cpu_op": _table("cpu_op", columns, ~user), "user_annotation": _table("user_annotation", columns, user)}
     if len(tensors):
         tables["op_tensor"] = tensors
+    wanted = source.metadata.get("activity_types")
+    if isinstance(wanted, list):
+        for unwanted in set(OP_TABLES) - set(map(str, wanted)):
+            del tables[unwanted]
     unknown = int(np.count_nonzero(kind > KIND_OP_TENSORS))
     return TorchOps(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
 
@@ -170,6 +174,8 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
     known = source.strings.get(SPACE_OP_INPUTS, {})
     if not known and not hashes.any():
         return np.full(len(hashes), NO_STRING, np.int32)
+    dtypes = source.metadata.get("dtypes")
+    dtypes = [str(name) for name in dtypes] if isinstance(dtypes, list) else []
     interner = Interner()
     numbers = interner.intern(hashes)
     keys = interner.keys().tolist()
@@ -180,7 +186,7 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
         number = NO_STRING
         try:
             if key in known:
-                number = strings.add(inputs_text(known[key]))
+                number = strings.add(inputs_text(known[key], dtypes))
             elif key:
                 missing[place] = True
         except UnreadableInputs:

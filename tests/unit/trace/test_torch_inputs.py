@@ -18,7 +18,8 @@ from kineto_trace.decode.torch_inputs import (
     inputs_text,
 )
 
-FLOAT, BFLOAT16 = 6, 15
+FLOAT, BFLOAT16 = 0, 1
+DTYPES = ("float", "c10::BFloat16")
 
 
 def tensor(dtype: int, sizes: list[int], strides: list[int], flags: int = 0) -> bytes:
@@ -30,7 +31,7 @@ def entry(*inputs: bytes, count: int | None = None, flags: int = 0) -> bytes:
 
 
 def shown(*inputs: bytes) -> list[list[object]]:
-    arguments = json.loads("{" + inputs_text(entry(*inputs)) + "}")
+    arguments = json.loads("{" + inputs_text(entry(*inputs), DTYPES) + "}")
     assert list(arguments) == ["Concrete Inputs", "Input type", "Input Strides", "Input Dims"]
     return [list(column) for column in zip(*arguments.values(), strict=True)]
 
@@ -97,4 +98,4 @@ def test_what_the_profiler_does_not_show_is_empty() -> None:
 )
 def test_a_damaged_entry_is_refused(damaged: bytes) -> None:
     with pytest.raises(UnreadableInputs):
-        inputs_text(damaged)
+        inputs_text(damaged, DTYPES)

@@ -14,6 +14,7 @@ from kineto_agent.arena import (
     SCOPE_BACKWARD_FUNCTION,
     SCOPE_FUNCTION,
     SCOPE_USER,
+    SPACE_OP_INPUTS,
     SPACE_OP_NAME,
     SPACE_TORCH_THREAD,
 )
@@ -50,12 +51,18 @@ def tensors(thread: int, number: int, position: int, *pairs: tuple[int, int]) ->
     return OP_TENSORS.pack(*flat, thread, number, KIND_OP_TENSORS, len(pairs), position, 0, 0)
 
 
-def decoded(folder: Path, *buffers: bytes, strings: StringTable | None = None, **more: bytes) -> TorchOps:
+def decoded(
+    folder: Path,
+    *buffers: bytes,
+    strings: StringTable | None = None,
+    strings_data: bytes = b"",
+    metadata: dict[str, Any] | None = None,
+) -> TorchOps:
     table = b"".join(string_entry(key, SPACE_OP_NAME, text.encode()) for key, text in NAMES.items())
-    with RawWriter(folder / "ops", source="torch_ops", format=torch_ops.FORMAT, metadata={}) as writer:
+    with RawWriter(folder / "ops", source="torch_ops", format=torch_ops.FORMAT, metadata=metadata or {}) as writer:
         for sequence, data in enumerate(buffers):
             writer.append_buffer(data, sequence=sequence, records=len(data) // OP.size)
-        writer.append_strings(table + more.get("strings_data", b""))
+        writer.append_strings(table + strings_data)
         writer.finish(metadata={}, record_bytes={}, records=0, dropped=0)
     return torch_ops.decode(read_source(folder / "ops"), StringTable() if strings is None else strings, WINDOW_END)
 
@@ -99,6 +106,30 @@ def test_user_scopes_are_annotations_with_ids_among_the_ops(tmp_path: Path) -> N
     ops = decoded(tmp_path, op(2, 3) + op(1, 4, 0xA3, scope=SCOPE_USER) + op(5, 6))
     assert column(ops, "user_annotation", "id") == [1]
     assert column(ops, "cpu_op", "id") == [2, 3]
+
+
+def test_only_the_wanted_types_are_kept(tmp_path: Path) -> None:
+    ops = decoded(tmp_path, op(2, 3) + op(1, 4, 0xA3, scope=SCOPE_USER), metadata={"activity_types": ["cpu_op"]})
+    assert {kind: len(table) for kind, table in ops.tables.items()} == {"cpu_op": 1}
+
+
+def test_inputs_are_arguments_with_the_types_that_the_source_names(tmp_path: Path) -> None:
+    strings = StringTable()
+    entry = bytes([1, 0, 1, 0, 0, 0])  # one input, a tensor of type 0 without dimensions
+    ops = decoded(
+        tmp_path,
+        op(1, 2, inputs=5) + op(3, 4, inputs=6) + op(5, 6, inputs=7) + op(7, 8),
+        strings=strings,
+        strings_data=string_entry(5, SPACE_OP_INPUTS, entry) + string_entry(6, SPACE_OP_INPUTS, b"?"),
+        metadata={"dtypes": ["double"]},
+    )
+    numbers = column(ops, "cpu_op", "inputs")
+    assert '"Input type": ["double"]' in strings.strings[numbers[0]]
+    assert numbers[1:] == [NO_STRING] * 3
+    assert ops.warnings == (
+        "1 ops have no inputs: they could not be stored when they ran",
+        "1 descriptions of inputs could not be read",
+    )
 
 
 def test_where_starts_are_equal_the_parent_comes_first(tmp_path: Path) -> None:
