@@ -167,7 +167,7 @@ class Recording:
         """A Kineto session that the guard could not see beforehand, such as one that was asked for over dynolog."""
         ours = any(part.session.format == KINETO_FORMAT for part in self._yielding)
         with self._guard.lock:
-            seen = self._yielding and self._guard.state(kineto_is_ours=ours).active
+            seen = self._yielding and self._guard.state(kineto_is_ours=ours, started=True).active
         if seen:
             reason = (
                 "Kineto began a trace of its own during the capture (over dynolog or a file): either may lack events"

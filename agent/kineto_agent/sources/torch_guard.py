@@ -12,6 +12,7 @@ Theory of operation
     One lock decides who was first: the wrapper marks its profile and lets the recording give way under the lock, the
     recording looks at the marks and starts under the lock. It is free while torch's own methods run; until the
     session's end the mark stands for them. The same thread may take it again: a signal's handler may start a profiler.
+    A session that was beginning while the methods were wrapped has no mark; its thread is inside torch's method.
 
     A program may import torch only later: until then look() is called now and then. The class is there long before
     `import torch` ends.
@@ -23,10 +24,12 @@ Rules
 
 import _thread
 import enum
+import gc
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Tuple
+from types import FrameType
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from kineto_agent.debuglog import log_exception
 from kineto_agent.sources import kineto_state
@@ -101,9 +104,13 @@ class ProfilerGuard:
         """Between install() and remove(), and not in a forked child."""
         return self._on and self._pid == os.getpid()
 
-    def state(self, kineto_is_ours: bool = False) -> UserProfiler:
-        """What it does. kineto_is_ours: a session of our own makes Kineto active now, so only the marks count."""
-        if not self._begun():
+    def state(self, kineto_is_ours: bool = False, started: bool = False) -> UserProfiler:
+        """What it does.
+
+        kineto_is_ours: a session of our own makes Kineto active now, so only the marks count. started: the recording
+        runs, so every session that began since has a mark, and stacks (which the sampler is looking at) are left alone.
+        """
+        if not self._begun() and (started or not self._begins()):
             active = False if kineto_is_ours else kineto_state.active()
             if active is None and not _enabled():
                 return UserProfiler.UNKNOWN
@@ -116,6 +123,10 @@ class ProfilerGuard:
             if reference() is None:
                 self._sessions.pop(key, None)
         return bool(self._sessions)
+
+    def _begins(self) -> bool:
+        """Whether a thread is inside torch's method without having come through ours."""
+        return any(name == _PREPARE and _runs(getattr(theirs, "__code__", None)) for name, theirs, _ in self._wrapped)
 
     # ------------------------------------------------------------ the wrappers, on the program's threads
 
@@ -165,6 +176,28 @@ class ProfilerGuard:
         for name, theirs, ours in self._wrapped:
             ours.__doc__, ours.__wrapped__ = theirs.__doc__, theirs
             setattr(found, name, ours)
+
+
+def _runs(code: Any) -> bool:
+    """Whether any thread is inside this code. No garbage is collected meanwhile: python_stacks.py says why."""
+    collecting = gc.isenabled()
+    gc.disable()
+    frames: Dict[int, FrameType] = {}
+    try:
+        frames = sys._current_frames()
+        return any(_is_in(frame, code) for frame in frames.values())
+    finally:
+        frames.clear()
+        if collecting:
+            gc.enable()
+
+
+def _is_in(frame: Optional[FrameType], code: Any) -> bool:
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _enabled() -> bool:

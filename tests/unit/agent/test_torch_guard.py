@@ -150,6 +150,29 @@ def test_a_session_is_active_from_its_first_moment_to_its_last(profiler: Any) ->
     assert [state.active for state in (idle, warming, recording, UserProfiler.UNKNOWN)] == [False, True, True, False]
 
 
+def test_a_session_that_was_beginning_when_it_was_installed_is_active(
+    profiler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, let_go = threading.Event(), threading.Event()
+
+    def prepare(profile: Profile) -> None:
+        inside.set()
+        let_go.wait(20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Profile, "_prepare_trace", prepare)
+        thread = threading.Thread(target=lambda: Profile([])._prepare_trace())
+        thread.start()
+        inside.wait(20)
+        guard = installed([])
+        states = [guard.state()]
+        let_go.set()
+        thread.join()
+        states.append(guard.state())
+        guard.remove()
+    assert states == [UserProfiler.WARMING_UP, UserProfiler.IDLE]
+
+
 def test_a_session_that_was_dropped_without_an_end_is_not_active_for_ever(profiler: Any) -> None:
     guard = installed([])
     Profile([])._prepare_trace()
