@@ -20,6 +20,7 @@ from kineto_protos.units import format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.attaching import Attacher
+from kinetod.captures.alignment import observe, plan
 from kinetod.captures.recovery import recover_target
 from kinetod.captures.resolve import Resolved, Wanted, resolve, still_there
 from kinetod.captures.services import Services
@@ -230,8 +231,23 @@ class CaptureManager:
             await run.run()
             await self._save_target(capture.id, numbers[id(run.target)], run.target, run.garbage)
 
+        await self._align(running.runs)
         await asyncio.gather(*(run_one(run) for run in running.runs))
         await self._end(running)
+
+    async def _align(self, runs: list[TargetRun]) -> None:
+        """Gives all targets of a capture by iteration the same ones."""
+        if len(runs) < 2 or runs[0].request.iterations is None:
+            return
+        agents = [run.agent for run in runs]
+        samples = await observe(agents, lambda: not all(run.stopping for run in runs))
+        if not samples:
+            return
+        comparable = all(agent.attached is None for agent in agents)
+        patience_ns = self._config.max_duration_ns
+        aligned = plan(samples, runs[0].request, comparable=comparable, patience_ns=patience_ns)
+        for run, each in zip(runs, aligned, strict=True):
+            run.align(each)
 
     async def _end(self, running: _Running) -> None:
         capture = running.capture

@@ -28,6 +28,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.target import TargetInfo
 
 from kinetod.agents import Agent, CaptureFrame
+from kinetod.captures.alignment import Aligned
 from kinetod.captures.arena_reader import BadArena
 from kinetod.captures.conversion import Converted, convert, overhead_of
 from kinetod.captures.counts import noted_ways, source_counts
@@ -42,6 +43,8 @@ from kinetod.captures.verdict import (
     ending_of_rejection,
     ending_of_result,
     final,
+    iterations_not_reached,
+    worse,
 )
 from kinetod.errors import VerdictReason
 from kinetod.identity import how_it_ended
@@ -94,8 +97,8 @@ class TargetRun:
         self.garbage: Path | None = None  # to be removed once the verdict is stored
         self._services = services
         self._capture_id = capture_id
-        self._agent = agent
-        self._start = start
+        self.agent = agent
+        self.request = start
         self._formats = tuple(formats)
         self._labels = labels
         self._on_change = on_change
@@ -155,13 +158,25 @@ class TargetRun:
             return
         if self._stop is None or ending.outcome is Outcome.CANCELLED:
             self._stop = ending
-        self._agent.send(wire.Cancel(self._capture_id, ending.outcome is not Outcome.CANCELLED))
+        self.agent.send(wire.Cancel(self._capture_id, ending.outcome is not Outcome.CANCELLED))
         self._deadline = self._loop.time() + min(grace_s, self._config_s("process_deadline_ns"))
         self._wake.set()
 
     def attach(self) -> None:
         """Makes the agent busy with this capture."""
-        self._agent.attach(self._capture_id, self)
+        self.agent.attach(self._capture_id, self)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody has ended it already."""
+        return self._stop is not None
+
+    def align(self, aligned: Aligned) -> None:
+        """Before `run`: the iterations that the targets of this capture have in common."""
+        self.request = aligned.applied(self.request)
+        if aligned.warning:
+            self.target.warnings.append(aligned.warning)
+            self._on_change()
 
     async def run(self) -> None:
         """After `attach`, until the target has its verdict. Raises only CancelledError."""
@@ -172,21 +187,23 @@ class TargetRun:
             reason = "an error of the daemon itself; its log has the details"
             self._end(Final(pb.VERDICT_FAILED, VerdictReason.INTERNAL, reason))
         finally:
-            self._agent.detach(self._capture_id)
+            self.agent.detach(self._capture_id)
             for _, fd in self._seen.arenas:
                 os.close(fd)
             self._spool.close()
 
     async def _run(self) -> None:
         self._move_deadline(self._config_s("agent_deadline_ns"))
-        if not self._agent.send(self._start):
+        if self._stop is not None:
+            self._seen.gone = "it had not been asked yet"
+        elif not self.agent.send(self.request):
             self._seen.gone = self._seen.gone or "it was not connected any more"
         ending = await self._collect()
         ending = await self._last_drain(ending)
         if self._seen.result is None and ending.code == VerdictReason.TARGET_EXITED:
             ending = replace(ending, reason=ending.reason + await self._exit_status())
-        self._agent.send(wire.Release(self._capture_id))
-        self._agent.detach(self._capture_id)
+        self.agent.send(wire.Release(self._capture_id))
+        self.agent.detach(self._capture_id)
         await self._store(ending)
 
     # collecting
@@ -265,9 +282,12 @@ class TargetRun:
                 f"the agent of process {target.pid} did not finish stopping its sources within "
                 f"{format_duration(self._services.config.process_deadline_ns)}",
             )
-        elif self._start.iterations is not None:
-            reason = f"process {target.pid} did not get through the wanted iterations in the time that is allowed"
-            self.stop(Ending(Outcome.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason))
+        elif self._may_wait() and state < pb.TARGET_STATE_COLLECT:
+            waited = format_duration(self._services.config.max_duration_ns)
+            reason = f"the own torch.profiler of process {target.pid} did not end within {waited}; trace again after it"
+            self.stop(Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason))
+        elif self.request.iterations is not None:
+            self.stop(iterations_not_reached(target.pid, self.request, self._services.config.max_duration_ns))
         else:
             name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
             reason = f"the agent of process {target.pid} did not get out of {name} in time"
@@ -277,7 +297,7 @@ class TargetRun:
         """Nothing more is awaited from the agent; should it still live, it may stop too."""
         self._stop = Ending(outcome, code, reason)
         self._seen.gone = "it was given up"
-        self._agent.send(wire.Cancel(self._capture_id, False))
+        self.agent.send(wire.Cancel(self._capture_id, False))
 
     def _config_s(self, name: str) -> float:
         return float(getattr(self._services.config, name)) / 1e9
@@ -286,21 +306,27 @@ class TargetRun:
         if self._stop is None:
             self._deadline = self._loop.time() + seconds
 
+    def _may_wait(self) -> bool:
+        return bool(self.request.options.get("wait_for_user_profiler"))
+
     def _waiting_s(self) -> float:
         """How long an agent that has accepted may wait before it does anything."""
-        if self._start.iterations is not None:
+        if self.request.iterations is not None or self._may_wait():
             return self._config_s("max_duration_ns")
-        begin_ns = self._start.start_time_ns - self._start.warmup_ns
+        return self._start_s()
+
+    def _start_s(self) -> float:
+        begin_ns = self.request.start_time_ns - self.request.warmup_ns
         return max(0, begin_ns - time.time_ns()) / 1e9 + self._config_s("agent_deadline_ns")
 
     def _state_s(self, state: int) -> float:
         if state == pb.TARGET_STATE_PROCESS:
             return self._config_s("process_deadline_ns")
-        if self._start.iterations is not None:
+        if self.request.iterations is not None:
             return self._config_s("max_duration_ns")
         if state == pb.TARGET_STATE_WARMUP:
-            return self._waiting_s() + self._start.warmup_ns / 1e9
-        return (self._start.duration_ns or 0) / 1e9 + self._config_s("agent_deadline_ns")
+            return self._start_s() + self.request.warmup_ns / 1e9
+        return (self.request.duration_ns or 0) / 1e9 + self._config_s("agent_deadline_ns")
 
     def _enter(self, state: pb.TargetState) -> None:
         now_ns = time.time_ns()
@@ -316,7 +342,7 @@ class TargetRun:
     async def _exit_status(self) -> str:
         """How the process ended; known only a moment after its files are closed, and not on every kernel."""
         for _ in range(EXIT_STATUS_TRIES):
-            if how := how_it_ended(self._agent.identity):
+            if how := how_it_ended(self.agent.identity):
                 return f": {how}"
             await asyncio.sleep(EXIT_STATUS_PERIOD_S)
         return ""
@@ -382,14 +408,14 @@ class TargetRun:
             try:
                 await self._in_thread(self._spool.drain, target_is_dead=self._seen.died, last=True)
             except DiskFull as exc:
-                ending = _worse(ending, _disk_full_ending(exc))
+                ending = worse(ending, _disk_full_ending(exc))
             except TraceLimit:
-                ending = _worse(ending, self._trace_limit_ending())
+                ending = worse(ending, self._trace_limit_ending())
         try:
             await self._in_thread(self._spool.finish, self._source_metadata())
             await self._in_thread(self._spool.write_info, self._info(ended=True))
         except DiskFull as exc:
-            ending = _worse(ending, _disk_full_ending(exc))
+            ending = worse(ending, _disk_full_ending(exc))
         self._publish_counts(at_once=True)
         return ending
 
@@ -412,8 +438,8 @@ class TargetRun:
             capture_id=self._capture_id,
             host=self._services.host,
             process=self.target.process,
-            hello=self._agent.hello,
-            start=self._start,
+            hello=self.agent.hello,
+            start=self.request,
             result=self._seen.result,
             window_ns=self._window(ended=ended),
             labels=self._labels,
@@ -471,8 +497,3 @@ class TargetRun:
 
 def _disk_full_ending(exc: DiskFull) -> Ending:
     return Ending(Outcome.PARTIAL, VerdictReason.DISK_FULL, f"{exc}; free space or delete captures")
-
-
-def _worse(ending: Ending, found_later: Ending) -> Ending:
-    """A trace that was whole is not any more; what had already gone wrong stays the reason."""
-    return found_later if ending.outcome is Outcome.DONE else ending

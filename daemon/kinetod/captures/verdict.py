@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kineto_agent import wire
+from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.errors import VerdictReason
@@ -65,6 +66,21 @@ def ending_of_rejection(rejected: wire.Rejected) -> Ending:
     if rejected.busy_capture_id and rejected.busy_capture_id not in reason:
         reason += f" (capture {clean(rejected.busy_capture_id, 64)})"
     return Ending(Outcome.FAILED, code, reason)
+
+
+def iterations_not_reached(pid: int, start: wire.Start, allowed_ns: int) -> Ending:
+    """The wanted iterations did not come in the time that is allowed."""
+    place = f" from {start.start_iteration} on" if start.start_iteration is not None else ""
+    reason = (
+        f"process {pid} did not get through {start.iterations} iterations{place} in the {format_duration(allowed_ns)} "
+        "that this daemon allows (kinetod --max-duration)"
+    )
+    return Ending(Outcome.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason)
+
+
+def worse(ending: Ending, found_later: Ending) -> Ending:
+    """A trace that was whole is not any more; what had already gone wrong stays the reason."""
+    return found_later if ending.outcome is Outcome.DONE else ending
 
 
 def final(
