@@ -18,11 +18,19 @@ class _Brought(NamedTuple):
 
 
 _brought: Optional[_Brought] = None
+_loaded = ""
 
 
 def path() -> str:
     """What to open."""
-    return INSTALLED if _brought is None else _brought.path
+    return _loaded or (INSTALLED if _brought is None else _brought.path)
+
+
+def loaded() -> None:
+    """What path() named has been loaded: from now on that name stands for it, even without the memfd."""
+    global _loaded
+    _loaded = path()
+    close()
 
 
 def bring(descriptor: int, number: int) -> None:

@@ -236,5 +236,5 @@ def load() -> Collector:
     """The process's collector, loaded at the first call. Raises SourceError."""
     if not _loaded:
         _loaded.append(Collector(collector_library.path()))
-        collector_library.close()
+        collector_library.loaded()
     return _loaded[0]

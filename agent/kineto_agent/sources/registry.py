@@ -21,9 +21,16 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
 )  # fmt: skip
 
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
+_TORCH_OPS = "torch_ops"
 _sources: Dict[str, Source] = {}
-# Options that bring a type with them which is recorded on request only.
-_TYPES_OF_OPTIONS = {"execution_trace": "execution_trace", "profile_memory": "cpu_instant_event"}
+# Options that bring a type with them.
+_TYPES_OF_OPTIONS = {
+    "with_stack": "python_function",
+    "stack_trace": "python_function",
+    "profile_memory": "cpu_instant_event",
+    "execution_trace": "execution_trace",
+}
+_EXACT_CALLS = "stack_trace"  # python_function comes from torch's tracer then, not from samples
 
 
 class Choice(NamedTuple):
@@ -53,13 +60,19 @@ def sources() -> List[Source]:
             _sources["cupti"] = CuptiSource()
         except Exception:  # noqa: BLE001 - a process without a usable source still has the others
             log_exception("the CUPTI source cannot be loaded")
-    if "execution_trace" not in _sources and "torch" in sys.modules:
+    if "torch" in sys.modules:
         _add_torch_sources()
     return list(_sources.values())
 
 
 def _add_torch_sources() -> None:
     """What needs torch costs nothing in a process without it."""
+    if _TORCH_OPS not in _sources:
+        from kineto_agent.sources.torch_ops import TorchOpsSource
+
+        _sources[_TORCH_OPS] = TorchOpsSource()
+    if "execution_trace" in _sources:
+        return
     try:
         from kineto_agent.sources.execution_trace import ExecutionTraceSource
         from kineto_agent.sources.memory import MemorySource
@@ -89,28 +102,40 @@ def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
 
 
 def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> Plan:
-    """The sources for these activity types (none: all but those on request). Raises SourceError if there are none.
+    """The sources for these activity types (none: all but those on request) and for what options (wire.Start) add.
 
-    options: wire.Start.options; some of them ask for a type beside the sources' defaults.
+    Raises SourceError if there are none.
     """
+    options = options or {}
     offered = {name: frozenset(types) for name, types in offers(available).items()}
+    if options.get(_EXACT_CALLS):
+        offered = _with_exact_calls(offered)
     everything: FrozenSet[str] = frozenset().union(*offered.values())
     there = ", ".join(sorted(everything)) or "nothing"
     unknown = sorted(set(wanted) - ACTIVITY_TYPES - everything)
     if unknown:
         reason = "unknown activity type %s; this process offers: %s" % (", ".join(unknown), there)
         raise SourceError("UNKNOWN_ACTIVITY_TYPE", reason)
+    added = frozenset(kind for option, kind in _TYPES_OF_OPTIONS.items() if options.get(option))
     asked = frozenset(wanted)
-    extra = frozenset(name for option, name in _TYPES_OF_OPTIONS.items() if not asked and (options or {}).get(option))
-    chosen = [
-        Choice(source, offered[source.name] & (asked or (everything - source.on_request) | extra))
-        for source in available
-    ]
-    choices = [choice for choice in chosen if choice.activity_types]
-    missing = sorted((asked | extra) - everything)
+    choices = []
+    for source in available:
+        types = offered[source.name]
+        own = types & asked if asked else types - source.on_request
+        if own or types & added:
+            choices.append(Choice(source, own | types & added))
+    missing = sorted((asked | added) - everything)
     if not choices:
         raise SourceError("NOTHING_TO_RECORD", _nothing(missing, there))
     return Plan(choices, missing)
+
+
+def _with_exact_calls(offered: Dict[str, FrozenSet[str]]) -> Dict[str, FrozenSet[str]]:
+    """torch traces Python's calls, nobody samples them. Without torch in the process nobody can."""
+    changed = {name: types - {"python_function"} for name, types in offered.items()}
+    if changed.get(_TORCH_OPS):
+        changed[_TORCH_OPS] |= {"python_function"}
+    return changed
 
 
 def _nothing(missing: List[str], there: str) -> str:
