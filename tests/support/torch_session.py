@@ -1,0 +1,106 @@
+"""A session of torch's profiler as the agent has it, in a process of its own, with a daemon's side that copies.
+
+Run with "python -m support.torch_session PLAN", where PLAN is Python text that uses what is here.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+from kineto_agent.sources import torch_symbols
+from kineto_agent.sources.interface import SourceOutcome, SourceRequest
+from kineto_agent.sources.torch_profiler import DOCUMENT, TorchProfilerSession, prepare
+from kineto_agent.threads import start_thread
+
+from support.arenas import ArenaReader
+
+TYPES = frozenset(("cpu_op", "user_annotation", "python_function"))
+COPY_PERIOD_S = 0.01
+
+
+class Daemon:
+    """Copies what an arena gives and frees its buffers, as kinetod does."""
+
+    def __init__(self, fd: int) -> None:
+        self.parts: list[bytes] = []
+        self._reader = ArenaReader(fd)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(COPY_PERIOD_S):
+            self._copy()
+
+    def _copy(self) -> None:
+        for buffer in self._reader.ready():
+            self.parts.append(buffer.data)
+            self._reader.free(buffer.slot)
+
+    def end(self) -> bytes:
+        """Everything, once the session has stopped."""
+        self._ended.set()
+        self._thread.join()
+        self._copy()
+        return b"".join(self.parts)
+
+
+class Recording:
+    """One session, started and stopped on a thread like the agent's."""
+
+    def __init__(self, limit_bytes: int = 128 << 20, **options: Any) -> None:
+        self.session: TorchProfilerSession = self._on_thread(
+            lambda: prepare(SourceRequest(TYPES, limit_bytes, options), "a test")
+        )
+        self.daemon = Daemon(self.session.arena_fd)
+        self.stopped_after_s = 0.0
+        self._on_thread(self.session.start)
+
+    def _on_thread(self, action: Any) -> Any:
+        results: list[Any] = []
+
+        def run() -> None:
+            try:
+                results.append((action(), None))
+            except Exception as exc:
+                results.append((None, exc))
+
+        start_thread("kineto-agent", run).join()
+        value, error = results[0]
+        if error is not None:
+            raise error
+        return value
+
+    def stop(self) -> tuple[SourceOutcome, bytes]:
+        """What the session says at its end, and the bytes that the daemon has."""
+        begin = time.monotonic()
+        outcome: SourceOutcome = self._on_thread(self.session.stop)
+        self.stopped_after_s = time.monotonic() - begin
+        data = self.daemon.end()
+        self._on_thread(self.session.close)
+        return outcome, data
+
+
+def in_pieces() -> None:
+    """As if this torch's functions could not be trusted."""
+    torch_symbols.TRUSTED = ()  # type: ignore[assignment]
+
+
+def documents(data: bytes) -> list[bytes]:
+    """The JSON texts of a recording."""
+    head, *found = data.split(DOCUMENT)
+    assert head == b""
+    return found
+
+
+def rss_bytes() -> int:
+    """Of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+if __name__ == "__main__":
+    exec(compile(sys.argv[1], "<plan>", "exec"))
