@@ -1,4 +1,4 @@
-"""What a shell offers after Tab: pids and capture ids from the daemon; nothing if it is not there."""
+"""What a shell offers after Tab: pids and capture ids from the daemon (nothing if it is not there), and names."""
 
 from click.shell_completion import CompletionItem
 from kineto_protos import endpoints
@@ -6,9 +6,26 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
 from kinetoctl.errors import CliError
+from kinetoctl.kineto_config import KEYS, Effect
 
 COMPLETION_TIMEOUT_S = 1.0  # a Tab must not hang
 MAX_CAPTURES = 50
+ACTIVITIES = {
+    "cpu_op": "PyTorch's operators",
+    "user_annotation": "record_function, ProfilerStep",
+    "gpu_user_annotation": "annotations on the GPU's time line",
+    "kernel": "GPU kernels",
+    "gpu_memcpy": "copies",
+    "gpu_memset": "sets",
+    "cuda_runtime": "CUDA calls",
+    "cuda_driver": "CUDA driver calls",
+    "cuda_sync": "synchronisation",
+    "overhead": "CUPTI's own work",
+    "python_function": "Python stacks",
+    "cpu_instant_event": "allocations",
+    "memory_snapshot": "CUDA memory snapshot, a file",
+    "execution_trace": "PyTorch's execution trace, a file",
+}
 
 
 def pids(incomplete: str) -> list[CompletionItem]:
@@ -29,3 +46,21 @@ def capture_ids(incomplete: str) -> list[CompletionItem]:
     except CliError:
         return []
     return [CompletionItem(capture_id) for capture_id in found if capture_id.startswith(incomplete)]
+
+
+def activities(incomplete: str) -> list[CompletionItem]:
+    """Activity types, for the last one of a comma-separated list."""
+    first, comma, last = incomplete.rpartition(",")
+    taken = set(first.split(","))
+    offered = [(name, text) for name, text in ACTIVITIES.items() if name.startswith(last) and name not in taken]
+    return [CompletionItem(f"{first}{comma}{name}", help=text) for name, text in offered]
+
+
+def kineto_config(incomplete: str) -> list[CompletionItem]:
+    """Keys of Kineto's configuration in capitals, else files."""
+    if not incomplete[:1].isupper():
+        return [CompletionItem(incomplete, type="file")]
+    used = [key for key in KEYS.values() if key.effect is Effect.USED and key.name.startswith(incomplete)]
+    return [CompletionItem(f"{key.name}=", help=key.meaning) for key in used] or [
+        CompletionItem(incomplete, type="file")
+    ]

@@ -9,7 +9,7 @@ import click
 import pytest
 from kineto_agent import env
 from kineto_protos import endpoints
-from kinetoctl import settings
+from kinetoctl import complete, settings
 from kinetoctl.app import cli
 from kinetoctl.exit_codes import MEANINGS, ExitCode
 from kinetoctl.kineto_config import KEYS, Effect
@@ -175,6 +175,11 @@ def test_every_key_of_kinetos_configuration_is_documented_with_what_becomes_of_i
         r"^\| `([A-Z0-9_]+)` \| (\w+) \| .+ \| .+ \|$", section(read("docs/kineto.md"), title), re.MULTILINE
     )
     assert dict(rows) == {name: key.kind.value for name, key in KEYS.items() if key.effect is effect}
+
+
+def test_every_activity_type_that_is_offered_for_completion_is_documented() -> None:
+    text = section(read("docs/agent.md"), "What it records")
+    assert {name for name in complete.ACTIVITIES if f"`{name}`" not in text} == set()
 
 
 def test_documents_show_only_options_that_exist() -> None:

@@ -58,6 +58,17 @@ def _tell(notes: Iterable[str], settings: Settings) -> None:
         click.echo(f"kineto config: {note}", err=True)
 
 
+def _complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """What a shell offers, by a function of `complete`, which is imported only when a shell asks."""
+
+    def offered(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+        from kinetoctl import complete
+
+        return list(getattr(complete, what)(incomplete))
+
+    return offered
+
+
 def _switch(name: str, text: str) -> Callable[[F], F]:
     """A flag that is None unless it is given."""
     return click.option(name, is_flag=True, default=None, help=text)
@@ -86,6 +97,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--activities",
     type=ACTIVITIES,
+    shell_complete=_complete("activities"),
     help="Kineto's activity types, like cpu_op,kernel,gpu_memcpy.  [default: all that cost little]",
 )
 @_switch("--record-shapes", "Shapes and types of operators' inputs. Free where torch's version is known.")
@@ -112,6 +124,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
     "--kineto-config",
     type=KINETO_CONFIG,
     metavar="FILE|KEY=VALUE,…",
+    shell_complete=_complete("kineto_config"),
     multiple=True,
     help="Kineto's or Dynolog's configuration; may be given several times. Other options count more than its keys.",
 )

@@ -251,3 +251,27 @@ def test_a_reader_that_has_gone_is_code_141(server: FakeServer) -> None:
 def test_a_fault_of_the_daemon_is_code_1(server: FakeServer, run: Run) -> None:
     server.profiler.host = Abort(grpc.StatusCode.INTERNAL, "a bug", reason="INTERNAL")
     assert run("host").code == 1
+
+
+def completed(words: str) -> list[str]:
+    """What bash is told for the last of these words."""
+    complete = environment(
+        _KINETOCTL_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1)
+    )
+    return run_process([], complete).stdout.splitlines()
+
+
+def test_activity_types_complete_one_after_another() -> None:
+    assert completed("kinetoctl trace --activities kernel,gpu_mem") == [
+        "plain,kernel,gpu_memcpy",
+        "plain,kernel,gpu_memset",
+    ]
+
+
+def test_a_configuration_completes_to_keys_or_files() -> None:
+    assert completed("kinetoctl trace --kineto-config PROFILE_START_T") == ["plain,PROFILE_START_TIME="]
+    assert completed("kinetoctl trace --kineto-config /etc/lib") == ["file,/etc/lib"]
+
+
+def test_the_kinds_of_stacks_complete() -> None:
+    assert completed("kinetoctl trace --with-stack s") == ["plain,sample"]
