@@ -33,6 +33,8 @@ class StartRequested(NamedTuple):
     iteration: int  # -1: never stepped
     refusal: Optional[Refusal] = None
     profiler: Optional[Refusal] = None  # the program's own profiler is in the way at the moment
+    hooked_ns: int = 0  # since when torch's optimizers are counted; 0: they are not
+    step_ns: int = 0  # median of the latest iterations; 0: unknown
 
 
 class SourcesStarted(NamedTuple):
@@ -74,6 +76,7 @@ class Tick(NamedTuple):
     """The timer ran out."""
 
     now_ns: int
+    stepped_ns: int = 0  # when the running iteration began; 0: never stepped
 
 
 class Stepped(NamedTuple):

@@ -193,7 +193,7 @@ class Agent:
         now_ns = time.time_ns()
         if self._deadline_ns is not None and now_ns >= self._deadline_ns:
             self._deadline_ns = None
-            self._handle(events.Tick(now_ns))
+            self._handle(events.Tick(now_ns, self._counter.time_of(self._counter.count)))
 
     def _check_step(self) -> None:
         if self._watched is not None and self._counter.count >= self._watched:
@@ -296,7 +296,9 @@ class Agent:
                 profiler = events.Refusal("USER_PROFILER_ACTIVE", reason) if reason else None
             except SourceError as exc:
                 refusal = events.Refusal(exc.reason_code, exc.reason)
-        self._handle(events.StartRequested(request, now_ns, self._counter.count, refusal, profiler))
+        counter = self._counter
+        started = events.StartRequested(request, now_ns, counter.count, refusal, profiler)
+        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=self._step_before_ns))
 
     # ------------------------------------------------------------ the session's commands
 
@@ -402,9 +404,13 @@ class Agent:
             sources=recording.counts() if recording is not None else {},
             overhead=self._overhead(command),
             threads=thread_names(_MAX_THREADS) if outcome in ("done", "partial") else {},
-            iterations={},
+            iterations=self._iterations(command),
             warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
         )
+
+    def _iterations(self, command: events.Conclude) -> Dict[str, Any]:
+        starts = self._counter.begun(command.window_start_ns, command.window_end_ns) if command.window_end_ns else []
+        return {"thread": self._counter.thread, "starts": starts} if starts else {}
 
     def _overhead(self, command: events.Conclude) -> Dict[str, Any]:
         recording = self._recording

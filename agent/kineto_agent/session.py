@@ -16,6 +16,9 @@ Theory of operation
     agent's thread gets to run. An iteration window always has at least one iteration of warm-up: the sources
     must run before the first recorded iteration begins.
 
+    Nobody waits for ever: if no iteration begins for a time (`requests.patience_ns`), the capture ends, or records by
+    duration where that was asked for. So it does in a process that has never stepped.
+
     The program's own torch.profiler goes first. A capture that conflicts with it does not begin while it is active; a
     profiler that begins later ends the window, since the sources that conflict have stopped there.
 
@@ -56,9 +59,8 @@ from kineto_agent.events import (
     Tick,
     WatchStep,
 )
+from kineto_agent.requests import NEVER_STEPPED, instead_of_iterations, may_still_step, patience_ns, problem_of
 
-MAX_LATE_START_NS = 10_000_000_000  # as Kineto: a start time further in the past is an error
-WARMUP_SLACK_NS = 1_000_000_000  # a warm-up may lose this much: delivery takes milliseconds, not seconds
 PROFILER_WAIT_NS = 3600_000_000_000  # for the program's own profiler; the daemon's limit is shorter by default
 RELEASE_DEADLINE_NS = 60_000_000_000  # a daemon that forgets a capture does not keep its memory for ever
 _S = 1_000_000_000
@@ -67,9 +69,12 @@ _S = 1_000_000_000
 class _Capture:
     """What the session remembers of the one capture."""
 
-    def __init__(self, request: wire.Start, now_ns: int) -> None:
+    def __init__(self, request: wire.Start, now_ns: int, step_ns: int) -> None:
         self.request = request
         self.requested_ns = now_ns
+        self.patience_ns = patience_ns(request, step_ns)  # for an iteration to begin
+        self.patient_since_ns = now_ns
+        self.awaits_step = False  # accepted, the iteration of its warm-up has not come
         self.begin_ns = now_ns  # timed: when the warm-up begins
         self.start_iteration = 0  # the first recorded one
         self.lead_iterations = max(request.warmup_iterations, 1)
@@ -97,51 +102,15 @@ def _round_up(iteration: int, multiple: int) -> int:
     return iteration if multiple <= 1 else -(-iteration // multiple) * multiple
 
 
-def _problem_of(event: StartRequested) -> Optional[Refusal]:
-    """Why this request can never be done as it stands, or None."""
-    request = event.request
-    if (request.duration_ns is None) == (request.iterations is None):
-        return Refusal("INVALID_REQUEST", "a capture needs either a duration or a number of iterations")
-    if request.duration_ns is not None and request.duration_ns <= 0:
-        return Refusal("INVALID_REQUEST", "duration_ns is %d: it must be above 0" % request.duration_ns)
-    if request.iterations is not None and request.iterations <= 0:
-        return Refusal("INVALID_REQUEST", "iterations is %d: it must be above 0" % request.iterations)
-    for name in ("warmup_ns", "warmup_iterations", "iteration_roundup", "start_time_ns", "start_iteration"):
-        value = getattr(request, name)
-        if value is not None and value < 0:
-            return Refusal("INVALID_REQUEST", "%s is %d: it must not be negative" % (name, value))
-    if event.refusal is not None:
-        return event.refusal
-    if request.iterations is not None:
-        return _never_stepped(event)
-    return _start_time_past(request, event.now_ns)
-
-
-def _never_stepped(event: StartRequested) -> Optional[Refusal]:
-    if event.iteration >= 0:
-        return None
-    return Refusal(
-        "NEVER_STEPPED",
-        "this process has not finished an iteration yet, so none can be counted: ask for a duration, wait for "
-        "the first optimizer step, or call kineto_agent.step() once per iteration",
+def _not_reached(capture: _Capture, event: Tick) -> Tuple[str, str]:
+    """Code and reason of a capture whose iterations do not come."""
+    if not event.stepped_ns:
+        return "NEVER_STEPPED", NEVER_STEPPED
+    return "ITERATIONS_NOT_REACHED", (
+        "no iteration began for %g s (wanted: %d from %d on): the program evaluates, saves, hangs or has ended its "
+        "loop; trace again when it steps, or ask for a duration"
+        % (capture.patience_ns / _S, capture.request.iterations or 0, capture.start_iteration)
     )
-
-
-def _start_time_past(request: wire.Start, now_ns: int) -> Optional[Refusal]:
-    if request.start_time_ns == 0:
-        return None
-    late_ns = now_ns - request.start_time_ns
-    if late_ns > MAX_LATE_START_NS:
-        reason = "the start time was %.1f s ago when the request came: ask for a later one" % (late_ns / _S)
-        return Refusal("START_TIME_PAST", reason)
-    missing_ns = late_ns + request.warmup_ns
-    if request.warmup_ns and missing_ns > WARMUP_SLACK_NS:
-        return Refusal(
-            "START_TIME_PAST",
-            "the warm-up of %.3f s does not fit: it should have begun %.3f s before the request came; "
-            "ask for a later start time or a shorter warm-up" % (request.warmup_ns / _S, missing_ns / _S),
-        )
-    return None
 
 
 class Session:
@@ -174,11 +143,15 @@ class Session:
                 return []
             reason = "capture %s is running in this process: wait for its end or cancel it" % self.capture_id
             return [Reject(request.capture_id, "BUSY", reason, self.capture_id)]
-        problem = _problem_of(event)
+        problem = problem_of(event)
         if problem is not None:
             return [Reject(request.capture_id, problem.reason_code, problem.reason)]
-        capture = self._capture = _Capture(request, event.now_ns)
-        if request.iterations is not None:
+        capture = self._capture = _Capture(request, event.now_ns, event.step_ns)
+        if request.iterations is not None and event.iteration < 0:
+            capture.patient_since_ns = event.hooked_ns
+            if not may_still_step(event):
+                self._record_instead(capture, "this process has not finished an iteration")
+        if capture.request.iterations is not None:
             return self._accept_iterations(capture, event.now_ns, event.iteration, event.profiler)
         return self._accept_timed(capture, event.now_ns, event.profiler)
 
@@ -194,11 +167,13 @@ class Session:
         self, capture: _Capture, now_ns: int, iteration: int, profiler: Optional[Refusal]
     ) -> List[Command]:
         request = capture.request
-        self._choose_iteration(capture, request.start_iteration, iteration + capture.lead_iterations)
+        self._choose_iteration(capture, request.start_iteration, max(iteration, 0) + capture.lead_iterations)
         watched = capture.start_iteration - capture.lead_iterations
         if watched <= iteration:
             return self._begin(capture, now_ns, profiler)
-        return [Report(request.capture_id, self.state, now_ns), WatchStep(watched)]
+        capture.awaits_step = True
+        timer = SetTimer(capture.patient_since_ns + capture.patience_ns)
+        return [Report(request.capture_id, self.state, now_ns), WatchStep(watched), timer]
 
     def _choose_iteration(self, capture: _Capture, wanted: Optional[int], earliest: int) -> None:
         late = wanted is not None and wanted < earliest
@@ -207,6 +182,30 @@ class Session:
         if late:
             text = "iteration %d could not be recorded any more: recorded from iteration %d on"
             capture.warnings.append(text % (wanted, capture.start_iteration))
+
+    # ------------------------------------------------------------ iterations that do not come
+
+    def _check_progress(self, capture: _Capture, event: Tick) -> List[Command]:
+        """Whether the next iteration is overdue: then record by duration, if that was asked for, or end."""
+        deadline_ns = max(capture.patient_since_ns, event.stepped_ns) + capture.patience_ns
+        if event.now_ns < deadline_ns:
+            return [SetTimer(deadline_ns)]
+        if self.state is SessionState.COLLECT or capture.request.or_duration_ns is None:
+            return self._ending(capture, Ending(event.now_ns, *_not_reached(capture, event)))
+        what = "no iteration began for %g s" % (capture.patience_ns / _S)
+        self._record_instead(capture, what if event.stepped_ns else "this process has not finished an iteration")
+        if self.state is SessionState.WAIT_FOR_REQUEST:
+            return self._warm_up(capture, event.now_ns)
+        capture.window_start_ns = event.now_ns
+        return [WatchStep(None), *self._warmed(capture, event)]
+
+    def _record_instead(self, capture: _Capture, why: str) -> None:
+        """By duration, not by iteration."""
+        before = capture.request
+        capture.request = instead_of_iterations(before)
+        text = "%s: recorded for %g s instead" % (why, (before.or_duration_ns or 0) / _S)
+        capture.warnings.append(text + (", without the warm-up iterations" if before.warmup_iterations else ""))
+        capture.awaits_step = False
 
     # ------------------------------------------------------------ the program's own profiler
 
@@ -220,6 +219,7 @@ class Session:
         """Nothing has been announced yet: wait for the end of the program's own profiler, or refuse."""
         request = capture.request
         self.state = SessionState.WAIT_FOR_REQUEST
+        capture.awaits_step = False
         if request.start_time_ns:
             return self._refuse(capture, reason + "; a capture with a start time cannot wait: trace again after it")
         if not request.options.get("wait_for_user_profiler"):
@@ -236,6 +236,7 @@ class Session:
         if not capture.wait_end_ns:
             return []
         if capture.request.iterations is not None:
+            capture.patient_since_ns = event.now_ns
             return [SetTimer(None), *self._accept_iterations(capture, event.now_ns, event.iteration, None)]
         return self._warm_up(capture, event.now_ns)
 
@@ -266,6 +267,8 @@ class Session:
         return [SetTimer(None), WatchStep(None), report, StartSources(capture.request)]
 
     def _waited(self, capture: _Capture, event: Tick) -> List[Command]:
+        if capture.awaits_step:
+            return self._check_progress(capture, event)
         if capture.wait_end_ns:
             if event.now_ns < capture.wait_end_ns:
                 return [SetTimer(capture.wait_end_ns)]
@@ -285,7 +288,8 @@ class Session:
             if capture.start_iteration <= event.iteration:
                 wanted = None if request.start_iteration is None else capture.start_iteration
                 self._choose_iteration(capture, wanted, event.iteration + 1)
-            return [WatchStep(capture.start_iteration)]
+            capture.patient_since_ns = event.now_ns
+            return [WatchStep(capture.start_iteration), SetTimer(event.now_ns + capture.patience_ns)]
         capture.window_start_ns = max(request.start_time_ns or event.now_ns + request.warmup_ns, event.now_ns)
         late_ns = event.now_ns - request.start_time_ns
         if request.start_time_ns and late_ns > 0:
@@ -293,8 +297,10 @@ class Session:
         return self._warmed(capture, Tick(event.now_ns))
 
     def _warmed(self, capture: _Capture, event: Tick) -> List[Command]:
-        if not capture.recording or capture.request.duration_ns is None:
+        if not capture.recording:
             return []
+        if capture.request.duration_ns is None:
+            return self._check_progress(capture, event)
         if event.now_ns < capture.window_start_ns:
             return [SetTimer(capture.window_start_ns)]
         capture.window_end_ns = capture.window_start_ns + capture.request.duration_ns
@@ -304,7 +310,8 @@ class Session:
         if not capture.recording:
             return []
         capture.window_start_ns = event.time_ns
-        return [*self._collect(capture, event.time_ns), WatchStep(capture.end_iteration)]
+        timer = SetTimer(event.time_ns + capture.patience_ns)
+        return [*self._collect(capture, event.time_ns), WatchStep(capture.end_iteration), timer]
 
     def _collect(self, capture: _Capture, now_ns: int) -> List[Command]:
         self.state = SessionState.COLLECT
@@ -315,7 +322,7 @@ class Session:
 
     def _collected(self, capture: _Capture, event: Tick) -> List[Command]:
         if capture.request.duration_ns is None:
-            return []
+            return self._check_progress(capture, event)
         if event.now_ns < capture.window_end_ns:
             return [SetTimer(capture.window_end_ns)]
         return self._process(capture, event.now_ns)

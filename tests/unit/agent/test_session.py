@@ -149,66 +149,6 @@ def test_a_start_time_is_rejected_when_it_or_its_warm_up_is_past(start: int, war
         assert answer.reason_code == "START_TIME_PAST"
 
 
-# ---------------------------------------------------------------- iteration windows
-
-
-def test_an_iteration_capture_records_whole_iterations() -> None:
-    session = Session()
-    event = counted()
-    assert has(session.handle(event), StartSources)
-    assert session.handle(SourcesStarted(NOW + 1, 10)) == [WatchStep(11)]
-    assert session.handle(Stepped(11, NOW + 50)) == [Report("c1", COLLECT, NOW + 50), WatchStep(14)]
-    assert has(session.handle(Stepped(14, NOW + 80)), StopSources)
-    end = conclusion(session.handle(SourcesStopped(NOW + 90)))
-    assert (end.outcome, end.window_start_ns, end.window_end_ns) == ("done", NOW + 50, NOW + 80)
-
-
-def test_the_sources_run_for_the_warm_up_iterations_before_the_first_recorded_one() -> None:
-    session = Session()
-    event = counted(start_iteration=100, warmup_iterations=5)
-    assert session.handle(event) == [Report("c1", WAIT, NOW), WatchStep(95)]
-    assert has(session.handle(Stepped(95, NOW + 1)), StartSources)
-    assert session.handle(SourcesStarted(NOW + 2, 96)) == [WatchStep(100)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "first"),
-    [
-        ({}, 11),
-        ({"warmup_iterations": 4}, 14),
-        ({"iteration_roundup": 100}, 100),
-        ({"iteration_roundup": 11}, 11),
-        ({"start_iteration": 0, "iteration_roundup": 1000}, 1000),
-        ({"start_iteration": 3}, 11),
-        ({"start_iteration": 12}, 12),
-        ({"start_iteration": 101, "iteration_roundup": 50}, 150),
-    ],
-)
-def test_the_first_recorded_iteration_is_kinetos(fields: Any, first: int) -> None:
-    session = Session()
-    commands = session.handle(counted(**fields))
-    if session.state is WAIT:
-        watched = next(command.iteration for command in commands if isinstance(command, WatchStep))
-        assert watched == first - max(fields.get("warmup_iterations", 0), 1)
-        session.handle(Stepped(first - 1, NOW))
-    assert session.handle(SourcesStarted(NOW, 10)) == [WatchStep(first)]
-
-
-def test_an_iteration_that_passed_while_the_sources_started_is_replaced_by_the_next() -> None:
-    session = Session()
-    run(session, counted(start_iteration=11))
-    assert session.handle(SourcesStarted(NOW, 20)) == [WatchStep(21)]
-    end = conclusion(run(session, Stepped(21, NOW), Stepped(24, NOW), SourcesStopped(NOW)))
-    assert end.warnings == ("iteration 11 could not be recorded any more: recorded from iteration 21 on",)
-
-
-def test_a_process_that_never_stepped_is_told_what_to_do() -> None:
-    answer = rejection(counted(iteration=-1))
-    assert answer is not None
-    assert answer.reason_code == "NEVER_STEPPED"
-    assert "kineto_agent.step()" in answer.reason
-
-
 # ---------------------------------------------------------------- refusals
 
 
