@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from kineto_agent import env
+from kineto_agent.sources.torch_layouts import LAYOUTS
 from kineto_protos import endpoints
 from kinetoctl import complete, settings
 from kinetoctl.app import cli
@@ -175,6 +176,11 @@ def test_every_key_of_kinetos_configuration_is_documented_with_what_becomes_of_i
         r"^\| `([A-Z0-9_]+)` \| (\w+) \| .+ \| .+ \|$", section(read("docs/kineto.md"), title), re.MULTILINE
     )
     assert dict(rows) == {name: key.kind.value for name, key in KEYS.items() if key.effect is effect}
+
+
+def test_the_versions_of_torch_that_the_observer_knows_are_documented() -> None:
+    first, last = (f"{major}.{minor}" for major, minor in (min(LAYOUTS), max(LAYOUTS)))
+    assert f"torch {first} to {last}," in section(read("docs/agent.md"), "What it records")
 
 
 def test_every_activity_type_that_is_offered_for_completion_is_documented() -> None:
