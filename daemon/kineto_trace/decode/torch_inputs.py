@@ -40,9 +40,11 @@ NOTHING = Input([], [], "", "")
 def inputs_text(entry: bytes, dtypes: Sequence[str]) -> str:
     """The arguments "Input Dims", "Input Strides", "Input type" and "Concrete Inputs". Raises UnreadableInputs.
 
-    dtypes: names of the tensors' types by torch's numbers.
+    dtypes: names of the tensors' types by torch's numbers. An op without inputs has no arguments: "".
     """
     inputs = _Reader(entry, dtypes).inputs()
+    if not inputs:
+        return ""
     arguments = {
         "Concrete Inputs": [each.concrete for each in inputs],
         "Input type": [each.type for each in inputs],

@@ -186,7 +186,8 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
         number = NO_STRING
         try:
             if key in known:
-                number = strings.add(inputs_text(known[key], dtypes))
+                text = inputs_text(known[key], dtypes)
+                number = strings.add(text) if text else NO_STRING
             elif key:
                 missing[place] = True
         except UnreadableInputs:

@@ -84,6 +84,10 @@ def test_what_the_profiler_does_not_show_is_empty() -> None:
     assert shown(bytes([SCALAR_LIST, 0, 0])) == [["[]", "ScalarList", [], []]]
 
 
+def test_an_op_without_inputs_has_no_arguments() -> None:
+    assert inputs_text(entry(), DTYPES) == ""
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
