@@ -10,6 +10,7 @@ PROGRAM = "kinetoctl"
 COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # how a shell asks for completions: click's rule, from the name
 COMMANDS = {
     "trace": "kinetoctl.commands.trace",
+    "memory": "kinetoctl.commands.memory",
     "ps": "kinetoctl.commands.ps",
     "doctor": "kinetoctl.commands.doctor",
     "captures": "kinetoctl.commands.captures",
@@ -35,6 +36,7 @@ def cli() -> None:
     \b
     kinetoctl ps --all                          see what can be traced
     kinetoctl trace --pid 1234 --duration 5s    trace it; it needs no preparation
+    kinetoctl memory --pid 1234                 take a snapshot of its CUDA memory
     kinetoctl doctor 1234                       see why it cannot be traced
 
     Results go to stdout; progress and messages go to stderr.

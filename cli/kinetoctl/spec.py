@@ -7,7 +7,7 @@ import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.kineto_config import Config
-from kinetoctl.targets import Selection, make_selection
+from kinetoctl.targets import Selection, required_selection
 
 DEFAULT_DURATION_NS = 5_000_000_000
 STACKS = ("sample", "trace")  # by our sampler, or every call by torch's tracer
@@ -28,6 +28,7 @@ class TraceOptions:
     start_iteration: int | None
     roundup: int | None
     warmup_iterations: int | None
+    or_duration: int | None  # ns
     warmup: int | None  # ns
     start_at: int | None  # Unix ns
     activities: tuple[str, ...] | None
@@ -51,12 +52,7 @@ class TraceOptions:
 
     def selection(self) -> Selection:
         """The targets. Raises UsageError if there is no condition at all."""
-        selection = make_selection(self.pids, self.command_regex, self.user, self.ranks, self.job_id)
-        if not selection:
-            raise click.UsageError(
-                "which processes? Give --pid, --command, --user, --rank or --job-id (`kinetoctl ps` lists candidates)"
-            )
-        return selection
+        return required_selection(self.pids, self.command_regex, self.user, self.ranks, self.job_id)
 
 
 def _check_extent(options: TraceOptions) -> None:
@@ -65,6 +61,7 @@ def _check_extent(options: TraceOptions) -> None:
             "--start-iteration": options.start_iteration,
             "--roundup": options.roundup,
             "--warmup-iterations": options.warmup_iterations,
+            "--or-duration": options.or_duration,
         }
         for name, value in given.items():
             if value is not None:
@@ -127,6 +124,7 @@ def build_spec(options: TraceOptions) -> pb.CaptureSpec:
         labels=dict(options.labels),
         no_attach=options.no_attach,
         keep_agent_ns=options.keep_agent,
+        or_duration_ns=options.or_duration,
     )
     if options.iterations is None:
         spec.duration_ns = options.duration or DEFAULT_DURATION_NS

@@ -79,3 +79,19 @@ def make_selection(
         ranks=ranks or (),
         job_id=job_id or "",
     )
+
+
+def required_selection(
+    pids: tuple[int, ...],
+    command_regex: str | None,
+    user: str | None,
+    ranks: tuple[int, ...] | None,
+    job_id: str | None,
+) -> Selection:
+    """Likewise. Raises click.UsageError if there is no condition at all."""
+    selection = make_selection(pids, command_regex, user, ranks, job_id)
+    if not selection:
+        raise click.UsageError(
+            "which processes? Give --pid, --command, --user, --rank or --job-id (`kinetoctl ps` lists candidates)"
+        )
+    return selection

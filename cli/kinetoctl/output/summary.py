@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
 from rich.console import Console
 from rich.text import Text
 
@@ -17,7 +18,10 @@ from kinetoctl.output.console import stdout_console
 Line = tuple[str, str]
 NAME_WIDTH = 76
 LABEL_WIDTH = 12
-WAYS = {"torch_ops": "ops by"}  # a source that has several ways -> the label of the one that it took
+WAYS = {
+    "torch_ops": "ops by",
+    "memory_snapshot": "snapshot",
+}  # a source that has several ways -> the label of the one that it took
 TIMES = "\N{MULTIPLICATION SIGN}"
 STYLES = {"DONE": "bold green", "PARTIAL": "bold yellow", "FAILED": "bold red", "CANCELLED": "bold yellow"}
 
@@ -36,6 +40,12 @@ def _window_lines(target: pb.Target) -> Iterator[Line]:
     start, end = target.summary.window_start_ns, target.summary.window_end_ns
     if end > start:
         yield "window", f"{format_duration(end - start)} from {units.moment(start)}"
+
+
+def _iteration_lines(summary: pb.Summary) -> Iterator[Line]:
+    first, last = summary.first_iteration, summary.first_iteration + summary.iterations - 1
+    if summary.iterations > 0:
+        yield "iterations", f"{first}" if first == last else f"{first}-{last}"
 
 
 def _content_lines(summary: pb.Summary) -> Iterator[Line]:
@@ -94,12 +104,14 @@ def _overhead_lines(target: pb.Target) -> Iterator[Line]:
 
 
 def _open_lines(target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
-    path = next(iter(paths.values()), None)
-    if path is None:
-        return
-    rank = target.process.rank if target.process.HasField("rank") else 0
-    yield "open with", "https://ui.perfetto.dev or chrome://tracing (drop the file there)"
-    yield "", f'or HTA: TraceAnalysis(trace_files={{{rank}: "{path}"}})'
+    trace = next((path for file_format, path in paths.items() if file_format not in ATTACHMENT_SUFFIXES), None)
+    if trace is not None:
+        rank = target.process.rank if target.process.HasField("rank") else 0
+        yield "open with", "https://ui.perfetto.dev or chrome://tracing (drop the file there)"
+        yield "", f'or HTA: TraceAnalysis(trace_files={{{rank}: "{trace}"}})'
+    if snapshot := paths.get(ATTACHMENTS["memory_snapshot"]):
+        yield "snapshot in", "https://pytorch.org/memory_viz (drop the .pickle there; it stays on this machine)"
+        yield "", f"or `python -m torch.cuda._memory_viz trace_plot {snapshot} -o memory.html`"
 
 
 def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> list[Line]:
@@ -110,6 +122,7 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
     lines += _file_lines(capture, target, paths)
     if target.files:
         lines += _window_lines(target)
+        lines += _iteration_lines(target.summary)
         lines += _content_lines(target.summary)
         kernels, functions = target.summary.top_kernels, target.summary.top_functions
         lines += _top_lines("top ops", ((stat.name, stat) for stat in target.summary.top_ops), TIMES)

@@ -1,0 +1,76 @@
+"""`kinetoctl memory`: a CUDA memory snapshot, by the way of a trace."""
+
+import uuid
+from pathlib import Path
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats import ATTACHMENTS
+
+from kinetoctl.client import Client
+from kinetoctl.commands.trace import run_trace
+from kinetoctl.folder import FOLDER, prepare_folder
+from kinetoctl.parsing import DURATION, KEEP, SIZE
+from kinetoctl.settings import common_options, current
+from kinetoctl.targets import required_selection, selector_options
+from kinetoctl.tracing import TraceRequest
+
+ACTIVITY_TYPE = "memory_snapshot"
+DEFAULT_DURATION_NS = 10_000_000_000
+assert ACTIVITY_TYPE in ATTACHMENTS
+
+
+@click.command("memory")
+@selector_options
+@click.option(
+    "--duration", type=DURATION, help="How long allocations are recorded before the snapshot.  [default: 10s]"
+)
+@click.option("--with-stack", is_flag=True, help="Python stacks of the allocations; about 2 us each.")
+@click.option("--buffer-limit", type=SIZE, help="Most memory for the snapshot on its way, like 256MiB.")
+@click.option("--no-attach", is_flag=True, help="Only processes that have an agent; bring none into any other.")
+@click.option(
+    "--keep-agent",
+    type=KEEP,
+    help="How long an agent that was brought in stays afterwards; 0: it leaves at once.  [default: the daemon's]",
+)
+@click.option("--output-dir", type=FOLDER, help="Folder for the files.  [default: .]")
+@click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
+@common_options
+def command(
+    pids: tuple[int, ...],
+    command_regex: str | None,
+    user: str | None,
+    ranks: tuple[int, ...] | None,
+    job_id: str | None,
+    duration: int | None,
+    with_stack: bool,
+    buffer_limit: int | None,
+    no_attach: bool,
+    keep_agent: int | None,
+    output_dir: Path | None,
+    no_fetch: bool,
+) -> int:
+    """Take a CUDA memory snapshot of running PyTorch processes and bring it here.
+
+    \b
+    kinetoctl memory --pid 1234
+    kinetoctl memory --rank 0-7 --duration 30s --with-stack
+
+    For --duration torch records allocations and frees; then it tells what is allocated where, which holds the
+    process up for a moment. The file is the pickle of torch.cuda.memory._dump_snapshot: open it at
+    https://pytorch.org/memory_viz or with `python -m torch.cuda._memory_viz`.
+    """
+    settings = current()
+    spec = pb.CaptureSpec(
+        selector=required_selection(pids, command_regex, user, ranks, job_id).to_proto(),
+        duration_ns=duration or DEFAULT_DURATION_NS,
+        activity_types=[ACTIVITY_TYPE],
+        options=pb.Options(with_stack=with_stack),
+        buffer_limit_bytes=buffer_limit or 0,
+        no_attach=no_attach,
+        keep_agent_ns=keep_agent,
+    )
+    directory = None if no_fetch else prepare_folder(output_dir or Path())
+    request = TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=directory)
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        return run_trace(client, request, settings).exit_code()
