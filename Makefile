@@ -48,6 +48,7 @@ gpu: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py
+	$(BIN)/python tests/bench/tree.py
 
 # Attaching beside memray, gdb (which must be installed) and hypno.
 bench-attach: $(STAMP)
