@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from kineto_trace.arrays import distinct, is_in, lookup
 
 
