@@ -1,3 +1,4 @@
+import sys
 from typing import Any, FrozenSet, List
 
 import pytest
@@ -54,6 +55,16 @@ def test_types_on_request_are_recorded_only_if_they_are_named() -> None:
     assert chosen(registry.choose([dear], ["cuda_sync", "kernel"])) == [("cupti", ["cuda_sync", "kernel"])]
 
 
+def test_an_option_brings_its_type_beside_the_defaults() -> None:
+    files: Source = Named("execution_trace", "execution_trace", on_request=frozenset(["execution_trace"]))
+    plan = registry.choose([STACKS, files], [], {"execution_trace": True})
+    assert chosen(plan) == [("python_stacks", ["python_function"]), ("execution_trace", ["execution_trace"])]
+    assert registry.choose([STACKS], [], {"profile_memory": True}).missing == ["cpu_instant_event"]
+    assert chosen(registry.choose([STACKS, files], [], {"execution_trace": False})) == [
+        ("python_stacks", ["python_function"])
+    ]
+
+
 def test_only_the_sources_of_the_wanted_types_are_chosen() -> None:
     assert chosen(registry.choose([GPU, STACKS], ["kernel"])) == [("cupti", ["kernel"])]
 
@@ -89,6 +100,7 @@ def test_a_source_that_fails_to_answer_offers_nothing() -> None:
 
 
 def test_python_stacks_are_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.delenv(env.CUPTI_LIBRARY, raising=False)
     monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ())
     monkeypatch.setattr(registry, "_sources", {})
@@ -96,6 +108,7 @@ def test_python_stacks_are_in_every_process(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cupti_is_loaded_where_there_could_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ("/",))
     monkeypatch.setattr(registry, "_sources", {})
     assert [source.name for source in registry.sources()] == ["python_stacks", "cupti"]

@@ -52,6 +52,17 @@ def test_an_execution_trace_is_beside_the_named_types() -> None:
     assert checked(options=options).activity_types == ()
 
 
+def test_allocations_are_beside_the_named_types() -> None:
+    options = pb.Options(profile_memory=True)
+    assert checked(activity_types=["cpu_op"], options=options).activity_types == ("cpu_op", "cpu_instant_event")
+
+
+def test_a_stack_in_a_snapshot_is_that_of_its_allocations() -> None:
+    request = checked(activity_types=["memory_snapshot"], options=pb.Options(with_stack=True))
+    assert request.activity_types == ("memory_snapshot",)
+    assert request.options == {"with_stack": True}
+
+
 def test_types_that_are_made_from_others_are_replaced_by_them() -> None:
     names = ["kernel", "gpu_user_annotation", "external_correlation", "user_annotation"]
     assert checked(activity_types=names).activity_types == ("kernel", "user_annotation")
