@@ -394,7 +394,8 @@ class Events:
         if self.end is None:
             raise ValueError("events without ends have no tree")
         count = len(self)
-        result = Nest(*(np.empty(count, np.int32) for _ in range(4)), *(np.empty(count, np.int64) for _ in range(2)))
+        parent, depth, children, stop = (np.empty(count, np.int32) for _ in range(4))
+        result = Nest(parent, depth, children, stop, np.empty(count, np.int64), np.empty(count, np.int64))
         tree = _Tree(*(array.ctypes.data for array in result))
         load().kc_nest(self.pointer, window_end_ns, ctypes.byref(tree))
         return result
