@@ -70,7 +70,10 @@ class SourceSession(Protocol):
         """Cheap; callable at any time between start() and close()."""
 
     def stop(self) -> SourceOutcome:
-        """End recording and make everything READY within about two seconds. Never raises."""
+        """End recording and make everything READY within about two seconds, or as long as the daemon takes it.
+
+        Raises SourceError if nothing of what it was to deliver can be had; the capture is PARTIAL then.
+        """
 
     def give_way(self) -> None:
         """The program's own torch.profiler starts as soon as this returns: with `yields`, stop within some 100 ms.
