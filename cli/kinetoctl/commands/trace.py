@@ -41,7 +41,7 @@ SECTIONS = {
     "Which processes": ("pids", "command_regex", "user", "ranks", "job_id"),
     "How long and when": (
         *("duration", "warmup", "start_at"),
-        *("iterations", "start_iteration", "roundup", "warmup_iterations"),
+        *("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration"),
         "wait_for_user_profiler",
     ),
     "What to record": (
@@ -88,6 +88,11 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 )
 @click.option(
     "--warmup-iterations", metavar="N", type=click.IntRange(0), help="Iterations with collection on that are not kept."
+)
+@click.option(
+    "--or-duration",
+    type=DURATION,
+    help="With --iterations, where none comes in this time: record for this long instead.  [default: refuse]",
 )
 @click.option("--warmup", type=DELAY, help="Time with collection on that is not kept, before --duration starts.")
 @click.option("--start-at", type=START, help="When to start: +10s, or a local time like 2030-01-31T12:00:00.")

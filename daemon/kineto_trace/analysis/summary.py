@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.intervals import covered
 from kineto_trace.analysis.threads import nest_tables
+from kineto_trace.decode.iterations import whole_iterations
 from kineto_trace.model import GPU_TABLES, UNTIMED_TABLES, Trace
 
 TOP = 5
@@ -15,6 +16,7 @@ NO_GPU = -1.0
 
 def summarize(trace: Trace) -> dict[str, Any]:
     """The keys are those of the message; times in ns."""
+    iterations = whole_iterations(trace.target)
     return {
         "activities": {
             kind: len(table) for kind, table in trace.tables.items() if len(table) and kind not in UNTIMED_TABLES
@@ -26,6 +28,8 @@ def summarize(trace: Trace) -> dict[str, Any]:
         "window_start_ns": trace.window_start_ns,
         "window_end_ns": trace.window_end_ns,
         "out_of_window": trace.losses.out_of_window,
+        "iterations": len(iterations),
+        "first_iteration": iterations[0] if iterations else 0,
     }
 
 

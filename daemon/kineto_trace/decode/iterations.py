@@ -58,13 +58,29 @@ def add_iterations(tables: Mapping[str, Table], strings: StringTable, target: Ta
     return {**tables, "user_annotation": added if before is None else _joined(before, added)}
 
 
-def _rows(target: TargetInfo) -> list[_Row]:
-    """The iterations within the window, cut to it; entries that make no sense are skipped."""
-    first_ns, last_ns = target.window_start_ns, target.window_end_ns
-    known: list[list[int]] = []
+def whole_iterations(target: TargetInfo) -> list[int]:
+    """The numbers of the iterations that began and ended in the window."""
+    begun = dict(_known(target))
+    return [
+        number
+        for number, start_ns in begun.items()
+        if target.window_start_ns <= start_ns and 0 < begun.get(number + 1, 0) <= target.window_end_ns
+    ]
+
+
+def _known(target: TargetInfo) -> list[tuple[int, int]]:
+    """Number and begin of the iterations that the agent told of; entries that make no sense are skipped."""
+    known: list[tuple[int, int]] = []
     for entry in target.iterations[:_MAX_ITERATIONS]:
         if _is_iteration(entry) and (not known or (entry[0] > known[-1][0] and entry[1] >= known[-1][1])):
-            known.append(entry)
+            known.append((entry[0], entry[1]))
+    return known
+
+
+def _rows(target: TargetInfo) -> list[_Row]:
+    """The iterations within the window, cut to it."""
+    first_ns, last_ns = target.window_start_ns, target.window_end_ns
+    known = _known(target)
     rows = []
     for place, entry in enumerate(known):
         following = known[place + 1] if place + 1 < len(known) else None

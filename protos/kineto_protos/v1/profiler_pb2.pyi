@@ -283,7 +283,7 @@ class KernelStat(_message.Message):
     def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., total_ns: _Optional[int] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("activities", "gpu_busy_fraction", "top_kernels", "top_functions", "window_start_ns", "window_end_ns", "out_of_window", "top_ops")
+    __slots__ = ("activities", "gpu_busy_fraction", "top_kernels", "top_functions", "window_start_ns", "window_end_ns", "out_of_window", "top_ops", "iterations", "first_iteration")
     class ActivitiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,8 @@ class Summary(_message.Message):
     WINDOW_END_NS_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_WINDOW_FIELD_NUMBER: _ClassVar[int]
     TOP_OPS_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ITERATION_FIELD_NUMBER: _ClassVar[int]
     activities: _containers.ScalarMap[str, int]
     gpu_busy_fraction: float
     top_kernels: _containers.RepeatedCompositeFieldContainer[KernelStat]
@@ -307,7 +309,9 @@ class Summary(_message.Message):
     window_end_ns: int
     out_of_window: int
     top_ops: _containers.RepeatedCompositeFieldContainer[KernelStat]
-    def __init__(self, activities: _Optional[_Mapping[str, int]] = ..., gpu_busy_fraction: _Optional[float] = ..., top_kernels: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., top_functions: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., window_start_ns: _Optional[int] = ..., window_end_ns: _Optional[int] = ..., out_of_window: _Optional[int] = ..., top_ops: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ...) -> None: ...
+    iterations: int
+    first_iteration: int
+    def __init__(self, activities: _Optional[_Mapping[str, int]] = ..., gpu_busy_fraction: _Optional[float] = ..., top_kernels: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., top_functions: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., window_start_ns: _Optional[int] = ..., window_end_ns: _Optional[int] = ..., out_of_window: _Optional[int] = ..., top_ops: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., iterations: _Optional[int] = ..., first_iteration: _Optional[int] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("pid", "start_time_ns", "process", "state", "verdict", "reason_code", "reason", "counts", "overhead", "files", "summary", "state_since_ns", "warnings", "requested_ns", "collecting_ns", "collected_ns", "stored_ns", "attach")

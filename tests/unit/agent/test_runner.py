@@ -233,6 +233,8 @@ def test_an_iteration_window_holds_exactly_those_iterations(process: Process) ->
     assert first % 50 == 0
     assert result.window_end_ns == times[first + 9]
     assert 0.2 < result.overhead["step_ratio"] < 5
+    assert result.iterations["thread"] == trainer.native_id
+    assert result.iterations["starts"] == [[number, times[number - 1]] for number in range(first, first + 11)]
 
 
 def test_a_later_start_time_is_acknowledged_and_kept(process: Process) -> None:

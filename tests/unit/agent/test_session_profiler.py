@@ -27,6 +27,7 @@ from kineto_agent.events import (
     Tick,
     WatchStep,
 )
+from kineto_agent.requests import NO_STEP_NS
 from kineto_agent.session import PROFILER_WAIT_NS, Session
 from support.agent_daemon import start_request
 
@@ -139,7 +140,7 @@ def test_iterations_are_chosen_anew_when_it_has_ended(changes: Any, first: int) 
     session = Session()
     run(session, counted(options=WAITING, **changes))
     assert isinstance(session.handle(ProfilerIdle(NOW + S, 20))[-1], StartSources)
-    assert session.handle(SourcesStarted(NOW + 3 * S, 20)) == [WatchStep(first)]
+    assert session.handle(SourcesStarted(NOW + 3 * S, 20))[0] == WatchStep(first)
     run(session, Stepped(first, NOW + 4 * S), Stepped(first + 3, NOW + 5 * S))
     end = conclusion(session.handle(SourcesStopped(NOW + 6 * S)))
     assert (end.outcome, bool(end.warnings)) == ("done", bool(changes))
@@ -147,10 +148,11 @@ def test_iterations_are_chosen_anew_when_it_has_ended(changes: Any, first: int) 
 
 def test_an_iteration_that_is_still_to_come_is_kept() -> None:
     session = Session()
-    assert session.handle(counted(options=WAITING, start_iteration=40))[-1] == WatchStep(39)
+    assert session.handle(counted(options=WAITING, start_iteration=40))[1] == WatchStep(39)
     run(session, Stepped(39, NOW), ProfilerActive(NOW, "it records"))
     kept = session.handle(ProfilerIdle(NOW + S, 20))
-    assert repr(kept) == repr([SetTimer(None), Report("c1", WAIT, NOW + S), WatchStep(39)])
+    overdue = SetTimer(NOW + S + NO_STEP_NS)
+    assert repr(kept) == repr([SetTimer(None), Report("c1", WAIT, NOW + S), WatchStep(39), overdue])
 
 
 # ---------------------------------------------------------------- it came later

@@ -24,6 +24,7 @@ def full_target() -> pb.Target:
     target.summary.top_ops.add(name="aten::addmm", count=9_000, total_ns=640_000_000)
     target.summary.top_functions.add(name="/home/ada/job/train.py(12): load_batch", count=90, total_ns=900_000_000)
     target.summary.window_start_ns = captures.START_NS
+    target.summary.iterations, target.summary.first_iteration = 5, 1000
     target.summary.window_end_ns = captures.START_NS + 3_000_000_000
     target.counts.add(source="cupti", records=246_200, bytes=40 << 20, dropped=7)
     target.overhead.CopyFrom(
@@ -41,6 +42,7 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
     assert target_lines(captures.capture(target), target, {"chrome": Path("t.json.gz")}) == [
         ("file", "t.json.gz (300.0 KiB, SHA-256 verified)"),
         ("window", "3 s from 2030-01-31 12:00:00"),
+        ("iterations", "1000-1004"),
         ("holds", "245,000 kernel, 1,200 gpu_memcpy, 300 python_function"),
         ("GPU busy", "93.4% of the window"),
         ("top ops", "  640 ms      9,000 \N{MULTIPLICATION SIGN}  aten::addmm"),

@@ -277,10 +277,18 @@ def test_iterations_take_the_place_of_the_duration(trace: Trace) -> None:
     assert trace.spec().iterations == pb.IterationWindow(count=20, start=100, roundup=50, warmup=2)
 
 
+def test_iterations_or_a_duration(trace: Trace) -> None:
+    trace.profiler.watches = [[*happy_script()]]
+    trace("--iterations", "20", "--or-duration", "5s")
+    assert trace.spec().or_duration_ns == 5_000_000_000
+    assert trace.spec().iterations.count == 20
+
+
 def test_an_absent_start_iteration_stays_absent(trace: Trace) -> None:
     trace.profiler.watches = [[*happy_script()]]
     trace("--iterations", "20")
     assert not trace.spec().iterations.HasField("start")
+    assert not trace.spec().HasField("or_duration_ns")
 
 
 @pytest.mark.parametrize(
@@ -288,6 +296,7 @@ def test_an_absent_start_iteration_stays_absent(trace: Trace) -> None:
     [
         (["--duration", "1s", "--iterations", "3"], "--duration and --iterations exclude each other"),
         (["--roundup", "3"], "--roundup needs --iterations"),
+        (["--or-duration", "5s"], "--or-duration needs --iterations"),
         (["--iterations", "3", "--warmup", "1s"], "use --warmup-iterations with --iterations"),
         (["--iterations", "3", "--start-at", "+5s"], "use --start-iteration with --iterations"),
         (["--duration", "soon"], "--duration: expected a duration like 500ms, 5s or 2min, got 'soon'"),

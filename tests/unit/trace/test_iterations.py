@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from kineto_trace.decode.iterations import add_iterations
+from kineto_trace.decode.iterations import add_iterations, whole_iterations
 from kineto_trace.model import StringTable, Table
 from support.traces import START_NS, table, target
 
@@ -38,6 +38,12 @@ def added(starts: Sequence[tuple[int, int]], **changes: Any) -> list[tuple[str, 
 
 def op(name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
     return {"name": name, "start": start, "duration": end - start, "thread": THREAD, **more}
+
+
+def test_whole_iterations_began_and_ended_in_the_window() -> None:
+    assert whole_iterations(info([(7, 0), (8, 400), (9, 1000)])) == [7, 8]
+    assert whole_iterations(info([(7, -1), (8, 400), (9, 900), (10, 1001)])) == [8]
+    assert whole_iterations(info([(7, 0)])) == whole_iterations(info([])) == []
 
 
 def test_each_iteration_lasts_until_the_next_begins() -> None:

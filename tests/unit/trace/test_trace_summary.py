@@ -38,6 +38,8 @@ def test_the_summary_of_a_trace() -> None:
         "window_start_ns": START_NS,
         "window_end_ns": START_NS + 1_000,
         "out_of_window": 0,
+        "iterations": 0,
+        "first_iteration": 0,
     }
 
 
