@@ -1,7 +1,7 @@
 """Options of `kinetoctl trace` joined with a Kineto configuration: what is given as an option counts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,7 @@ def configured(options: TraceOptions, asked: Asked) -> tuple[TraceOptions, LogFi
 
     Raises UsageError.
     """
-    known = {each.name for each in fields(TraceOptions)}
-    wanted = {name: getattr(asked, name) for name in (*_TIMED, *_ITERATED, *_RECORDING) if name in known}
+    wanted = {name: getattr(asked, name) for name in (*_TIMED, *_ITERATED, *_RECORDING)}
     wanted["with_stack"] = "sample" if asked.with_stack else None
     notes = list(asked.notes)
     notes += _drop_other_extent(options, wanted, asked)

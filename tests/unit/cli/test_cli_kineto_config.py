@@ -77,6 +77,13 @@ def test_iterations_come_from_the_configuration_too(trace: Trace) -> None:
     assert not trace.spec().iterations.HasField("start")
 
 
+def test_a_duration_beside_iterations_is_for_processes_that_never_step(trace: Trace) -> None:
+    result = trace("--kineto-config", "ACTIVITIES_ITERATIONS=4,ACTIVITIES_DURATION_MSECS=300")
+    assert trace.spec().iterations == pb.IterationWindow(count=4)
+    assert trace.spec().or_duration_ns == 300_000_000
+    assert config_notes(result) == []
+
+
 def test_the_file_gets_the_name_that_the_configuration_asks_for(trace: Trace, tmp_path: Path) -> None:
     result = trace("--kineto-config", f"ACTIVITIES_LOG_FILE={tmp_path}/traces/x.pt.trace.json")
     assert result.code == 0
