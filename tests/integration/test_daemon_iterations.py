@@ -64,6 +64,12 @@ def ready_pids(stub: ProfilerStub) -> set[int]:
     return {process.pid for process in processes if process.agent_state == pb.AGENT_STATE_READY}
 
 
+def iterations_of(stub: ProfilerStub, pid: int) -> int:
+    (process,) = stub.ListProcesses(pb.ListProcessesRequest(selector=pb.Selector(pids=[pid])), timeout=10).processes
+    number: int = process.iterations
+    return number
+
+
 def captured(
     stub: ProfilerStub, processes: Sequence["subprocess.Popen[str]"], window: pb.IterationWindow, **more: Any
 ) -> pb.Capture:
@@ -114,16 +120,18 @@ def test_another_program_records_its_own_iterations(daemon: Daemon) -> None:
 
 def test_a_start_that_only_one_process_reaches_is_not_waited_for_for_ever() -> None:
     with (
-        running_daemon("--max-duration", "3s") as daemon,
+        running_daemon("--max-duration", "6s") as daemon,
         training(daemon, 100, -1, 20) as far,
         training(daemon, 1, -1, 500) as near,
     ):
-        capture = captured(daemon.stub(), [far, near], pb.IterationWindow(count=3, start=200))
+        stub = daemon.stub()
+        start = iterations_of(stub, far.pid) + 150
+        capture = captured(stub, [far, near], pb.IterationWindow(count=3, start=start))
         by_pid = {target.pid: target for target in capture.targets}
         assert by_pid[far.pid].verdict == pb.VERDICT_DONE
         late = by_pid[near.pid]
         assert (late.verdict, late.reason_code) == (pb.VERDICT_FAILED, "ITERATIONS_NOT_REACHED")
-        assert "did not get through 3 iterations from 200 on in the 3 s" in late.reason
+        assert f"did not get through 3 iterations from {start} on in the 6 s" in late.reason
 
 
 def test_a_capture_that_is_cancelled_while_it_is_aligned_never_starts(daemon: Daemon) -> None:
