@@ -51,13 +51,9 @@ def usable_torch(what: str) -> Any:
     torch = find_torch()
     if torch is None:
         raise SourceError("NO_TORCH", "torch is not imported in this process: it has no %s" % what)
-    cuda = torch.version.cuda
-    if not cuda:
-        kind = "ROCm" if getattr(torch.version, "hip", None) else "no CUDA"
-        text = "this torch (%s) is built with %s: a %s needs CUDA's caching allocator; CPU allocations cannot be had"
-        raise SourceError(
-            "NO_CUDA", text % (torch.__version__, kind, what) + " from outside the thread that makes them"
-        )
+    if not torch.version.cuda and not getattr(torch.version, "hip", None):
+        text = "this torch (%s) is built without CUDA, and torch tells CPU allocations to their own threads only: no %s"
+        raise SourceError("NO_CUDA", text % (torch.__version__, what))
     if not torch.cuda.is_initialized():
         text = "the program has not used CUDA yet: there is no %s to take; ask again once it has"
         raise SourceError("NO_CUDA", text % what)

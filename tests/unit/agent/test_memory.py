@@ -204,7 +204,7 @@ def test_it_says_why_there_is_no_snapshot(torch: FakeTorch, monkeypatch: pytest.
     del torch.module.cuda.memory._record_memory_history_impl
     assert refusal(monkeypatch).startswith("TORCH_TOO_OLD: torch 2.13.0+cu130 is too old")
     torch.module.version.cuda = None
-    assert refusal(monkeypatch).startswith("NO_CUDA: this torch (2.13.0+cu130) is built with no CUDA")
+    assert refusal(monkeypatch).startswith("NO_CUDA: this torch (2.13.0+cu130) is built without CUDA")
     monkeypatch.delitem(sys.modules, "torch")
     assert refusal(monkeypatch).startswith("NO_TORCH: torch is not imported")
 
@@ -271,5 +271,5 @@ def test_a_torch_for_the_cpu_is_refused_with_the_reason() -> None:
     pytest.importorskip("torch")
     done = run_python(["-c", CPU])
     if "+cpu" in done.stdout:
-        assert "is built with no CUDA" in done.stdout
+        assert "is built without CUDA" in done.stdout
     assert done.stdout.startswith("NO_CUDA"), done.stderr
