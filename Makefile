@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach campaign campaign-attach protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach campaign campaign-attach campaign-profiler protos clean install
 
 install: $(STAMP)
 
@@ -68,6 +68,10 @@ campaign: $(STAMP)
 # Hours: every kind of target on every Python of this machine (`make newer-pythons` gets newer ones).
 campaign-attach: $(STAMP)
 	$(BIN)/python tests/campaign/attach.py --output build/attach/campaign.md
+
+# Captures of a training loop whose own torch.profiler runs all the time; with CUDA where torch (needed) has it.
+campaign-profiler: $(STAMP)
+	$(BIN)/python tests/campaign/user_profiler.py
 
 # Generated code is committed. The old generator is the floor for the run-time libraries.
 protos:

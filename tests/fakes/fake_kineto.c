@@ -59,6 +59,7 @@ void fake_kineto_begin(void) {
     fake.completed = completed;
     fake.hooked = true;
     fake.kineto = true;
+    fake.had_subscriber = true; /* when it was initialised, before anything was recorded */
     memset(fake.call_off, 0, sizeof fake.call_off);
     switch_kinds(1);
     fake_unlock();

@@ -1,0 +1,15 @@
+"""A training loop that runs torch.profiler all the time, and captures of it: the short form of a campaign."""
+
+import pytest
+from support.daemon import running_daemon
+from support.profiler_stress import stress
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+def test_own_traces_are_whole_and_every_capture_says_what_became_of_it() -> None:
+    with running_daemon() as daemon:
+        report = stress(daemon, "FAKE", 10)
+    assert report.problems == []
+    assert len(report.captures) == 10
