@@ -31,7 +31,7 @@ from kineto_agent.session import Session
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.torch_guard import ProfilerGuard
-from kineto_agent.steps import StepCounter, median_ns
+from kineto_agent.steps import RING_ITERATIONS, StepCounter, median_ns
 from kineto_agent.threads import Thread, start_thread, thread_names
 
 EXIT_TIMEOUT_S = 2.0
@@ -394,6 +394,10 @@ class Agent:
         if outcome == "done" and problem is not None:
             outcome, reason_code, reason = "partial", problem.reason_code, problem.reason
         warnings = [*command.warnings, *(recording.warnings() if recording is not None else ())]
+        iterations = self._iterations(command)
+        starts = iterations.get("starts", ())
+        if len(starts) >= RING_ITERATIONS - 2 and starts[0][1] > command.window_start_ns:
+            warnings.append("iterations before %d are not marked in the trace: they were too many" % starts[0][0])
         return wire.Result(
             capture_id=command.capture_id,
             outcome=outcome,
@@ -404,7 +408,7 @@ class Agent:
             sources=recording.counts() if recording is not None else {},
             overhead=self._overhead(command),
             threads=thread_names(_MAX_THREADS) if outcome in ("done", "partial") else {},
-            iterations=self._iterations(command),
+            iterations=iterations,
             warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
         )
 

@@ -208,26 +208,32 @@ def test_cancelling_throws_away_or_keeps_what_there_is(process: Process) -> None
         assert result.window_end_ns > result.window_start_ns > 0
 
 
-def test_an_iteration_window_holds_exactly_those_iterations(process: Process) -> None:
-    connection = process.connect()
-    times: List[int] = []
-    process.counter._time_ns = lambda: times.append(time.time_ns()) or times[-1]  # type: ignore[func-returns-value]
+@contextlib.contextmanager
+def training(counter: StepCounter, pause_s: float) -> Iterator[threading.Thread]:
     done = threading.Event()
 
     def train() -> None:
         while not done.is_set():
-            process.counter.step()
-            select.select([], [], [], 0.005)
+            counter.step()
+            select.select([], [], [], pause_s)
 
     trainer = threading.Thread(target=train)
     trainer.start()
     try:
-        until(lambda: process.counter.count > 20, "the training has begun")
-        connection.send(start_request(duration_ns=None, iterations=10, iteration_roundup=50))
-        result = connection.expect(wire.Result)
+        yield trainer
     finally:
         done.set()
         trainer.join()
+
+
+def test_an_iteration_window_holds_exactly_those_iterations(process: Process) -> None:
+    connection = process.connect()
+    times: List[int] = []
+    process.counter._time_ns = lambda: times.append(time.time_ns()) or times[-1]  # type: ignore[func-returns-value]
+    with training(process.counter, pause_s=0.005) as trainer:
+        until(lambda: process.counter.count > 20, "the training has begun")
+        connection.send(start_request(duration_ns=None, iterations=10, iteration_roundup=50))
+        result = connection.expect(wire.Result)
     assert result.outcome == "done"
     first = times.index(result.window_start_ns) + 1
     assert first % 50 == 0
@@ -235,6 +241,18 @@ def test_an_iteration_window_holds_exactly_those_iterations(process: Process) ->
     assert 0.2 < result.overhead["step_ratio"] < 5
     assert result.iterations["thread"] == trainer.native_id
     assert result.iterations["starts"] == [[number, times[number - 1]] for number in range(first, first + 11)]
+
+
+def test_of_a_thousand_iterations_and_more_the_latest_are_told(process: Process) -> None:
+    connection = process.connect()
+    with training(process.counter, pause_s=0.0002):
+        until(lambda: process.counter.count > 20, "the training has begun")
+        connection.send(start_request(duration_ns=None, iterations=1500))
+        result = connection.expect(wire.Result)
+    assert result.outcome == "done"
+    starts = result.iterations["starts"]
+    assert 900 < len(starts) <= 1024
+    assert result.warnings == ["iterations before %d are not marked in the trace: they were too many" % starts[0][0]]
 
 
 def test_a_later_start_time_is_acknowledged_and_kept(process: Process) -> None:
