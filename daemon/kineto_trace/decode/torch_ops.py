@@ -33,7 +33,7 @@ from kineto_trace.model import NO_STRING, OP_TABLES, StringTable, Table, make_ta
 from kineto_trace.raw import RawSource
 
 FORMAT = "torch_ops/1"
-_OP = np.dtype(
+RECORD = np.dtype(
     [
         ("start", "<i8"),
         ("end", "<i8"),
@@ -63,7 +63,7 @@ _TENSORS = np.dtype(
         ("reserved_2", "<u4"),
     ]
 )
-assert _OP.itemsize == _TENSORS.itemsize == OP.size
+assert RECORD.itemsize == _TENSORS.itemsize == OP.size
 
 Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
@@ -85,13 +85,13 @@ def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> Torch
     kind = records["kind"]
     is_op = kind == KIND_OP
     ops = records if is_op.all() else records[is_op]
-    order = _by_start(ops["start"])
+    ops = ops[_by_start(ops["start"])]  # whole records: one cache line each
     warnings: list[str] = []
-    columns = _columns(ops, order, window_end_ns)
+    columns = _columns(ops, window_end_ns)
     columns["torch_thread"] = _torch_threads(columns["thread"], source.strings.get(SPACE_TORCH_THREAD, {}))
-    columns["name"] = _names(ops["name"][order], source, strings, warnings)
-    columns["inputs"] = _inputs(ops["inputs"][order], source, strings, warnings)
-    tensors, lost = _tensor_table(records[kind == KIND_OP_TENSORS].view(_TENSORS), ops, order)
+    columns["name"] = _names(ops["name"], source, strings, warnings)
+    columns["inputs"] = _inputs(ops["inputs"], source, strings, warnings)
+    tensors, lost = _tensor_table(records[kind == KIND_OP_TENSORS].view(_TENSORS), ops)
     user = columns["scope"] == SCOPE_USER
     tables = {"cpu_op": _table("cpu_op", columns, ~user), "user_annotation": _table("user_annotation", columns, user)}
     if len(tensors):
@@ -108,11 +108,11 @@ def _records(source: RawSource) -> tuple[AnyArray, int]:
     """All records, and the number of cut ones."""
     size = OP.size
     parts = [
-        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], _OP)
+        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], RECORD)
         for chunk in source.chunks
     ]
     cut = sum(1 for chunk in source.chunks if chunk.size % size)
-    return (np.concatenate(parts) if parts else np.empty(0, _OP)), cut
+    return (np.concatenate(parts) if parts else np.empty(0, RECORD)), cut
 
 
 def _by_start(start: Ints) -> Ints:
@@ -122,17 +122,17 @@ def _by_start(start: Ints) -> Ints:
     return order
 
 
-def _columns(ops: AnyArray, order: Ints, window_end_ns: int) -> dict[str, AnyArray]:
-    """The columns that are in the records, sorted, with numbers."""
+def _columns(ops: AnyArray, window_end_ns: int) -> dict[str, AnyArray]:
+    """The columns that are in the records, with numbers."""
     names = ("start", "end", "sequence", "forward_thread", "thread", "scope", "flags")
-    columns: dict[str, AnyArray] = {name: ops[name][order] for name in names}
+    columns: dict[str, AnyArray] = {name: np.ascontiguousarray(ops[name]) for name in names}
     end, flags = columns.pop("end"), columns.pop("flags")
     running = (flags & OP_UNFINISHED != 0) | (end <= 0)
     if running.any():
         end = _ended(columns["thread"], columns["start"], end, running, window_end_ns)
     columns["duration"] = np.maximum(end - columns["start"], 0)
     columns["finished"] = ~running
-    columns["id"] = np.arange(1, len(order) + 1)
+    columns["id"] = np.arange(1, len(ops) + 1)
     return columns
 
 
@@ -147,8 +147,9 @@ def _ended(thread: AnyArray, start: Ints, end: Ints, running: npt.NDArray[np.boo
 
 def _torch_threads(thread: AnyArray, numbers: Mapping[int, bytes]) -> npt.NDArray[np.uint32]:
     """Torch's own number of each row's thread; 0: unknown."""
-    found, places = np.unique(thread, return_inverse=True)
-    known = [int.from_bytes(numbers.get(tid, b"")[:4], "little") for tid in found.tolist()]
+    threads = Interner()
+    places = threads.intern(thread.astype(np.uint64))
+    known = [int.from_bytes(numbers.get(tid, b"")[:4], "little") for tid in threads.keys().tolist()]
     result: npt.NDArray[np.uint32] = np.array(known, np.uint32)[places]
     return result
 
@@ -201,9 +202,11 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
     return np.array(texts, np.int32)[numbers]
 
 
-def _tensor_table(tensors: AnyArray, ops: AnyArray, order: Ints) -> tuple[Table, int]:
+def _tensor_table(tensors: AnyArray, ops: AnyArray) -> tuple[Table, int]:
     """One row per tensor, and the number of records whose op is not there."""
-    key = _key(ops[order])
+    if not len(tensors):
+        return make_table("op_tensor", 0, {}), 0
+    key = _key(ops)
     by_key = np.argsort(key, kind="stable")
     wanted = _key(tensors)
     at = np.searchsorted(key, wanted, sorter=by_key) if len(key) else np.zeros(len(wanted), np.int64)
