@@ -88,6 +88,10 @@ class Recording:
             raise ProfilerInTheWay(reason)
         for choice in self._plan.choices:
             self._prepare(choice)
+        seen = [problem.reason for problem in self.problems if problem.reason_code == "USER_PROFILER_ACTIVE"]
+        if seen:  # by a source
+            self._close_prepared()
+            raise ProfilerInTheWay(seen[0])
         yielding = [part for part in self._prepared if part.session.yields]
         if yielding:
             self._guard.install()
