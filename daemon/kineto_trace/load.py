@@ -17,7 +17,7 @@ from kineto_trace import attachments
 from kineto_trace.analysis.annotations import gpu_annotations
 from kineto_trace.analysis.attribution import attribute
 from kineto_trace.analysis.links import with_evaluated_sequences
-from kineto_trace.decode import cupti, memory_events, python_stacks, torch_ops
+from kineto_trace.decode import cupti, kineto_json, memory_events, python_stacks, torch_ops
 from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.model import NO_ROW, OP_TABLES, Losses, StringTable, Table, Trace, make_table
@@ -90,30 +90,7 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         return  # a file beside the trace
     if source.torn:
         parts.warnings.append(f"{source.source}: the last data was cut off when the daemon ended")
-    if source.format == cupti.FORMAT:
-        records = cupti.decode(source, parts.strings)
-        _add_tables(parts, records.tables)
-        parts.warnings.extend(f"{source.source}: {warning}" for warning in records.warnings)
-        parts.metadata.update(source.metadata)
-        undecoded, outside = records.undecoded, 0
-    elif source.format == torch_ops.FORMAT:
-        ops = torch_ops.decode(source, parts.strings, target.window_end_ns)
-        _add_tables(parts, ops.tables)
-        parts.warnings.extend(f"{source.source}: {warning}" for warning in ops.warnings)
-        undecoded, outside = ops.undecoded, 0
-    elif source.format == python_stacks.FORMAT:
-        samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
-        _add_tables(parts, {samples.table.kind: samples.table})
-        parts.threads = {**samples.threads, **parts.threads}
-        parts.sample_period_ns = samples.period_ns
-        undecoded, outside = samples.undecoded, samples.out_of_window
-    elif source.format == memory_events.FORMAT:
-        memory = memory_events.decode(source, parts.strings)
-        _add_tables(parts, {memory.table.kind: memory.table})
-        undecoded, outside = memory.undecoded, 0
-    else:
-        parts.warnings.append(f"{source.source}: records of format {source.format!r} are unknown here and left out")
-        undecoded, outside = source.records, 0
+    undecoded, outside = _decode(source, target, parts)
     if undecoded:
         parts.warnings.append(f"{source.source}: {undecoded} records could not be decoded and are not in the trace")
     parts.losses = Losses(
@@ -122,6 +99,34 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         torn=parts.losses.torn + source.torn,
         out_of_window=parts.losses.out_of_window + outside,
     )
+
+
+def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, int]:
+    """Adds what a source recorded. Returns the numbers of records that cannot be read and that the window left out."""
+    records: cupti.CuptiRecords | torch_ops.TorchOps | kineto_json.KinetoTrace
+    if source.format == cupti.FORMAT:
+        records = cupti.decode(source, parts.strings)
+        parts.metadata.update(source.metadata)
+    elif source.format == torch_ops.FORMAT:
+        records = torch_ops.decode(source, parts.strings, target.window_end_ns)
+    elif source.format == kineto_json.FORMAT:
+        records = kineto_json.decode(source, parts.strings)
+    elif source.format == python_stacks.FORMAT:
+        samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
+        _add_tables(parts, {samples.table.kind: samples.table})
+        parts.threads = {**samples.threads, **parts.threads}
+        parts.sample_period_ns = samples.period_ns
+        return samples.undecoded, samples.out_of_window
+    elif source.format == memory_events.FORMAT:
+        memory = memory_events.decode(source, parts.strings)
+        _add_tables(parts, {memory.table.kind: memory.table})
+        return memory.undecoded, 0
+    else:
+        parts.warnings.append(f"{source.source}: records of format {source.format!r} are unknown here and left out")
+        return source.records, 0
+    _add_tables(parts, records.tables)
+    parts.warnings.extend(f"{source.source}: {warning}" for warning in records.warnings)
+    return records.undecoded, 0
 
 
 def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:
