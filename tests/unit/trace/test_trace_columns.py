@@ -6,7 +6,7 @@ from kineto_trace.columns import load_columns, save_columns
 from kineto_trace.errors import SpoolError
 from kineto_trace.load import load_target
 from support.h200 import RECORDINGS, make_spool
-from support.traces import trace
+from support.traces import target, trace
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -22,6 +22,32 @@ def test_reading_back_gives_the_same_trace(tmp_path: Path, name: str) -> None:
         for column, values in table.columns.items():
             assert read.tables[kind][column].dtype == values.dtype
             assert (read.tables[kind][column] == values).all()
+
+
+def test_operators_read_back_as_they_were(tmp_path: Path) -> None:
+    written = trace(
+        {
+            "cpu_op": [{"name": "aten::mm", "id": 2**40, "sequence": -1, "inputs": -1, "thread": 2**32 - 1}],
+            "op_tensor": [{"op": 2**40, "impl": 2**63, "storage": 2**64 - 1}],
+            "gpu_user_annotation": [{"name": "step", "external_id": 3}],
+        },
+        target=target(options={"record_shapes": True}, iterations=[[3, 5]]),
+    )
+    save_columns(written, tmp_path)
+    read = load_columns(tmp_path)
+    assert read.target == written.target
+    for kind, table in written.tables.items():
+        assert {name: column.tolist() for name, column in read.tables[kind].columns.items()} == {
+            name: column.tolist() for name, column in table.columns.items()
+        }
+
+
+def test_columns_of_another_format_say_what_to_do(tmp_path: Path) -> None:
+    save_columns(trace({}), tmp_path)
+    description = tmp_path / "trace.json"
+    description.write_text(json.dumps({**json.loads(description.read_text()), "format_version": 1}))
+    with pytest.raises(SpoolError, match="columns of format 1, this version reads 2: use the kinetod that stored them"):
+        load_columns(tmp_path)
 
 
 def test_one_file_per_kind_and_no_temporary_ones(tmp_path: Path) -> None:
