@@ -60,7 +60,7 @@ def test_the_snapshot_arrives_as_torch_made_it(daemon: Daemon, tmp_path: Path) -
     with program(daemon, WITH_CUDA) as pid:
         arguments = ("memory", "--pid", str(pid), "--duration", "200ms", "--output-dir", str(tmp_path))
         result = run_process([*arguments, "-o", "json"], daemon.client_environ())
-        assert result.code == 0, result.stderr
+        assert result.code == 0, result.stdout + result.stderr
         (target,) = result.json()["targets"]
         (file,) = target["files"]
         assert file["format"] == "memory-snapshot"
@@ -69,7 +69,7 @@ def test_the_snapshot_arrives_as_torch_made_it(daemon: Daemon, tmp_path: Path) -
         assert "alloc" in {entry["action"] for entry in snapshot["device_traces"][0]}
         assert "allocations and frees, stall" in target["counts"][0]["way"]
         again = run_process([*arguments], daemon.client_environ())
-        assert again.code == 0, again.stderr
+        assert again.code == 0, again.stdout + again.stderr
         assert "https://pytorch.org/memory_viz" in again.stdout
 
 
@@ -77,7 +77,7 @@ def test_allocations_are_in_the_trace(daemon: Daemon, tmp_path: Path) -> None:
     with program(daemon, WITH_CUDA) as pid:
         arguments = ("trace", "--pid", str(pid), "--duration", "300ms", "--output-dir", str(tmp_path))
         result = run_process([*arguments, "--memory", "--format", "chrome-json", "-o", "json"], daemon.client_environ())
-        assert result.code == 0, result.stderr
+        assert result.code == 0, result.stdout + result.stderr
         (target,) = result.json()["targets"]
         assert any("those of CUDA" in warning for warning in target["warnings"])
         events = json.loads(Path(target["files"][0]["path"]).read_text())["traceEvents"]

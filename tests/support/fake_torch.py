@@ -74,9 +74,10 @@ class FakeTorch:
         self._note(action, address, size)
 
     def _note(self, action: str, address: int, size: int) -> None:
-        if self.history is not None:
+        history = self.history  # another thread may switch it off
+        if history is not None:
             self.trace.append(entry(action, address, size, time.time_ns() // 1000 + 1))
-            del self.trace[: -self.history["max_entries"]]
+            del self.trace[: -history["max_entries"]]
 
     def _record(
         self,
