@@ -1,5 +1,6 @@
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_agent.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE
@@ -80,4 +81,60 @@ def test_python_frames_nest_as_they_were_sampled(tmp_path: Path) -> None:
         ("x.py(2): f2", 1, 4_000_000),
         ("x.py(3): f3", 2, 2_000_000),
         ("x.py(3): f3", 2, 1_000_000),
+    ]
+
+
+OP = {"thread": 70, "sequence": -1, "finished": 1, "inputs": -1, "torch_thread": 1}
+MERGED: dict[str, list[dict[str, Any]]] = {
+    "python_function": [
+        {"start": 60, "duration": 700, "name": "main", "thread": 70, "parent": -1, "samples": 3},
+        {"start": 60, "duration": 400, "name": "forward", "thread": 70, "parent": 0, "depth": 1, "samples": 2},
+    ],
+    "user_annotation": [{**OP, "start": 10, "duration": 900, "name": "step", "id": 1, "scope": 7}],
+    "cpu_op": [
+        {**OP, "start": 50, "duration": 100, "name": "aten::linear", "id": 2},
+        {**OP, "start": 50, "duration": 60, "name": "aten::mm", "id": 3, "sequence": 4},
+        {**OP, "start": 500, "duration": 90, "name": "MmBackward0", "id": 4, "sequence": 4, "thread": 80}
+        | {"torch_thread": 2, "forward_thread": 1, "scope": 1},
+    ],
+    "cuda_runtime": [
+        {"start": 70, "duration": 10, "name": "cudaLaunchKernel", "thread": 70, "correlation": 5, "external_id": 3}
+    ],
+    "kernel": [{"start": 300, "duration": 100, "name": "gemm", "stream": 7, "correlation": 5, "external_id": 3}],
+    "gpu_user_annotation": [{"start": 300, "duration": 100, "name": "step", "stream": 7, "external_id": 1}],
+    "cpu_instant_event": [{"start": 65, "name": "[memory]", "thread": 70, "bytes": 64}],
+}
+
+
+def test_everything_of_a_merged_trace_is_there_and_nests(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with path.open("wb") as file, TextSink(file) as sink:
+        write_chrome(trace(MERGED, sample_period_ns=100), sink, trace_name="t")
+    slices, flows, lost = perfetto.query(
+        path,
+        "select s.name, s.depth, t.tid from slice s left join thread_track k on k.id = s.track_id "
+        "left join thread t using (utid) where s.category != 'Trace' order by t.tid, s.ts, s.depth",
+        "select o.name as begins, i.name as ends from flow f join slice o on o.id = f.slice_out "
+        "join slice i on i.id = f.slice_in order by 1",
+        "select name, value from stats where severity = 'error' and value > 0",
+    )
+    by_thread: dict[int, list[tuple[str, int]]] = {}
+    for row in slices:
+        by_thread.setdefault(row["tid"], []).append((row["name"], row["depth"]))
+    on_stream, on_main, on_backward = by_thread.values()
+    assert lost == []
+    assert on_backward == [("MmBackward0", 0)]
+    assert on_main == [
+        ("step", 0),
+        ("main", 1),
+        ("forward", 2),
+        ("aten::linear", 3),
+        ("aten::mm", 4),
+        ("[memory]", 5),
+        ("cudaLaunchKernel", 5),
+    ]
+    assert on_stream == [("step", 0), ("gemm", 1)]
+    assert flows == [
+        {"begins": "aten::mm", "ends": "MmBackward0"},
+        {"begins": "cudaLaunchKernel", "ends": "gemm"},
     ]
