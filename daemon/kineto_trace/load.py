@@ -59,7 +59,7 @@ def load_target(target_dir: Path) -> Loaded:
         start, end = whole_extent(parts.tables)
     target = replace(target, threads=parts.threads, window_start_ns=start, window_end_ns=end)
     tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
-    tables = _related(add_iterations(tables, parts.strings, target), parts.strings)
+    tables = relate(add_iterations(tables, parts.strings, target), parts.strings)
     trace = Trace(
         target=target,
         strings=tuple(parts.strings.strings),
@@ -74,7 +74,7 @@ def load_target(target_dir: Path) -> Loaded:
     return Loaded(trace=trace, warnings=tuple(parts.warnings))
 
 
-def _related(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
+def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
     """The tables with what their rows say about each other."""
     related = attribute(tables)
     if "cpu_op" in related:
