@@ -5,9 +5,11 @@ Run with "python -m support.torch_session PLAN", where PLAN is Python text that 
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from kineto_agent.sources import torch_symbols
@@ -98,8 +100,40 @@ def documents(data: bytes) -> list[bytes]:
 
 def rss_bytes() -> int:
     """Of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def rows(data: bytes) -> list[dict[str, Any]]:
+    """The X rows of all documents."""
+    return [row for text in documents(data) for row in json.loads(text)["traceEvents"] if row["ph"] == "X"]
+
+
+class Model:
+    """Three layers that are trained; about 60 ops a step."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._torch = torch
+        self._layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+        self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=0.01)
+
+    def step(self) -> None:
+        """One iteration."""
+        with self._torch.profiler.record_function("step"):
+            self._optimizer.zero_grad()
+            self._layers(self._torch.randn(4, 8)).sum().backward()
+            self._optimizer.step()
+
+    def step_until(self, ended: Any) -> tuple[int, float]:
+        """Steps, and the longest time in s that one took."""
+        count, longest, before = 0, 0.0, time.monotonic()
+        while not ended():
+            self.step()
+            count, now = count + 1, time.monotonic()
+            longest, before = max(longest, now - before), now
+        return count, longest
 
 
 if __name__ == "__main__":
