@@ -63,7 +63,7 @@ def _links_are_the_arrows(trace: kineto_json.KinetoTrace, events: list[dict[str,
     assert len(pairs.forward_rows) == sum(event.get("cat") == "fwdbwd" and event["ph"] == "s" for event in events) > 30
     ops = trace.tables["cpu_op"]
     assert (ops["torch_thread"][pairs.forward_rows] == ops["forward_thread"][pairs.backward_rows]).all()
-    assert set(ops["torch_thread"].tolist()) == {1, 2}
+    assert len(set(ops["torch_thread"].tolist()) - {0}) == 2
 
 
 def _source(data: bytes, metadata: dict[str, object]) -> RawSource:
