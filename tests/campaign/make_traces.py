@@ -1,5 +1,7 @@
 """Writes our traces of the recorded H200 buffers, and Kineto's own of the same workloads, for read_traces.py.
 
+Also Kineto's traces as we write them: taken apart into columns, their operators related to their kernels by us.
+
 usage: make_traces.py FOLDER      (in the project's environment)
 """
 
@@ -11,21 +13,26 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kineto_trace.convert import convert_target
+from kineto_trace.export.chrome import write_chrome
+from kineto_trace.export.text import GzipSink
 from support.h200 import make_spool, recording
+from support.kinetos_columns import trace_of
 
 WORKLOADS = ("mlp", "graph", "streams")
 
 
 def main() -> int:
-    """FOLDER/{ours,kineto}-WORKLOAD/trace.json.gz"""
+    """FOLDER/{ours,kineto,merged}-WORKLOAD/trace.json.gz"""
     folder = Path(sys.argv[1])
     for workload in WORKLOADS:
-        ours, kinetos = folder / f"ours-{workload}", folder / f"kineto-{workload}"
-        for made in (ours, kinetos):
+        ours, kinetos, merged = (folder / f"{who}-{workload}" for who in ("ours", "kineto", "merged"))
+        for made in (ours, kinetos, merged):
             made.mkdir(parents=True)
         name = f"{workload}-cupti130001"
         convert_target(make_spool(ours, name), formats=["chrome"])
         (kinetos / "trace.json.gz").write_bytes(gzip.compress(json.dumps(recording(name).kineto).encode()))
+        with (merged / "trace.json.gz").open("wb", buffering=0) as file, GzipSink(file) as sink:
+            write_chrome(trace_of(recording(name).kineto), sink, trace_name="trace.json.gz")
     return 0
 
 

@@ -2,7 +2,8 @@
 
 usage: read_traces.py FOLDER      (in an environment with HolisticTraceAnalysis and torch-tb-profiler; `make campaign`)
 
-The two are traces of different runs: numbers of kernels and launches must agree, times need not.
+"ours" are traces of other runs than Kineto's: numbers of kernels and launches must agree, times need not. "merged"
+are Kineto's runs written by us, operators and all: everything must agree, times, operators and their kernels too.
 """
 
 import logging
@@ -18,22 +19,38 @@ SYNCHRONIZATIONS = {"Stream Wait Event", "Event Sync", "Stream Sync", "Context S
 
 
 def with_hta(trace: Path) -> dict[str, Any]:
-    """What HTA counts."""
+    """What HTA counts, and under "whole" what it makes of the times."""
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={0: str(trace)})
     _, kernels = analysis.get_gpu_kernel_breakdown(visualize=False, num_kernels=1000)
     breakdown = analysis.get_temporal_breakdown(visualize=False)
     (launches,) = analysis.get_cuda_kernel_launch_stats(visualize=False).values()
+    times = ["duration", "cpu_duration", "gpu_duration"]
     return {
         "kernel names": sorted(set(kernels["name"]) - SYNCHRONIZATIONS),
         "kernel launches": len(launches),
         "temporal breakdown of": len(breakdown),
+        "whole": {
+            "kernels": sorted(map(repr, kernels.to_dict("records"))),
+            "temporal breakdown": breakdown.to_dict("records"),
+            "launches": {name: int(launches[name].sum()) for name in times if name in launches},
+            "operators": _operators(analysis),
+        },
     }
 
 
+def _operators(analysis: Any) -> dict[str, int]:
+    """The kernels that HTA finds under each operator."""
+    frame = analysis.t.get_trace(0)
+    names = analysis.t.symbol_table.get_sym_table()
+    categories = frame["cat"].map(lambda number: names[number])
+    shown = frame[categories.isin(["cpu_op", "user_annotation", "cuda_runtime"])]
+    return {names[number]: int(count) for number, count in shown["name"].value_counts().items()}
+
+
 def with_plugin(trace: Path) -> dict[str, Any]:
-    """What the TensorBoard plug-in counts."""
+    """What the TensorBoard plug-in counts, and under "whole" its views."""
     from torch_tb_profiler.io.cache import Cache
     from torch_tb_profiler.profiler.loader import RunLoader
 
@@ -43,7 +60,28 @@ def with_plugin(trace: Path) -> dict[str, Any]:
     (profile,) = RunLoader("run", str(run), Cache()).load().profiles.values()
     data = profile.kernel_table["data"]
     calls = [column["name"] for column in data["columns"]].index("Calls")
-    return {"kernel calls": {row[0]: row[calls] for row in data["rows"]}}
+    return {
+        "kernel calls": {row[0]: row[calls] for row in data["rows"]},
+        "whole": {
+            "kernels": sorted(map(repr, data["rows"])),
+            "kernels of operators": sorted(map(repr, profile.kernel_op_table["data"]["rows"])),
+            "operators": sorted(map(_without_stack, profile.operation_table_by_name["data"])),
+            "operators by input": sorted(map(_without_stack, profile.operation_table_by_name_input["data"])),
+            "performance": profile.overview["performance"],
+        },
+    }
+
+
+def _without_stack(row: dict[str, Any]) -> str:
+    return repr(sorted((name, value) for name, value in row.items() if not isinstance(value, (list, dict))))
+
+
+def differences(first: Any, second: Any, path: str = "") -> list[str]:
+    """Where two results differ, one line each."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = sorted(set(first) | set(second), key=str)
+        return [line for name in names for line in differences(first.get(name), second.get(name), f"{path}/{name}")]
+    return [] if first == second else [f"  {path}\n    ours   {first!r:.600}\n    kineto {second!r:.600}"]
 
 
 def main() -> int:
@@ -53,10 +91,13 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     for workload in WORKLOADS:
         for reader in (with_hta, with_plugin):
-            ours, kinetos = (reader(folder / f"{who}-{workload}" / "trace.json.gz") for who in ("ours", "kineto"))
-            verdict = "same" if ours == kinetos else f"DIFFERS\n  ours    {ours}\n  kineto  {kinetos}"
-            print(f"{reader.__name__:<12} {workload:<8} {verdict}")
-            differ += ours != kinetos
+            kinetos, ours, merged = (
+                reader(folder / f"{who}-{workload}" / "trace.json.gz") for who in ("kineto", "ours", "merged")
+            )
+            found = differences(ours | {"whole": None}, kinetos | {"whole": None}, "ours")
+            found += differences(merged, kinetos, "merged")
+            print(f"{reader.__name__:<12} {workload:<8} {'DIFFERS' if found else 'same'}", *found, sep="\n")
+            differ += bool(found)
     return 1 if differ else 0
 
 
