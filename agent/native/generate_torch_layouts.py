@@ -129,16 +129,25 @@ def rendered(found: Dict[Tuple[int, int], List[Layout]]) -> str:
         if layouts[0].dtypes not in names:
             name = names[layouts[0].dtypes] = "_DTYPES_%d_%d" % (major, minor)
             lines += ["%s: Tuple[str, ...] = (" % name, *_wrapped(layouts[0].dtypes), ")", ""]
-    lines += ["", "LAYOUTS: Dict[Tuple[int, int], Tuple[TorchLayout, ...]] = {"]
+    newest = found[max(found)][0]
+    lines += ["", "_NEWEST = TorchLayout("]
+    lines += ["    %s=%d," % (field, newest.numbers[field]) for field in fields]
+    lines += ["    dtype_names=%s," % names[newest.dtypes], ")", ""]
+    lines.append("LAYOUTS: Dict[Tuple[int, int], Tuple[TorchLayout, ...]] = {")
     for version, layouts in sorted(found.items()):
         lines.append("    %r: (" % (version,))
         for layout in layouts:
-            lines.append("        TorchLayout(")
-            lines += ["            %s=%d," % (field, layout.numbers[field]) for field in fields]
-            lines += ["            dtype_names=%s," % names[layout.dtypes], "        ),"]
+            lines += ["        %s," % text for text in _difference(layout, newest, names)]
         lines.append("    ),")
     lines.append("}")
     return HEADER + "\n".join(lines) + "\n"
+
+
+def _difference(layout: Layout, newest: Layout, names: Dict[Tuple[str, ...], str]) -> Iterator[str]:
+    changed = ["%s=%d" % item for item in layout.numbers.items() if newest.numbers[item[0]] != item[1]]
+    if layout.dtypes != newest.dtypes:
+        changed.append("dtype_names=%s" % names[layout.dtypes])
+    yield "_NEWEST._replace(%s)" % ", ".join(changed) if changed else "_NEWEST"
 
 
 def _wrapped(texts: Tuple[str, ...]) -> Iterator[str]:

@@ -3,7 +3,7 @@
  * Theory of operation
  *   A name is looked up on every op, on any thread: a table of hashes that is only added to, by compare-and-swap, and
  *   read without a lock. Its text is written once, by whoever finds it missing and gets the string table's lock; who
- *   does not get it within some hundred tries leaves it to a later op of that name. Nobody ever waits for the lock.
+ *   does not get it within some hundred tries goes on, and tries again later. Nobody ever waits for the lock.
  */
 #include "ops_names.h"
 
@@ -73,26 +73,26 @@ static bool try_lock(void) {
 
 static void unlock(void) { __atomic_store_n(&lock, 0, __ATOMIC_RELEASE); }
 
-bool ops_try_string(struct arena *arena, uint64_t key, uint32_t space, const void *data, uint32_t bytes) {
+enum ops_interned ops_add_text(struct arena *arena, uint64_t key, uint32_t space, const void *data, uint32_t bytes) {
     if (!try_lock()) {
-        return false;
+        return OPS_LATER;
     }
     const bool added = arena_add_string(arena, key, space, data, bytes);
     unlock();
-    return added;
+    return added ? OPS_KNOWN : OPS_REFUSED;
 }
 
-static bool write_text(struct arena *arena, struct set *set, uint32_t slot, uint32_t space, const void *data,
-                       uint32_t bytes) {
+static enum ops_interned write_text(struct arena *arena, struct set *set, uint32_t slot, uint64_t key, uint32_t space,
+                       const void *data, uint32_t bytes) {
     if (!try_lock()) {
-        return false;
+        return OPS_LATER;
     }
     if (__atomic_load_n(&set->text[slot], __ATOMIC_RELAXED) == MISSING) {
-        const bool added = arena_add_string(arena, set->key[slot], space, data, bytes);
+        const bool added = arena_add_string(arena, key, space, data, bytes);
         __atomic_store_n(&set->text[slot], added ? WRITTEN : REFUSED, __ATOMIC_RELEASE);
     }
     unlock();
-    return __atomic_load_n(&set->text[slot], __ATOMIC_RELAXED) == WRITTEN;
+    return __atomic_load_n(&set->text[slot], __ATOMIC_RELAXED) == WRITTEN ? OPS_KNOWN : OPS_REFUSED;
 }
 
 /* The place of `key`, which is put there if it is new; SLOTS if there is no room. */
@@ -118,15 +118,49 @@ static uint32_t place(struct set *set, uint64_t key) {
     }
 }
 
-bool ops_intern(struct arena *arena, uint64_t key, uint32_t space, const void *data, uint32_t bytes) {
+enum ops_interned ops_intern(struct arena *arena, uint64_t key, uint32_t space, const void *data, uint32_t bytes) {
     struct set *set = set_of(space);
     const uint32_t slot = place(set, key);
     if (slot == SLOTS) {
         __atomic_fetch_add(&set->unplaced, 1, __ATOMIC_RELAXED);
-        return false;
+        return OPS_REFUSED;
     }
     const uint8_t text = __atomic_load_n(&set->text[slot], __ATOMIC_ACQUIRE);
-    return text == WRITTEN || (text == MISSING && write_text(arena, set, slot, space, data, bytes));
+    if (text != MISSING) {
+        return text == WRITTEN ? OPS_KNOWN : OPS_REFUSED;
+    }
+    return write_text(arena, set, slot, key, space, data, bytes);
+}
+
+void ops_late_keep(struct ops_late *late, uint64_t key, uint32_t space, const void *data, uint32_t bytes) {
+    struct arena_string head;
+    for (uint32_t at = 0; at < late->used; at += (uint32_t)sizeof head + head.length) {
+        memcpy(&head, late->entries + at, sizeof head);
+        if (head.key == key) {
+            return;
+        }
+    }
+    if (late->used + sizeof head + bytes <= sizeof late->entries) {
+        head = (struct arena_string){.key = key, .space = space, .length = bytes};
+        memcpy(late->entries + late->used, &head, sizeof head);
+        memcpy(late->entries + late->used + sizeof head, data, bytes);
+        late->used += (uint32_t)sizeof head + bytes;
+    }
+}
+
+void ops_late_write(struct ops_late *late, struct arena *arena) {
+    uint32_t done = 0;
+    while (done < late->used) {
+        struct arena_string head;
+        memcpy(&head, late->entries + done, sizeof head);
+        const uint8_t *text = late->entries + done + sizeof head;
+        if (ops_intern(arena, head.key, head.space, text, head.length) == OPS_LATER) {
+            break;
+        }
+        done += (uint32_t)sizeof head + head.length;
+    }
+    late->used -= done;
+    memmove(late->entries, late->entries + done, late->used);
 }
 
 uint64_t ops_names_lost(uint32_t space) {

@@ -2,8 +2,8 @@
  *
  * Theory of operation
  *   Each thread has a slot: a stack of its open ops and a buffer of the arena, which only it uses. An op is pushed when
- *   it begins; when it ends it is popped and written, 64 bytes. Full buffers are made READY at once, others after
- *   PUBLISH_PERIOD_NS with the next record, when the thread ends, and when recording stops.
+ *   it begins; when it ends it is popped and written, 64 bytes. Full buffers are made READY at once, others with
+ *   the first record after PUBLISH_PERIOD_NS, when the thread ends, and when recording stops.
  *
  *   `inside` is 1 while the slot's thread is in here. It is set before `recording` is read, and `recording` is cleared
  *   before `inside` is read (sequentially consistent on all sides): who has cleared the one and then sees 0 in the
@@ -28,6 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ops_buffer.h"
 #include "ops_elsewhere.h"
 #include "ops_inputs.h"
 #include "ops_names.h"
@@ -36,37 +37,7 @@
 #define THREADS_MOST 2048u
 #define DEPTH_MOST 256u
 #define NAME_BYTES_MOST 1024u
-#define PUBLISH_PERIOD_NS 250000000u
-#define RETRY_NS 1000000u /* how long no buffer is looked for after none was free */
-#define NO_BUFFER UINT32_MAX
-#define RECORD_BYTES 64u
-
-struct op_record {
-    uint64_t start;
-    uint64_t end;
-    uint64_t name;
-    int64_t sequence;
-    uint64_t forward_thread;
-    uint64_t inputs;
-    uint32_t thread;
-    uint32_t number;
-    uint8_t kind;
-    uint8_t scope;
-    uint8_t flags;
-    uint8_t reserved[5];
-};
-_Static_assert(sizeof(struct op_record) == RECORD_BYTES, "arena.OP");
-
-struct tensors_record {
-    struct ops_tensor tensors[3];
-    uint32_t thread;
-    uint32_t number;
-    uint8_t kind;
-    uint8_t count;
-    uint8_t first;
-    uint8_t reserved[5];
-};
-_Static_assert(sizeof(struct tensors_record) == RECORD_BYTES, "arena.OP_TENSORS");
+#define FINISH_TRIES 100u
 
 struct frame {
     const void *function;
@@ -80,20 +51,18 @@ struct frame {
 };
 
 struct slot {
-    uint32_t taken;     /* a thread has it */
+    _Alignas(64) uint32_t taken; /* a thread has it */
     uint32_t inside;    /* and is in a callback */
     uint64_t recording; /* that the rest belongs to */
     uint64_t torch_thread;
-    uint64_t lent_ns;
-    uint64_t retry_ns;
     uint64_t elsewhere_seen;
-    uint32_t announced; /* torch_thread is in the string table */
+    struct ops_buffer buffer;
+    uint32_t announced; /* torch_thread is in the string table, or it is full */
     uint32_t thread;
     uint32_t number; /* of the next op */
-    uint32_t buffer;
-    uint32_t used; /* bytes of it */
     uint32_t depth;
     uint32_t overflowed; /* open ops that had no room in the stack */
+    struct ops_late late;
     struct frame frames[DEPTH_MOST];
 };
 
@@ -119,60 +88,10 @@ static uint64_t now_ns(void) { return (uint64_t)clock_ns(CLOCK_REALTIME); }
 
 static void count(uint64_t *total) { __atomic_fetch_add(total, 1, __ATOMIC_RELAXED); }
 
-/* ---- the arena ---- */
-
-static void drop(void) { __atomic_fetch_add(arena_word(ops.arena, ARENA_DROPPED), 1, __ATOMIC_RELAXED); }
-
-static bool lend(struct slot *slot, uint64_t now) {
-    if (now < slot->retry_ns) {
-        return false;
-    }
-    for (uint32_t i = 0; i < ops.arena->fixed.buffer_count; i++) {
-        uint32_t expected = ARENA_FREE;
-        uint32_t *state = arena_state(ops.arena, i);
-        if (__atomic_load_n(state, __ATOMIC_RELAXED) == ARENA_FREE &&
-            __atomic_compare_exchange_n(state, &expected, ARENA_LOANED, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-            slot->buffer = i;
-            slot->used = 0;
-            slot->lent_ns = now;
-            return true;
-        }
-    }
-    slot->retry_ns = now + RETRY_NS;
-    return false;
-}
-
-static void publish(struct slot *slot) {
-    const uint32_t index = slot->buffer;
-    if (index == NO_BUFFER) {
-        return;
-    }
-    struct arena *arena = ops.arena;
-    const uint64_t records = slot->used / RECORD_BYTES;
-    slot->buffer = NO_BUFFER;
-    *arena_buffer_word(arena, index, ARENA_BUFFER_VALID_BYTES) = slot->used;
-    *arena_buffer_word(arena, index, ARENA_BUFFER_RECORDS) = records;
-    *arena_buffer_word(arena, index, ARENA_BUFFER_SEQUENCE) =
-        __atomic_fetch_add(arena_word(arena, ARENA_SEQUENCE), 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(arena_word(arena, ARENA_RECORDS), records, __ATOMIC_RELAXED);
-    __atomic_fetch_add(arena_word(arena, ARENA_VALID_BYTES), slot->used, __ATOMIC_RELAXED);
-    arena_set_state(arena, index, ARENA_READY);
-}
-
-static void append(struct slot *slot, const void *record, uint64_t now) {
-    if (slot->buffer == NO_BUFFER && !lend(slot, now)) {
-        drop();
-        return;
-    }
-    memcpy(arena_buffer(ops.arena, slot->buffer) + slot->used, record, RECORD_BYTES);
-    slot->used += RECORD_BYTES;
-    if (slot->used + RECORD_BYTES > ops.arena->fixed.buffer_bytes || now - slot->lent_ns > PUBLISH_PERIOD_NS) {
-        publish(slot);
-    }
-}
+/* ---- records ---- */
 
 static void write_op(struct slot *slot, const struct frame *frame, uint64_t end, uint8_t flags, uint64_t now) {
-    const struct op_record record = {.start = frame->start,
+    const struct ops_record record = {.start = frame->start,
                                      .end = end,
                                      .name = frame->name,
                                      .sequence = frame->sequence,
@@ -183,26 +102,39 @@ static void write_op(struct slot *slot, const struct frame *frame, uint64_t end,
                                      .kind = ARENA_KIND_OP,
                                      .scope = frame->scope,
                                      .flags = flags};
-    append(slot, &record, now);
+    ops_buffer_append(&slot->buffer, &record, now);
 }
 
 /* ---- slots ---- */
 
-static void announce(struct slot *slot) {
+/* The key, once it is in the string table or will be; 0 if it will not. */
+static uint64_t intern(struct slot *slot, uint32_t space, const void *data, uint32_t bytes) {
+    const uint64_t key = ops_hash(data, bytes, space);
+    const enum ops_interned result = ops_intern(ops.arena, key, space, data, bytes);
+    if (result == OPS_LATER) {
+        ops_late_keep(&slot->late, key, space, data, bytes);
+    }
+    return result == OPS_REFUSED ? 0 : key;
+}
+
+/* Writes texts that could not be written before, and this thread's number. */
+static void catch_up(struct slot *slot) {
+    if (slot->late.used > 0) {
+        ops_late_write(&slot->late, ops.arena);
+    }
     if (!slot->announced) {
-        slot->announced = ops_try_string(ops.arena, slot->thread, ARENA_SPACE_TORCH_THREAD, &slot->torch_thread,
-                                         sizeof slot->torch_thread);
+        slot->announced = ops_add_text(ops.arena, slot->thread, ARENA_SPACE_TORCH_THREAD, &slot->torch_thread,
+                                       sizeof slot->torch_thread) != OPS_LATER;
     }
 }
 
 static void begin_recording(struct slot *slot, uint64_t recording) {
     slot->recording = recording;
-    slot->buffer = NO_BUFFER;
-    slot->used = 0;
+    ops_buffer_begin(&slot->buffer, ops.arena);
     slot->depth = 0;
     slot->overflowed = 0;
+    slot->late.used = 0;
     slot->number = 0;
-    slot->retry_ns = 0;
     slot->elsewhere_seen = ops_elsewhere_count();
     slot->announced = 0;
     slot->thread = (uint32_t)syscall(SYS_gettid);
@@ -224,9 +156,14 @@ static void abandon(struct slot *slot, uint32_t depth, bool stopping, uint64_t n
 }
 
 static void finish(struct slot *slot, bool stopping) {
-    announce(slot);
+    for (uint32_t i = 0; i < FINISH_TRIES && (slot->late.used > 0 || !slot->announced); i++) {
+        catch_up(slot);
+        if (i > 0) {
+            sched_yield();
+        }
+    }
     abandon(slot, 0, stopping, now_ns());
-    publish(slot);
+    ops_buffer_publish(&slot->buffer);
     slot->recording = 0;
 }
 
@@ -306,28 +243,25 @@ static void sweep(struct slot *slot, uint64_t now) {
     slot->depth = kept;
 }
 
-static uint64_t name_of(const void *function) {
+static uint64_t name_of(struct slot *slot, const void *function) {
     const char *name = ops.name(function);
     if (name == NULL) {
         name = "";
     }
-    const size_t bytes = strnlen(name, NAME_BYTES_MOST);
-    const uint64_t key = ops_hash(name, bytes, ARENA_SPACE_OP_NAME);
-    (void)ops_intern(ops.arena, key, ARENA_SPACE_OP_NAME, name, (uint32_t)bytes);
-    return key;
+    return intern(slot, ARENA_SPACE_OP_NAME, name, (uint32_t)strnlen(name, NAME_BYTES_MOST));
 }
 
 static void write_tensors(struct slot *slot, const struct ops_inputs *inputs, uint32_t number) {
     const uint64_t now = now_ns();
     for (uint32_t first = 0; first < inputs->tensor_count; first += 3) {
         const uint32_t left = inputs->tensor_count - first;
-        struct tensors_record record = {.thread = slot->thread,
+        struct ops_tensors_record record = {.thread = slot->thread,
                                         .number = number,
                                         .kind = ARENA_KIND_OP_TENSORS,
                                         .count = (uint8_t)(left < 3 ? left : 3),
                                         .first = (uint8_t)first};
         memcpy(record.tensors, &inputs->tensors[first], record.count * sizeof record.tensors[0]);
-        append(slot, &record, now);
+        ops_buffer_append(&slot->buffer, &record, now);
     }
 }
 
@@ -335,8 +269,7 @@ static uint64_t inputs_of(struct slot *slot, const void *function, uint32_t numb
     struct ops_inputs inputs;
     ops_describe_inputs(&ops.layout, function, &inputs);
     write_tensors(slot, &inputs, number);
-    const uint64_t key = ops_hash(inputs.text, inputs.bytes, ARENA_SPACE_OP_INPUTS);
-    return ops_intern(ops.arena, key, ARENA_SPACE_OP_INPUTS, inputs.text, inputs.bytes) ? key : 0;
+    return intern(slot, ARENA_SPACE_OP_INPUTS, inputs.text, inputs.bytes);
 }
 
 static void push(struct slot *slot, const void *function, uint8_t scope) {
@@ -347,7 +280,7 @@ static void push(struct slot *slot, const void *function, uint8_t scope) {
     frame->sequence = -1;
     frame->forward_thread = 0;
     frame->inputs = 0;
-    frame->name = name_of(function);
+    frame->name = name_of(slot, function);
     if (ops.layout_known) {
         memcpy(&frame->sequence, (const uint8_t *)function + ops.layout.function_sequence, sizeof frame->sequence);
         memcpy(&frame->forward_thread, (const uint8_t *)function + ops.layout.function_forward_thread,
@@ -375,7 +308,7 @@ void ops_begin(const void *function, uint8_t scope) {
         push(slot, function, scope);
     } else {
         slot->overflowed++;
-        drop();
+        ops_buffer_drop(&slot->buffer);
         count(&ops.totals.too_deep);
     }
     leave(slot);
@@ -400,7 +333,7 @@ void ops_end(const void *function) {
         }
         slot->depth--;
         write_op(slot, &slot->frames[slot->depth], now, 0, now);
-        announce(slot);
+        catch_up(slot);
     } else if (slot->overflowed > 0) {
         slot->overflowed--;
     } else {

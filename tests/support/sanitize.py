@@ -1,4 +1,4 @@
-"""Runs the collector against the fake libcupti under sanitizers: `python -m support.sanitize [SANITIZERS]…`."""
+"""Runs the collector and the observer of operators under sanitizers: `python -m support.sanitize [SANITIZERS]…`."""
 
 import os
 import subprocess
@@ -7,17 +7,25 @@ import sys
 from support.native import COLLECTOR, FAKE_CUPTI, FAKES, ROOT, build, has_sanitizer
 
 SANITIZERS = ("address,undefined", "thread")
-DRIVER = ROOT / "tests" / "unit" / "agent" / "native" / "drive_collector.c"
+DRIVERS = ROOT / "tests" / "unit" / "agent" / "native"
 
 
 def run(sanitizer: str) -> int:
-    """Build the collector, the fake and the driver with one sanitizer and run them; gives the exit status."""
+    """Build the collector, the fakes and the drivers with one sanitizer and run them; gives the exit status."""
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    fake = build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"])
-    sources = [*sorted(COLLECTOR.glob("*.c")), DRIVER]
-    driver = build("drive_collector", sources, [*flags, f"-I{COLLECTOR}", f"-I{FAKES}"])
+    fakes = {
+        "drive_collector": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
+        "drive_ops": build("libtorch_cpu.so", [FAKES / "fake_torch.c"], [*flags, "-fPIC", "-shared"]),
+    }
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
-    return subprocess.run([str(driver), str(fake)], env=environ, check=False).returncode
+    for name, fake in fakes.items():
+        sources = [*sorted(COLLECTOR.glob("*.c")), DRIVERS / f"{name}.c"]
+        driver = build(name, sources, [*flags, f"-I{COLLECTOR}", f"-I{FAKES}"])
+        status = subprocess.run([str(driver), str(fake)], env=environ, check=False).returncode
+        if status != 0:
+            sys.stderr.write(f"{name} failed\n")
+            return status
+    return 0
 
 
 def main() -> int:
