@@ -24,7 +24,14 @@ from kineto_trace.export.text import TextSink, name_text
 from kineto_trace.model import NO_STRING, OP_TABLES, Trace
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
-OPTION_KEYS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")  # 1, or not there
+# Kineto's keys (1, or not there) and the options that each stands for
+OPTION_KEYS = {
+    "record_shapes": ("record_shapes",),
+    "with_stack": ("with_stack", "stack_trace"),
+    "profile_memory": ("profile_memory",),
+    "with_flops": ("with_flops",),
+    "with_modules": ("with_modules",),
+}
 BLOCK_ROWS = 64 * 1024
 
 
@@ -71,7 +78,7 @@ def _arguments(trace: Trace) -> list[bool]:
 def _header(trace: Trace, base: int) -> bytes:
     target = trace.target
     values: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": list(trace.devices), "host_name": target.host}
-    values.update((name, 1) for name in OPTION_KEYS if target.options.get(name))
+    values.update((key, 1) for key, names in OPTION_KEYS.items() if any(map(target.options.get, names)))
     values.update((name, trace.versions[name]) for name in sorted(trace.versions))
     if target.rank is not None:
         distributed = {"backend": "unknown", "rank": target.rank, "world_size": target.world_size}

@@ -44,7 +44,8 @@ def _rows(trace: Trace, sections: Sequence[Section]) -> Iterator[dict[str, Any]]
         yield from _thread(device, row, row_name(device, row))
     threads = set(target.threads) | _host_threads(sections)
     for tid in sorted(threads):
-        yield from _thread(target.pid, tid, f"thread {tid} ({target.threads.get(tid, target.process_name)})")
+        name = target.threads.get(tid, target.process_name if tid else "unknown: allocations")
+        yield from _thread(target.pid, tid, f"thread {tid} ({name})")
 
 
 def _process(pid: int, name: str, label: str, sort_index: int) -> Iterator[dict[str, Any]]:

@@ -213,12 +213,19 @@ def test_sampled_frames_do_not_cut_what_was_recorded_exactly() -> None:
 
 
 def test_threads_of_operators_have_names() -> None:
-    value = trace({"cpu_op": [FORWARD, BACKWARD]}, target=target(threads={8: "pt_autograd_0"}))
+    unknown = {"name": "[memory]", "thread": 0}
+    rows = {"cpu_op": [FORWARD, BACKWARD], "cpu_instant_event": [unknown]}
+    value = trace(rows, target=target(threads={8: "pt_autograd_0"}))
     names = {row["tid"]: row["args"]["name"] for row in document(value)["traceEvents"] if row["name"] == "thread_name"}
-    assert names == {7: "thread 7 (python)", 8: "thread 8 (pt_autograd_0)"}
+    assert names == {
+        0: "thread 0 (unknown: allocations)",
+        7: "thread 7 (python)",
+        8: "thread 8 (pt_autograd_0)",
+    }
 
 
 def test_the_options_of_the_capture_are_keys_of_the_file() -> None:
-    options = {"record_shapes": True, "with_stack": False, "stack_sample_hz": 50}
+    options = {"record_shapes": True, "with_flops": False, "stack_trace": True, "stack_sample_hz": 50}
     found = document(trace({}, target=target(options=options)))
-    assert [found.get(key) for key in ("record_shapes", "with_stack", "with_flops")] == [1, None, None]
+    keys = ("record_shapes", "with_stack", "with_flops", "with_modules")
+    assert [found.get(key) for key in keys] == [1, 1, None, None]
