@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
 
 def sources() -> List[Source]:
-    """The sources of this process, made when first needed. Never raises."""
+    """The sources of this process in the order in which they start, made when first needed. Never raises."""
     if "python_stacks" not in _sources:
         from kineto_agent.sources.python_stacks import PythonStacksSource
 
@@ -62,7 +62,8 @@ def sources() -> List[Source]:
             log_exception("the CUPTI source cannot be loaded")
     if "torch" in sys.modules:
         _add_torch_sources()
-    return list(_sources.values())
+    # CUPTI has one set of callbacks, and torch's profiler registers its own: ours must be the last.
+    return sorted(_sources.values(), key=lambda source: source.name == "cupti")
 
 
 def _add_torch_sources() -> None:
