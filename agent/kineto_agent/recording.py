@@ -146,7 +146,7 @@ class Recording:
         if not parts:
             return
         self.gave_way_ns = time.time_ns()
-        for part in parts:
+        for part in reversed(parts):  # as in stop()
             try:
                 part.session.give_way()
             except Exception:  # noqa: BLE001 - never into the program
