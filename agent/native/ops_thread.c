@@ -283,6 +283,8 @@ static void push(struct slot *slot, const void *function, uint8_t scope) {
     frame->name = name_of(slot, function);
     if (ops.layout_known) {
         memcpy(&frame->sequence, (const uint8_t *)function + ops.layout.function_sequence, sizeof frame->sequence);
+    }
+    if (frame->sequence >= 0) { /* without one, no forward op is meant */
         memcpy(&frame->forward_thread, (const uint8_t *)function + ops.layout.function_forward_thread,
                sizeof frame->forward_thread);
     }
