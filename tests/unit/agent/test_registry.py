@@ -112,3 +112,33 @@ def test_cupti_is_loaded_where_there_could_be_a_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ("/",))
     monkeypatch.setattr(registry, "_sources", {})
     assert [source.name for source in registry.sources()] == ["python_stacks", "cupti"]
+
+
+def torch_ops() -> Source:
+    return Named("torch_ops", "cpu_op", "user_annotation")
+
+
+def test_exact_stacks_are_torchs_and_nobody_samples() -> None:
+    plan = registry.choose([GPU, STACKS, torch_ops()], [], {"stack_trace": True})
+    assert chosen(plan) == [
+        ("cupti", ["gpu_memcpy", "kernel"]),
+        ("torch_ops", ["cpu_op", "python_function", "user_annotation"]),
+    ]
+
+
+def test_exact_stacks_are_missing_without_torch() -> None:
+    plan = registry.choose([GPU, STACKS], [], {"stack_trace": True})
+    assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"])]
+    assert plan.missing == ["python_function"]
+
+
+def test_an_option_adds_its_type_to_those_that_are_named() -> None:
+    plan = registry.choose([GPU, STACKS], ["kernel"], {"with_stack": True})
+    assert chosen(plan) == [("cupti", ["kernel"]), ("python_stacks", ["python_function"])]
+
+
+def test_an_option_adds_a_type_that_is_recorded_on_request_only() -> None:
+    file: Source = Named("execution_trace", "execution_trace", on_request=frozenset(["execution_trace"]))
+    assert chosen(registry.choose([STACKS, file], [])) == [("python_stacks", ["python_function"])]
+    plan = registry.choose([STACKS, file], [], {"execution_trace": True})
+    assert chosen(plan) == [("python_stacks", ["python_function"]), ("execution_trace", ["execution_trace"])]
