@@ -1,11 +1,10 @@
 """gpu_user_annotation: what an annotation's GPU work looks like on each stream.
 
 Theory of operation
-    Every GPU activity whose launch lies inside an annotation extends that annotation's span on the activity's
-    stream: from the first start to the last end. Kineto extends only the innermost annotation; here every
-    annotation around it has its own span as well (an iteration's span covers the work of the optimizer step
-    inside it). `innermost_only` gives Kineto's rows. The spans here are exact; Kineto's writer begins them one ns
-    earlier and ends them one ns later, which is the exporter's business.
+    Every GPU activity extends the span of the innermost annotation around its launch, on the activity's stream: from
+    the first start to the last end. So an iteration's span does not cover what only the optimizer step inside it
+    launched, as in Kineto's traces. The spans here are exact; Kineto's writer begins them one ns earlier and ends
+    them one ns later, which is the exporter's business.
 """
 
 from collections.abc import Mapping
@@ -53,17 +52,7 @@ class _Spans:
         return replace(self.take(order[first]), start=start, end=end)
 
 
-def _with_enclosing(spans: _Spans, parent: npt.NDArray[np.int32]) -> _Spans:
-    """Also the spans of the annotations around these."""
-    levels = [spans]
-    while len(levels[-1].place):
-        above = replace(levels[-1], place=parent[levels[-1].place])
-        levels.append(above.take(above.place >= 0).merged())
-    columns = {field.name: np.concatenate([getattr(level, field.name) for level in levels]) for field in fields(spans)}
-    return _Spans(**columns).merged()
-
-
-def gpu_annotations(tables: Mapping[str, Table], *, innermost_only: bool = False) -> Table:
+def gpu_annotations(tables: Mapping[str, Table]) -> Table:
     """One row per annotation, device and stream that it has GPU work on. Empty without any of the parts."""
     annotations = tables.get("user_annotation")
     calls = [tables[kind] for kind in API_TABLES if kind in tables and len(tables[kind])]
@@ -85,8 +74,6 @@ def gpu_annotations(tables: Mapping[str, Table], *, innermost_only: bool = False
         end=np.concatenate([table.end() for table in work]),
     )
     merged = spans.take(spans.place >= 0).merged()
-    if not innermost_only:
-        merged = _with_enclosing(merged, nested.tree.parent)
     row = nested.order[merged.place]
     columns = {
         "start": merged.start,

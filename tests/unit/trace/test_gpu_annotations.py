@@ -29,17 +29,8 @@ def parts() -> dict[str, Table]:
     }
 
 
-def test_every_annotation_has_a_span_on_each_stream_that_it_used() -> None:
+def test_the_innermost_annotation_has_a_span_on_each_stream_that_it_used() -> None:
     assert rows(gpu_annotations(parts())) == [
-        (20, 79, 11, 0, 7, 1),
-        (60, 30, 11, 0, 8, 1),
-        (50, 5, 12, 0, 7, 2),
-        (60, 30, 12, 0, 8, 2),
-    ]
-
-
-def test_kineto_extends_only_the_innermost_annotation() -> None:
-    assert rows(gpu_annotations(parts(), innermost_only=True)) == [
         (20, 79, 11, 0, 7, 1),
         (50, 5, 12, 0, 7, 2),
         (60, 30, 12, 0, 8, 2),
