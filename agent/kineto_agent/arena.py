@@ -48,10 +48,13 @@ RECORDS = 72  # in READY buffers, cumulative
 DROPPED = 80  # records lost, cumulative
 VALID_BYTES = 88  # in READY buffers, cumulative
 SEQUENCE = 96  # READY buffers so far; the next one gets this number
-LAST_FLUSH_NS = 104
 CLOSED = 112  # 1: the source has stopped and every buffer with records is READY
 RECORD_BYTES = 512  # u32[128]: observed size of one record by CUPTI activity kind, 0: none seen
 RECORD_KINDS = 128
+# "cupti/1": when recording began and at its latest flush, u64 each: Unix ns, the processor's time stamp counter (0: it
+# has none), CLOCK_MONOTONIC ns. Times of records may be of any of these clocks (agent/native/clocks.c).
+CLOCKS_FIRST = 1024
+CLOCKS_LAST = 1048
 
 # descriptor: byte offsets in its 64 bytes
 STATE = 0  # u32

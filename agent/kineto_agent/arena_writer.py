@@ -21,7 +21,6 @@ import fcntl
 import mmap
 import os
 import struct
-import time
 from typing import Optional, Set
 
 from kineto_agent import arena
@@ -167,7 +166,6 @@ class ArenaWriter:
         words[arena.RECORDS // 8] = self._ready_records
         words[arena.VALID_BYTES // 8] = self._ready_bytes
         words[arena.SEQUENCE // 8] = self._sequence
-        words[arena.LAST_FLUSH_NS // 8] = time.time_ns()
         self._fence()
         self._set_state(self._current, arena.READY)
         self._current, self._fill, self._fill_records = -1, 0, 0

@@ -21,10 +21,11 @@
 #define ARENA_DROPPED 80
 #define ARENA_VALID_BYTES 88
 #define ARENA_SEQUENCE 96
-#define ARENA_LAST_FLUSH_NS 104
 #define ARENA_CLOSED 112
 #define ARENA_RECORD_BYTES 512
 #define ARENA_RECORD_KINDS 128
+#define ARENA_CLOCKS_FIRST 1024
+#define ARENA_CLOCKS_LAST 1048
 
 /* descriptor: byte offsets in its 64 bytes */
 #define ARENA_STATE 0

@@ -21,7 +21,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -29,10 +28,12 @@
 
 #include "arena.h"
 #include "calls.h"
+#include "clocks.h"
 #include "cupti_api.h"
 #include "detach.h"
 #include "pool.h"
 #include "records.h"
+#include "refuse.h"
 #include "retired.h"
 #include "subscription.h"
 #include "wake.h"
@@ -120,7 +121,7 @@ static void flush(uint32_t flag) {
     self.flush_result = self.api.flush_all(flag);
     self.flushes++;
     arena_add(self.arena, ARENA_DROPPED, take_dropped());
-    arena_store(self.arena, ARENA_LAST_FLUSH_NS, (uint64_t)clock_ns(CLOCK_REALTIME));
+    clocks_sample(self.arena);
 }
 
 static void populate_ahead(void) {
@@ -228,16 +229,6 @@ static void hook_process(void) {
 }
 
 /* ---- exported ---- */
-
-static int refuse(int code, char *error, size_t error_bytes, const char *text) {
-    snprintf(error, error_bytes, "%s", text);
-    return code;
-}
-
-static int refuse_system(char *error, size_t error_bytes, const char *step, int number) {
-    snprintf(error, error_bytes, "%s failed: %s", step, strerror(number));
-    return KC_SYSTEM;
-}
 
 static int refuse_cupti(cupti_result result, char *error, size_t error_bytes) {
     kc_result_text(result, error, error_bytes);
@@ -400,6 +391,7 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse_system(error, error_bytes, "pthread_create", number);
     }
     self.phase = RECORDING;
+    clocks_begin(self.arena);
     pool_open(self.arena, &self.work, self.config.may_decline != 0);
     /* Copies enabled while kernels are not make CUPTI lose kernels later on (sources/cupti.py). */
     const bool kernels = count == 0 || kinds[0] == CUPTI_KIND_CONCURRENT_KERNEL;

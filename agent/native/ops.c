@@ -20,7 +20,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,6 +29,7 @@
 #include "ops_names.h"
 #include "ops_thread.h"
 #include "ops_torch.h"
+#include "refuse.h"
 
 #define NS_PER_MS 1000000LL
 #define BUFFERS_LEAST 2u
@@ -147,16 +147,6 @@ static void hook_process(void) {
 }
 
 /* ---- exported ---- */
-
-static int refuse(int code, char *error, size_t error_bytes, const char *text) {
-    snprintf(error, error_bytes, "%s", text);
-    return code;
-}
-
-static int refuse_system(char *error, size_t error_bytes, const char *step, int number) {
-    snprintf(error, error_bytes, "%s failed: %s", step, strerror(number));
-    return KO_SYSTEM;
-}
 
 uint32_t ko_abi(void) { return KO_ABI; }
 

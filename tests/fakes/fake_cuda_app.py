@@ -7,8 +7,9 @@ the device. It calls `kineto_agent.step()` where there is such a function.
     python fake_cuda_app.py --forever
 
 It prints one line of JSON, {"ready": true, "pid": …, "cupti": …}, after its first step. Every line on its
-standard input is answered: "counts" by one line with what the fake has written and dropped so far, "stop" ends
-the loop. At the end a last line with the counts is printed.
+standard input is answered: "counts" by one line with what the fake has written and dropped so far, "profile" (one
+step under a profiler of its own) by the number of kernels in its profile; "stop" ends the loop. At the end a last
+line with the counts is printed.
 """
 
 import argparse
@@ -110,6 +111,10 @@ class App:
         for line in self.read_input():
             if line == "counts":
                 self.say(**counts(self.cuda, self.steps))
+            elif line == "profile":
+                self.cuda.kineto_begin()
+                self.step()
+                self.say(kernels=self.cuda.kineto_end())
             elif line == "stop":
                 return True
         return False

@@ -137,6 +137,7 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
         place[7] = wide ? 0x5a : 0; /* high byte of the registers: lets cuptiActivityGetNextRecord see it */
         fake.one_wide_kernel -= wide;
     }
+    fake_stamp(kind, place);
     fake.current.valid += bytes;
     fake.written[kind]++;
 }

@@ -114,6 +114,7 @@ struct fake {
     bool hooked;          /* a kind has been enabled since the start or the last finalize */
     bool had_subscriber;  /* since the library was loaded */
     bool kineto;          /* the program's own Kineto profiles: fake_kineto.c */
+    bool kinetos_clock;   /* it has registered its timestamp callback, for the life of the process */
     requested_fn requested;
     completed_fn completed;
     uint8_t enabled[KINDS];
@@ -141,6 +142,8 @@ extern _Thread_local int fake_in_exit; /* depth of exit callbacks on this thread
 uint64_t fake_now_ns(void);
 void fake_lock(void);
 void fake_unlock(void);
+/* Turns the times in a record into those of Kineto's clock, once it is registered: CLOCK_MONOTONIC. */
+void fake_stamp(uint32_t kind, uint8_t *record);
 /* Writes one record if its kind is enabled; with the lock held. */
 void fake_put(uint32_t kind, const void *record, size_t have);
 

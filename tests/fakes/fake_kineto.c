@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fake_internal.h"
 
@@ -36,6 +37,32 @@ static void completed(void *context, uint32_t stream, uint8_t *buffer, size_t si
     free(buffer);
 }
 
+static size_t start_of(uint32_t kind) { /* the end follows it in every record */
+    switch (kind) {
+    case MEMCPY: return offsetof(struct copy, start);
+    case MEMSET: return offsetof(struct fill, start);
+    case KERNEL: return offsetof(struct kernel, start);
+    case SYNC: return offsetof(struct sync, start);
+    case OVERHEAD: return offsetof(struct overhead, start);
+    default: return offsetof(struct api, start);
+    }
+}
+
+void fake_stamp(uint32_t kind, uint8_t *record) {
+    struct timespec now;
+    uint64_t times[2];
+    if (!fake.kinetos_clock) {
+        return;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const uint64_t ahead = fake_now_ns() - ((uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec);
+    memcpy(times, record + start_of(kind), sizeof times);
+    for (int i = 0; i < 2; i++) {
+        times[i] -= times[i] == 0 ? 0 : ahead;
+    }
+    memcpy(record + start_of(kind), times, sizeof times);
+}
+
 static bool any_enabled(void) {
     for (uint32_t kind = 0; kind < KINDS; kind++) {
         if (fake.enabled[kind]) {
@@ -59,6 +86,7 @@ void fake_kineto_begin(void) {
     fake.completed = completed;
     fake.hooked = true;
     fake.kineto = true;
+    fake.kinetos_clock = true;
     fake.had_subscriber = true; /* when it was initialised, before anything was recorded */
     memset(fake.call_off, 0, sizeof fake.call_off);
     switch_kinds(1);

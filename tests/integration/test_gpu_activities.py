@@ -118,6 +118,19 @@ def test_gpu_and_python_are_on_one_clock(daemon: Daemon, app: subprocess.Popen[s
     assert names == {"void gemm<float, 128, 64>", "softmax_warp_forward", "layer_norm"}
 
 
+def test_a_program_that_has_profiled_itself_before_is_traced_as_exactly(
+    daemon: Daemon, app: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert told(app, "profile")["kernels"] == KERNELS_A_STEP  # from now on CUPTI's records bear another clock
+    code, target = trace(daemon, app, tmp_path, "--iterations", "5", "--activities", "kernel,gpu_memcpy")
+    assert (code, target["verdict"]) == (0, "VERDICT_DONE")
+    found = Counter(event.get("cat") for event in events(tmp_path) if event["ph"] == "X")
+    assert (found["kernel"], found["gpu_memcpy"]) == (5 * KERNELS_A_STEP, 5)
+    lengths = [event["dur"] for event in events(tmp_path) if event.get("cat") == "kernel"]
+    assert min(lengths) > 10  # µs; each takes 20
+    assert max(lengths) < 30
+
+
 def test_a_killed_process_leaves_the_kernels_of_its_last_flush(
     daemon: Daemon, app: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from kineto_trace import codec
 from kineto_trace.arrays import distinct
 from kineto_trace.codec import ColumnPlan, Interner, KindPlan
 from kineto_trace.decode import names
+from kineto_trace.decode.clocks import clocks_of, translate
 from kineto_trace.decode.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
 from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
 from kineto_trace.model import GPU_TABLES, NO_PRIORITY, SCHEMAS, StringTable, Table, make_table
@@ -116,9 +117,12 @@ def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
     if undecoded and not records:
         raise UnknownLayoutError(f"nothing that CUPTI {version} recorded could be decoded: {'; '.join(warnings)}")
     parts: dict[str, list[Columns]] = {}
+    clocks = clocks_of(source.metadata.get("clocks"))
     for known in KINDS:
         if known.table:
             columns = buffers.columns(known)
+            if known.layout != "CUDA_EVENT":  # which has no time
+                translate(columns, clocks)
             _name(known, columns, buffers.name_pointers, source, strings)
             parts.setdefault(known.table, []).append(columns)
     joined = {table: _join(pieces) for table, pieces in parts.items()}

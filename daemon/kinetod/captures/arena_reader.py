@@ -121,6 +121,11 @@ class ArenaReader:
         sizes = self._states[start : start + arena.RECORD_KINDS].tolist()
         return {kind: size for kind, size in enumerate(sizes) if size}
 
+    def clocks(self) -> list[list[int]]:
+        """The two samples of clocks, as kineto_agent.arena says; empty if the source gives none."""
+        samples = [[self._word(at + 8 * each) for each in range(3)] for at in (arena.CLOCKS_FIRST, arena.CLOCKS_LAST)]
+        return samples if all(sample[0] for sample in samples) else []
+
     def drain(self, sink: ArenaSink, *, target_is_dead: bool = False, max_bytes: int = _INT64_MAX) -> int:
         """Copies what is READY (of a dead target also what is only COMPLETED); returns the bytes copied.
 

@@ -129,7 +129,7 @@ class Spool:
         for name, source in self._sources.items():
             try:
                 source.writer.finish(
-                    metadata=metadata.get(name, {}),
+                    metadata={**metadata.get(name, {}), "clocks": source.reader.clocks()},
                     record_bytes=source.reader.record_bytes(),
                     records=source.counts.records,
                     dropped=source.counts.dropped,
