@@ -137,7 +137,12 @@ def _magic() -> Any:
 
 
 def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> None:
-    """Run the agent with `channel` as its link. Raises whatever goes wrong; the bootstrap closes the channel then."""
+    """Run the agent with `channel` as its link. Raises whatever goes wrong; the bootstrap then closes the channel and
+    what is left in `descriptors`.
+
+    A bootstrap that the daemon has given up may still be at work beside the next one: each touches only its own part
+    of state["open"], and what is closed here is taken out of `descriptors`, since the other may have that number now.
+    """
     files = dict(zip(HEADER["descriptors"], descriptors))
     agent = state.get("agent")
     if agent is not None:
@@ -147,13 +152,18 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> None:
         live = modules.get(_LIVE)
         agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
     for name in ("sources", "code"):
-        _close(state, files.pop(name))
+        descriptor = files.pop(name)
+        _forget(state, descriptor)
+        descriptors.remove(descriptor)
+        posix.close(descriptor)
     state["libraries"] = state.get("libraries", 0) + 1  # number of this one
     agent["live"].run(channel, files.get("library", -1), state["libraries"])
     state["agent"] = agent
-    del state["open"][:]  # they belong to the agent now, in a forked child too
+    for given in (channel, *descriptors):  # they belong to the agent now, in a forked child too
+        _forget(state, given)
 
 
-def _close(state: dict[str, Any], descriptor: int) -> None:
-    state["open"].remove(descriptor)
-    posix.close(descriptor)
+def _forget(state: dict[str, Any], opened: Any) -> None:
+    """The fork hook of the bootstrap closes it no more."""
+    if opened in state["open"]:
+        state["open"].remove(opened)

@@ -46,9 +46,9 @@ def boot(k,e,t):
  o=s['open']
  def close(*a):
   for x in a or o[:]:
+   if x in o:o.remove(x)
    try:x.close() if hasattr(x,'close') else posix.close(x)
    except OSError:pass
-   if x in o:o.remove(x)
  if 'fork' not in s:
   s['fork']=1
   posix.register_at_fork(after_in_child=close)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,6 +136,45 @@ def test_what_cannot_be_run_is_told_and_forgotten(target: LiveTarget) -> None:
     assert found.recv(1000) == b""
     target.until_alone()
     assert target.descriptors() == descriptors
+
+
+def test_a_channel_that_ends_while_the_agent_loads_closes_no_number_twice(target: LiveTarget) -> None:
+    """Another thread may have been given the number meanwhile: here it is, at once."""
+    target.do(
+        "import posix\n"
+        "closed, close, other = [], posix.close, os.open('/dev/null', os.O_RDONLY)\n"
+        "def reused(number):\n"
+        "    closed.append(number)\n"
+        "    close(number)\n"
+        "    os.dup2(other, number)\n"
+        "posix.close = reused\n"
+    )
+    boot = bootstrap.make(time.time_ns())
+    target.run(boot)
+    found = target.channel(boot).socket
+    ours = payload.agent()
+    socket.send_fds(found, [ours.packet], list(ours.descriptors))
+    found.close()
+    target.until_alone()
+    closed = target.ask("closed")
+    assert len(closed) == len(set(closed)) == 1 + len(ours.descriptors)
+
+
+def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: LiveTarget) -> None:
+    before = target.descriptors()
+    boots = [bootstrap.make(time.time_ns() + later) for later in (0, 1)]
+    for boot in boots:
+        target.run(boot)
+    first, second = map(target.channel, boots)
+    payload.send(first.socket, target.pid, Deadline(30))
+    first.expect(wire.Hello)
+    payload.send(second.socket, target.pid, Deadline(30))
+    second.socket.settimeout(30)
+    second.expect(wire.Hello)
+    first.expect_end()
+    second.close()
+    target.until_alone()
+    assert target.descriptors() == before
 
 
 FORK = "pid = os.fork()\nwhile pid == 0: import time; time.sleep(3600)"
