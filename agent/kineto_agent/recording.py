@@ -161,7 +161,9 @@ class Recording:
         while self._running:
             part = self._running.pop()
             try:
-                self._outcomes[part.name] = part.session.stop()
+                outcome = self._outcomes[part.name] = part.session.stop()
+                if outcome.ended_early:
+                    self._note(SourceError("ENDED_EARLY", "%s: %s" % (part.name, outcome.ended_early)))
             except Exception as exc:  # noqa: BLE001 - translated
                 self._note(_as_source_error(part.name, exc))
         self._yielding = ()

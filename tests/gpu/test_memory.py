@@ -113,7 +113,7 @@ def test_a_snapshot_has_segments_and_traces_and_the_visualiser_reads_it(
     assert any("<string>" in str(entry.get("frames")) for entry in trace) == bool(stack)
     assert segsum(data)
     assert "<html" in trace_plot(data)
-    (counts,) = [each for each in target["counts"] if each["source"] == "memory"]
+    (counts,) = [each for each in target["counts"] if each["source"] == "memory_snapshot"]
     print(f"\nsnapshot {stack}: {counts['way']}, {counts['bytes']} bytes")
 
 

@@ -7,6 +7,10 @@ Theory of operation
     MAX_STALL_NS: it begins with FIRST_PIECE_S and aims at half the limit. Between two pieces ops are missing, and the
     outcome says how much time that was.
 
+    Torch keeps all events in the process, some 0.25 KB each, and takes 2 KB more for each when the session ends. Its
+    number of events cannot be asked for, but the process's growth can: a session that has grown by MOST_GROWTH times
+    the buffer limit is ended by the same thread, and the outcome says when.
+
     All sessions are written as JSON by Kineto itself, each into a private file, whose bytes go through the arena; the
     daemon reads them (decode/kineto_json.py). Each document begins with the byte DOCUMENT, as in RFC 7464.
 
@@ -37,9 +41,12 @@ DOCUMENT = b"\x1e"
 FIRST_PIECE_S = 0.02
 SHORTEST_PIECE_S = 0.005
 LONGEST_PIECE_S = 2.0
+MOST_GROWTH = 2  # of resident memory, in buffer limits: 1 M events with the default limit of 128 MiB
+_WATCH_S = 0.1
 MAX_STALL_NS = 200_000_000
 _EXIT_LIMIT_S = 60.0  # for a torch that never returns
 _MIB = 1 << 20
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def flags(options: Dict[str, Any]) -> Flags:
@@ -67,7 +74,8 @@ def prepare(request: SourceRequest, why: str) -> "TorchProfilerSession":
         "python_rows": "all" if request.options.get("stack_trace") else "modules",
         "flops": bool(request.options.get("with_flops")),
     }
-    return TorchProfilerSession(recorder, FileArena("torch_ops", request.buffer_limit_bytes), metadata, why_pieces)
+    arena = FileArena("torch_ops", request.buffer_limit_bytes)
+    return TorchProfilerSession(recorder, arena, metadata, why_pieces, MOST_GROWTH * request.buffer_limit_bytes)
 
 
 class PieceLength:
@@ -90,7 +98,14 @@ class TorchProfilerSession:
     format = FORMAT
     yields = True
 
-    def __init__(self, recorder: Recorder, arena: FileArena, metadata: Dict[str, Any], why_pieces: str) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        arena: FileArena,
+        metadata: Dict[str, Any],
+        why_pieces: str,
+        most_growth_bytes: int = 1 << 62,
+    ) -> None:
         self.metadata = metadata
         self.arena_fd = arena.fd
         self._recorder = recorder
@@ -100,8 +115,11 @@ class TorchProfilerSession:
         self._write_lock = _thread.allocate_lock()
         self._pid = os.getpid()
         self._over = False  # no new session may begin
+        self._most_growth_bytes = most_growth_bytes
+        self._began_ns = 0  # monotonic
+        self._ended_early = ""
         self._stopping = _thread.allocate_lock()  # released to end the thread that cuts
-        self._cutter: Optional[Thread] = None
+        self._worker: Optional[Thread] = None
         self._length = PieceLength()
         self._times: List[Times] = []
         self._missing_ns = 0  # between pieces
@@ -119,12 +137,12 @@ class TorchProfilerSession:
             atexit.register(self._at_exit)
             _sessions.add(self)
             self._recorder.begin()
-        if self._recorder.keeps_the_gil:
-            self._stopping.acquire()
-            try:
-                self._cutter = start_thread("kineto-torch", self._cut)
-            except RuntimeError as exc:
-                raise SourceError("NO_THREAD", "cannot start the thread that cuts the recording: %s" % exc) from exc
+        self._began_ns = time.monotonic_ns()
+        self._stopping.acquire()
+        try:
+            self._worker = start_thread("kineto-torch", self._cut if self._recorder.keeps_the_gil else self._watch)
+        except RuntimeError as exc:
+            raise SourceError("NO_THREAD", "cannot start the thread that watches torch's profiler: %s" % exc) from exc
 
     def counts(self) -> SourceCounts:
         """A record is a buffer of JSON text."""
@@ -141,10 +159,10 @@ class TorchProfilerSession:
         begin_ns = time.thread_time_ns()
         with self._lock:
             self._end()
-        if self._cutter is not None:
+        if self._worker is not None:
             self._stopping.release()
-            self._cutter.join()
-            self._cutter = None
+            self._worker.join()
+            self._worker = None
         self._write_all()
         try:
             self._arena.finish()
@@ -157,7 +175,14 @@ class TorchProfilerSession:
             )
         self._leave()
         self._cpu_ns += time.thread_time_ns() - begin_ns
-        return SourceOutcome(self.counts(), self._outcome_metadata(), self._warnings, detach_ns=0, cpu_ns=self._cpu_ns)
+        return SourceOutcome(
+            self.counts(),
+            self._outcome_metadata(),
+            self._warnings,
+            detach_ns=0,
+            cpu_ns=self._cpu_ns,
+            ended_early=self._ended_early,
+        )
 
     def close(self) -> None:
         """Free the arena, and end what start() has left if stop() was not called. Never raises."""
@@ -230,7 +255,25 @@ class TorchProfilerSession:
         if text not in self._warnings:
             self._warnings.append(text)
 
-    # ------------------------------------------------------------ the thread that cuts
+    # ------------------------------------------------------------ the thread that watches, or cuts
+
+    def _watch(self) -> None:
+        began_ns = time.thread_time_ns()
+        first_bytes = resident_bytes()
+        while not self._stopping.acquire(timeout=_WATCH_S):
+            grown = resident_bytes() - first_bytes
+            if grown > self._most_growth_bytes:
+                with self._lock:
+                    if not self._over:
+                        self._ended_early = (
+                            "torch's profiler was ended after %.1f s, since the process had grown by %d MiB meanwhile: "
+                            "ask for a shorter capture or a larger buffer limit"
+                            % ((time.monotonic_ns() - self._began_ns) / 1e9, grown // _MIB)
+                        )
+                        self._end()
+                self._stopping.acquire()
+                break
+        self._cpu_ns += time.thread_time_ns() - began_ns
 
     def _cut(self) -> None:
         began_ns = time.thread_time_ns()
@@ -280,6 +323,15 @@ class TorchProfilerSession:
         """Nobody calls this session here any more."""
         self._recorder.forget_in_child()
         self._leave()
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where /proc does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _text(exc: Exception) -> str:

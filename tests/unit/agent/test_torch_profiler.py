@@ -161,6 +161,26 @@ print(json.dumps({"small": small, "grown": grown, "events": events, "steps": cou
 
 
 @torch
+def test_a_session_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
+    plan = """
+import json, torch
+recording = Recording(limit_bytes=8 << 20)
+x = torch.ones(2)
+for _ in range(5_000_000):
+    x + x
+    if not recording.session._recorder.on:
+        break
+x @ x
+outcome, data = recording.stop()
+print(json.dumps({"early": outcome.ended_early, "adds": data.count(b'"aten::add"'), "after": b"aten::dot" in data}))
+"""
+    found = run(plan, tmp_path)
+    assert "the process had grown by" in found["early"]
+    assert 1000 < found["adds"] < 5_000_000
+    assert not found["after"]
+
+
+@torch
 def test_without_trusted_functions_a_recording_is_cut_into_pieces(tmp_path: Path) -> None:
     found = run(
         """
