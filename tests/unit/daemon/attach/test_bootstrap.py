@@ -138,6 +138,12 @@ def test_what_cannot_be_run_is_told_and_forgotten(target: LiveTarget) -> None:
     assert target.descriptors() == descriptors
 
 
+def waiting_for_the_agent(target: LiveTarget) -> Connection:
+    boot = bootstrap.make(time.time_ns())
+    target.run(boot)
+    return target.channel(boot)
+
+
 def test_a_channel_that_ends_while_the_agent_loads_closes_no_number_twice(target: LiveTarget) -> None:
     """Another thread may have been given the number meanwhile: here it is, at once."""
     target.do(
@@ -149,9 +155,7 @@ def test_a_channel_that_ends_while_the_agent_loads_closes_no_number_twice(target
         "    os.dup2(other, number)\n"
         "posix.close = reused\n"
     )
-    boot = bootstrap.make(time.time_ns())
-    target.run(boot)
-    found = target.channel(boot).socket
+    found = waiting_for_the_agent(target).socket
     ours = payload.agent()
     socket.send_fds(found, [ours.packet], list(ours.descriptors))
     found.close()
@@ -162,10 +166,7 @@ def test_a_channel_that_ends_while_the_agent_loads_closes_no_number_twice(target
 
 def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: LiveTarget) -> None:
     before = target.descriptors()
-    boots = [bootstrap.make(time.time_ns() + later) for later in (0, 1)]
-    for boot in boots:
-        target.run(boot)
-    first, second = map(target.channel, boots)
+    first, second = waiting_for_the_agent(target), waiting_for_the_agent(target)
     payload.send(first.socket, target.pid, Deadline(30))
     first.expect(wire.Hello)
     payload.send(second.socket, target.pid, Deadline(30))
