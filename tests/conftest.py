@@ -1,8 +1,18 @@
 """For all tests."""
 
 import signal
+from typing import Iterator
+
+import pytest
+from support import torch_forks
 
 # Whoever starts the tests in the background of a shell has them ignore Ctrl-C, and every process that they start
 # inherits that. Some of them are sent SIGINT on purpose.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_server_is_left() -> Iterator[None]:
+    yield
+    torch_forks.end()

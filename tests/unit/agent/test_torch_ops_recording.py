@@ -4,14 +4,11 @@ from __future__ import annotations  # the agent's tests run under 3.9
 
 import importlib.util
 import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from support import torch_forks
 
-TESTS = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
@@ -20,15 +17,7 @@ pytestmark = [
 
 def run(plan: str) -> str:
     """Run a plan; gives what it printed. The process must end well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "support.ops_session", textwrap.dedent(plan)],
-        cwd=TESTS,
-        env={**os.environ, "KINETO_LOG_LEVEL": "5"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = torch_forks.run("support.ops_session", textwrap.dedent(plan), env={**os.environ, "KINETO_LOG_LEVEL": "5"})
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

@@ -1,36 +1,28 @@
+import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_agent.sources.torch_profiler import MAX_STALL_NS, PieceLength, flags
 from kineto_agent.sources.torch_recorder import disable_cupti_kinds
+from support import torch_forks
 from support.python_child import environment
 
-TESTS = Path(__file__).parents[2]
-torch = pytest.mark.torch
+
+def torch(test: Any) -> Any:
+    """Marks a test that needs torch."""
+    missing = importlib.util.find_spec("torch") is None
+    return pytest.mark.torch(pytest.mark.skipif(missing, reason="needs torch")(test))
 
 
 def run(plan: str, tmp_path: Path, expected: int = 0) -> Any:
     """Carries out the plan in a process of its own, and gives what it printed last, as JSON."""
-    variables = environment(TMPDIR=str(tmp_path))
-    variables["PYTHONPATH"] += ":" + str(TESTS)
-    found = subprocess.run(
-        [sys.executable, "-m", "support.torch_session", plan],
-        env=variables, cwd=TESTS, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
+    found = torch_forks.run("support.torch_session", plan, env=environment(TMPDIR=str(tmp_path)))
     assert found.returncode == expected, found.stdout + found.stderr
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("kineto-")]
     lines = found.stdout.splitlines()
     return json.loads(lines[-1]) if lines else None
-
-
-@pytest.fixture(autouse=True)
-def _needs_torch(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("torch"):
-        pytest.importorskip("torch")
 
 
 def test_modules_need_the_tracer_and_flops_the_shapes() -> None:
