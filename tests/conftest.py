@@ -1,5 +1,6 @@
 """For all tests."""
 
+import importlib.util
 import signal
 from typing import Iterator
 
@@ -10,6 +11,13 @@ from support import torch_forks
 # inherits that. Some of them are sent SIGINT on purpose.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs torch where there is none. It is not imported here: the agent would see it in this process."""
+    if item.get_closest_marker("torch") and importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
 
 
 @pytest.fixture(scope="session", autouse=True)

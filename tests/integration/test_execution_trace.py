@@ -14,11 +14,10 @@ from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 TARGET = """
-import os, sys, threading
+import os, sys, threading, time
 import torch
 from torch.profiler import ExecutionTraceObserver
 import kineto_agent
@@ -38,6 +37,7 @@ say("ready %d" % threading.get_native_id())
 while True:
     with torch.profiler.record_function("train_step"):
         model(torch.ones(4, 8)).sum().backward()
+    time.sleep(0.002)  # so that the files stay small
     if commands:
         command = commands.pop(0)
         if command.startswith("own "):
@@ -88,7 +88,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 @contextmanager
-def program(daemon: Daemon) -> Iterator[Program]:
+def running(daemon: Daemon) -> Iterator[Program]:
     process = subprocess.Popen(
         [sys.executable, "-c", TARGET],
         stdin=subprocess.PIPE,
@@ -105,6 +105,13 @@ def program(daemon: Daemon) -> Iterator[Program]:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def program(daemon: Daemon) -> Iterator[Program]:
+    """For tests that leave it as they found it."""
+    with running(daemon) as started:
+        yield started
 
 
 def ready_pids(stub: ProfilerStub) -> set[int]:
@@ -138,81 +145,75 @@ def verdict(capture: pb.Capture) -> tuple[str, str, str]:
     return pb.Verdict.Name(target.verdict), target.reason_code, target.reason
 
 
-def test_the_file_alone_has_the_nodes_of_the_main_thread(daemon: Daemon) -> None:
+def test_the_file_alone_has_the_nodes_of_the_main_thread(daemon: Daemon, program: Program) -> None:
     stub = daemon.stub()
-    with program(daemon) as started:
-        for _ in range(2):  # the second one too
-            capture = watch_to_end(stub, create(stub, started.pid, "execution_trace"))
-            assert verdict(capture) == ("VERDICT_DONE", "", "")
-            (file,) = capture.targets[0].files
-            assert file.format == "execution-trace"
-            assert file.name.endswith(".execution_trace.json")
-            trace = execution_trace(stub, capture)
-            assert (trace["pid"], "finish_ts" in trace) == (started.pid, True)
-            names = {node["name"] for node in trace["nodes"]}
-            assert {"train_step", "aten::linear", "AddmmBackward0"} <= names
-            steps = [node for node in trace["nodes"] if node["name"] == "train_step"]
-            assert len(steps) > 5
+    for _ in range(2):  # the second one too
+        capture = watch_to_end(stub, create(stub, program.pid, "execution_trace"))
+        assert verdict(capture) == ("VERDICT_DONE", "", "")
+        (file,) = capture.targets[0].files
+        assert file.format == "execution-trace"
+        assert file.name.endswith(".execution_trace.json")
+        trace = execution_trace(stub, capture)
+        assert (trace["pid"], "finish_ts" in trace) == (program.pid, True)
+        names = {node["name"] for node in trace["nodes"]}
+        assert {"train_step", "aten::linear", "AddmmBackward0"} <= names
+        steps = [node for node in trace["nodes"] if node["name"] == "train_step"]
+        assert len(steps) > 5
 
 
-def test_the_file_comes_beside_a_trace(daemon: Daemon) -> None:
+def test_the_file_comes_beside_a_trace(daemon: Daemon, program: Program) -> None:
     stub = daemon.stub()
-    with program(daemon) as started:
-        capture = watch_to_end(stub, create(stub, started.pid, "execution_trace", "python_function"))
-        assert [file.format for file in capture.targets[0].files] == ["chrome", "execution-trace"]
-        assert execution_trace(stub, capture)["nodes"]
-        assert json.loads(gzip.decompress(fetch(stub, capture.id, "chrome")))["traceEvents"]
+    capture = watch_to_end(stub, create(stub, program.pid, "execution_trace", "python_function"))
+    assert [file.format for file in capture.targets[0].files] == ["chrome", "execution-trace"]
+    assert execution_trace(stub, capture)["nodes"]
+    assert json.loads(gzip.decompress(fetch(stub, capture.id, "chrome")))["traceEvents"]
 
 
-def test_it_is_not_recorded_unless_it_is_named(daemon: Daemon) -> None:
+def test_it_is_not_recorded_unless_it_is_named(daemon: Daemon, program: Program) -> None:
     stub = daemon.stub()
-    with program(daemon) as started:
-        capture = watch_to_end(stub, create(stub, started.pid))
-        assert [file.format for file in capture.targets[0].files] == ["chrome"]
+    capture = watch_to_end(stub, create(stub, program.pid))
+    assert [file.format for file in capture.targets[0].files] == ["chrome"]
 
 
-def test_a_program_that_uses_the_observer_itself_is_left_alone(daemon: Daemon, tmp_path: Any) -> None:
+def test_a_program_that_uses_the_observer_itself_is_left_alone(daemon: Daemon, program: Program, tmp_path: Any) -> None:
     stub = daemon.stub()
     own = tmp_path / "own.json"
-    with program(daemon) as started:
-        assert started.ask(f"own {own}") == "own runs"
-        capture = watch_to_end(stub, create(stub, started.pid, "execution_trace"))
-        assert verdict(capture)[:2] == ("VERDICT_FAILED", "USER_OBSERVER_ACTIVE")
-        assert started.ask("stop own") == "own ended"
-        assert json.loads(own.read_text())["nodes"]
-        again = watch_to_end(stub, create(stub, started.pid, "execution_trace"))
-        assert verdict(again)[0] == "VERDICT_DONE"
+    assert program.ask(f"own {own}") == "own runs"
+    capture = watch_to_end(stub, create(stub, program.pid, "execution_trace"))
+    assert verdict(capture)[:2] == ("VERDICT_FAILED", "USER_OBSERVER_ACTIVE")
+    assert program.ask("stop own") == "own ended"
+    assert json.loads(own.read_text())["nodes"]
+    again = watch_to_end(stub, create(stub, program.pid, "execution_trace"))
+    assert verdict(again)[0] == "VERDICT_DONE"
 
 
-def test_ours_ends_when_the_program_registers_its_own(daemon: Daemon, tmp_path: Any) -> None:
+def test_ours_ends_when_the_program_registers_its_own(daemon: Daemon, program: Program, tmp_path: Any) -> None:
     stub = daemon.stub()
     own = tmp_path / "own.json"
-    with program(daemon) as started:
-        capture_id = create(stub, started.pid, "execution_trace", duration_ns=3_000_000_000)
-        until_collecting(stub, capture_id)
-        assert started.ask(f"own {own}") == "own runs"
-        capture = watch_to_end(stub, capture_id)
-        assert verdict(capture)[:2] == ("VERDICT_DONE", "")
-        assert "registered an ExecutionTraceObserver of its own" in capture.targets[0].warnings[0]
-        assert execution_trace(stub, capture)["nodes"]
-        assert started.ask("stop own") == "own ended"
-        assert json.loads(own.read_text())["nodes"]
+    capture_id = create(stub, program.pid, "execution_trace", duration_ns=3_000_000_000)
+    until_collecting(stub, capture_id)
+    assert program.ask(f"own {own}") == "own runs"
+    capture = watch_to_end(stub, capture_id)
+    assert verdict(capture)[:2] == ("VERDICT_DONE", "")
+    assert "registered an ExecutionTraceObserver of its own" in capture.targets[0].warnings[0]
+    assert execution_trace(stub, capture)["nodes"]
+    assert program.ask("stop own") == "own ended"
+    assert json.loads(own.read_text())["nodes"]
 
 
-def test_a_forked_child_neither_hangs_nor_writes_into_the_file(daemon: Daemon) -> None:
+def test_a_forked_child_neither_hangs_nor_writes_into_the_file(daemon: Daemon, program: Program) -> None:
     stub = daemon.stub()
-    with program(daemon) as started:
-        capture_id = create(stub, started.pid, "execution_trace", duration_ns=3_000_000_000)
-        until_collecting(stub, capture_id)
-        assert started.ask("fork") == "child 0"
-        capture = watch_to_end(stub, capture_id)
-        assert verdict(capture)[0] == "VERDICT_DONE"
-        assert len({node["id"] for node in execution_trace(stub, capture)["nodes"]}) > 10
+    capture_id = create(stub, program.pid, "execution_trace", duration_ns=3_000_000_000)
+    until_collecting(stub, capture_id)
+    assert program.ask("fork") == "child 0"
+    capture = watch_to_end(stub, capture_id)
+    assert verdict(capture)[0] == "VERDICT_DONE"
+    assert len({node["id"] for node in execution_trace(stub, capture)["nodes"]}) > 10
 
 
 def test_a_process_that_dies_leaves_a_cut_file_and_a_verdict_that_says_so(daemon: Daemon) -> None:
     stub = daemon.stub()
-    with program(daemon) as started:
+    with running(daemon) as started:
         capture_id = create(stub, started.pid, "execution_trace", duration_ns=60_000_000_000)
         events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=30)
         next(event for event in events if any(each.records for each in event.target.counts))

@@ -88,7 +88,6 @@ def test_allocations_are_in_the_trace(daemon: Daemon, tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_a_process_without_cuda_is_refused_with_the_reason(daemon: Daemon, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     with program(daemon, WITHOUT_CUDA) as pid:
         arguments = ("memory", "--pid", str(pid), "--duration", "200ms", "--output-dir", str(tmp_path))
         result = run_process(arguments, daemon.client_environ())

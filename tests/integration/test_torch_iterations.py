@@ -15,7 +15,6 @@ import pytest
 from support.cli import run_process
 from support.daemon import Daemon, running_daemon
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 # Trains, in lockstep with another process if it is given a socket to it, and marks each of its true steps.

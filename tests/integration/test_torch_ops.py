@@ -92,7 +92,6 @@ def record(stub: ProfilerStub, process: "subprocess.Popen[str]", options: pb.Opt
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    pytest.importorskip("torch")
     path = tmp_path_factory.mktemp("kineto") / "trace.json"
     with running_daemon() as daemon, program(daemon) as process:
         target, ours = record(daemon.stub(), process, pb.Options(record_shapes=True))

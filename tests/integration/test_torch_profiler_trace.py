@@ -8,10 +8,10 @@ from kineto_trace.analysis.links import forward_backward
 from kineto_trace.decode import kineto_json
 from kineto_trace.model import StringTable
 from kineto_trace.raw import Chunk, RawSource
-from support.python_child import environment, run_python
+from support import torch_forks
+from support.python_child import environment
 
 pytestmark = pytest.mark.torch
-TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
 PLAN = """
 model = Model()
@@ -31,11 +31,8 @@ print(json.dumps({**recording.session.metadata, **outcome.metadata}))
 
 
 def test_the_tables_say_what_the_trace_of_torch_says(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     file = tmp_path / "recording"
-    variables = environment()
-    variables["PYTHONPATH"] += f":{TESTS}"
-    child = run_python(["-m", "support.torch_session", PLAN, str(file)], variables, cwd=TESTS)
+    child = torch_forks.run("-m", "support.torch_session", PLAN, str(file), env=environment())
     assert child.returncode == 0, child.stderr
     data, strings = file.read_bytes(), StringTable()
     trace = kineto_json.decode(_source(data, json.loads(child.stdout.splitlines()[-1])), strings)

@@ -4,7 +4,6 @@ import pytest
 from support.daemon import running_daemon
 from support.profiler_stress import stress
 
-pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 

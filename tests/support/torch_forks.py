@@ -1,10 +1,10 @@
-"""Runs modules that need torch in processes of their own, without the 3 s that each would need to import it.
+"""Runs programs that need torch in processes of their own, without the 3 s that each would need to import it.
 
 Theory of operation
     One server process imports torch, with what an optimizer and the profiler import at their first use, and nothing
     of ours. It has one thread and never runs an operator. For each run it forks a child, which takes over the
-    environment, the arguments and the output pipes of the request and then is the program: it runs the module as
-    __main__ and comes to its end as an interpreter does. Requests come one at a time over a socket.
+    environment, the arguments and the output pipes of the request and then is the program: it runs as __main__ and
+    comes to its end as an interpreter does. Requests come one at a time over a socket.
 
     Not for tests about how a process begins.
 """
@@ -21,6 +21,7 @@ import sys
 import threading
 from json import dumps, loads
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -29,14 +30,12 @@ _MAX_REQUEST_BYTES = 1 << 17
 _server: _Server | None = None
 
 
-def run(
-    module: str, *arguments: str, env: dict[str, str], timeout_s: float = 100.0
-) -> subprocess.CompletedProcess[str]:
-    """As `python -m module arguments`, run to its end in the folder of the tests."""
+def run(*arguments: str, env: dict[str, str], timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    """As `python arguments` (-m MODULE or -c CODE, then the program's), run to its end in the folder of the tests."""
     global _server
     if _server is None:
         _server = _Server()
-    return _server.run(module, arguments, env, timeout_s)
+    return _server.run(arguments, env, timeout_s)
 
 
 def end() -> None:
@@ -70,10 +69,10 @@ class _Server:
         return int(answer)
 
     def run(
-        self, module: str, arguments: tuple[str, ...], env: dict[str, str], timeout_s: float
+        self, arguments: tuple[str, ...], env: dict[str, str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
         """One program. Raises TimeoutError once it has been killed."""
-        request = dumps([module, arguments, env]).encode()
+        request = dumps([arguments, env]).encode()
         assert len(request) <= _MAX_REQUEST_BYTES
         with _Output() as output, _Output() as errors:
             socket.send_fds(self._socket, [request], [output.write_end, errors.write_end])
@@ -86,7 +85,7 @@ class _Server:
                 os.kill(pid, signal.SIGKILL)
                 self._answer(START_S)
                 raise
-            return subprocess.CompletedProcess([module, *arguments], status, output.text(), errors.text())
+            return subprocess.CompletedProcess(arguments, status, output.text(), errors.text())
 
     def end(self) -> None:
         """Let the server come to its end."""
@@ -147,14 +146,20 @@ def _serve(channel: socket.socket) -> Any:
         channel.send(b"%d" % os.waitstatus_to_exitcode(status))
 
 
-def _become(module: str, arguments: list[str], env: dict[str, str]) -> None:
+def _become(arguments: list[str], env: dict[str, str]) -> None:
     import tempfile
 
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # it may have been asked for
-    sys.argv[1:] = arguments
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.path[1:1] = env.get("PYTHONPATH", "").split(":")
+    kind, program, *rest = arguments
+    sys.argv[:] = [kind, *rest]
+    if kind == "-m":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(program, "<string>", "exec"), main.__dict__)
 
 
 def _import_torch() -> None:

@@ -1,6 +1,6 @@
 """Program: profiles a small training loop on the CPU with torch.profiler and writes what it recorded as JSON.
 
-    python torch_profile.py FILE [--stacks]
+    python -m support.torch_profile FILE [--stacks]
 
 "nodes": PyTorch's own event tree in preorder (kind, name, start and end in ns, thread, parent, scope, sequence, id);
 "trace": the exported Chrome trace.

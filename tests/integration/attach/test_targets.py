@@ -1,7 +1,5 @@
 """A few attaches to each kind of target, which all go on as if nothing had been. The campaign makes hundreds."""
 
-import importlib.util
-
 import pytest
 from support.attach_harness import campaign, edges, machine_library, table
 from support.attachers import HelperAttacher
@@ -47,8 +45,6 @@ def test_registers_are_as_before(kind: str, attacher: HelperAttacher) -> None:
 
 @pytest.mark.torch
 def test_data_loader_loses_nothing(attacher: HelperAttacher) -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed")
     no_harm_and_all_succeed("data_loader", attacher, 3)
 
 

@@ -2,9 +2,7 @@
 
 import inspect
 import json
-import os
 import pickle
-import subprocess
 import sys
 from typing import Any, List, Tuple
 
@@ -14,9 +12,10 @@ from kineto_agent.sources import memory_history
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.memory import MemorySource
 from kineto_agent.sources.memory_events import ONLY_CUDA, MemoryEventsSource
+from support import torch_forks
 from support.arenas import ArenaReader
 from support.fake_torch import SEGMENT_BYTES, FakeTorch
-from support.python_child import run_python
+from support.python_child import environment
 
 LIMIT = 8 << 20
 
@@ -244,10 +243,8 @@ print(json.dumps({name: list(inspect.signature(getattr(memory, name)).parameters
 
 @pytest.mark.torch
 def test_the_fake_has_the_signatures_of_torch(torch: FakeTorch) -> None:
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", REAL], env=environ, capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        pytest.skip("no torch here")
+    done = torch_forks.run("-c", REAL, env=environment())
+    assert done.returncode == 0, done.stderr
     memory = torch.module.cuda.memory
     names = ("_record_memory_history_impl", "_snapshot")
     fake = {name: list(inspect.signature(getattr(memory, name)).parameters) for name in names}
@@ -268,8 +265,7 @@ except SourceError as exc:
 
 @pytest.mark.torch
 def test_a_torch_for_the_cpu_is_refused_with_the_reason() -> None:
-    pytest.importorskip("torch")
-    done = run_python(["-c", CPU])
+    done = torch_forks.run("-c", CPU, env=environment())
     if "+cpu" in done.stdout:
         assert "is built without CUDA" in done.stdout
     assert done.stdout.startswith("NO_CUDA"), done.stderr

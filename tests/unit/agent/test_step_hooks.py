@@ -1,7 +1,6 @@
 """The hooks in torch's optimizers and profiler: coming, counting, going."""
 
 import importlib
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,8 @@ from typing import Any, Callable, Iterator
 import pytest
 from kineto_agent.step_hooks import StepHooks
 from kineto_agent.steps import StepCounter
+from support import torch_forks
+from support.python_child import environment
 
 # ---------------------------------------------------------------- a stand-in for torch on the disk
 
@@ -147,22 +148,28 @@ def test_removing_the_hook_before_torch_is_imported_leaves_nothing(fake_torch: C
     assert import_optimizer().HOOKS == []
 
 
+TORCHS_OPTIMIZER = """
+import torch
+from kineto_agent.step_hooks import StepHooks
+from kineto_agent.steps import StepCounter
+counter = StepCounter()
+hook = StepHooks(counter)
+hook.install()
+parameter = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for _ in range(4):
+    parameter.sum().backward()
+    optimizer.step()
+hook.remove()
+optimizer.step()
+print(counter.count)
+"""
+
+
 @pytest.mark.torch
 def test_torchs_optimizers_are_counted() -> None:
-    torch = pytest.importorskip("torch")
-    counter = StepCounter()
-    hook = StepHooks(counter)
-    hook.install()
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    try:
-        for _ in range(4):
-            parameter.sum().backward()
-            optimizer.step()
-    finally:
-        hook.remove()
-    optimizer.step()
-    assert counter.count == 4
+    done = torch_forks.run("-c", TORCHS_OPTIMIZER, env=environment())
+    assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
 
 
 # ---------------------------------------------------------------- hooks of others, optimizers at work
@@ -335,7 +342,7 @@ print(profile.step.__module__)
 
 @pytest.mark.torch
 def test_torchs_profiler_scaler_and_compiled_optimizers_are_counted() -> None:
-    pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", REAL_TORCH], capture_output=True, text=True, timeout=120, check=True)
+    done = torch_forks.run("-c", REAL_TORCH, env=environment())
+    assert done.returncode == 0, done.stderr
     # 6 steps of the profiler; 4 of optimizers, of which the first joins at the 6th
     assert done.stdout.split() == ["6", "9", "11", "13", "torch.profiler.profiler"]

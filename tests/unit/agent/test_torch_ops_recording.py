@@ -2,22 +2,20 @@
 
 from __future__ import annotations  # the agent's tests run under 3.9
 
-import importlib.util
 import os
 import textwrap
 
 import pytest
 from support import torch_forks
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
-]
+pytestmark = pytest.mark.torch
 
 
 def run(plan: str) -> str:
     """Run a plan; gives what it printed. The process must end well."""
-    done = torch_forks.run("support.ops_session", textwrap.dedent(plan), env={**os.environ, "KINETO_LOG_LEVEL": "5"})
+    done = torch_forks.run(
+        "-m", "support.ops_session", textwrap.dedent(plan), env={**os.environ, "KINETO_LOG_LEVEL": "5"}
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

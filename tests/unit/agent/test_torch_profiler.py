@@ -1,4 +1,3 @@
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,12 @@ from kineto_agent.sources.torch_recorder import disable_cupti_kinds
 from support import torch_forks
 from support.python_child import environment
 
-
-def torch(test: Any) -> Any:
-    """Marks a test that needs torch."""
-    missing = importlib.util.find_spec("torch") is None
-    return pytest.mark.torch(pytest.mark.skipif(missing, reason="needs torch")(test))
+torch = pytest.mark.torch
 
 
 def run(plan: str, tmp_path: Path, expected: int = 0) -> Any:
     """Carries out the plan in a process of its own, and gives what it printed last, as JSON."""
-    found = torch_forks.run("support.torch_session", plan, env=environment(TMPDIR=str(tmp_path)))
+    found = torch_forks.run("-m", "support.torch_session", plan, env=environment(TMPDIR=str(tmp_path)))
     assert found.returncode == expected, found.stdout + found.stderr
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("kineto-")]
     lines = found.stdout.splitlines()

@@ -1,9 +1,7 @@
 """The event tree and the links beside PyTorch's own, on a real profile of a training loop with two threads."""
 
-import importlib.util
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +10,16 @@ import pytest
 from kineto_trace.analysis.links import forward_backward, with_evaluated_sequences
 from kineto_trace.analysis.tree import KINDS, build
 from kineto_trace.model import NO_ROW, StringTable, Table, make_table
+from support import torch_forks
 
-PROGRAM = Path(__file__).parents[2] / "support" / "torch_profile.py"
 NAMED = ("start", "thread", "id", "scope", "sequence")
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = pytest.mark.torch
 
 
 def profiled(folder: Path, *options: str) -> dict[str, Any]:
     path = folder / "profile.json"
-    command = [sys.executable, str(PROGRAM), str(path), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = torch_forks.run("-m", "support.torch_profile", str(path), *options, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     profile: dict[str, Any] = json.loads(path.read_text())
     return profile
