@@ -252,7 +252,8 @@ def test_of_a_thousand_iterations_and_more_the_latest_are_told(process: Process)
     assert result.outcome == "done"
     starts = result.iterations["starts"]
     assert 900 < len(starts) <= 1024
-    assert result.warnings == ["iterations before %d are not marked in the trace: they were too many" % starts[0][0]]
+    told = [warning for warning in result.warnings if "iterations" in warning]  # a busy machine has more to tell
+    assert told == ["iterations before %d are not marked in the trace: they were too many" % starts[0][0]]
 
 
 def test_a_later_start_time_is_acknowledged_and_kept(process: Process) -> None:
