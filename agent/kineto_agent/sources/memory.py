@@ -15,7 +15,7 @@ from kineto_agent.sources.memory_history import MAX_ENTRIES, find_torch, history
 
 ACTIVITY_TYPE = "memory_snapshot"
 PICKLE_PROTOCOL = 4  # of Pythons before 3.14; the visualiser in the browser reads no later one
-NOTABLE_STALL_NS = 50_000_000
+NOTABLE_NS = 50_000_000
 
 
 class MemorySource:
@@ -80,15 +80,15 @@ class MemorySession:
             devices = ", ".join(map(str, snapshot.full))
             text = "device %s: more than %d allocations and frees in the window; the snapshot has the last ones"
             warnings.append(text % (devices, MAX_ENTRIES))
-        text = "the memory snapshot held up the program for %.0f ms (%d allocations and frees)"
-        if snapshot.stall_ns >= NOTABLE_STALL_NS:
-            warnings.append(text % (snapshot.stall_ns / 1e6, snapshot.entries))
+        text = "making the memory snapshot took %.0f ms, in which the program may have stood still (%d allocations and frees)"
+        if snapshot.took_ns >= NOTABLE_NS:
+            warnings.append(text % (snapshot.took_ns / 1e6, snapshot.entries))
         metadata = {
             "size_bytes": self._arena.written_bytes + self._arena.lost_bytes,
-            "stall_ns": snapshot.stall_ns,
+            "took_ns": snapshot.took_ns,
             "pickle_ns": cpu_ns,
             "entries": snapshot.entries,
-            "way": "%d allocations and frees, stall %.1f ms" % (snapshot.entries, snapshot.stall_ns / 1e6),
+            "way": "%d allocations and frees, snapshot made in %.1f ms" % (snapshot.entries, snapshot.took_ns / 1e6),
         }
         return SourceOutcome(self.counts(), metadata, warnings, detach_ns=0, cpu_ns=cpu_ns)
 

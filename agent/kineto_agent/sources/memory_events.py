@@ -83,7 +83,7 @@ class MemoryEventsSession:
                 if device in snapshot.full:
                     text = "device %d: more than %d allocations and frees in the window; only the last ones are there"
                     warnings.append(text % (device, MAX_ENTRIES))
-            metadata = {"totals": _totals(snapshot), "stall_ns": snapshot.stall_ns}
+            metadata = {"totals": _totals(snapshot), "took_ns": snapshot.took_ns}
         finally:
             self._end()
         self._writer.finish()

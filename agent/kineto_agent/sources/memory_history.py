@@ -8,7 +8,7 @@ Theory of operation
 
     A snapshot is made with the GIL held, in time proportional to the number of entries: hence MAX_ENTRIES. No garbage
     is collected meanwhile, since that would look at all of the new objects again and again. Snapshots are freed in
-    slices, so that the program gets the GIL in between. What a snapshot took is told by `Snapshot.stall_ns`.
+    slices, so that the program gets the GIL in between. What a snapshot took is told by `Snapshot.took_ns`.
 
     Stacks of the allocations cost 2 us each: only with option with_stack, and only Python's.
 
@@ -34,7 +34,7 @@ class Snapshot(NamedTuple):
     """What torch told. value: torch's dictionary, to be given back by `free`."""
 
     value: Dict[str, Any]
-    stall_ns: int  # the GIL was held for that long
+    took_ns: int  # how long torch was at it; mostly with the GIL, but for the first one with stacks
     entries: int
     full: List[int]  # devices whose history has overwritten older entries
     end_ns: int  # Unix ns after it was made
@@ -126,13 +126,13 @@ class History:
         try:
             before_ns = time.perf_counter_ns()
             value: Dict[str, Any] = self._torch.cuda.memory._snapshot()
-            stall_ns = time.perf_counter_ns() - before_ns
+            took_ns = time.perf_counter_ns() - before_ns
         finally:
             if collecting:
                 gc.enable()
         traces = value.get("device_traces", [])
         full = [device for device, trace in enumerate(traces) if len(trace) >= MAX_ENTRIES]
-        return Snapshot(value, stall_ns, sum(map(len, traces)), full, time.time_ns())
+        return Snapshot(value, took_ns, sum(map(len, traces)), full, time.time_ns())
 
     def end(self) -> None:
         """One user less; after the last one the history is off, if it is ours. Never raises."""

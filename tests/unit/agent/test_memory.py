@@ -55,7 +55,7 @@ def test_a_snapshot_is_the_pickle_of_what_torch_tells(torch: FakeTorch) -> None:
     assert value["segments"][0]["blocks"][0]["address"] == 512
     assert [entry["action"] for entry in value["device_traces"][0]] == ["alloc"]
     assert (outcome.metadata["size_bytes"], outcome.metadata["entries"]) == (len(data), 1)
-    assert outcome.metadata["stall_ns"] > 0
+    assert outcome.metadata["took_ns"] > 0
     assert data[:2] == b"\x80\x04"  # what the visualiser in the browser reads
     session.close()
 
