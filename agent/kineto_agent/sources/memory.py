@@ -80,7 +80,7 @@ class MemorySession:
             devices = ", ".join(map(str, snapshot.full))
             text = "device %s: more than %d allocations and frees in the window; the snapshot has the last ones"
             warnings.append(text % (devices, MAX_ENTRIES))
-        text = "making the memory snapshot took %.0f ms, in which the program may have stood still (%d allocations and frees)"
+        text = "the memory snapshot took %.0f ms, and the program may have waited for it (%d allocations and frees)"
         if snapshot.took_ns >= NOTABLE_NS:
             warnings.append(text % (snapshot.took_ns / 1e6, snapshot.entries))
         metadata = {

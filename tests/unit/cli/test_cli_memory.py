@@ -23,7 +23,7 @@ def snapshot_target() -> pb.Target:
     target = captures.done_target()
     target.files[0].format = "memory-snapshot"
     target.files[0].name = "x.memory_snapshot.pickle"
-    target.counts.add(source="memory_snapshot", records=3, way="9 allocations and frees, stall 12.5 ms")
+    target.counts.add(source="memory_snapshot", records=3, way="9 allocations and frees, snapshot made in 12.5 ms")
     return target
 
 
@@ -68,7 +68,7 @@ def test_it_says_where_the_pickle_is_what_it_cost_and_how_to_open_it(
     path = tmp_path / NAME
     assert path.read_bytes() == CONTENT
     assert f"{path} (300.0 KiB, SHA-256 verified)" in result.stdout
-    assert "9 allocations and frees, stall 12.5 ms" in result.stdout
+    assert "9 allocations and frees, snapshot made in 12.5 ms" in result.stdout
     assert "https://pytorch.org/memory_viz" in result.stdout
     assert f"python -m torch.cuda._memory_viz trace_plot {path} -o memory.html" in result.stdout
     assert "perfetto" not in result.stdout
