@@ -249,9 +249,13 @@ def test_of_a_thousand_iterations_and_more_the_latest_are_told(process: Process)
         until(lambda: process.counter.count > 20, "the training has begun")
         connection.send(start_request(duration_ns=None, iterations=1500))
         result = connection.expect(wire.Result)
+        count = process.counter.count
     assert result.outcome == "done"
     starts = result.iterations["starts"]
-    assert 900 < len(starts) <= 1024
+    numbers = [number for number, _start in starts]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    assert starts[-1][1] == result.window_end_ns
+    assert 1024 - (count - numbers[-1]) - 2 <= len(starts) <= 1024  # what came since took the place of the oldest
     told = [warning for warning in result.warnings if "iterations" in warning]  # a busy machine has more to tell
     assert told == ["iterations before %d are not marked in the trace: they were too many" % starts[0][0]]
 
