@@ -162,8 +162,8 @@ class Recording:
             part = self._running.pop()
             try:
                 outcome = self._outcomes[part.name] = part.session.stop()
-                if outcome.ended_early:
-                    self._note(SourceError("ENDED_EARLY", "%s: %s" % (part.name, outcome.ended_early)))
+                if outcome.incomplete:
+                    self._note(SourceError("INCOMPLETE", "%s: %s" % (part.name, outcome.incomplete)))
             except Exception as exc:  # noqa: BLE001 - translated
                 self._note(_as_source_error(part.name, exc))
         self._yielding = ()

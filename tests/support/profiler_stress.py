@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 from kineto_agent import env
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
@@ -48,7 +49,7 @@ class Kind:
 
 KINDS = (
     Kind("everything"),
-    Kind("kernels", ("kernel", "cuda_runtime")),
+    Kind("kernels", ("kernel", "gpu_memset")),
     Kind("kernels, waiting", ("kernel",), pb.Options(wait_for_user_profiler=True)),
     Kind("operators", ("cpu_op", "user_annotation"), conflicts=False),
     Kind("Python stacks", ("python_function",), conflicts=False),
@@ -60,8 +61,9 @@ KINDS = (
 class Loop:
     """The training loop in its process; `traces` are its own."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process = process
+        self.log = log
         self.traces: list[dict[str, Any]] = []
         self.last: dict[str, Any] = {}
         self._reader = threading.Thread(target=self._read, name="loop-output")
@@ -98,7 +100,7 @@ class Loop:
 @contextmanager
 def loop(daemon: Daemon, mode: str) -> Iterator[Loop]:
     """A loop whose agent is connected and that has profiled itself twice. mode: FAKE, CPU or CUDA."""
-    environ = daemon.client_environ()
+    environ = {**daemon.client_environ(), "PYTHONFAULTHANDLER": "1"}
     if mode == "FAKE":
         environ[env.CUPTI_LIBRARY] = str(fake_cupti())
     command = [sys.executable, "-W", "ignore", str(LOOP), mode]
@@ -106,7 +108,7 @@ def loop(daemon: Daemon, mode: str) -> Iterator[Loop]:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environ, text=True
         )
-    running = Loop(process)
+    running = Loop(process, daemon.root / "loop.log")
     try:
         running.more(2)
         yield running
@@ -159,7 +161,11 @@ def stress(daemon: Daemon, mode: str, count: int, say: Callable[[str], None] = l
         kinds = [kind for kind in KINDS if set(kind.types) <= there]
         for number in range(count):
             kind = kinds[number % len(kinds)]
-            target = capture(daemon.stub(), pid, kind, DURATIONS_MS[number // len(kinds) % len(DURATIONS_MS)])
+            try:
+                target = capture(daemon.stub(), pid, kind, DURATIONS_MS[number // len(kinds) % len(DURATIONS_MS)])
+            except grpc.RpcError as error:
+                report.problems.append(f"capture {number + 1} ({kind.name}): {error.details()}")
+                break
             report.captures.append((kind, target))
             verdict = pb.Verdict.Name(target.verdict).removeprefix("VERDICT_")
             report.verdicts[f"{kind.name}: {verdict} {target.reason_code}".rstrip()] += 1
@@ -177,7 +183,8 @@ def check(report: Report, running: Loop, status: int, mode: str) -> None:
     """Everything that must hold."""
     problems = report.problems
     if status != 0:
-        problems.append(f"the loop ended with {status}")
+        said = running.log.read_text(errors="replace")[-6000:]
+        problems.append(f"the loop ended with {status} and said: {said}")
     if running.last.get("misused"):
         problems.append(f"CUPTI was misused {running.last['misused']} times")
     for what in ("ops", "kernels") if mode != "CPU" else ("ops",):

@@ -38,7 +38,7 @@ _CALL_KINDS = KINDS["cuda_runtime"] + KINDS["cuda_driver"]
 # The calls that are recorded: those that put work on the device or wait for it (fnmatch patterns over
 # cuptiGetCallbackName, whose names end in _vNNNN or _ptsz_vNNNN). All calls would make a launch-bound job 1.4 times
 # slower. The collector records them itself, through CUPTI's subscriber (agent/native/records.c says what that
-# saves); CUPTI's own activity kinds serve where another tool has the subscriber and the user names the types.
+# saves), or not at all: CUPTI's own activity kinds would harm the tool that has the subscriber.
 RUNTIME_CALLS = (
     "cudaLaunch*",
     "__cudaLaunch*",  # the toolkit's own entry, since CUDA 13
@@ -78,8 +78,7 @@ _BUSY_RESULTS = (14, 26, 36, 39)
 
 _CALLS_LEFT_OUT = (
     "CUDA calls are not recorded, so kernels have no launches: another tool (torch.profiler, once used, is one) holds "
-    "CUPTI's only subscriber, and recording calls beside it has made the program's next torch.profiler trace fail. "
-    "Name cuda_runtime and cuda_driver among the activities to record them nevertheless"
+    "CUPTI's only subscriber, and recording calls beside it makes the program's next torch.profiler trace fail"
 )
 _GAVE_WAY = (
     "stayed attached: the program's own torch.profiler started and has CUPTI now; CUDA calls stay slightly slower "
@@ -114,6 +113,7 @@ class CuptiSession:
         self._named = request.named
         self._detach_limit_ms = detach_limit_ms
         self._warnings: List[str] = []
+        self._incomplete = ""
         self._enable_ns = 0
         # The collector's functions run one at a time. The same thread may come again: in a signal's handler.
         self._lock = _thread.RLock()
@@ -134,10 +134,9 @@ class CuptiSession:
     def _start(self) -> None:
         calls = [kind for kind in self._kinds if kind in _CALL_KINDS]
         through_subscriber = self._collector.subscribe() == 0
-        if calls and not through_subscriber and not self._named:
-            self._warnings.append(_CALLS_LEFT_OUT)
-        if through_subscriber or not self._named:
-            self._kinds = [kind for kind in self._kinds if kind not in _CALL_KINDS]
+        self._kinds = [kind for kind in self._kinds if kind not in _CALL_KINDS]
+        if calls and not through_subscriber:
+            self._leave_out_calls()
         enabled = self._collector.start(self._kinds)
         refused = {kind: result for kind, result in enabled.results.items() if result != 0}
         if enabled.code != 0:
@@ -148,6 +147,15 @@ class CuptiSession:
             )
         if through_subscriber:
             self._record_calls(calls)
+
+    def _leave_out_calls(self) -> None:
+        """CUPTI could record them by itself; a program's torch.profiler raised an error in its next session then."""
+        if not self._kinds:
+            raise SourceError("CUPTI_BUSY", _CALLS_LEFT_OUT)
+        if self._named:
+            self._incomplete = _CALLS_LEFT_OUT
+        else:
+            self._warnings.append(_CALLS_LEFT_OUT)
 
     def _record_calls(self, calls: List[int]) -> None:
         why = self._collector.record_calls() if calls else ""
@@ -207,6 +215,7 @@ class CuptiSession:
             warnings=self._warnings,
             detach_ns=detach_ns,
             cpu_ns=stopped.cpu_ns,
+            incomplete=self._incomplete,
         )
 
     def _warn_about(self, stopped: "StopResult") -> None:

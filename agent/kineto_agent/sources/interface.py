@@ -53,7 +53,7 @@ class SourceOutcome(NamedTuple):
     warnings: List[str]  # for the user, e.g. "stayed attached to CUPTI: …"
     detach_ns: int  # time from the request to detach until detached; 0: not detached or nothing to detach
     cpu_ns: int  # CPU time of the source's own threads
-    ended_early: str = ""  # why the source recorded a part of the window only; the capture is PARTIAL then
+    incomplete: str = ""  # why less was recorded than was asked for; the capture is PARTIAL then
 
 
 class SourceSession(Protocol):

@@ -181,7 +181,7 @@ class TorchProfilerSession:
             self._warnings,
             detach_ns=0,
             cpu_ns=self._cpu_ns,
-            ended_early=self._ended_early,
+            incomplete=self._ended_early,
         )
 
     def close(self) -> None:

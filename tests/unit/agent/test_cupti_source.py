@@ -139,10 +139,18 @@ def test_beside_another_subscriber_calls_are_left_out_by_default() -> None:
     assert outcome.warnings[0].startswith("CUDA calls are not recorded, so kernels have no launches: another tool")
 
 
-def test_beside_another_subscriber_named_calls_are_recorded_by_cupti() -> None:
+def test_beside_another_subscriber_named_calls_are_said_to_be_missing() -> None:
     cuda = fake_cuda(subscribe_result=39)
     with recording(["cuda_runtime", "kernel"]) as (session, reader):
         cuda.launch(count=3)
-        session.stop()
+        outcome = session.stop()
         records = reader.records()
-    assert {kind: len(found) for kind, found in records.items()} == {5: 3, 10: 3}
+    assert {kind: len(found) for kind, found in records.items()} == {10: 3}
+    assert outcome.incomplete.startswith("CUDA calls are not recorded")
+
+
+def test_beside_another_subscriber_calls_alone_are_refused() -> None:
+    fake_cuda(subscribe_result=39)
+    with pytest.raises(SourceError, match="CUDA calls are not recorded") as caught, recording(["cuda_runtime"]):
+        raise AssertionError
+    assert caught.value.reason_code == "CUPTI_BUSY"

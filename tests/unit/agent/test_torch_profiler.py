@@ -159,7 +159,7 @@ for _ in range(5_000_000):
         break
 x @ x
 outcome, data = recording.stop()
-print(json.dumps({"early": outcome.ended_early, "adds": data.count(b'"aten::add"'), "after": b"aten::dot" in data}))
+print(json.dumps({"early": outcome.incomplete, "adds": data.count(b'"aten::add"'), "after": b"aten::dot" in data}))
 """
     found = run(plan, tmp_path)
     assert "the process had grown by" in found["early"]
