@@ -18,7 +18,7 @@ from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceReq
 from kineto_agent.sources.registry import Choice, Plan
 from kineto_agent.sources.torch_guard import ProfilerGuard, UserProfiler
 
-KINETO_FORMAT = "kineto_json/1"  # of a session that has torch's own profiler running
+TORCH_PROFILER_FORMAT = "kineto_json/1"  # of a session that has torch's own profiler running
 Announce = Callable[[wire.Arena, int], None]
 
 
@@ -171,7 +171,7 @@ class Recording:
 
     def _note_unannounced(self) -> None:
         """A Kineto session that the guard could not see beforehand, such as one that was asked for over dynolog."""
-        ours = any(part.session.format == KINETO_FORMAT for part in self._yielding)
+        ours = any(part.session.format == TORCH_PROFILER_FORMAT for part in self._yielding)
         with self._guard.lock:
             seen = self._yielding and self._guard.state(kineto_is_ours=ours, started=True).active
         if seen:
