@@ -396,7 +396,8 @@ class Agent:
         warnings = [*command.warnings, *(recording.warnings() if recording is not None else ())]
         iterations = self._iterations(command)
         starts = iterations.get("starts", ())
-        if len(starts) >= RING_ITERATIONS - 2 and starts[0][1] > command.window_start_ns:
+        oldest = self._counter.count - RING_ITERATIONS + 2  # that may still be known
+        if starts and starts[0][1] > command.window_start_ns and starts[0][0] <= oldest:
             warnings.append("iterations before %d are not marked in the trace: they were too many" % starts[0][0])
         return wire.Result(
             capture_id=command.capture_id,
