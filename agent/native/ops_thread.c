@@ -57,6 +57,8 @@ struct slot {
     uint64_t torch_thread;
     uint64_t elsewhere_seen;
     struct ops_buffer buffer;
+    uint32_t stuck;     /* the agent's thread found it inside when its patience ended */
+    uint32_t left;      /* its thread has ended, and not everything is written */
     uint32_t announced; /* torch_thread is in the string table, or it is full */
     uint32_t thread;
     uint32_t number; /* of the next op */
@@ -155,7 +157,8 @@ static void abandon(struct slot *slot, uint32_t depth, bool stopping, uint64_t n
     }
 }
 
-static void finish(struct slot *slot, bool stopping) {
+/* False: other threads were writing texts all the time, some of this slot's are to be tried again. */
+static bool finish(struct slot *slot, bool stopping) {
     for (uint32_t i = 0; i < FINISH_TRIES && (slot->late.used > 0 || !slot->announced); i++) {
         catch_up(slot);
         if (i > 0) {
@@ -164,7 +167,11 @@ static void finish(struct slot *slot, bool stopping) {
     }
     abandon(slot, 0, stopping, now_ns());
     ops_buffer_publish(&slot->buffer);
+    if (slot->late.used > 0 || !slot->announced) {
+        return false;
+    }
     slot->recording = 0;
+    return true;
 }
 
 static void thread_ends(void *argument) {
@@ -172,11 +179,14 @@ static void thread_ends(void *argument) {
     own = NULL;
     __atomic_store_n(&slot->inside, 1, __ATOMIC_SEQ_CST);
     const uint64_t recording = __atomic_load_n(&ops.recording, __ATOMIC_SEQ_CST);
-    if (recording != 0 && slot->recording == recording) {
-        finish(slot, false);
+    const bool finished = recording == 0 || slot->recording != recording || finish(slot, false);
+    if (!finished) {
+        slot->left = 1; /* the agent's thread goes on with it */
     }
     leave(slot);
-    __atomic_store_n(&slot->taken, 0, __ATOMIC_RELEASE);
+    if (finished) {
+        __atomic_store_n(&slot->taken, 0, __ATOMIC_RELEASE);
+    }
 }
 
 static struct slot *take_slot(void) {
@@ -399,10 +409,19 @@ void ops_threads_collect(int64_t limit_ns, struct ops_totals *totals) {
         while (__atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST) && clock_ns(CLOCK_MONOTONIC) < deadline) {
             sched_yield();
         }
-        if (__atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST)) {
-            ops.totals.stuck++;
-        } else if (slot->recording == ops.recordings) {
-            finish(slot, true);
+        slot->stuck = __atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST);
+        ops.totals.stuck += slot->stuck;
+    }
+    /* Whoever is not stuck is outside, or looks in and finds no recording: nobody else writes texts now. */
+    for (uint32_t i = 0; i < top; i++) {
+        struct slot *slot = &ops.slots[i];
+        if (slot->stuck || slot->recording != ops.recordings) {
+            continue;
+        }
+        (void)finish(slot, true);
+        if (slot->left) {
+            slot->left = 0;
+            __atomic_store_n(&slot->taken, 0, __ATOMIC_RELEASE);
         }
     }
     __atomic_fetch_add(arena_word(ops.arena, ARENA_DROPPED), ops.totals.unserved, __ATOMIC_RELAXED);
@@ -413,6 +432,7 @@ void ops_threads_forked(void) {
     ops_threads_close();
     for (uint32_t i = 0; i < ops.top; i++) { /* those threads are not in this process */
         ops.slots[i].inside = 0;
+        ops.slots[i].left = 0;
         ops.slots[i].taken = &ops.slots[i] == own;
     }
 }
