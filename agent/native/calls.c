@@ -3,10 +3,6 @@
  * Of the calls of a training loop nine in ten are cudaGetDevice and the like, and recording each costs the target
  * time. The wanted ones are found by name (cuptiGetCallbackName), since their numbers differ between CUDA versions.
  * records.c records them through the subscriber.
- *
- * Where another tool has that, CUPTI's own activity kinds can serve. They record every call of a domain, so the
- * unwanted ones are switched off one by one. Enabling the kind switches all on again (CUPTI's documentation), hence once before, so that no burst of unwanted records
- * comes in between where a version keeps the setting, and once after.
  */
 #include "calls.h"
 
@@ -52,36 +48,9 @@ void calls_select(struct calls *calls, const struct cupti_api *api, struct arena
     }
 }
 
-static void switch_off_others(const struct calls *calls, const struct cupti_api *api, uint32_t domain) {
-    for (uint32_t cbid = 1; cbid <= calls->last[domain]; cbid++) {
-        if (calls->keep[domain][cbid]) {
-            continue;
-        }
-        if (domain == CUPTI_DOMAIN_RUNTIME_API) {
-            (void)api->enable_runtime_api(cbid, 0); /* numbers without a call are refused: no harm */
-        } else {
-            (void)api->enable_driver_api(cbid, 0);
-        }
-    }
-}
-
 cupti_result calls_named(const struct calls *calls, uint32_t domain) {
     if (calls->last[domain] > 0) {
         return CUPTI_SUCCESS;
     }
     return calls->names[domain] != CUPTI_SUCCESS ? calls->names[domain] : CUPTI_ERROR_NOT_INITIALIZED;
-}
-
-cupti_result calls_enable(const struct calls *calls, const struct cupti_api *api, uint32_t kind) {
-    const uint32_t domain = kind == CUPTI_KIND_RUNTIME ? CUPTI_DOMAIN_RUNTIME_API : CUPTI_DOMAIN_DRIVER_API;
-    const cupti_result named = calls_named(calls, domain);
-    if (named != CUPTI_SUCCESS) {
-        return named;
-    }
-    switch_off_others(calls, api, domain);
-    const cupti_result result = api->enable(kind);
-    if (result == CUPTI_SUCCESS) {
-        switch_off_others(calls, api, domain);
-    }
-    return result;
 }

@@ -24,7 +24,5 @@ void calls_select(struct calls *calls, const struct cupti_api *api, struct arena
 /* Whether the calls of a domain have names: without them, recording any would be of no use to anybody. Returns
  * CUPTI's reason if not. */
 cupti_result calls_named(const struct calls *calls, uint32_t domain);
-/* Enables the activity kind of a domain for the chosen calls alone. Returns CUPTI's answer for the kind. */
-cupti_result calls_enable(const struct calls *calls, const struct cupti_api *api, uint32_t kind);
 
 #endif

@@ -367,8 +367,7 @@ int kc_hurry(void) {
 }
 
 static cupti_result enable_kind(uint32_t kind) {
-    const bool api_calls = kind == CUPTI_KIND_RUNTIME || kind == CUPTI_KIND_DRIVER;
-    const cupti_result result = api_calls ? calls_enable(&self.calls, &self.api, kind) : self.api.enable(kind);
+    const cupti_result result = self.api.enable(kind);
     if (result == CUPTI_SUCCESS) {
         self.kinds[self.kind_count++] = kind;
     }

@@ -39,8 +39,6 @@ typedef void (*cupti_callback)(void *user, uint32_t domain, uint32_t cbid, const
     X(register_callbacks, "cuptiActivityRegisterCallbacks", (cupti_requested, cupti_completed))       \
     X(enable, "cuptiActivityEnable", (uint32_t kind))                                                 \
     X(disable, "cuptiActivityDisable", (uint32_t kind))                                               \
-    X(enable_runtime_api, "cuptiActivityEnableRuntimeApi", (uint32_t cbid, uint8_t enable))           \
-    X(enable_driver_api, "cuptiActivityEnableDriverApi", (uint32_t cbid, uint8_t enable))             \
     X(flush_all, "cuptiActivityFlushAll", (uint32_t flag))                                            \
     X(get_next_record, "cuptiActivityGetNextRecord", (uint8_t * buffer, size_t valid, void **record)) \
     X(get_num_dropped, "cuptiActivityGetNumDroppedRecords",                                           \

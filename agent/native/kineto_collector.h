@@ -73,7 +73,7 @@ KC_EXPORT uint32_t kc_abi(void);
 KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes);
 /* Makes the arena; returns its descriptor, which stays the collector's. */
 KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes);
-/* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls or when its kind is enabled: fnmatch
+/* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls: fnmatch
  * patterns, each ended by NUL, the list by an empty one, `bytes` in all. Without this none is recorded. */
 KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes);
 /* Takes CUPTI's only subscriber, which kc_record_calls and kc_detach need. Returns 0 or KC_CUPTI with CUPTI's
@@ -82,7 +82,7 @@ KC_EXPORT int kc_subscribe(int32_t *result);
 /* Registers, starts the thread, enables each kind and puts CUPTI's answer into results[i].
  * After a failure kc_close is still due. */
 KC_EXPORT int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
-/* Records the chosen calls through the subscriber instead of kinds 4 and 5. After kc_start. */
+/* Records the chosen calls through the subscriber. After kc_start. */
 KC_EXPORT int kc_record_calls(char *error, size_t error_bytes);
 /* Lets go of the subscriber for another tool: no more calls are recorded, no detach. */
 KC_EXPORT int kc_yield(void);

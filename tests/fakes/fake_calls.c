@@ -61,9 +61,7 @@ static struct open_call begin(uint32_t domain, uint32_t cbid) {
 /* With the mutex held; releases it. */
 static uint32_t end(struct open_call *call) {
     call->record.end = fake_now_ns();
-    if (!fake.call_off[call->domain][call->record.cbid]) {
-        fake_put(call->record.kind, &call->record, sizeof call->record);
-    }
+    fake_put(call->record.kind, &call->record, sizeof call->record);
     fake_unlock();
     notify(call->domain, call->record.cbid, 1, call->record.correlation, false);
     return call->record.correlation;

@@ -210,9 +210,6 @@ int cuptiActivityEnable(uint32_t kind) {
     fake.misused += fake.kineto || ((kind == MEMCPY || kind == MEMSET) && !fake.enabled[KERNEL]);
     fake.enabled[kind] = 1;
     fake.hooked = true;
-    if (kind == RUNTIME || kind == DRIVER) {
-        memset(fake.call_off[kind == RUNTIME ? DOMAIN_RUNTIME : DOMAIN_DRIVER], 0, CBIDS);
-    }
     fake_unlock();
     return 0;
 }
@@ -227,19 +224,6 @@ int cuptiActivityDisable(uint32_t kind) {
     fake_unlock();
     return 0;
 }
-
-static int switch_call(uint32_t domain, uint32_t cbid, uint8_t enable) {
-    if (cbid >= CBIDS) {
-        return 1;
-    }
-    fake_lock();
-    fake.call_off[domain][cbid] = !enable;
-    fake_unlock();
-    return 0;
-}
-
-int cuptiActivityEnableRuntimeApi(uint32_t cbid, uint8_t enable) { return switch_call(DOMAIN_RUNTIME, cbid, enable); }
-int cuptiActivityEnableDriverApi(uint32_t cbid, uint8_t enable) { return switch_call(DOMAIN_DRIVER, cbid, enable); }
 
 /* Blocks until every buffer is with the client, like CUPTI. */
 int cuptiActivityFlushAll(uint32_t flag) {

@@ -118,7 +118,6 @@ struct fake {
     requested_fn requested;
     completed_fn completed;
     uint8_t enabled[KINDS];
-    uint8_t call_off[DOMAINS][CBIDS];
     callback_fn callback;
     void *callback_user;
     uint8_t domain_on[DOMAINS];

@@ -88,7 +88,6 @@ void fake_kineto_begin(void) {
     fake.kineto = true;
     fake.kinetos_clock = true;
     fake.had_subscriber = true; /* when it was initialised, before anything was recorded */
-    memset(fake.call_off, 0, sizeof fake.call_off);
     switch_kinds(1);
     fake_unlock();
 }

@@ -109,9 +109,9 @@ static void measure_walk(const struct cupti_api *api) {
 static void measure_capture(const char *path, const char *name, uint64_t prefault) {
     char error[256] = "";
     uint32_t version;
-    int32_t results[2];
+    int32_t result;
     static const char PATTERNS[] = "cudaLaunch*\0";
-    const uint32_t kinds[] = {5, 10};
+    const uint32_t kinds[] = {10};
     struct kc_stop_result stopped;
     const struct kc_config config = {.buffer_limit_bytes = 512ull << 20,
                                      .buffer_bytes = BUFFER_BYTES,
@@ -125,9 +125,11 @@ static void measure_capture(const char *path, const char *name, uint64_t prefaul
     if (kc_open(path, &version, error, sizeof error) != 0 || kc_prepare(&config, error, sizeof error) < 0) {
         fail(error);
     }
-    kc_keep_calls(2, PATTERNS, sizeof PATTERNS);
+    if (kc_keep_calls(2, PATTERNS, sizeof PATTERNS) != 0 || kc_subscribe(&result) != 0) {
+        fail("no calls");
+    }
     at[1] = clock_ns(CLOCK_MONOTONIC);
-    if (kc_start(kinds, 2, results, error, sizeof error) != 0) {
+    if (kc_start(kinds, 1, &result, error, sizeof error) != 0 || kc_record_calls(error, sizeof error) != 0) {
         fail(error);
     }
     at[2] = clock_ns(CLOCK_MONOTONIC);

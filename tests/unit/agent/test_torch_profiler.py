@@ -155,7 +155,7 @@ recording = Recording(limit_bytes=8 << 20)
 x = torch.ones(2)
 for _ in range(5_000_000):
     x + x
-    if not recording.session._recorder.on:
+    if recording.session._recorder.pending:
         break
 x @ x
 outcome, data = recording.stop()
