@@ -27,7 +27,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # The agent's tests under every Python from 3.9 on that this machine has.
 test-pythons: $(STAMP)

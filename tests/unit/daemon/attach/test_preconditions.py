@@ -93,7 +93,7 @@ def test_a_kernel_thread_is_refused() -> None:
     assert "it is a thread of the kernel" in error.reason
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), os.getppid()])
+@pytest.mark.parametrize("pid", [os.getpid(), os.getppid()], ids=["daemon", "helper"])
 def test_the_daemon_and_its_helper_are_refused(pid: int) -> None:
     error = refusal(pid)
     assert error.code is AttachCode.UNSUITABLE
