@@ -14,8 +14,8 @@ def test_hello_says_who_this_process_is() -> None:
     assert (hello.pid, hello.rank, hello.world_size, hello.job_id) == (os.getpid(), 3, 8, "77")
     assert (hello.iterations, hello.busy_capture_id) == (12, "c1")
     assert hello.python_version == "%d.%d.%d" % sys.version_info[:3]
-    with open("/proc/self/cmdline") as file:
-        assert list(hello.argv) == file.read().split("\0")[:-1]
+    command = Path("/proc/self/cmdline").read_text()
+    assert list(hello.argv) == command.split("\0")[:-1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Callable, Dict, FrozenSet, Iterator, List, Tuple
 
 import pytest
@@ -90,7 +91,7 @@ def stacks_of(samples: List[Sample], tid: int) -> List[Tuple[str, ...]]:
 
 
 def test_every_thread_is_sampled_with_its_whole_stack(record: Callable[..., Recorder]) -> None:
-    others = set(map(int, os.listdir("/proc/self/task"))) - {threading.get_native_id()}  # of the test runner
+    others = {int(entry.name) for entry in Path("/proc/self/task").iterdir()} - {threading.get_native_id()}
     with Thread() as waiter:
         recorder = record()
         spin(recorder, 15)
