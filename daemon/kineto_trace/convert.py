@@ -17,7 +17,7 @@ from kineto_trace.export.chrome import write_chrome
 from kineto_trace.export.text import GzipSink, Output, TextSink
 from kineto_trace.files import DigestFile, atomic_file
 from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES, OutputFile
-from kineto_trace.load import load_target
+from kineto_trace.load.target import load_target
 from kineto_trace.model import Trace
 
 COLUMNS_DIRECTORY = "columns"

@@ -4,6 +4,8 @@ TraceError                    every error of this package; has a reason_code for
 ├── SpoolError                SPOOL_INVALID          the target's folder is not what the daemon writes (ours)
 ├── CodecError                CODEC_MISSING          the native library was not built or does not load (installation)
 ├── FormatError               FORMAT_UNKNOWN         an output format that does not exist (the caller's)
+├── ViewError                 VIEW_UNKNOWN           a view, option or comparison that does not exist (the caller's)
+├── FileError                 FILE_INVALID           a file that is no trace that can be read (the caller's)
 ├── UnknownVersionError       CUPTI_UNKNOWN_VERSION  a CUPTI whose record layouts are not in our tables (the vendor's)
 └── UnknownLayoutError        UNKNOWN_LAYOUT         records that are not laid out as their version says (the vendor's)
 """
@@ -33,6 +35,18 @@ class FormatError(TraceError):
     """An output format that this version does not write."""
 
     reason_code = "FORMAT_UNKNOWN"
+
+
+class ViewError(TraceError):
+    """A view that does not exist, or an option that it does not have."""
+
+    reason_code = "VIEW_UNKNOWN"
+
+
+class FileError(TraceError):
+    """A file that cannot be read, or holds no trace of a known form."""
+
+    reason_code = "FILE_INVALID"
 
 
 class UnknownVersionError(TraceError):

@@ -7,6 +7,10 @@ Theory of operation
 
     SCHEMAS says for every table which columns it has, their types and what they mean. The names of the
     tables are Kineto's categories; op_tensor alone is none: its rows have no time, they belong to ops.
+
+    A trace that was read from somebody's file has the same tables, with the columns of ORIGIN_COLUMNS beside
+    them (Table.origin): what a row was like in the file, so that nothing that came in is lost on the way out.
+    Its flows, and whatever has no table of its own, are the tables `flow` and `other`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -144,6 +148,19 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("external_id", "int64", "id of the innermost op or annotation at that time; 0: none"),
     ),
     "overhead": _TIMED + _columns(("kind", "uint32", "CUPTI's overhead kind")),
+    "flow": _TIMED
+    + _columns(
+        ("thread", "uint32", "thread of this end, like those of the calls; GPU rows: number of the stream"),
+        ("category", "int32", "number into Trace.strings: ac2g, fwdbwd, …"),
+        ("phase", "uint8", "as ASCII: s start, t step, f end"),
+        ("id", "int64", "both ends have the same"),
+    ),
+    "other": _TIMED
+    + _columns(
+        ("thread", "uint32", "likewise"),
+        ("category", "int32", "number into Trace.strings; -1: none"),
+        ("phase", "uint8", "as ASCII: X complete, i instant, C counter, M metadata, …"),
+    ),
     "python_function": _TIMED
     + _columns(
         ("thread", "uint32", "system thread id"),
@@ -158,6 +175,19 @@ GPU_TABLES = ("kernel", "gpu_memcpy", "gpu_memset")
 API_TABLES = ("cuda_runtime", "cuda_driver")
 OP_TABLES = ("cpu_op", "user_annotation")
 UNTIMED_TABLES = ("op_tensor",)
+FILE_TABLES = ("flow", "other")  # only in traces that were read from a file
+
+# Of every table of a trace that was read from a Chrome trace. load/chrome.py says which arguments of each kind have
+# a column (in the schema or, where it says so, here) and which bit of `present` is whose.
+ORIGIN_COLUMNS = _columns(
+    ("pid", "int64", "as in the file; a text: TEXT_ID less its number in Trace.strings"),
+    ("tid", "int64", "likewise"),
+    ("category", "int32", "number into Trace.strings: the category as the file spells it; -1: none"),
+    ("present", "uint64", "bit n: the row had the n-th member of its kind, and its column has the very value"),
+    ("args", "int32", "number into Trace.strings: its other arguments as JSON members; -1: none"),
+    ("members", "int32", "likewise its other members beside the arguments; -1: none"),
+)
+TEXT_ID = -(2**62)
 NO_SEQUENCE = -1
 NO_STRING = -1
 NO_MODULE = -1
@@ -165,10 +195,14 @@ NO_MODULE = -1
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of one length."""
+    """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of one length.
+
+    origin: empty, or at least ORIGIN_COLUMNS, as long.
+    """
 
     kind: str
     columns: Mapping[str, npt.NDArray[Any]]
+    origin: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         schema = SCHEMAS[self.kind]
@@ -178,6 +212,9 @@ class Table:
             array = self.columns[column.name]
             if array.dtype != column.dtype or len(array) != len(self):
                 raise ValueError(f"{self.kind}.{column.name}: {array.dtype} of {len(array)} rows, not {column.dtype}")
+        for name, array in self.origin.items():
+            if len(array) != len(self):
+                raise ValueError(f"{self.kind}: origin column {name} has {len(array)} rows, not {len(self)}")
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -192,16 +229,22 @@ class Table:
 
     def take(self, rows: npt.NDArray[Any]) -> "Table":
         """The rows at these places, or under this mask."""
-        return Table(self.kind, {name: array[rows] for name, array in self.columns.items()})
+        columns, origin = ({name: array[rows] for name, array in part.items()} for part in (self.columns, self.origin))
+        return Table(self.kind, columns, origin)
 
 
-def make_table(kind: str, length: int, columns: Mapping[str, npt.NDArray[Any]]) -> Table:
+def make_table(
+    kind: str,
+    length: int,
+    columns: Mapping[str, npt.NDArray[Any]],
+    origin: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> Table:
     """A table from some columns; the others are zero."""
     full = {}
     for column in SCHEMAS[kind]:
         array = columns.get(column.name)
         full[column.name] = np.zeros(length, column.dtype) if array is None else array.astype(column.dtype, copy=False)
-    return Table(kind, full)
+    return Table(kind, full, origin or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +270,8 @@ class Trace:
     versions: Mapping[str, int] = field(default_factory=dict)  # cupti_version, cuda_runtime_version, …
     losses: Losses = Losses()
     sample_period_ns: int = 0  # of python_function; 0: no samples, or exact calls
+    head: Mapping[str, str] | None = None  # of a file: its members beside traceEvents, each as JSON text
+    notes: Sequence[str] = ()  # of a file: what was lost or odd when it was read
 
     def table(self, kind: str) -> Table:
         """The table of this kind, maybe empty."""

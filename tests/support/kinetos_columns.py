@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from kineto_trace.decode import kineto_json
 from kineto_trace.decode.window import whole_extent
-from kineto_trace.load import relate
+from kineto_trace.load.target import relate
 from kineto_trace.model import API_TABLES, GPU_TABLES, NO_PRIORITY, StringTable, Table, Trace, make_table
 from kineto_trace.raw import Chunk, RawSource
 from kineto_trace.target import TargetInfo

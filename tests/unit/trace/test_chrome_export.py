@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kineto_trace.export.chrome import base_ns, write_chrome
 from kineto_trace.export.text import GzipSink, TextSink
-from kineto_trace.load import load_target
+from kineto_trace.load.target import load_target
 from kineto_trace.model import NO_ROW, UNKNOWN_STREAM, Losses, StringTable, Trace, make_table
 from support import python_writer
 from support.h200 import make_spool

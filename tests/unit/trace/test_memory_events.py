@@ -13,7 +13,7 @@ from kineto_agent.arena import (
     MEMORY_RESERVED,
 )
 from kineto_trace.decode.memory_events import MemoryEvents, decode
-from kineto_trace.load import load_target
+from kineto_trace.load.target import load_target
 from kineto_trace.model import StringTable
 from kineto_trace.raw import RawWriter, read_source
 from kineto_trace.target import TargetInfo

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.columns import load_columns, save_columns
 from kineto_trace.errors import SpoolError
-from kineto_trace.load import load_target
+from kineto_trace.load.target import load_target
 from support.h200 import RECORDINGS, make_spool
 from support.traces import target, trace
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kineto_agent.arena import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD
 from kineto_trace.convert import convert_target
-from kineto_trace.load import load_target
+from kineto_trace.load.target import load_target
 from kineto_trace.raw import RawWriter
 from support.h200 import make_spool, recording, string_entry, target_of
 

@@ -1,0 +1,14 @@
+"""All views: importing this module registers them."""
+
+from kineto_trace.analysis.view import VIEWS, View
+from kineto_trace.errors import ViewError
+
+__all__ = ["VIEWS", "find_view"]
+
+
+def find_view(name: str) -> View:
+    """The view of this name. Raises ViewError."""
+    found = VIEWS.get(name)
+    if found is None:
+        raise ViewError(f"no view {name!r}; there are: {', '.join(sorted(VIEWS))}")
+    return found

@@ -1,0 +1,206 @@
+"""Parts of a trace that many analyses use: GPU activities, calls, which op launched what, training steps.
+
+Theory of operation
+    A GPU activity belongs to the call with its correlation id, and to the op that is the innermost one around that
+    call's start on its thread (attribution.py has the reasons). External ids are of use only where a trace has no
+    record of the call, and only if they are consistent: in some traces they are copies of the correlation ids.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.classify import communication_names
+from kineto_trace.analysis.context import Context
+from kineto_trace.analysis.threads import Nested, nest_tables
+from kineto_trace.arrays import lookup
+from kineto_trace.decode.iterations import PREFIX
+from kineto_trace.model import API_TABLES, GPU_TABLES, OP_TABLES
+
+NOTHING = -1
+KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
+_CONSISTENT = 0.9
+_STEP = re.compile(re.escape(PREFIX) + r"(\d+)$")
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """All kernels, copies and fills in the order of their starts (Unix ns).
+
+    kind: number into GPU_TABLES; row: in that table. track: dense number of (device, stream). call: place in Calls,
+    op: row of cpu_op; NOTHING: none. communication: a kernel that is a collective or a transfer between GPUs.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    row: Ints
+    start: Ints
+    end: Ints
+    name: npt.NDArray[np.int32]
+    device: Ints
+    stream: Ints
+    track: Ints
+    correlation: npt.NDArray[np.uint32]
+    call: Ints
+    op: Ints
+    communication: Flags
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """All runtime and driver calls, not sorted. kind: number into API_TABLES; row: in that table. op: row of cpu_op."""
+
+    kind: npt.NDArray[np.uint8]
+    row: Ints
+    start: Ints
+    end: Ints
+    name: npt.NDArray[np.int32]
+    thread: npt.NDArray[np.uint32]
+    correlation: npt.NDArray[np.uint32]
+    op: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); maybe none."""
+
+    number: Ints
+    start: Ints
+    end: Ints
+    thread: npt.NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The tree of cpu_op. place: of each row among the sorted ops; row: of each place."""
+
+    nested: Nested
+    place: Ints
+    row: Ints
+
+
+def ops(context: Context) -> Ops:
+    """Operators nested by thread."""
+    nested = nest_tables([context.trace.table("cpu_op")], context.trace.window_end_ns)
+    row = nested.order.astype(np.int64)
+    place = np.empty(len(row), np.int64)
+    place[row] = np.arange(len(row))
+    return Ops(nested, place, row)
+
+
+def calls(context: Context) -> Calls:
+    """Runtime and driver calls with the op around each."""
+    tables = [context.trace.table(kind) for kind in reversed(API_TABLES)]  # of equal correlations the runtime's counts
+
+    def joined(name: str) -> npt.NDArray[np.generic]:
+        return np.concatenate([table[name] for table in tables])
+
+    count = [len(table) for table in tables]
+    start = np.concatenate([table["start"] for table in tables])
+    thread = np.concatenate([table["thread"] for table in tables])
+    tree = context.get(ops)
+    found = tree.nested.innermost(thread, start).astype(np.int64)
+    op = np.where(found >= 0, tree.row[found], NOTHING) if len(tree.row) else np.full(len(start), NOTHING)
+    return Calls(
+        kind=np.repeat(np.array([1, 0], np.uint8), count),
+        row=np.concatenate([np.arange(n, dtype=np.int64) for n in count]),
+        start=start,
+        end=np.concatenate([table.end() for table in tables]),
+        name=np.concatenate([table["name"] for table in tables]),
+        thread=thread,
+        correlation=np.concatenate([table["correlation"] for table in tables]),
+        op=op,
+    )
+
+
+def gpu(context: Context) -> Gpu:
+    """GPU activities with the call and the op that each came from."""
+    tables = [context.trace.table(kind) for kind in GPU_TABLES]
+    columns = {
+        name: np.concatenate([t[name] for t in tables])
+        for name in ("start", "duration", "name", "device", "stream", "correlation", "external_id")
+    }
+    kind = np.repeat(np.arange(len(tables), dtype=np.uint8), [len(t) for t in tables])
+    row = np.concatenate([np.arange(len(t), dtype=np.int64) for t in tables])
+    order = np.argsort(columns["start"], kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    kind, row = kind[order], row[order]
+    called = context.get(calls)
+    call = lookup(columns["correlation"], called.correlation, np.arange(len(called)), NOTHING)
+    call[columns["correlation"] == 0] = NOTHING
+    op = np.where(call >= 0, called.op[call], NOTHING) if len(called) else np.full(len(call), NOTHING)
+    op = _by_external_id(context, columns["external_id"], columns["correlation"], call, op)
+    key = columns["device"].astype(np.int64) << 32 | columns["stream"].astype(np.int64)
+    return Gpu(
+        kind=kind,
+        row=row,
+        start=columns["start"],
+        end=columns["start"] + columns["duration"],
+        name=columns["name"],
+        device=columns["device"].astype(np.int64),
+        stream=columns["stream"].astype(np.int64),
+        track=np.unique(key, return_inverse=True)[1].astype(np.int64),
+        correlation=columns["correlation"],
+        call=call,
+        op=op,
+        communication=context.get(communication_names)[columns["name"]] & (kind == KERNEL),
+    )
+
+
+def _by_external_id(
+    context: Context, external: Ints, correlation: npt.NDArray[np.uint32], call: Ints, op: Ints
+) -> Ints:
+    """The ops of activities whose call is not in the trace, where external ids can be trusted."""
+    wanted = (call < 0) & (external != 0)
+    table = context.trace.table("cpu_op")
+    if not wanted.any() or not len(table):
+        return op
+    found = lookup(external.astype(np.uint64), table["id"].astype(np.uint64), np.arange(len(table)), NOTHING)
+    if np.mean(external[external != 0] == correlation[external != 0]) > 0.5:
+        return op
+    known = (op >= 0) & (external != 0)
+    if known.any() and np.mean(found[known] == op[known]) < _CONSISTENT:
+        return op
+    return np.where(wanted, found, op)
+
+
+def steps(context: Context) -> Steps:
+    """The training steps that the host saw (gpu_user_annotation is no step)."""
+    names = context.trace.strings
+    found = {}
+    tables = [context.trace.table(kind) for kind in reversed(OP_TABLES)]
+    for table in tables:
+        for number in np.unique(table["name"]).tolist():
+            match = _STEP.match(names[number])
+            if match is not None:
+                found[number] = int(match[1])
+    chosen = [np.flatnonzero(np.isin(table["name"], list(found))) for table in tables]
+    start, end, thread, name = (
+        np.concatenate([column[rows] for column, rows in zip(part, chosen, strict=True)])
+        for part in (
+            [t["start"] for t in tables],
+            [t.end() for t in tables],
+            [t["thread"] for t in tables],
+            [t["name"] for t in tables],
+        )
+    )
+    order = np.argsort(start, kind="stable")
+    return Steps(
+        number=np.array([found[value] for value in name[order].tolist()], np.int64),
+        start=start[order],
+        end=end[order],
+        thread=thread[order],
+    )

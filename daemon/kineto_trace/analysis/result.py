@@ -1,0 +1,75 @@
+"""What an analysis answers: a table with units, ready for Arrow, SQL, CSV and JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+Type = Literal["text", "int", "float", "bool", "ints", "texts"]
+_ARROW: Mapping[Type, pa.DataType] = {
+    "text": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "ints": pa.list_(pa.int64()),
+    "texts": pa.list_(pa.string()),
+}
+
+
+class ResultColumn(NamedTuple):
+    """One column of an answer. unit: "us" (microseconds), "ns" (Unix time), "%", "bytes", "GB/s", …; "": a plain value.
+
+    Any value may be missing (None in Python, NULL in SQL): it was not recorded or does not apply.
+    """
+
+    name: str
+    type: Type
+    unit: str
+    meaning: str
+
+
+def columns(*rows: tuple[str, Type, str, str]) -> tuple[ResultColumn, ...]:
+    """(name, type, unit, meaning) for each column."""
+    return tuple(ResultColumn(*row) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer of one view. notes: what the reader must know of it (what was missing, what was assumed)."""
+
+    view: str
+    columns: tuple[ResultColumn, ...]
+    table: pa.Table
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per row."""
+        found: list[dict[str, Any]] = self.table.to_pylist()
+        return found
+
+    def values(self, name: str) -> list[Any]:
+        """One column. Raises KeyError."""
+        found: list[Any] = self.table[name].to_pylist()
+        return found
+
+
+def make_result(
+    view: str, schema: Sequence[ResultColumn], values: Mapping[str, Any], notes: Sequence[str] = ()
+) -> Result:
+    """values: for each column of the schema an array or a list. NaN becomes a missing value.
+
+    Raises ValueError if columns are missing, unknown or differ in length.
+    """
+    if set(values) != {column.name for column in schema}:
+        wrong = sorted(set(values) ^ {column.name for column in schema})
+        raise ValueError(f"view {view}: columns do not follow the schema: {', '.join(wrong)}")
+    arrays = [pa.array(values[column.name], _ARROW[column.type], from_pandas=True) for column in schema]
+    fields = [
+        pa.field(column.name, _ARROW[column.type], metadata={"unit": column.unit, "meaning": column.meaning})
+        for column in schema
+    ]
+    return Result(view, tuple(schema), pa.Table.from_arrays(arrays, schema=pa.schema(fields)), tuple(notes))

@@ -1,0 +1,1 @@
+"""Traces from where they lie: raw folders of the daemon, its store, and files of others."""
