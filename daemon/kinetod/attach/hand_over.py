@@ -32,7 +32,7 @@ from kinetod.attach.trampoline import Frame, Placed, Work
 # Regions lie side by side from here on, between heap and libraries: they share page tables and are in nobody's way.
 _ANCHOR = 0x6B69_6E65_0000
 _RETRY_S = 0.0003
-_FAST_RETRY_S, _FAST_RETRIES = 0.00005, 200  # most threads come to a good point soon
+_FAST_RETRY_S, _FAST_RETRIES = 0.00001, 200  # most threads come to a good point soon
 _RETRY_STEPS = 7  # pauses of different lengths, so as not to fall in step with a loop of the target
 _POLL_S = 30e-6
 _SLOW_POLL_S = 0.001
