@@ -13,7 +13,7 @@ Theory of operation
     Its flows, and whatever has no table of its own, are the tables `flow` and `other`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -193,6 +193,33 @@ NO_STRING = -1
 NO_MODULE = -1
 
 
+class LazyColumns(Mapping[str, npt.NDArray[Any]]):
+    """Columns that are read when they are first asked for, each of `rows` values and of its type in the schema."""
+
+    def __init__(self, names: Sequence[str], rows: int, read: Callable[[str], npt.NDArray[Any]]) -> None:
+        self.rows = rows
+        self._names = dict.fromkeys(names)
+        self._read = read
+        self._have: dict[str, npt.NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        found = self._have.get(name)
+        if found is None:
+            if name not in self._names:
+                raise KeyError(name)
+            found = self._have[name] = self._read(name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of one length.
@@ -208,6 +235,8 @@ class Table:
         schema = SCHEMAS[self.kind]
         if list(self.columns) != [column.name for column in schema]:
             raise ValueError(f"{self.kind}: columns {list(self.columns)} do not follow the schema")
+        if isinstance(self.columns, LazyColumns):
+            return  # what reads them looks at them
         for column in schema:
             array = self.columns[column.name]
             if array.dtype != column.dtype or len(array) != len(self):
@@ -217,6 +246,8 @@ class Table:
                 raise ValueError(f"{self.kind}: origin column {name} has {len(array)} rows, not {len(self)}")
 
     def __len__(self) -> int:
+        if isinstance(self.columns, LazyColumns):
+            return self.columns.rows
         return len(next(iter(self.columns.values())))
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -229,8 +260,15 @@ class Table:
 
     def take(self, rows: npt.NDArray[Any]) -> "Table":
         """The rows at these places, or under this mask."""
+        if isinstance(self.columns, LazyColumns):
+            count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+            return Table(self.kind, *(_taken(part, rows, count) for part in (self.columns, self.origin)))
         columns, origin = ({name: array[rows] for name, array in part.items()} for part in (self.columns, self.origin))
         return Table(self.kind, columns, origin)
+
+
+def _taken(part: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[Any], count: int) -> LazyColumns:
+    return LazyColumns(list(part), count, lambda name: part[name][rows])
 
 
 def make_table(
