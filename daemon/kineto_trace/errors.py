@@ -5,6 +5,7 @@ TraceError                    every error of this package; has a reason_code for
 ├── CodecError                CODEC_MISSING          the native library was not built or does not load (installation)
 ├── FormatError               FORMAT_UNKNOWN         an output format that does not exist (the caller's)
 ├── ViewError                 VIEW_UNKNOWN           a view, option or comparison that does not exist (the caller's)
+├── QueryError                QUERY_INVALID          SQL that cannot be run (the caller's)
 ├── FileError                 FILE_INVALID           a file that is no trace that can be read (the caller's)
 ├── UnknownVersionError       CUPTI_UNKNOWN_VERSION  a CUPTI whose record layouts are not in our tables (the vendor's)
 └── UnknownLayoutError        UNKNOWN_LAYOUT         records that are not laid out as their version says (the vendor's)
@@ -41,6 +42,12 @@ class ViewError(TraceError):
     """A view that does not exist, or an option that it does not have."""
 
     reason_code = "VIEW_UNKNOWN"
+
+
+class QueryError(TraceError):
+    """SQL that is wrong, names what does not exist, or fails while it runs."""
+
+    reason_code = "QUERY_INVALID"
 
 
 class FileError(TraceError):

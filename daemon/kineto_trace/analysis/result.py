@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 Type = Literal["text", "int", "float", "bool", "ints", "texts"]
-_ARROW: Mapping[Type, pa.DataType] = {
+ARROW_TYPES: Mapping[Type, pa.DataType] = {
     "text": pa.string(),
     "int": pa.int64(),
     "float": pa.float64(),
@@ -67,9 +67,9 @@ def make_result(
     if set(values) != {column.name for column in schema}:
         wrong = sorted(set(values) ^ {column.name for column in schema})
         raise ValueError(f"view {view}: columns do not follow the schema: {', '.join(wrong)}")
-    arrays = [pa.array(values[column.name], _ARROW[column.type], from_pandas=True) for column in schema]
+    arrays = [pa.array(values[column.name], ARROW_TYPES[column.type], from_pandas=True) for column in schema]
     fields = [
-        pa.field(column.name, _ARROW[column.type], metadata={"unit": column.unit, "meaning": column.meaning})
+        pa.field(column.name, ARROW_TYPES[column.type], metadata={"unit": column.unit, "meaning": column.meaning})
         for column in schema
     ]
     return Result(view, tuple(schema), pa.Table.from_arrays(arrays, schema=pa.schema(fields)), tuple(notes))
