@@ -1,6 +1,7 @@
 """All views: importing this module registers them."""
 
 from kineto_trace.analysis.view import VIEWS, View
+from kineto_trace.analysis.views import diff  # noqa: F401
 from kineto_trace.errors import ViewError
 
 __all__ = ["VIEWS", "find_view"]
