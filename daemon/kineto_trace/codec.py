@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parent / "_native" / "libkineto_codec.so"
-ABI_VERSION = 5
+ABI_VERSION = 7
 PADDING = 32  # bytes that the native side may read after a literal or text
 MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this
@@ -129,6 +129,8 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     library.kc_order.restype = None
     library.kc_nest.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.kc_nest.restype = None
+    library.kc_contain.argtypes = [ctypes.c_void_p] * 2
+    library.kc_contain.restype = None
     library.kc_enclosing.argtypes = [ctypes.c_void_p] * 4
     library.kc_enclosing.restype = None
     return library
@@ -342,6 +344,7 @@ def lanes(
 
 NEVER = 2**63 - 1  # the end of an event that was still running when the recording ended
 MAX_EVENTS = 2**31 - 1
+OVERLAPS = -2  # of contain()
 
 
 class Nest(NamedTuple):
@@ -399,6 +402,17 @@ class Events:
         tree = _Tree(*(array.ctypes.data for array in result))
         load().kc_nest(self.pointer, window_end_ns, ctypes.byref(tree))
         return result
+
+    def contain(self) -> npt.NDArray[np.int32]:
+        """For each of these sorted events the place of the innermost event around it; -1: none.
+
+        OVERLAPS: it outlives an event that runs when it starts, and encloses nothing.
+        """
+        if self.end is None:
+            raise ValueError("events without ends contain nothing")
+        parent = np.empty(len(self), np.int32)
+        load().kc_contain(self.pointer, parent.ctypes.data)
+        return parent
 
     def enclosing(self, parent: npt.NDArray[np.int32], moments: "Events") -> npt.NDArray[np.int32]:
         """For sorted moments: the place of the innermost of these sorted events that runs then, -1: none.

@@ -6,7 +6,7 @@
  *     and these functions run the tables. Structures have fixed-width members in an order without padding,
  *     so that ctypes declares them word for word; kc_abi_version guards against a stale library.
  *
- *     No global state, no allocation but in the interner, no calls back into Python: the interpreter lock is
+ *     No global state, no allocation but in the interner and kc_longest, no calls back into Python: the interpreter lock is
  *     free meanwhile, and threads may work on separate objects. Input bytes are untrusted: every read is
  *     checked against the end of the buffer, every write against the capacity given.
  */
@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI_VERSION 5
+#define KC_ABI_VERSION 7
 #define KC_EXPORT __attribute__((visibility("default")))
 
 /* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */
@@ -123,6 +123,8 @@ typedef struct {
     const uint8_t *rank;
 } kc_events;
 
+#define KC_OVERLAPS (-2)
+
 typedef struct {
     int32_t *parent;   /* place of the enclosing event; -1: none */
     int32_t *depth;    /* 0: outermost */
@@ -137,8 +139,30 @@ typedef struct {
 KC_EXPORT void kc_order(const kc_events *events, uint32_t *order, uint32_t *scratch);
 /* Events are in that order. An outermost event that never ended ends at window_end. */
 KC_EXPORT void kc_nest(const kc_events *events, int64_t window_end, const kc_tree *tree);
+/* Events are in that order. parent[i] = place of the innermost event around it; -1: none; KC_OVERLAPS: it begins in
+   another event and outlives it, so that it has no place in a tree of strict containment, nor becomes a parent. */
+KC_EXPORT void kc_contain(const kc_events *events, int32_t *parent);
 /* Events are in that order, with the ends and parents of kc_nest; moments are sorted by (track, start). found[i] = place
    of the innermost event of the same track that runs at moments->start[i]; -1: none. */
 KC_EXPORT void kc_enclosing(const kc_events *events, const int32_t *parent, const kc_events *moments, int32_t *found);
+
+/* ---- paths through graphs of dependencies ---- */
+
+typedef struct {
+    uint64_t nodes;
+    uint64_t edges;
+    const int64_t *from;   /* of each edge: a node; edges into one node in the order in which they count */
+    const int64_t *to;
+    const int64_t *weight; /* 0 or more */
+} kc_graph;
+
+enum { KC_PATH_FOUND = 0, KC_PATH_CYCLE = 1, KC_PATH_NO_MEMORY = 2 };
+
+/* nodes = node, before[node], … until there is none (below 0); at most `count` of them. nodes: NULL, or room for
+   them. Returns how many. */
+KC_EXPORT uint64_t kc_trail(const int64_t *before, uint64_t count, int64_t node, int64_t *nodes);
+/* via[n] = the edge by which the path of the largest weight reaches node n, -1: it begins there; last = where the
+   largest of all ends. Returns KC_PATH_…. */
+KC_EXPORT int kc_longest(const kc_graph *graph, int64_t *via, int64_t *last);
 
 #endif

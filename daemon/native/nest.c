@@ -110,6 +110,20 @@ void kc_nest(const kc_events *events, int64_t window_end, const kc_tree *tree)
     close_down_to(tree, top, -1, events->count);
 }
 
+void kc_contain(const kc_events *events, int32_t *parent)
+{
+    int64_t top = -1;
+    for (uint64_t i = 0; i < events->count; i++) {
+        if (i && events->track[i] != events->track[i - 1])
+            top = -1;
+        while (top >= 0 && events->end[top] <= events->start[i])
+            top = parent[top];
+        parent[i] = top >= 0 && events->end[i] > events->end[top] ? KC_OVERLAPS : (int32_t)top;
+        if (parent[i] != KC_OVERLAPS)
+            top = (int64_t)i;
+    }
+}
+
 void kc_enclosing(const kc_events *events, const int32_t *parent, const kc_events *moments, int32_t *found)
 {
     uint64_t next = 0;

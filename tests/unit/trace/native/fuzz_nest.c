@@ -108,6 +108,19 @@ static void check_tree(uint64_t count, columns c, const kc_tree *tree, int wild)
     }
 }
 
+/* Every event's parent is the last one before it that has a place itself and runs when the event begins. */
+static void check_containment(uint64_t count, columns c, const int32_t *parent)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        int64_t best = -1;
+        for (uint64_t n = 0; n < i; n++)
+            if (parent[n] != KC_OVERLAPS && c.track[n] == c.track[i] && c.end[n] > c.start[i])
+                best = (int64_t)n;
+        int overlaps = best >= 0 && c.end[best] < c.end[i];
+        expect(parent[i] == (overlaps ? KC_OVERLAPS : best), "not what encloses the event");
+    }
+}
+
 static void one_round(void)
 {
     int wild = !next(5);
@@ -118,6 +131,10 @@ static void one_round(void)
     kc_tree tree = {room(count, 4), room(count, 4), room(count, 4), room(count, 4), room(count, 8), room(count, 8)};
     kc_nest(&events, wild ? (int64_t)next(0) : 150, &tree);
     check_tree(count, c, &tree, wild);
+    int32_t *inside = room(count, 4);
+    kc_contain(&events, inside);
+    check_containment(count, c, inside);
+    free(inside);
     int32_t *found = room(moments, 4);
     events.end = tree.end;
     kc_events times = {moments, when.track, when.start, NULL, NULL};
