@@ -1,0 +1,264 @@
+"""Queries over traces with DuckDB.
+
+Theory of operation
+    Every table of the schema is registered as a LazyTable, so that binding a query costs nothing, and running it
+    reads the columns and computes the analyses that it uses. The database is in memory; it can reach no file, network
+    or extension, and no SQL can change that. Only queries are run, one at a time.
+
+    DuckDB's own names for errors are kept, with the position that it gives; unknown tables and columns are answered
+    with those that there are.
+"""
+
+import gc
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kineto_trace.analysis.catalog import VIEWS
+from kineto_trace.analysis.result import Result, ResultColumn
+from kineto_trace.analysis.result import Type as ResultType
+from kineto_trace.analysis.view import View
+from kineto_trace.errors import QueryError, TraceError
+from kineto_trace.sql.lazy import LazyTable
+from kineto_trace.sql.raw import Source, constant, event_column, event_counts, raw_column
+from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, sql_tables
+
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoload_known_extensions": "false",
+    "autoinstall_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
+_UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
+_QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)  # DESCRIBE, SUMMARIZE and SHOW are SELECTs
+_HUGEINT = pa.decimal128(38, 0)
+RunView = Callable[[View, Sequence[Source]], Result]
+
+
+def run_view(view: View, sources: Sequence[Source]) -> Result:
+    """The result over all ranks; without `reduce` with the name of the trace behind the rank."""
+    if view.reduce is not None:
+        return view.combine([(source.context.rank, view.partial(source.context)) for source in sources])
+    results = [view(source.context) for source in sources]
+    tables = [
+        result.table.add_column(1, "trace", constant(source.name, len(result)))
+        for source, result in zip(sources, results, strict=True)
+    ]
+    notes = tuple(
+        note if len(sources) == 1 else f"{source.name}: {note}"
+        for source, result in zip(sources, results, strict=True)
+        for note in result.notes
+    )
+    return Result(view.name, view.columns, pa.concat_tables(tables), notes)
+
+
+class Database:
+    """Some traces as tables. A context manager; not for several threads at a time."""
+
+    def __init__(self, sources: Sequence[Source], *, run: RunView = run_view) -> None:
+        self._sources = tuple(sources)
+        self._run = run
+        self._lock = RLock()
+        self._results: dict[str, Result] = {}
+        self._connection = duckdb.connect(config=dict(_SETTINGS))
+        self._connection.execute("SET lock_configuration = true")
+        self._tables = sql_tables()
+        self._lazy = {table.name: self._register(table) for table in self._tables.values()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._connection.close()
+        self._lazy.clear()
+        gc.collect()  # DuckDB's bindings complain at exit about relations that an error still holds
+
+    def query(self, sql: str) -> Result:
+        """The answer to one query, ordered as it says. notes: those of the analyses in it. Raises QueryError.
+
+        Columns have DuckDB's types; integers beyond 64 bits and decimals are what Arrow makes of them.
+        """
+        self._results.clear()
+        self._check(sql)
+        try:
+            relation = self._connection.sql(sql)  # as a text: errors then show the position
+            if relation is None:
+                raise QueryError("the statement gives no rows")
+            table = _plain(relation.to_arrow_table())
+        except duckdb.Error as exc:
+            raise self._error(self._placed(exc, sql)) from exc
+        notes = tuple(dict.fromkeys(note for result in self._results.values() for note in result.notes))
+        columns = tuple(ResultColumn(field.name, _type(field.type), "", "") for field in table.schema)
+        return Result("query", columns, table, notes)
+
+    def _check(self, sql: str) -> None:
+        """Refuses what is not one query."""
+        try:
+            found = self._connection.extract_statements(sql)
+        except duckdb.Error as exc:
+            raise self._error(exc) from exc
+        if len(found) != 1:
+            raise QueryError(f"expected one SELECT statement, got {len(found)} statements")
+        if found[0].type not in _QUERIES:
+            raise QueryError(f"expected a SELECT statement, got {found[0].type.name}: traces cannot be changed")
+
+    def _placed(self, error: duckdb.Error, sql: str) -> duckdb.Error:
+        """The same error with its position, which DuckDB leaves out when it binds a relation."""
+        if isinstance(error, duckdb.BinderException) and "\nLINE " not in str(error):
+            try:
+                self._connection.execute(sql)
+            except duckdb.BinderException as exc:
+                return exc
+        return error
+
+    def _error(self, error: duckdb.Error) -> TraceError:
+        for lazy in self._lazy.values():
+            cause, lazy.error = lazy.error, None
+            if isinstance(cause, TraceError):
+                return cause
+        text = str(error).strip()
+        unknown = _UNKNOWN_TABLE.search(text)
+        if unknown is not None:
+            position = text.partition("\n\n")[2]
+            return QueryError(
+                "\n".join(filter(None, (f"no table {unknown[1]!r}; there are: {', '.join(self._tables)}", position)))
+            )
+        return QueryError(text)
+
+    def _register(self, table: SqlTable) -> LazyTable:
+        make = self._maker(table)
+        lazy = LazyTable(table.schema, make, self._lock)
+        self._connection.register(table.name, lazy)
+        return lazy
+
+    def _maker(self, table: SqlTable) -> Callable[[Sequence[str]], pa.Table]:
+        if table.name in VIEWS:
+            return lambda names: self._view_result(table).table.select(list(names))
+        if table is TRACES:
+            return lambda names: self._small(table, _trace_rows).select(list(names))
+        if table is DEVICES:
+            return lambda names: self._small(table, _device_rows).select(list(names))
+        if table.name == "events":
+            return lambda names: self._events(table, names)
+        return lambda names: self._activities(table, names)
+
+    def _view_result(self, table: SqlTable) -> Result:
+        if table.name not in self._results:
+            result = self._run(VIEWS[table.name], self._sources)
+            schema = table.schema
+            typed = Result(result.view, result.columns, result.table.select(schema.names).cast(schema), result.notes)
+            self._results[table.name] = typed
+        return self._results[table.name]
+
+    def _small(self, table: SqlTable, rows: Callable[[Source], list[dict[str, Any]]]) -> pa.Table:
+        found = [{**row, **_which(source)} for source in self._sources for row in rows(source)]
+        return pa.Table.from_pylist(found, schema=table.schema)
+
+    def _activities(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
+        parts = [
+            self._part(source, table, names, len(source.context.trace.table(table.name)), raw_column, table.name)
+            for source in self._sources
+        ]
+        return pa.concat_tables(parts)
+
+    def _events(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
+        parts = [table.schema.empty_table().select(list(names))]
+        for source in self._sources:
+            for kind, count in event_counts(source.context).items():
+                parts.append(self._part(source, table, names, count, event_column, kind))
+        return pa.concat_tables(parts)
+
+    def _part(
+        self,
+        source: Source,
+        table: SqlTable,
+        names: Sequence[str],
+        count: int,
+        column: Callable[[Any, str, str, pa.DataType], pa.Array],
+        kind: str,
+    ) -> pa.Table:
+        fields = {field.name: field for field in table.columns}
+        arrays: Mapping[str, pa.Array] = {
+            name: pa.repeat(source.context.rank, count).cast(pa.int64())
+            if name == "rank"
+            else constant(source.name, count)
+            if name == "trace"
+            else column(source.context, kind, name, fields[name].arrow)
+            for name in names
+        }
+        return pa.table(arrays, schema=pa.schema([pa.field(name, fields[name].arrow) for name in names]))
+
+
+def _which(source: Source) -> dict[str, Any]:
+    return {"rank": source.context.rank, "trace": source.name}
+
+
+def _trace_rows(source: Source) -> list[dict[str, Any]]:
+    trace = source.context.trace
+    return [
+        {
+            "host": trace.target.host,
+            "pid": trace.target.pid,
+            "process_name": trace.target.process_name,
+            "framework": trace.target.framework,
+            "world_size": trace.target.world_size,
+            "window_start_ns": trace.window_start_ns,
+            "window_end_ns": trace.window_end_ns,
+            "activities": sum(event_counts(source.context).values()),
+            "notes": list(trace.notes),
+        }
+    ]
+
+
+def _device_rows(source: Source) -> list[dict[str, Any]]:
+    def whole(value: Any) -> int | None:
+        return value if isinstance(value, int) else None
+
+    return [
+        {
+            "device": whole(device.get("id")),
+            "name": str(device["name"]) if "name" in device else None,
+            "memory_bytes": whole(device.get("totalGlobalMem")),
+            "compute_major": whole(device.get("computeMajor")),
+            "compute_minor": whole(device.get("computeMinor")),
+            "multiprocessors": whole(device.get("numSms")),
+            "properties": json.dumps(dict(device)),
+        }
+        for device in source.context.trace.devices
+    ]
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Sums of integers, which DuckDB makes 128 bits wide, are 64 bits wide where they fit."""
+    for place, field in enumerate(table.schema):
+        if field.type == _HUGEINT:
+            try:
+                table = table.set_column(place, field.name, pc.cast(table.column(place), pa.int64()))
+            except pa.ArrowInvalid:
+                continue  # too large
+    return table
+
+
+def _type(arrow: pa.DataType) -> ResultType:
+    if pa.types.is_integer(arrow) or arrow == _HUGEINT:
+        return "int"
+    if pa.types.is_floating(arrow) or pa.types.is_decimal(arrow):
+        return "float"
+    if pa.types.is_boolean(arrow):
+        return "bool"
+    if pa.types.is_list(arrow):
+        return "ints" if pa.types.is_integer(arrow.value_type) else "texts"
+    return "text"

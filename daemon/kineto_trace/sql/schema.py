@@ -1,0 +1,251 @@
+"""The tables that SQL over traces knows: names, columns, units, what they mean.
+
+Theory of operation
+    Three sorts of tables. Of activities: one per kind of the column model (kineto_trace.model), and `events`, all of
+    them under each other. Of the traces themselves: `traces`, `devices`. Of analyses: one per registered view, with
+    the columns of the view's result for its default options.
+
+    In tables of activities names are texts instead of numbers, times say their unit in their name (start_ns,
+    duration_ns, end_ns), and what the model writes as a special number (NO_PRIORITY, -1: none, …) is NULL. Columns
+    that relate a row to others (op, launch_ns, …) are computed when a query asks for them.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from kineto_trace.analysis.catalog import VIEWS
+from kineto_trace.analysis.result import ARROW_TYPES
+from kineto_trace.errors import QueryError
+from kineto_trace.model import API_TABLES, GPU_TABLES, NO_PRIORITY, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
+
+TEXT = pa.string()
+NAMES = pa.dictionary(pa.int32(), pa.string())  # texts that repeat
+_SQL_TYPES = {
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float64(): "DOUBLE",
+    pa.bool_(): "BOOLEAN",
+    TEXT: "VARCHAR",
+    NAMES: "VARCHAR",
+}
+Group = Literal["activities", "traces", "views"]
+
+
+class SqlColumn(NamedTuple):
+    """One column. unit: "ns", "us", "%", "bytes", …; "": a plain value."""
+
+    name: str
+    arrow: pa.DataType
+    unit: str
+    meaning: str
+
+    @property
+    def type(self) -> str:
+        """As SQL names it."""
+        if pa.types.is_list(self.arrow):
+            return f"{_SQL_TYPES[self.arrow.value_type]}[]"
+        return _SQL_TYPES[self.arrow]
+
+
+@dataclass(frozen=True, slots=True)
+class SqlTable:
+    """One table that queries can name. group: whether it holds activities, the traces, or an analysis' result."""
+
+    name: str
+    group: Group
+    description: str
+    columns: tuple[SqlColumn, ...]
+
+    @property
+    def summary(self) -> str:
+        """The first line of the description."""
+        return self.description.partition("\n")[0]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """For Arrow."""
+        return pa.schema([pa.field(column.name, column.arrow) for column in self.columns])
+
+
+WHICH = (
+    SqlColumn("rank", pa.int64(), "", "rank of the process in its job"),
+    SqlColumn("trace", NAMES, "", "name of the file, folder or capture that it comes from"),
+)
+END = SqlColumn("end_ns", pa.int64(), "ns", "Unix time at which it ended")
+ARGS = SqlColumn(
+    "args", NAMES, "", "traces read from files: the arguments that have no column of their own, as a JSON object"
+)
+_RENAMED = {
+    "start": SqlColumn("start_ns", pa.int64(), "ns", "Unix time at which it began"),
+    "duration": SqlColumn("duration_ns", pa.int64(), "ns", "how long it took"),
+    "name": SqlColumn("name", NAMES, "", "its name"),
+    "queued": SqlColumn("queued_ns", pa.uint64(), "ns", "Unix time when it entered the command buffer"),
+    "category": SqlColumn("category", NAMES, "", "the category in the file"),
+    "phase": SqlColumn("phase", NAMES, "", "the event's phase in the file: X complete, i instant, s and f flow, …"),
+    "inputs": SqlColumn("inputs", NAMES, "", "its inputs as a JSON object with Kineto's members (Input Dims, …)"),
+    "module": SqlColumn("module", pa.int32(), "", "calls of nn.Module: the module's number"),
+}
+# Column of the model -> the values that mean "there is none".
+MISSING: dict[str, tuple[int, ...]] = {
+    "name": (-1,),
+    "category": (-1,),
+    "inputs": (-1,),
+    "correlation": (0,),
+    "external_id": (0,),
+    "graph_id": (0,),
+    "graph_node_id": (0,),
+    "queued": (0,),
+    "priority": (NO_PRIORITY,),
+    "sequence": (-1,),
+    "torch_thread": (0,),
+    "forward_thread": (0,),
+    "storage": (0,),
+    "wait_on_stream": (-1,),
+    "wait_on_correlation": (-1,),
+    "total_allocated": (-1,),
+    "total_reserved": (-1,),
+    "parent": (-1,),
+    "module": (-1,),
+}
+MISSING_OF_KIND: dict[tuple[str, str], tuple[int, ...]] = {
+    ("cuda_sync", "stream"): (UNKNOWN_STREAM,),
+    ("cuda_sync", "device"): (-1,),
+    ("cpu_instant_event", "device"): (-1,),
+    ("cpu_instant_event", "thread"): (0,),
+    ("overhead", "thread"): (0,),
+}
+_SPECIAL = re.compile(r"; (?:0|-1|NO_[A-Z]+|UNKNOWN_[A-Z]+): [^;]*$")  # of meanings: what is NULL here
+_UNITS = {"bytes": "bytes", "total_allocated": "bytes", "total_reserved": "bytes"}
+_UNITS |= {"static_shared_memory": "bytes", "dynamic_shared_memory": "bytes"}
+
+OP = SqlColumn("op", NAMES, "", "name of the operator around the call that caused it, innermost")
+OP_ID = SqlColumn("op_id", pa.int64(), "", "id of that operator in cpu_op")
+LAUNCH = SqlColumn("launch_ns", pa.int64(), "ns", "Unix time at which the call that caused it began")
+DEPTH = SqlColumn("depth", pa.int32(), "", "operators around it on its thread")
+PARENT_ID = SqlColumn("parent_id", pa.int64(), "", "id of the operator around it, innermost")
+SELF = SqlColumn("self_ns", pa.int64(), "ns", "time in it in which no other operator inside it ran")
+ROW = SqlColumn("row", pa.int64(), "", "number of the row among those of its trace; `parent` refers to it")
+
+_MEANINGS = {
+    "kernel": "Kernels that ran on a GPU.",
+    "gpu_memcpy": "Copies on a GPU, or between GPUs or host and GPU.",
+    "gpu_memset": "Memory fills on a GPU.",
+    "cuda_runtime": "Calls of the CUDA runtime (or of another vendor's) on the host.",
+    "cuda_driver": "Calls of the CUDA driver on the host.",
+    "cuda_sync": "Synchronisation: waiting for events, streams and contexts.",
+    "cpu_op": "PyTorch's operators on the host.",
+    "user_annotation": "Ranges that the program marked on the host (record_function, ProfilerStep#N).",
+    "op_tensor": "The tensors among the operators' inputs. It has no times.",
+    "gpu_user_annotation": "Where the GPU work of the annotations ran.",
+    "cpu_instant_event": "Allocations and frees of memory.",
+    "overhead": "The profiler's own work.",
+    "flow": "Ends of arrows between events, of traces read from files.",
+    "other": "Events of files that no other table holds: metadata, counters, instants, foreign categories.",
+    "python_function": "Python functions and calls of nn.Module on the host, recorded or sampled.",
+}
+EVENTS = SqlTable(
+    "events",
+    "activities",
+    "All activities of all kinds under each other.\n\nWhat does not apply to a kind is NULL: activities of the host "
+    "have no device, those of a GPU no thread. The ends of flows are in `flow` alone.",
+    (
+        *WHICH,
+        SqlColumn("kind", NAMES, "", "the table that has all of its columns: kernel, cpu_op, …"),
+        _RENAMED["name"],
+        _RENAMED["start"],
+        END,
+        _RENAMED["duration"],
+        SqlColumn("thread", pa.uint32(), "", "system thread id"),
+        SqlColumn("device", pa.int64(), "", "device index"),
+        SqlColumn("stream", pa.int64(), "", "CUDA stream"),
+        SqlColumn("correlation", pa.uint32(), "", "joins GPU activities with the calls that caused them"),
+        ARGS,
+    ),
+)
+EVENT_KINDS = tuple(kind for kind in SCHEMAS if kind not in (*UNTIMED_TABLES, "flow"))
+TRACES = SqlTable(
+    "traces",
+    "traces",
+    "One row per trace: which process, and when.",
+    (
+        *WHICH,
+        SqlColumn("host", TEXT, "", "host name"),
+        SqlColumn("pid", pa.int64(), "", "process id"),
+        SqlColumn("process_name", TEXT, "", "name of the process"),
+        SqlColumn("framework", TEXT, "", "torch's version, if it is known"),
+        SqlColumn("world_size", pa.int64(), "", "number of ranks of the job"),
+        SqlColumn("window_start_ns", pa.int64(), "ns", "Unix time at which the trace begins"),
+        SqlColumn("window_end_ns", pa.int64(), "ns", "Unix time at which it ends"),
+        SqlColumn("activities", pa.int64(), "", "rows of `events`"),
+        SqlColumn("notes", pa.list_(TEXT), "", "what was lost or odd when it was read"),
+    ),
+)
+DEVICES = SqlTable(
+    "devices",
+    "traces",
+    "The GPUs that the traces describe, one row per trace and GPU.",
+    (
+        *WHICH,
+        SqlColumn("device", pa.int64(), "", "device index"),
+        SqlColumn("name", TEXT, "", "its name"),
+        SqlColumn("memory_bytes", pa.int64(), "bytes", "its memory"),
+        SqlColumn("compute_major", pa.int64(), "", "compute capability, before the point"),
+        SqlColumn("compute_minor", pa.int64(), "", "compute capability, behind the point"),
+        SqlColumn("multiprocessors", pa.int64(), "", "streaming multiprocessors"),
+        SqlColumn("properties", TEXT, "", "all properties as a JSON object"),
+    ),
+)
+
+
+def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
+    """The columns of this kind that relate its rows to others."""
+    if kind in GPU_TABLES:
+        return (OP, OP_ID, LAUNCH)
+    if kind in API_TABLES:
+        return (OP, OP_ID)
+    if kind == "cpu_op":
+        return (PARENT_ID, DEPTH, SELF)
+    return (ROW,) if kind == "python_function" else ()
+
+
+def _activities(kind: str) -> SqlTable:
+    own = []
+    for column in SCHEMAS[kind]:
+        special = column.name in MISSING or (kind, column.name) in MISSING_OF_KIND
+        meaning = _SPECIAL.sub("", column.meaning) if special else column.meaning
+        plain = SqlColumn(column.name, pa.from_numpy_dtype(column.dtype), _UNITS.get(column.name, ""), meaning)
+        own.append(_RENAMED.get(column.name, plain))
+        if column.name == "duration":
+            own.append(END)
+    return SqlTable(kind, "activities", _MEANINGS[kind], (*WHICH, *own, *computed_columns(kind), ARGS))
+
+
+def _view(name: str) -> SqlTable:
+    found = VIEWS[name]
+    own = tuple(SqlColumn(c.name, ARROW_TYPES[c.type], c.unit, c.meaning) for c in found.result_columns)
+    columns = own if found.reduce else (*WHICH, *own[1:])
+    return SqlTable(name, "views", found.description, columns)
+
+
+def sql_tables() -> dict[str, SqlTable]:
+    """All tables by name: activities, traces, then views by name."""
+    tables = [EVENTS, *(_activities(kind) for kind in SCHEMAS), TRACES, DEVICES]
+    tables += [_view(name) for name in sorted(VIEWS)]
+    return {table.name: table for table in tables}
+
+
+def find_table(name: str) -> SqlTable:
+    """The table of this name. Raises QueryError."""
+    tables = sql_tables()
+    if name not in tables:
+        raise QueryError(f"no table {name!r}; there are: {', '.join(tables)}")
+    return tables[name]

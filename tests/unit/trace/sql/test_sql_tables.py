@@ -1,0 +1,133 @@
+"""Traces as tables of SQL: what is in them, worked out by hand."""
+
+from collections.abc import Iterator
+
+import pytest
+from kineto_trace.analysis.context import Context
+from kineto_trace.model import NO_PRIORITY, SCHEMAS
+from kineto_trace.sql import Database, find_table, sql_tables
+from kineto_trace.sql.raw import Source
+from support.traces import START_NS, trace
+
+ROWS = {
+    "kernel": [
+        {"name": "gemm", "start": 100, "duration": 50, "correlation": 7, "stream": 13, "priority": -5},
+        {"name": "relu", "start": 160, "duration": 5, "correlation": 8, "stream": 13, "priority": NO_PRIORITY},
+    ],
+    "cuda_runtime": [
+        {"name": "cudaLaunchKernel", "start": 20, "duration": 5, "correlation": 7, "thread": 1},
+        {"name": "cudaLaunchKernel", "start": 70, "duration": 5, "correlation": 8, "thread": 1},
+    ],
+    "cpu_op": [
+        {"name": "aten::linear", "start": 10, "duration": 40, "id": 1, "thread": 1, "inputs": -1, "finished": 1},
+        {"name": "aten::addmm", "start": 15, "duration": 15, "id": 2, "thread": 1, "inputs": -1, "finished": 1},
+    ],
+    "overhead": [{"name": "Buffer Flush", "start": 300, "duration": 2}],
+}
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Database]:
+    with Database([Source("a.json", Context(trace(ROWS)))]) as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Database]:
+    sources = [Source(f"rank{rank}.json", Context(trace(ROWS), rank=rank)) for rank in (0, 3)]
+    with Database(sources) as database:
+        yield database
+
+
+def test_times_are_unix_ns_and_names_are_texts(one: Database) -> None:
+    (row,) = one.query("SELECT name, start_ns, duration_ns, end_ns FROM kernel WHERE stream = 13 LIMIT 1").rows()
+    assert row == {"name": "gemm", "start_ns": START_NS + 100, "duration_ns": 50, "end_ns": START_NS + 150}
+
+
+def test_special_numbers_are_null(one: Database) -> None:
+    assert one.query("SELECT priority, queued_ns, graph_id FROM kernel ORDER BY start_ns").rows() == [
+        {"priority": -5, "queued_ns": None, "graph_id": None},
+        {"priority": None, "queued_ns": None, "graph_id": None},
+    ]
+
+
+def test_gpu_rows_know_their_operator_and_launch(one: Database) -> None:
+    assert one.query(
+        f"SELECT name, op, op_id, launch_ns - {START_NS} AS launch FROM kernel ORDER BY start_ns"
+    ).rows() == [
+        {"name": "gemm", "op": "aten::addmm", "op_id": 2, "launch": 20},
+        {"name": "relu", "op": None, "op_id": None, "launch": 70},
+    ]
+
+
+def test_operators_know_their_place_in_the_tree(one: Database) -> None:
+    assert one.query("SELECT id, parent_id, depth, self_ns FROM cpu_op ORDER BY id").rows() == [
+        {"id": 1, "parent_id": None, "depth": 0, "self_ns": 25},
+        {"id": 2, "parent_id": 1, "depth": 1, "self_ns": 15},
+    ]
+
+
+def test_events_are_the_rows_of_all_kinds(one: Database) -> None:
+    assert one.query(
+        "SELECT kind, count(*) AS n, sum(duration_ns) AS ns FROM events GROUP BY kind ORDER BY kind"
+    ).rows() == [
+        {"kind": "cpu_op", "n": 2, "ns": 55},
+        {"kind": "cuda_runtime", "n": 2, "ns": 10},
+        {"kind": "kernel", "n": 2, "ns": 55},
+        {"kind": "overhead", "n": 1, "ns": 2},
+    ]
+
+
+def test_events_have_null_where_a_column_does_not_apply(one: Database) -> None:
+    rows = one.query(
+        "SELECT kind, thread, stream FROM events WHERE kind IN ('cpu_op', 'kernel') ORDER BY start_ns"
+    ).rows()
+    assert rows[0] == {"kind": "cpu_op", "thread": 1, "stream": None}
+    assert rows[-1] == {"kind": "kernel", "thread": None, "stream": 13}
+
+
+def test_several_traces_are_under_each_other_with_rank_and_name(two: Database) -> None:
+    assert two.query('SELECT rank, "trace", count(*) AS n FROM kernel GROUP BY ALL ORDER BY rank').rows() == [
+        {"rank": 0, "trace": "rank0.json", "n": 2},
+        {"rank": 3, "trace": "rank3.json", "n": 2},
+    ]
+
+
+def test_a_column_in_a_filter_alone_is_read(two: Database) -> None:
+    assert two.query("SELECT count(*) AS n FROM kernel WHERE duration_ns > 5 AND rank = 3").rows() == [{"n": 1}]
+
+
+def test_traces_are_described(two: Database) -> None:
+    rows = two.query(
+        "SELECT rank, host, pid, window_end_ns - window_start_ns AS ns, activities FROM traces ORDER BY 1"
+    ).rows()
+    assert rows[1] == {"rank": 3, "host": "host", "pid": 4242, "ns": 1_000_000, "activities": 7}
+
+
+def test_devices_are_rows() -> None:
+    device = {"id": 0, "name": "H200", "totalGlobalMem": 5, "computeMajor": 9, "computeMinor": 0, "numSms": 132}
+    with Database([Source("a", Context(trace({}, devices=(device,))))]) as database:
+        rows = database.query("SELECT device, name, compute_major, properties->>'numSms' AS sms FROM devices").rows()
+    assert rows == [{"device": 0, "name": "H200", "compute_major": 9, "sms": "132"}]
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, "events"])
+def test_every_table_can_be_read_whole_even_if_it_is_empty(name: str) -> None:
+    with Database([Source("a", Context(trace({})))]) as database:
+        result = database.query(f"SELECT * FROM {name}")
+    assert result.table.column_names == [column.name for column in find_table(name).columns]
+    assert not len(result)
+
+
+def test_every_column_says_what_it_is() -> None:
+    for table in sql_tables().values():
+        assert table.description, table.name
+        for column in table.columns:
+            assert column.meaning, f"{table.name}.{column.name}"
+            assert column.type, f"{table.name}.{column.name}"
+
+
+def test_meanings_name_no_special_numbers_that_are_null() -> None:
+    columns = {column.name: column.meaning for column in find_table("kernel").columns}
+    assert columns["graph_id"] == "CUDA graph"
+    assert columns["external_id"] == "id of the innermost op or annotation around that call"
