@@ -15,6 +15,17 @@ Flags = npt.NDArray[np.bool_]
 
 COMMUNICATION = re.compile(r"(?i)nccl|rccl")  # all versions: ncclKernel_…, ncclDevKernel_…, mscclKernel_…
 
+HTA_TYPES = ("COMMUNICATION", "MEMORY", "COMPUTATION", "OTHER")  # in the order in which HTA asks; by number
+HTA_COMMUNICATION, HTA_MEMORY, HTA_COMPUTATION, HTA_OTHER = range(4)
+_HTA_PATTERNS = (  # all matched at the beginning of the name; the third is what computation is not
+    re.compile(r"nccl|hip|hccl|.*ncclKernel"),
+    re.compile(r"(hip)?Memcpy|(hip)?Memset|dma"),
+    re.compile(
+        r"nccl|.*Memcpy|.*Memset|.*dma|.*Sync|Stream Wait Event|cuda.*LaunchKernel|runFunction|hip|job_exe|packet"
+        r"|pe_exe|cpum_exe_subgraph|hccl|collective_subgraph_execution"
+    ),
+)
+
 
 def matches(strings: Sequence[str], pattern: re.Pattern[str]) -> Flags:
     """For each string: whether the pattern is found in it."""
@@ -24,3 +35,19 @@ def matches(strings: Sequence[str], pattern: re.Pattern[str]) -> Flags:
 def communication_names(context: Context) -> Flags:
     """For each string of the trace: whether a kernel of that name is a collective or point-to-point transfer."""
     return matches(context.trace.strings, COMMUNICATION)
+
+
+def hta_type(name: str) -> int:
+    """The kernel type that HTA gives to a GPU event of this name: number into HTA_TYPES."""
+    communication, memory, no_computation = _HTA_PATTERNS
+    if communication.match(name):
+        return HTA_COMMUNICATION
+    if memory.match(name):
+        return HTA_MEMORY
+    return HTA_OTHER if no_computation.match(name) else HTA_COMPUTATION
+
+
+def hta_types(context: Context) -> npt.NDArray[np.uint8]:
+    """For each string of the trace the type that HTA gives to GPU events of that name: number into HTA_TYPES."""
+    strings = context.trace.strings
+    return np.fromiter(map(hta_type, strings), np.uint8, len(strings))

@@ -1,0 +1,244 @@
+"""The events of a trace as HTA 0.6.1 (traceinsight) sees them: for figures with compat=HTA.
+
+Theory of operation
+    HTA reads a Chrome trace into one frame, and all its figures are figures of that frame. Its rules, which are
+    followed here with their faults:
+
+    - Rows without a duration or a category are no events, nor are those of the category "Trace".
+    - Times are microseconds. If the file's are not whole ones, every event begins at the next whole microsecond and
+      ends at the last one before its end, so that what is shorter than one may last 0 or -1 us. The sums are made
+      with 64-bit floats, of times as they stand in the file. (Whether they are whole is told here by the starts: a
+      file in which all starts are whole, but written with a point, would be rounded by HTA too.)
+    - "stream" and "correlation" are the arguments of these names, -1 if there are none. A GPU event is a row with a
+      stream: that makes cuda_sync one, and gpu_user_annotation none.
+    - A "GPU side" row has a stream and a correlation, or is called "Event Sync" or "Context Sync"; all others are
+      the "CPU side", gpu_user_annotation too. Rows of the two sides with one correlation are linked.
+    - A CPU row is of the last named step in which it begins, a GPU row of that of its link, else -1.
+    - If rows of at least two different ProfilerSteps are there, the CPU side loses everything from the start of the
+      last one on (of a gpu_user_annotation of that name, where there is one: it starts later), and the GPU side
+      what has no partner left; a GPU row with several partners is there several times.
+
+    Times are kept as int64 Unix ns, multiples of 1000 after rounding, so that analyses are the same code for both.
+    The order of rows within a table is the file's; between tables it is not known, and only decides between equal
+    times.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.context import Context
+from kineto_trace.arrays import lookup
+from kineto_trace.export.chrome import base_ns
+from kineto_trace.model import GPU_TABLES, NO_STRING, Table, Trace
+
+# In the order in which they are put under each other: number into it is HtaFrame.kind.
+KINDS = (
+    "cpu_op",
+    "user_annotation",
+    "python_function",
+    "cuda_runtime",
+    "cuda_driver",
+    "gpu_memcpy",
+    "gpu_memset",
+    "kernel",
+    "cuda_sync",
+    "gpu_user_annotation",
+    "overhead",
+    "other",
+)
+KIND = {name: number for number, name in enumerate(KINDS)}
+NOTHING = -1
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_STEP_OF_ITERATION = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_SYNC_NAMES = ("Event Sync", "Context Sync")
+_US = 1000
+_COMPLETE = ord("X")
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class HtaFrame:
+    """HTA's rows. Times in Unix ns, whole microseconds if the file's times had to be rounded.
+
+    kind: number into KINDS; row: in that table. pid, tid: GPU rows: device and stream. stream, correlation: -1: none.
+    link: place in this frame of the row of the other side; NOTHING: none. iteration: -1: none.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    row: Ints
+    start: Ints
+    duration: Ints
+    name: npt.NDArray[np.int32]
+    pid: Ints
+    tid: Ints
+    stream: Ints
+    correlation: Ints
+    link: Ints
+    iteration: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def end(self) -> Ints:
+        """Unix ns; may lie before the start."""
+        return self.start + self.duration
+
+    def take(self, places: npt.NDArray[Any]) -> "HtaFrame":
+        """These rows, or those under this mask; links still count in this frame."""
+        return HtaFrame(**{field.name: getattr(self, field.name)[places] for field in fields(self)})
+
+
+def hta_frame(context: Context) -> HtaFrame:
+    """All rows as HTA keeps them after loading."""
+    trace = context.trace
+    parts = [_rows(trace, kind) for kind in KINDS]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["start"], columns["duration"] = _rounded(trace, columns["start"], columns["duration"])
+    gpu_side = _gpu_side(trace.strings, columns)
+    link = _links(columns["correlation"], gpu_side)
+    numbers = _step_numbers(trace.strings, columns["name"], _STEP_OF_ITERATION)
+    frame = HtaFrame(**columns, link=link, iteration=_iterations(columns, link, numbers))
+    steps = _step_numbers(trace.strings, columns["name"], _STEP)
+    if len(np.unique(columns["name"][steps >= 0])) < 2:
+        return frame
+    return _without_last_step(frame, gpu_side, steps >= 0)
+
+
+def _rows(trace: Trace, kind: str) -> dict[str, npt.NDArray[Any]]:
+    table = trace.table(kind)
+    count = len(table)
+    kept = np.arange(count, dtype=np.int64)
+    stream = correlation = np.full(count, NOTHING, np.int64)
+    pid, tid = np.full(count, NOTHING, np.int64), np.zeros(count, np.int64)
+    if "thread" in table.columns:
+        pid, tid = np.zeros(count, np.int64), table["thread"].astype(np.int64)
+    if "correlation" in table.columns:
+        correlation = table["correlation"].astype(np.int64)
+    if "stream" in table.columns:  # what CUPTI's number of no stream is becomes -1
+        pid, tid = table["device"].astype(np.int64), table["stream"].view(np.int32).astype(np.int64)
+        stream = tid if kind in GPU_TABLES or kind == "cuda_sync" else stream
+    if kind in ("cpu_op", "other"):
+        stream, correlation = _from_texts(trace, table, stream, correlation)
+    if kind == "other":
+        category = table["category"]
+        names = np.array([text == "Trace" for text in trace.strings], np.bool_)
+        is_event = (table["phase"] == _COMPLETE) & (category != NO_STRING)
+        kept = np.flatnonzero(is_event & ~names[category]) if len(names) else kept
+    return {
+        "kind": np.full(len(kept), KIND[kind], np.uint8),
+        "row": kept,
+        "start": table["start"][kept],
+        "duration": table["duration"][kept],
+        "name": table["name"][kept],
+        "pid": pid[kept],
+        "tid": tid[kept],
+        "stream": stream[kept],
+        "correlation": correlation[kept],
+    }
+
+
+def _from_texts(trace: Trace, table: Table, stream: Ints, correlation: Ints) -> tuple[Ints, Ints]:
+    """Streams and correlations that are arguments of rows whose table has no columns for them."""
+    texts = table.origin.get("args")
+    if texts is None:
+        return stream, correlation
+    values: dict[str, Ints] = {"stream": stream, "correlation": correlation}
+    for number in np.unique(texts).tolist():
+        text = trace.strings[number] if number != NO_STRING else ""
+        if '"stream"' not in text and '"correlation"' not in text:
+            continue
+        args = json.loads("{" + text + "}")
+        for name in values:
+            if isinstance(args.get(name), int):
+                values[name] = np.where(texts == number, args[name], values[name])
+    return values["stream"], values["correlation"]
+
+
+def _rounded(trace: Trace, start: Ints, duration: Ints) -> tuple[Ints, Ints]:
+    """Starts rounded up and ends rounded down to microseconds, unless all starts of the file are whole ones."""
+    if all(not (table["start"] % _US).any() for table in trace.tables.values() if "start" in table.columns):
+        return start, duration
+    head: Mapping[str, str] = trace.head or {}
+    base = (
+        json.loads(head.get("baseTimeNanoseconds", "0")) if trace.head is not None else base_ns(trace.window_start_ns)
+    )
+    base = base if isinstance(base, int) else 0
+    ts = _microseconds(start - base)
+    end = np.floor(ts + _microseconds(duration))
+    first = np.ceil(ts)
+    return base + first.astype(np.int64) * _US, (end - first).astype(np.int64) * _US
+
+
+def _microseconds(ns: Ints) -> npt.NDArray[np.float64]:
+    """The float that a JSON reader makes of this time in microseconds."""
+    return ns // _US + (ns % _US) / _US
+
+
+def _gpu_side(strings: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> Flags:
+    syncs = np.array([text in _SYNC_NAMES for text in strings], np.bool_)
+    found: Flags = (columns["stream"] >= 0) & (columns["correlation"] >= 0)
+    return found | syncs[columns["name"]] if len(syncs) else found
+
+
+def _links(correlation: Ints, gpu_side: Flags) -> Ints:
+    """Of several partners the last one counts."""
+    link = np.full(len(correlation), NOTHING, np.int64)
+    known = correlation != NOTHING
+    cpu, gpu = np.flatnonzero(known & ~gpu_side), np.flatnonzero(known & gpu_side)
+    keys = correlation.astype(np.uint64)
+    link[cpu] = lookup(keys[cpu], keys[gpu], gpu, NOTHING)
+    link[gpu] = lookup(keys[gpu], keys[cpu], cpu, NOTHING)
+    return link
+
+
+def _step_numbers(strings: Sequence[str], name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -> Ints:
+    """For each row the number in its name; -1: it is no step."""
+    found = [pattern.match(text) if text.startswith("ProfilerStep") else None for text in strings]
+    numbers = np.array([NOTHING if match is None else int(match[1]) for match in found], np.int64)
+    return numbers[name] if len(numbers) else np.full(len(name), NOTHING, np.int64)
+
+
+def _iterations(columns: Mapping[str, npt.NDArray[Any]], link: Ints, numbers: Ints) -> Ints:
+    start, stream = columns["start"], columns["stream"]
+    order = np.argsort(start, kind="stable")
+    in_order = start[order]
+    iteration = np.full(len(start), NOTHING, np.int64)
+    for step in np.flatnonzero(numbers >= 0).tolist():
+        low, high = np.searchsorted(in_order, [start[step], start[step] + columns["duration"][step]])
+        iteration[order[low:high]] = numbers[step]
+    on_gpu = stream > 0
+    iteration[(stream == 0) & (columns["kind"] != KIND["cpu_op"])] = NOTHING
+    iteration[on_gpu] = np.where(link[on_gpu] >= 0, iteration[link[on_gpu]], NOTHING)
+    return iteration
+
+
+def _without_last_step(frame: HtaFrame, gpu_side: Flags, is_step: Flags) -> HtaFrame:
+    cpu = np.flatnonzero(~gpu_side)
+    if not len(cpu):
+        return frame
+    steps = cpu[is_step[cpu]]
+    last = int(frame.start[steps if len(steps) else cpu].max() if len(steps) else frame.start[cpu].min())
+    cpu = cpu[frame.start[cpu] < last]
+    gpu = np.flatnonzero(gpu_side & (frame.correlation >= 0))
+    wanted = frame.correlation[cpu]
+    keys, counts = np.unique(wanted[wanted >= 0], return_counts=True)
+    if len(keys):
+        at = np.minimum(np.searchsorted(keys, frame.correlation[gpu]), len(keys) - 1)
+        gpu = np.repeat(gpu, np.where(keys[at] == frame.correlation[gpu], counts[at], 0))
+    else:
+        gpu = gpu[:0]
+    places = np.concatenate([gpu, cpu])
+    new_place = np.full(len(frame) + 1, NOTHING, np.int64)  # the last one is for what has no link
+    new_place[places] = np.arange(len(places))
+    kept = frame.take(places)
+    columns = {field.name: getattr(kept, field.name) for field in fields(kept)}
+    return HtaFrame(**{**columns, "link": new_place[kept.link]})
