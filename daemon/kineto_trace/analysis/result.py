@@ -60,16 +60,36 @@ class Result:
 def make_result(
     view: str, schema: Sequence[ResultColumn], values: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> Result:
-    """values: for each column of the schema an array or a list. NaN becomes a missing value.
+    """values: for each column of the schema an array (of numpy or Arrow) or a list. NaN becomes a missing value.
 
     Raises ValueError if columns are missing, unknown or differ in length.
     """
+    return Result(view, tuple(schema), make_table(view, schema, values), tuple(notes))
+
+
+def make_table(view: str, schema: Sequence[ResultColumn], values: Mapping[str, Any]) -> pa.Table:
+    """The same as a table alone, which says units and meanings in the metadata of its fields. Raises ValueError."""
     if set(values) != {column.name for column in schema}:
         wrong = sorted(set(values) ^ {column.name for column in schema})
         raise ValueError(f"view {view}: columns do not follow the schema: {', '.join(wrong)}")
-    arrays = [pa.array(values[column.name], ARROW_TYPES[column.type], from_pandas=True) for column in schema]
+    arrays = [_arrow(values[column.name], ARROW_TYPES[column.type]) for column in schema]
     fields = [
         pa.field(column.name, ARROW_TYPES[column.type], metadata={"unit": column.unit, "meaning": column.meaning})
         for column in schema
     ]
-    return Result(view, tuple(schema), pa.Table.from_arrays(arrays, schema=pa.schema(fields)), tuple(notes))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _arrow(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values if values.type == kind else values.cast(kind)
+    try:
+        return pa.array(values, kind, from_pandas=True)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return pa.array([_valid(value) for value in values], kind, from_pandas=True)
+
+
+def _valid(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return [_valid(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -16,9 +16,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.result import Result, ResultColumn, columns, make_result
+from kineto_trace.analysis.result import Result, ResultColumn, columns, make_result, make_table
 from kineto_trace.errors import ViewError
+
+_PACKED = ""  # no column is called so
 
 RANK = columns(("rank", "int", "", "rank of the process in its job"))
 
@@ -83,18 +88,22 @@ class View:
         if self.reduce is not None:
             answer = self.reduce(ordered, **self._chosen(self.reduce, compat, options))
             return make_result(self.name, self.columns, answer.values, answer.notes)
-        values: dict[str, list[Any]] = {column.name: [] for column in self.result_columns}
         notes: list[str] = []
+        tables = []
         for rank, answer in ordered:
-            lists = {
-                name: column if isinstance(column, list) else column.tolist() for name, column in answer.values.items()
-            }
-            count = len(next(iter(lists.values()), []))
-            values["rank"] += [rank] * count
-            for name, column in lists.items():
-                values[name] += column
+            table = self.packed(answer).values[_PACKED]
+            numbers = pa.array(np.full(table.num_rows, rank, np.int64))
+            tables.append(make_table(self.name, self.result_columns, {"rank": numbers, **_columns_of(table)}))
             notes += [note if len(ordered) == 1 else f"rank {rank}: {note}" for note in answer.notes]
-        return make_result(self.name, self.result_columns, values, notes)
+        if not tables:
+            return make_result(self.name, self.result_columns, {column.name: [] for column in self.result_columns})
+        return Result(self.name, self.result_columns, pa.concat_tables(tables), tuple(notes))
+
+    def packed(self, partial: Any) -> Any:
+        """The contribution of a trace in the form in which it travels best: an Answer as one Arrow table."""
+        if self.reduce is not None or _PACKED in partial.values:
+            return partial
+        return Answer({_PACKED: make_table(self.name, self.columns, partial.values)}, tuple(partial.notes))
 
     def __call__(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Result:
         """The result for one trace. Raises ViewError."""
@@ -131,3 +140,7 @@ def view(
         return VIEWS[name]
 
     return register
+
+
+def _columns_of(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))
