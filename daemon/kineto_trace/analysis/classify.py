@@ -14,6 +14,8 @@ from kineto_trace.analysis.context import Context
 Flags = npt.NDArray[np.bool_]
 
 COMMUNICATION = re.compile(r"(?i)nccl|rccl")  # all versions: ncclKernel_…, ncclDevKernel_…, mscclKernel_…
+COMMUNICATION_OP = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl):")  # ranges that torch.distributed records
+DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$|^enumerate\(DataPipe\)#", re.DOTALL)
 
 HTA_TYPES = ("COMMUNICATION", "MEMORY", "COMPUTATION", "OTHER")  # in the order in which HTA asks; by number
 HTA_COMMUNICATION, HTA_MEMORY, HTA_COMPUTATION, HTA_OTHER = range(4)
@@ -51,3 +53,13 @@ def hta_types(context: Context) -> npt.NDArray[np.uint8]:
     """For each string of the trace the type that HTA gives to GPU events of that name: number into HTA_TYPES."""
     strings = context.trace.strings
     return np.fromiter(map(hta_type, strings), np.uint8, len(strings))
+
+
+def communication_op_names(context: Context) -> Flags:
+    """For each string of the trace: whether an operator or annotation of that name is a collective or a transfer."""
+    return matches(context.trace.strings, COMMUNICATION_OP)
+
+
+def data_loading_names(context: Context) -> Flags:
+    """For each string of the trace: whether an operator or annotation of that name waits for the next batch."""
+    return matches(context.trace.strings, DATA_LOADING)

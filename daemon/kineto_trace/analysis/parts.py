@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.classify import communication_names
+from kineto_trace.analysis.classify import communication_names, matches
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.threads import Nested, nest_tables
 from kineto_trace.arrays import lookup
@@ -22,7 +22,7 @@ from kineto_trace.model import API_TABLES, GPU_TABLES, OP_TABLES
 NOTHING = -1
 KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
 _CONSISTENT = 0.9
-_STEP = re.compile(re.escape(PREFIX) + r"(\d+)$")
+_STEP = re.compile("^" + re.escape(PREFIX) + r"(\d+)$")
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -175,6 +175,11 @@ def _by_external_id(
     if known.any() and np.mean(found[known] == op[known]) < _CONSISTENT:
         return op
     return np.where(wanted, found, op)
+
+
+def step_names(context: Context) -> Flags:
+    """For each string of the trace: whether an annotation of that name is a training step."""
+    return matches(context.trace.strings, _STEP)
 
 
 def steps(context: Context) -> Steps:
