@@ -1,1 +1,119 @@
-"""Traces of GPU training: raw records to columns, columns to files and figures. No service code in here."""
+"""Traces of GPU training: opened from anywhere, analysed at once, written as anything. No service code in here.
+
+    import kineto_trace as kt
+
+    trace = kt.open_trace("trace.json.gz")            # Chrome JSON, Perfetto, a capture's target, a stored trace
+    kernels = kt.run_view("kernels", trace)           # a Result: kernels.rows(), .table (Arrow), .notes, .columns
+    ranks = kt.find_traces("logs/", "more/*.json.gz")  # many ranks: with path and rank of each
+    steps = kt.run_view("stragglers", ranks)          # on all cores, memory bounded per rank
+    kt.save(trace, "trace.kineto")                    # a folder of columns that opens in milliseconds
+    kt.export(trace, "trace.pftrace")                 # or .json.gz, .json, a TensorBoard log folder, …
+    kt.views()                                        # all analyses: name -> View (description, columns, options)
+
+Times in results are microseconds in columns called *_us, or Unix ns in *_ns; each column has a unit and a meaning.
+What was missing or assumed is in the notes of a result. All errors are TraceError (kineto_trace.errors).
+
+Several views of one trace share what they need through its Context: `context = kt.Context(trace)`, then
+`kt.run_view("kernels", context)`. On a Dask cluster: `with kt.cluster("tcp://scheduler:8786") as executor`, then
+`kt.run_view(…, executor=executor)`. Scripts that analyse many ranks need `if __name__ == "__main__":`, as all do that
+start processes.
+
+Nothing is imported before it is used: the daemon imports single modules of this package.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+    from pathlib import Path
+
+    from kineto_trace.analysis.context import Context
+    from kineto_trace.analysis.result import Result
+    from kineto_trace.analysis.view import Compat, View
+    from kineto_trace.errors import FileError, TraceError, ViewError
+    from kineto_trace.export.write import Written
+    from kineto_trace.job import Request, cluster, run_view, run_views
+    from kineto_trace.load.find import Source, find_traces
+    from kineto_trace.load.open import open_trace
+    from kineto_trace.model import Trace
+
+__all__ = [
+    "Compat",
+    "Context",
+    "FileError",
+    "Request",
+    "Result",
+    "Source",
+    "Trace",
+    "TraceError",
+    "View",
+    "ViewError",
+    "cluster",
+    "export",
+    "find_traces",
+    "open_trace",
+    "run_view",
+    "run_views",
+    "save",
+    "views",
+]
+
+_HOMES = {
+    "Compat": "analysis.view",
+    "Context": "analysis.context",
+    "FileError": "errors",
+    "Request": "job",
+    "Result": "analysis.result",
+    "Source": "load.find",
+    "Trace": "model",
+    "TraceError": "errors",
+    "View": "analysis.view",
+    "ViewError": "errors",
+    "cluster": "job",
+    "find_traces": "load.find",
+    "open_trace": "load.open",
+    "run_view": "job",
+    "run_views": "job",
+}
+
+
+def views() -> "Mapping[str, View]":
+    """All analyses by name, in the order of names."""
+    from kineto_trace.analysis.catalog import VIEWS
+
+    return dict(sorted(VIEWS.items()))
+
+
+def save(trace: "Trace", path: "str | PathLike[str]") -> "Path":
+    """Stores the trace as a folder of columns, which open_trace() opens. Nothing is lost. Raises OSError."""
+    from pathlib import Path
+
+    from kineto_trace.columns import save_columns
+
+    save_columns(trace, Path(path))
+    return Path(path)
+
+
+def export(trace: "Trace", path: "str | PathLike[str]", *, format: str = "") -> "Written":
+    """Writes the trace in this format, or in that of the suffix of `path`: see kineto_trace.export.write.FORMATS.
+
+    Raises FormatError, OSError.
+    """
+    from pathlib import Path
+
+    from kineto_trace.export.write import export_trace
+
+    return export_trace(trace, Path(path), format)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

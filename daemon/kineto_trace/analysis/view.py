@@ -79,7 +79,7 @@ class View:
 
     def partial(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Any:
         """What one trace contributes. Raises ViewError for an unknown option or compat."""
-        self._check(compat, options)
+        self.check(compat, options)
         return self.function(context, **self._chosen(self.function, compat, options))
 
     def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
@@ -115,7 +115,8 @@ class View:
         chosen = {name: value for name, value in options.items() if name in known}
         return {**chosen, "compat": compat} if "compat" in known else chosen
 
-    def _check(self, compat: Compat, options: Mapping[str, Any]) -> None:
+    def check(self, compat: Compat, options: Mapping[str, Any]) -> None:
+        """Raises ViewError for an unknown option or compat."""
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             known = ", ".join(self.options) or "it has none"
