@@ -6,7 +6,6 @@ open_trace("captures/…/targets/…")  a target of the daemon, finished or raw
 open_trace("training.kineto")       a folder of columns
 """
 
-import re
 import zlib
 from dataclasses import replace
 from enum import Enum
@@ -23,6 +22,7 @@ COLUMNS_DIRECTORY = "columns"  # of a target's folder
 
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PRINTABLE = frozenset((*b"\t\r\n", *range(32, 127)))
 # What people give by mistake: where in the file, the bytes there, what it is, what to do.
 _OTHERS = (
     (0, b"SQLite format 3\0", "an SQLite database", "Nsight Systems' exports are not read"),
@@ -127,8 +127,24 @@ def _json_or_perfetto(head: bytes) -> Form | None:
 
 
 def _is_packet(head: bytes) -> bool:
-    """Whether this is field 1 of a message, of a length, that begins with a field: perfetto.protos.Trace.packet."""
-    return re.match(rb"\x0a[\x80-\xff]{0,4}[\x01-\x7f]?", head) is not None and len(head) > 2
+    """Whether this is perfetto.protos.Trace: messages of field 1, the first of which begins with a field."""
+    length, at = 0, 1
+    for shift in range(0, 35, 7):
+        if at >= len(head):
+            return False
+        byte = head[at]
+        length |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            break
+    else:
+        return False
+    if all(byte in _PRINTABLE for byte in head[:64]):
+        return False  # text after an empty line
+    end = at + length
+    if length and (at >= len(head) or head[at] & 7 not in (0, 1, 2, 5) or head[at] < 8):
+        return False
+    return end >= len(head) or head[end] == 0x0A
 
 
 def _folder_form(path: Path) -> Form:
