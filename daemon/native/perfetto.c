@@ -25,7 +25,6 @@ enum {
     ANNOTATION_UNSIGNED = TAG(3, 0),
     ANNOTATION_SIGNED = TAG(4, 0),
     ANNOTATION_DOUBLE = TAG(5, 1),
-    ANNOTATION_TEXT = TAG(17, 0),
 
     SLICE_END = 2,
     HEAD_BYTES = 64,  /* room for a packet without annotations and flows */
@@ -174,10 +173,6 @@ static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uin
     case KP_DOUBLE:
         *p++ = ANNOTATION_DOUBLE;
         p = put_fixed(p, (const double *)f->column + row);
-        break;
-    case KP_TEXT:
-        p = put_tag(p, ANNOTATION_TEXT);
-        p = put_varint(p, (uint64_t)(get_signed(f, row) + f->base));
         break;
     default:
         *p++ = ANNOTATION_SIGNED;

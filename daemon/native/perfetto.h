@@ -39,7 +39,6 @@ enum { /* kp_field.operation: debug annotations */
     KP_DOUBLE = 2,   /* 8 bytes */
     KP_OPTIONAL = 3, /* signed; nothing where the value is `base` */
     KP_READY = 4,    /* a number into a table of ready annotations; nothing where it is none of them */
-    KP_TEXT = 5,     /* the value + base is the id of an interned text */
 };
 
 typedef struct {

@@ -11,7 +11,7 @@ from kineto_trace.analysis.tree import build
 from kineto_trace.arrays import is_in
 from kineto_trace.export import chrome_ops, chrome_rows
 from kineto_trace.export.chrome_fields import AnyArray, Columns, Fields, Names
-from kineto_trace.export.tracks import annotation_rows, gpu_rows, sync_rows
+from kineto_trace.export.tracks import ANNOTATIONS, gpu_rows, sync_rows
 from kineto_trace.model import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
 
 Render = Callable[[Columns, Names], Fields]
@@ -51,8 +51,8 @@ def sections(trace: Trace) -> list[Section]:
         table = trace.table(kind)
         columns = {**table.columns, "tid": table["thread"]}
         parts += _linked_or_not(kind, columns, renderers[kind], chrome_rows.api_flow, mask)
-    parts += _gpu_annotations(trace.table("gpu_user_annotation"))
-    rows = gpu_rows(trace.tables)
+    rows = gpu_rows(trace.tables, margin_ns=chrome_ops.ANNOTATION_MARGIN_NS)
+    parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
     for kind in GPU_TABLES:
         if kind in rows:
             parts += _gpu(trace.table(kind), rows[kind], correlations)
@@ -126,8 +126,8 @@ def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
     ]
 
 
-def _gpu_annotations(table: Table) -> list[Section]:
-    columns = {**table.columns, "tid": annotation_rows(table)}
+def _gpu_annotations(table: Table, rows: Mapping[str, npt.NDArray[np.int64]]) -> list[Section]:
+    columns = {**table.columns, "tid": rows.get(table.kind, np.empty(0, np.int64))}
     return [Section(kind=table.kind, columns=columns, chosen=None, render=chrome_ops.gpu_user_annotation)]
 
 
@@ -174,14 +174,14 @@ def _python(trace: Trace, index: int) -> list[Section]:
     first, rest = chrome_ops.python_call_root, chrome_ops.python_call
     if trace.sample_period_ns:
         first, rest = chrome_ops.python_sampled_root, chrome_ops.python_sampled
-        columns.update(_nested(trace, table))
+        columns.update(nested_python(trace, table))
     return [
         Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=first),
         Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=rest),
     ]
 
 
-def _nested(trace: Trace, python: Table) -> dict[str, AnyArray]:
+def nested_python(trace: Trace, python: Table) -> dict[str, AnyArray]:
     """Times of sampled slices that nest with all other events of their thread: viewers drop what overlaps in part."""
     if not any(len(trace.table(kind)) for kind in (*OP_TABLES, *API_TABLES)):
         return {}

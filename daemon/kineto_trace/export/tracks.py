@@ -1,8 +1,9 @@
 """On which row (process, thread) of a trace viewer each activity goes.
 
 GPU activities go to their stream's row, as in Kineto's traces. Viewers drop or misplace events of one row
-that overlap (kernels of one stream do with programmatic dependent launch): the second one of such a pair
-goes to another row of the same stream. Synchronizations have rows of their own, since they span kernels.
+that overlap in part (kernels of one stream do with programmatic dependent launch): the second one of such a pair
+goes to another row of the same stream. No activity stands inside another one; annotations have whole activities
+inside them, or stand on another row. Synchronizations have rows of their own, since they span kernels.
 """
 
 from collections.abc import Mapping
@@ -11,40 +12,48 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.codec import Events, Interner, lanes
+from kineto_trace.export.perfetto_native import nest_lanes
 from kineto_trace.model import GPU_TABLES, UNKNOWN_STREAM, Table
 
 SYNC_OFFSET = 1_000_000  # Kineto's row number of a stream's synchronizations
 LANE_OFFSET = 2_000_000  # further rows of a stream
 LANE_LIMIT = 16
+ANNOTATIONS = "gpu_user_annotation"
 
 Rows = npt.NDArray[np.int64]
 
 
-def gpu_rows(tables: Mapping[str, Table]) -> dict[str, Rows]:
-    """The row number of every activity of the GPU tables."""
-    kinds = [kind for kind in GPU_TABLES if kind in tables]
-    return _with_lanes({kind: tables[kind] for kind in kinds}, {kind: _stream(tables[kind]) for kind in kinds})
+def gpu_rows(tables: Mapping[str, Table], *, margin_ns: int = 0) -> dict[str, Rows]:
+    """The row number of every activity of the GPU tables and of the annotations on GPUs.
+
+    margin_ns: by which annotations stand out over their interval on both sides.
+    """
+    present = [tables[kind] for kind in (ANNOTATIONS, *GPU_TABLES) if kind in tables and len(tables[kind])]
+    rows = {kind: np.empty(0, np.int64) for kind in (ANNOTATIONS, *GPU_TABLES) if kind in tables}
+    if not present:
+        return rows
+    sizes = [len(table) for table in present]
+    row = np.concatenate([base_rows(table) for table in present])
+    device = np.concatenate([table["device"].astype(np.int64) for table in present])
+    margins = [margin_ns * (table.kind == ANNOTATIONS) for table in present]
+    start = np.concatenate([table["start"] - margin for table, margin in zip(present, margins, strict=True)])
+    end = np.concatenate([table.end() + margin for table, margin in zip(present, margins, strict=True)])
+    leaf = np.repeat(np.array([table.kind != ANNOTATIONS for table in present], np.uint8), sizes)
+    track = Interner().intern((device << 32 ^ row & 0xFFFFFFFF).astype(np.uint64))
+    order = Events(track, start, end, leaf).order()
+    lane = nest_lanes(track[order], start[order], end[order], leaf[order], LANE_LIMIT).lane
+    row[order] += lane.astype(np.int64) * LANE_OFFSET
+    return {**rows, **dict(zip((table.kind for table in present), np.split(row, np.cumsum(sizes)[:-1]), strict=True))}
 
 
 def sync_rows(sync: Table) -> Rows:
     """The row number of every synchronization; -1 is the device's own row."""
-    streams = _stream(sync)
-    base = np.where(sync["stream"] == UNKNOWN_STREAM, -1, streams + SYNC_OFFSET)
-    return _with_lanes({sync.kind: sync}, {sync.kind: base})[sync.kind]
+    return _with_lanes({sync.kind: sync}, {sync.kind: sync_base_rows(sync)})[sync.kind]
 
 
-def annotation_rows(annotations: Table) -> Rows:
-    """The row number of every annotation on a GPU: its stream's, unless it overlaps another one without nesting."""
-    streams = _stream(annotations)
-    track = Interner().intern((annotations["device"].astype(np.uint64) << np.uint64(32)) | annotations["stream"])
-    events = Events(track, annotations["start"], annotations.end())
-    order = events.order()
-    in_order = events.take(order)
-    end = annotations.end()[order]
-    cut = np.flatnonzero(in_order.nest(int(end.max(initial=0))).end < end)
-    lane = lanes(track[order][cut], annotations["start"][order][cut], end[cut], LANE_LIMIT)
-    streams[order[cut]] += (lane.astype(np.int64) + 1) * LANE_OFFSET
-    return streams
+def sync_base_rows(sync: Table) -> Rows:
+    """The same without regard to what overlaps."""
+    return np.where(sync["stream"] == UNKNOWN_STREAM, -1, base_rows(sync) + SYNC_OFFSET)
 
 
 def row_name(device: int, row: int) -> str:
@@ -59,7 +68,8 @@ def row_name(device: int, row: int) -> str:
     return f"stream {base} {suffix}"
 
 
-def _stream(table: Table) -> Rows:
+def base_rows(table: Table) -> Rows:
+    """The row of each activity's stream, without regard to what overlaps."""
     streams: Rows = np.minimum(table["stream"], SYNC_OFFSET - 1).astype(np.int64)
     return streams
 
