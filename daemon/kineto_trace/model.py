@@ -186,6 +186,7 @@ ORIGIN_COLUMNS = _columns(
     ("present", "uint64", "bit n: the row had the n-th member of its kind, and its column has the very value"),
     ("args", "int32", "number into Trace.strings: its other arguments as JSON members; -1: none"),
     ("members", "int32", "likewise its other members beside the arguments; -1: none"),
+    ("place", "uint32", "number of the event in the file, from 0 on: HTA's figures need the order over all tables"),
 )
 TEXT_ID = -(2**62)
 NO_SEQUENCE = -1
