@@ -10,6 +10,7 @@ _ENDINGS = {  # what a name may end in -> what stays in front of a format's suff
     ".pt.trace.json": (".pt.trace", "chrome-json"),
     ".json.gz": ("", "chrome"),
     ".json": ("", "chrome-json"),
+    ".pftrace": ("", "perfetto"),
 }
 
 

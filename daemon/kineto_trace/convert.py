@@ -14,6 +14,7 @@ from kineto_trace.attachments import Attachments, write_attachments
 from kineto_trace.columns import save_columns
 from kineto_trace.errors import FormatError
 from kineto_trace.export.chrome import write_chrome
+from kineto_trace.export.perfetto import write_perfetto
 from kineto_trace.export.text import GzipSink, Output, TextSink
 from kineto_trace.files import DigestFile, atomic_file
 from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES, OutputFile
@@ -24,18 +25,29 @@ COLUMNS_DIRECTORY = "columns"
 
 
 class OutputFormat(NamedTuple):
-    """A file that a trace can be had as."""
+    """A file that a trace can be had as. write: the whole trace into a sink, under this name; returns notes."""
 
     name: str
     file_name: str
     sink: Callable[[Output], TextSink]
+    write: Callable[[Trace, TextSink, str], Sequence[str]]
+
+
+def _chrome(trace: Trace, sink: TextSink, name: str) -> Sequence[str]:
+    write_chrome(trace, sink, trace_name=name)
+    return ()
+
+
+def _perfetto(trace: Trace, sink: TextSink, name: str) -> Sequence[str]:
+    return write_perfetto(trace, sink)
 
 
 FORMATS = {
     entry.name: entry
     for entry in (
-        OutputFormat("chrome", FILE_NAMES["chrome"], GzipSink),
-        OutputFormat("chrome-json", FILE_NAMES["chrome-json"], TextSink),
+        OutputFormat("chrome", FILE_NAMES["chrome"], GzipSink, _chrome),
+        OutputFormat("chrome-json", FILE_NAMES["chrome-json"], TextSink, _chrome),
+        OutputFormat("perfetto", FILE_NAMES["perfetto"], TextSink, _perfetto),
     )
 }
 
@@ -66,13 +78,14 @@ def convert_target(target_dir: Path, *, formats: Sequence[str]) -> Conversion:
         return _without_trace(attachments)
     loaded = load_target(target_dir)
     trace = loaded.trace
-    files = tuple(_write(trace, entry, target_dir) for entry in wanted)
+    notes: list[str] = []
+    files = tuple(_write(trace, entry, target_dir, notes) for entry in wanted)
     save_columns(trace, target_dir / COLUMNS_DIRECTORY)
     return Conversion(
         files=(*files, *attachments.files),
         traced=True,
         summary=summarize(trace),
-        warnings=(*loaded.warnings, *launch_warnings(trace), *attachments.warnings),
+        warnings=(*loaded.warnings, *launch_warnings(trace), *notes, *attachments.warnings),
         cut=attachments.cut,
         records_dropped=trace.losses.dropped,
         records_undecoded=trace.losses.undecoded,
@@ -100,9 +113,9 @@ def _format(name: str) -> OutputFormat:
     return entry
 
 
-def _write(trace: Trace, entry: OutputFormat, target_dir: Path) -> OutputFile:
+def _write(trace: Trace, entry: OutputFormat, target_dir: Path, notes: list[str]) -> OutputFile:
     with atomic_file(target_dir / entry.file_name) as file:
         digest = DigestFile(file)
         with entry.sink(digest) as sink:
-            write_chrome(trace, sink, trace_name=entry.file_name)
+            notes += [f"{entry.file_name}: {note}" for note in entry.write(trace, sink, entry.file_name)]
     return OutputFile(format=entry.name, name=entry.file_name, size_bytes=digest.size_bytes, sha256=digest.sha256)

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-SUFFIXES = {"chrome": ".json.gz", "chrome-json": ".json"}  # Chrome trace, compressed or plain
+# Chrome trace, compressed or plain; Perfetto's own format
+SUFFIXES = {"chrome": ".json.gz", "chrome-json": ".json", "perfetto": ".pftrace"}
 DEFAULT_FORMAT = "chrome"
 FILE_NAMES = {name: f"trace{suffix}" for name, suffix in SUFFIXES.items()}  # in a target's folder
 

@@ -76,7 +76,7 @@ def test_reflection_lists_the_service(daemon: Daemon) -> None:
         (pb.CaptureSpec(selector=OWN, duration_ns=-SECOND_NS), "spec.duration_ns"),
         (pb.CaptureSpec(selector=OWN, duration_ns=7 * DAY_NS), "spec.duration_ns"),
         (pb.CaptureSpec(selector=OWN, iterations=pb.IterationWindow(count=0)), "spec.iterations.count"),
-        (pb.CaptureSpec(selector=OWN, duration_ns=1, formats=["perfetto"]), "spec.formats[0]"),
+        (pb.CaptureSpec(selector=OWN, duration_ns=1, formats=["pdf"]), "spec.formats[0]"),
         (pb.CaptureSpec(selector=pb.Selector(pids=[-4]), duration_ns=1), "spec.selector.pids[0]"),
     ],
 )

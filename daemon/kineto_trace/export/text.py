@@ -15,7 +15,7 @@ from typing import Protocol, Self
 import numpy as np
 from isal import igzip_lib
 
-from kineto_trace.codec import AnyArray, RowWriter
+from kineto_trace.codec import AnyArray
 
 BUFFER_BYTES = 1 << 20  # stays in the cache between writing and compressing
 GZIP_LEVEL = 1  # isal's; higher ones take twice the time for a few per cent
@@ -37,6 +37,13 @@ class Output(Protocol):
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Takes some of the bytes and says how many."""
+
+
+class Rows(Protocol):
+    """What writes rows into a buffer: a RowWriter, for instance."""
+
+    def write(self, out: AnyArray, first: int, count: int, /) -> tuple[int, int]:
+        """Writes rows from `first` on, at most `count`; returns how many fitted, and their bytes."""
 
 
 class TextSink:
@@ -67,7 +74,7 @@ class TextSink:
             if self._used == len(self._buffer):
                 self._flush()
 
-    def rows(self, writer: RowWriter, count: int) -> None:
+    def rows(self, writer: Rows, count: int) -> None:
         """Appends rows 0 … count - 1."""
         done = 0
         while done < count:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from kineto_trace.columns import save_columns
 from kineto_trace.errors import FormatError
 from kineto_trace.export.chrome import write_chrome
+from kineto_trace.export.perfetto import write_perfetto
 from kineto_trace.export.text import GzipSink, TextSink
 from kineto_trace.files import atomic_file
 from kineto_trace.model import Trace
@@ -72,6 +73,14 @@ def _chrome_with(trace: Trace, path: Path, sink_type: type[TextSink]) -> Written
     return Written(path, size)
 
 
+def _perfetto(trace: Trace, path: Path) -> Written:
+    with atomic_file(path) as file:
+        with TextSink(file) as sink:
+            notes = write_perfetto(trace, sink)
+        size = file.tell()
+    return Written(path, size, notes)
+
+
 def _store(trace: Trace, path: Path) -> Written:
     files = save_columns(trace, path)
     return Written(path, sum(file.stat().st_size for file in files))
@@ -82,6 +91,7 @@ FORMATS: Mapping[str, TraceFormat] = {
     for entry in (
         TraceFormat("chrome", ".json.gz", "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in", _chrome),
         TraceFormat("chrome-json", ".json", "the same as plain text", _chrome_json),
+        TraceFormat("perfetto", ".pftrace", "Perfetto's own format: flows, counters, overlapping kernels", _perfetto),
         TraceFormat("store", "", "folder of typed columns in Parquet: what this library opens fastest", _store),
     )
 }

@@ -16,6 +16,7 @@ from kinetoctl.naming import parse_log_file
         ("x.v2.json", "x.v2_7.json", "chrome-json"),
         ("/tmp/x.trace", "x.trace", "chrome-json"),
         ("/tmp/.json", ".json", "chrome-json"),
+        ("/tmp/x.pftrace", "x_7.pftrace", "perfetto"),
     ],
 )
 def test_the_pid_stands_before_the_ending(log_file: str, name: str, file_format: str) -> None:

@@ -138,7 +138,7 @@ def test_what_a_crash_cut_off_is_said(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="no output format 'pdf'; there are: chrome, chrome-json"):
+    with pytest.raises(FormatError, match="no output format 'pdf'; there are: chrome, chrome-json, perfetto"):
         convert_target(tmp_path / "none", formats=["pdf"])
 
 
