@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import subtree_sums, sums
-from kineto_trace.analysis.parts import NOTHING, calls, gpu, ops
+from kineto_trace.analysis.parts import KERNEL, NOTHING, calls, gpu, ops
+from kineto_trace.analysis.tensor_cores import eligible_op_names, uses_tensor_cores
 from kineto_trace.codec import Events
 
 Ints = npt.NDArray[np.int64]
@@ -77,3 +78,29 @@ def _own_calls(context: Context, count: int) -> Ints:
     outer[1:] = begin[1:] >= reach[:-1]
     mine = order[outer & (called.op[order] != NOTHING)]
     return sums(called.op[mine], called.end[mine] - called.start[mine], count)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTimes:
+    """One value per row of cpu_op. own, total: like the device times of OpTimes (ns), of kernels with tensor cores.
+
+    eligible: it or an operator inside it could use tensor cores, by its name, or did.
+    """
+
+    own: Ints
+    total: Ints
+    eligible: npt.NDArray[np.bool_]
+
+
+def tensor_times(context: Context) -> TensorTimes:
+    """What tensor cores did for each operator."""
+    tree, activity = context.get(ops), context.get(gpu)
+    stop = tree.nested.tree.stop
+    chosen = (activity.op >= 0) & (activity.kind == KERNEL) & context.get(uses_tensor_cores)[activity.name]
+    own = sums(activity.op[chosen], (activity.end - activity.start)[chosen], len(tree.row))
+    eligible = context.get(eligible_op_names)[context.trace.table("cpu_op")["name"]] | (own > 0)
+    return TensorTimes(
+        own=own,
+        total=subtree_sums(own[tree.row], stop)[tree.place],
+        eligible=subtree_sums(eligible[tree.row], stop)[tree.place] > 0,
+    )

@@ -1,0 +1,234 @@
+"""What the TensorBoard plug-in's operator tree is made of: nodes, calls and GPU activities, as the plug-in sees them.
+
+Theory of operation
+    The plug-in computes with the microseconds of the file as doubles: the end of an event is start + duration, rounded.
+    Events that touch in truth may overlap by a fraction of a nanosecond then, and an operator that overlaps another
+    one in part is dropped from the tree. So the same doubles are made here: whole microseconds, which a double holds
+    exactly, and the rest.
+
+    Nodes are operators, steps ("ProfilerStep#N", also those that gpu_user_annotation shows), calls of nn.Module,
+    and of the annotations only data loading, optimizer steps and the ten collectives that the plug-in knows. Their
+    thread is the number in the file; the one of a gpu_user_annotation is its stream.
+
+    Of traces of PyTorch Lightning (`Framework`) the modules are operators called "[pl][module]…", Python calls do
+    not count, and operators called "[pl][profile]…" are no part of this tree.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.context import Context
+from kineto_trace.arrays import lookup
+from kineto_trace.model import GPU_TABLES, NO_MODULE, Table, Trace
+
+NOTHING = -1
+COLLECTIVES = frozenset(
+    f"{library}:{name}"
+    for library in ("nccl", "gloo")
+    for name in ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
+)
+NO_OPERATORS = frozenset({"DataParallel.forward", "DistributedDataParallel.forward"})
+STEP_PREFIX = "ProfilerStep#"
+LIGHTNING_MODULE, LIGHTNING_PROFILE = "[pl][module]", "[pl][profile]"
+TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation")  # by number
+_DATA_LOADER = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#", re.DOTALL)
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+class Node(IntEnum):
+    """Kinds of nodes."""
+
+    OPERATOR = 0
+    STEP = 1
+    MODULE = 2
+    LIGHTNING_MODULE = 3
+    DATA_LOADER = 4
+    OPTIMIZER = 5
+    NONE = 6  # no node
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes, not sorted. Times in µs as doubles.
+
+    table: number into TABLES; row: in that table. typed: its event is of the type Operator. external: its external
+    id; NOTHING: none.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    table: npt.NDArray[np.uint8]
+    row: Ints
+    name: npt.NDArray[np.int32]
+    thread: Ints
+    start: Floats
+    end: Floats
+    typed: Flags
+    external: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Runtime calls and GPU activities. Times in µs as doubles.
+
+    external: of each call; NOTHING: none. duration: of each call. call: of each GPU activity the place of its call;
+    NOTHING: none. kind: of each activity, number into GPU_TABLES; row: in that table.
+    """
+
+    external: Ints
+    thread: Ints
+    duration: Floats
+    call: Ints
+    kind: npt.NDArray[np.uint8]
+    row: Ints
+    name: npt.NDArray[np.int32]
+    device_duration: Floats
+
+
+def base_ns(trace: Trace) -> int:
+    """What the file's times are relative to, Unix ns: as it says; for our own captures, what their exporter says."""
+    if trace.head is None:
+        return trace.window_start_ns // TRIMONTH_NS * TRIMONTH_NS
+    try:
+        return int(json.loads(trace.head.get("baseTimeNanoseconds", "0")))
+    except (ValueError, TypeError):
+        return 0
+
+
+TRIMONTH_NS = 7_889_238 * 10**9  # of Kineto's baseTimeNanoseconds, as in export/chrome.py
+
+
+def microseconds(ns: Ints, base: int = 0) -> Floats:
+    """The doubles that reading the file gives for these times."""
+    whole, rest = np.divmod(ns - base, 1000)
+    found: Floats = whole + rest / 1000.0
+    return found
+
+
+def is_lightning(trace: Trace) -> bool:
+    """Whether the file says that PyTorch Lightning wrote it."""
+    return trace.head is not None and trace.head.get("Framework") == '"pytorch-lightning"'
+
+
+def nodes(context: Context) -> Nodes:
+    """All nodes of all threads."""
+    trace = context.trace
+    base, kinds = base_ns(trace), _kinds_of_names(trace)
+    parts = [_nodes_of(trace, number, base, kinds) for number in range(len(TABLES))]
+    return Nodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in Nodes.__slots__))
+
+
+def _kinds_of_names(trace: Trace) -> npt.NDArray[np.uint8]:
+    """For each string: the kind of an operator of that name, and the kind of an annotation of that name."""
+    lightning = is_lightning(trace)
+    found = np.empty((2, len(trace.strings)), np.uint8)
+    for number, text in enumerate(trace.strings):
+        if text.startswith(STEP_PREFIX):
+            found[:, number] = Node.STEP
+        elif lightning and text.startswith(LIGHTNING_MODULE):
+            found[:, number] = Node.LIGHTNING_MODULE, Node.NONE
+        elif lightning and text.startswith(LIGHTNING_PROFILE):
+            found[:, number] = Node.NONE
+        elif _DATA_LOADER.match(text):
+            found[:, number] = Node.DATA_LOADER
+        elif text.startswith("Optimizer.step"):
+            found[:, number] = Node.OPTIMIZER
+        else:
+            found[:, number] = Node.OPERATOR, Node.OPERATOR if text in COLLECTIVES else Node.NONE
+    return found
+
+
+def _nodes_of(trace: Trace, number: int, base: int, kinds: npt.NDArray[np.uint8]) -> Nodes:
+    table = trace.table(TABLES[number])
+    if number == 0:
+        of_name = np.full(len(trace.strings) + 1, Node.NONE if is_lightning(trace) else Node.MODULE, np.uint8)
+        rows = np.flatnonzero((table["module"] != NO_MODULE) & (of_name[table["name"]] != Node.NONE))
+    else:
+        of_name = kinds[0 if TABLES[number] == "cpu_op" else 1]
+        rows = np.flatnonzero(of_name[table["name"]] != Node.NONE)
+    kind = of_name[table["name"][rows]]
+    start = microseconds(table["start"][rows], base)
+    external = np.full(len(rows), NOTHING, np.int64)
+    if number:
+        external = table["external_id" if number == TABLES.index("gpu_user_annotation") else "id"][rows]
+    is_op = TABLES[number] == "cpu_op"
+    return Nodes(
+        kind=kind,
+        table=np.full(len(rows), number, np.uint8),
+        row=rows,
+        name=table["name"][rows],
+        thread=file_threads(table)[rows],
+        start=start,
+        end=start + microseconds(table["duration"][rows]),
+        typed=np.isin(kind, (Node.OPERATOR, Node.DATA_LOADER, Node.OPTIMIZER)) & is_op,
+        external=external,
+    )
+
+
+def file_threads(table: Table) -> Ints:
+    """The thread of each row as the file numbers it; the stream of a gpu_user_annotation."""
+    if "tid" in table.origin:
+        found: Ints = table.origin["tid"]
+        return found
+    return table["thread" if "thread" in table.columns else "stream"].astype(np.int64)
+
+
+def launches(context: Context) -> Launches:
+    """The calls that the plug-in takes for runtime calls (not those to the driver), and the GPU activities."""
+    trace = context.trace
+    base, calls = base_ns(trace), trace.table("cuda_runtime")
+    tables = [trace.table(kind) for kind in GPU_TABLES]
+    start, correlation, duration, name = (
+        np.concatenate(columns)
+        for columns in (
+            [microseconds(table["start"], base) for table in tables],
+            [table["correlation"] for table in tables],
+            [microseconds(table["duration"]) for table in tables],
+            [table["name"] for table in tables],
+        )
+    )
+    call_start = microseconds(calls["start"], base)
+    return Launches(
+        external=calls["external_id"].astype(np.int64),
+        thread=file_threads(calls),
+        duration=call_start + microseconds(calls["duration"]) - call_start,
+        call=_calls_of(correlation, start, calls["correlation"], call_start),
+        kind=np.repeat(np.arange(len(tables), dtype=np.uint8), [len(table) for table in tables]),
+        row=np.concatenate([np.arange(len(table), dtype=np.int64) for table in tables]),
+        name=name,
+        device_duration=start + duration - start,
+    )
+
+
+def _calls_of(
+    correlation: npt.NDArray[np.uint32], start: Floats, called: npt.NDArray[np.uint32], call_start: Floats
+) -> Ints:
+    """For each activity the call with its correlation id: of several the last one before it, else the first one."""
+    places = np.arange(len(called))
+    if len(np.unique(called)) == len(called):
+        found: Ints = lookup(correlation, called, places, NOTHING)
+        return found
+    order = np.lexsort((call_start, called))
+    first = np.searchsorted(called[order], correlation, side="left")
+    stop = np.searchsorted(called[order], correlation, side="right")
+    # Of each activity's calls (they are sorted by time): how many begin before it.
+    merged = np.lexsort(
+        (
+            np.repeat([0, 1], [len(order), len(start)]),
+            np.concatenate([call_start[order], start]),
+            np.concatenate([called[order], correlation]),
+        )
+    )
+    before = np.cumsum(merged < len(order))
+    rank = np.empty(len(merged), np.int64)
+    rank[merged] = before
+    last = rank[len(order) :] - 1
+    chosen = np.clip(last, first, np.maximum(stop - 1, 0))
+    return np.where(stop > first, order[np.minimum(chosen, len(order) - 1)], NOTHING)
