@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from kineto_trace.analysis.context import Context
 from kineto_trace.columns import save_columns
 from kineto_trace.errors import FormatError
 from kineto_trace.export.chrome import write_chrome
+from kineto_trace.export.flame import Graph, folded, speedscope, stacks
 from kineto_trace.export.perfetto import write_perfetto
+from kineto_trace.export.tensorboard import write_tensorboard
 from kineto_trace.export.text import GzipSink, TextSink
-from kineto_trace.files import atomic_file
+from kineto_trace.files import atomic_file, write_atomically
 from kineto_trace.model import Trace
 
 
@@ -81,6 +84,27 @@ def _perfetto(trace: Trace, path: Path) -> Written:
     return Written(path, size, notes)
 
 
+def _tensorboard(trace: Trace, path: Path) -> Written:
+    file = write_tensorboard(trace, path)
+    return Written(file, file.stat().st_size)
+
+
+def _folded(graph: Graph) -> Callable[[Trace, Path], Written]:
+    def write(trace: Trace, path: Path) -> Written:
+        data = folded(stacks(Context(trace), graph))
+        write_atomically(path, data)
+        return Written(path, len(data), () if data else (f"the trace has nothing for a flame graph of {graph.value}",))
+
+    return write
+
+
+def _speedscope(trace: Trace, path: Path) -> Written:
+    context = Context(trace)
+    data = speedscope({graph: stacks(context, graph) for graph in Graph}, path.name)
+    write_atomically(path, data)
+    return Written(path, len(data))
+
+
 def _store(trace: Trace, path: Path) -> Written:
     files = save_columns(trace, path)
     return Written(path, sum(file.stat().st_size for file in files))
@@ -92,6 +116,13 @@ FORMATS: Mapping[str, TraceFormat] = {
         TraceFormat("chrome", ".json.gz", "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in", _chrome),
         TraceFormat("chrome-json", ".json", "the same as plain text", _chrome_json),
         TraceFormat("perfetto", ".pftrace", "Perfetto's own format: flows, counters, overlapping kernels", _perfetto),
+        TraceFormat("tensorboard", "", "log directory of the TensorBoard profiler plug-in", _tensorboard),
+        TraceFormat(
+            "speedscope", ".speedscope.json", "flame graphs of GPU time, host time and samples in one file", _speedscope
+        ),
+        TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, ns", _folded(Graph.HOST)),
+        TraceFormat("folded-gpu", ".gpu.folded", "of GPU time below the launching stacks, ns", _folded(Graph.GPU)),
+        TraceFormat("folded-samples", ".samples.folded", "of Python stack samples", _folded(Graph.SAMPLES)),
         TraceFormat("store", "", "folder of typed columns in Parquet: what this library opens fastest", _store),
     )
 }
