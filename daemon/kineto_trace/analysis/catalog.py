@@ -1,7 +1,16 @@
 """All views: importing this module registers them."""
 
 from kineto_trace.analysis.view import VIEWS, View
-from kineto_trace.analysis.views import diff  # noqa: F401
+from kineto_trace.analysis.views import (  # noqa: F401
+    annotations,
+    critical_path,
+    diff,
+    idle,
+    kernel_breakdown,
+    launches,
+    queue,
+    temporal,
+)
 from kineto_trace.errors import ViewError
 
 __all__ = ["VIEWS", "find_view"]

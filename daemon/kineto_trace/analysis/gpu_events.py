@@ -42,10 +42,10 @@ class GpuEvents:
 
 def gpu_events(context: Context, compat: Compat) -> GpuEvents:
     """In the order of their starts; HTA's: in the order of its rows."""
-    return context.get(_hta_events if compat is Compat.HTA else _events)
+    return context.get(hta_events if compat is Compat.HTA else exact_events)
 
 
-def _events(context: Context) -> GpuEvents:
+def exact_events(context: Context) -> GpuEvents:
     """All kernels, copies and fills; communication is told by the name, in all its versions."""
     work, called = context.get(gpu), context.get(calls)
     type_ = np.where(work.communication, HTA_COMMUNICATION, HTA_COMPUTATION)
@@ -64,7 +64,7 @@ def _events(context: Context) -> GpuEvents:
     )
 
 
-def _hta_events(context: Context) -> GpuEvents:
+def hta_events(context: Context) -> GpuEvents:
     """All rows with a stream; devices are not told apart, only streams are."""
     frame = context.get(hta_frame)
     row = np.flatnonzero(frame.stream != NOTHING)

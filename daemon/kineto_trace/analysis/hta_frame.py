@@ -19,14 +19,13 @@ Theory of operation
       what has no partner left; a GPU row with several partners is there several times.
 
     Times are kept as int64 Unix ns, multiples of 1000 after rounding, so that analyses are the same code for both.
-    The order of rows within a table is the file's; between tables it is not known, and only decides between equal
-    times.
+    Rows stand in the order of the file, which decides between equal times; of a capture, table by table.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,8 @@ class HtaFrame:
     """HTA's rows. Times in Unix ns, whole microseconds if the file's times had to be rounded.
 
     kind: number into KINDS; row: in that table. pid, tid: GPU rows: device and stream. stream, correlation: -1: none.
-    link: place in this frame of the row of the other side; NOTHING: none. iteration: -1: none.
+    link: place in this frame of the row of the other side; NOTHING: none. iteration: -1: none. origin_ns: the first
+    start before anything was dropped: HTA counts times from there.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -83,6 +83,7 @@ class HtaFrame:
     correlation: Ints
     link: Ints
     iteration: Ints
+    origin_ns: int
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -94,7 +95,11 @@ class HtaFrame:
 
     def take(self, places: npt.NDArray[Any]) -> "HtaFrame":
         """These rows, or those under this mask; links still count in this frame."""
-        return HtaFrame(**{field.name: getattr(self, field.name)[places] for field in fields(self)})
+        columns = {name: getattr(self, name)[places] for name in _ARRAYS}
+        return HtaFrame(**columns, origin_ns=self.origin_ns)
+
+
+_ARRAYS = tuple(field.name for field in fields(HtaFrame) if field.name != "origin_ns")
 
 
 def hta_frame(context: Context) -> HtaFrame:
@@ -102,11 +107,15 @@ def hta_frame(context: Context) -> HtaFrame:
     trace = context.trace
     parts = [_rows(trace, kind) for kind in KINDS]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if all("place" in trace.table(kind).origin for kind in KINDS if len(trace.table(kind))):
+        order = np.argsort(np.concatenate([_places(trace, part) for part in parts]), kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
     columns["start"], columns["duration"] = _rounded(trace, columns["start"], columns["duration"])
     gpu_side = _gpu_side(trace.strings, columns)
     link = _links(columns["correlation"], gpu_side)
     numbers = _step_numbers(trace.strings, columns["name"], _STEP_OF_ITERATION)
-    frame = HtaFrame(**columns, link=link, iteration=_iterations(columns, link, numbers))
+    origin_ns = int(columns["start"].min()) if len(link) else 0
+    frame = HtaFrame(**columns, link=link, iteration=_iterations(columns, link, numbers), origin_ns=origin_ns)
     steps = _step_numbers(trace.strings, columns["name"], _STEP)
     if len(np.unique(columns["name"][steps >= 0])) < 2:
         return frame
@@ -144,6 +153,14 @@ def _rows(trace: Trace, kind: str) -> dict[str, npt.NDArray[Any]]:
         "stream": stream[kept],
         "correlation": correlation[kept],
     }
+
+
+def _places(trace: Trace, part: Mapping[str, npt.NDArray[Any]]) -> Ints:
+    """The places of rows in the file."""
+    if not len(part["row"]):
+        return part["row"]
+    places: Ints = trace.table(KINDS[part["kind"][0]]).origin["place"][part["row"]].astype(np.int64)
+    return places
 
 
 def _from_texts(trace: Trace, table: Table, stream: Ints, correlation: Ints) -> tuple[Ints, Ints]:
@@ -240,5 +257,4 @@ def _without_last_step(frame: HtaFrame, gpu_side: Flags, is_step: Flags) -> HtaF
     new_place = np.full(len(frame) + 1, NOTHING, np.int64)  # the last one is for what has no link
     new_place[places] = np.arange(len(places))
     kept = frame.take(places)
-    columns = {field.name: getattr(kept, field.name) for field in fields(kept)}
-    return HtaFrame(**{**columns, "link": new_place[kept.link]})
+    return replace(kept, link=new_place[kept.link])

@@ -4,7 +4,7 @@ they begin or begin together: its rounding makes such ones. Times are integers o
 The order of equal times is that of an unstable sort, numpy's quicksort, of the rows in HTA's order, as in HTA.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,9 @@ class Sweep(NamedTuple):
         return self.next_time - self.time
 
 
-def hta_order(time: Ints) -> Ints:
+def hta_order(time: npt.NDArray[Any]) -> Ints:
     """The order of times by the sort that HTA uses."""
-    return np.argsort(time.astype(np.float64), kind="quicksort")
+    return np.argsort(time, kind="quicksort")
 
 
 def merge(start: Ints, end: Ints) -> Merged:
@@ -59,9 +59,9 @@ def sweep(sets: list[tuple[int, Merged]], *, one_by_one: bool) -> Sweep:
         status = np.concatenate([status, np.repeat([value, -value], count)])
         time = np.concatenate([time, merged.start, merged.end])
         if one_by_one:
-            order = hta_order(time)
+            order = hta_order(time.astype(np.float64))  # which ends are where some rows of the file have none
             status, time = status[order], time[order]
     if not one_by_one:
-        order = hta_order(time)
+        order = hta_order(time.astype(np.float64))
         status, time = status[order], time[order]
     return Sweep(np.cumsum(status)[:-1], time[:-1], time[1:])
