@@ -94,7 +94,7 @@ def plugin_tree(context: Context) -> Tree:
     merged, top = _chains(tree.parent, tree.children, found.name[order], found.typed[order])
     place = np.flatnonzero(~merged)  # of the nodes that are left
     number = np.cumsum(~merged) - 1
-    bottom = np.append(place[1:], len(order)) - 1
+    bottom = np.append(place, len(order))[1:] - 1
     call_node = _owners(found, launched, track)
     position = np.full(len(found.kind) + 1, NOTHING)  # of each given node among those left; NOTHING: its calls are lost
     position[order[bottom]] = np.arange(len(place))

@@ -113,7 +113,7 @@ class View:
     def _chosen(self, function: Callable[..., Any], compat: Compat, options: Mapping[str, Any]) -> dict[str, Any]:
         known = inspect.signature(function).parameters
         chosen = {name: value for name, value in options.items() if name in known}
-        return {**chosen, "compat": compat} if "compat" in known else chosen
+        return {**chosen, "compat": Compat(compat)} if "compat" in known else chosen
 
     def check(self, compat: Compat, options: Mapping[str, Any]) -> None:
         """Raises ViewError for an unknown option or compat."""
@@ -121,7 +121,7 @@ class View:
         if unknown:
             known = ", ".join(self.options) or "it has none"
             raise ViewError(f"view {self.name} has no option {', '.join(unknown)}; there are: {known}")
-        if compat is not Compat.NONE and compat not in self.compat:
+        if compat != Compat.NONE and compat not in self.compat:
             known = ", ".join(sorted(self.compat)) or "none"
             raise ViewError(f"view {self.name} has no figures of {compat}; it can follow: {known}")
 
