@@ -13,6 +13,7 @@ Theory of operation
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,16 @@ import numpy.typing as npt
 from kineto_trace.analysis.classify import communication_names, communication_op_names, data_loading_names
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.intervals import Union, union
-from kineto_trace.analysis.parts import step_names
-from kineto_trace.model import API_TABLES, OP_TABLES
+from kineto_trace.analysis.parts import calls, gpu, step_names, steps
+from kineto_trace.analysis.plugin_steps import Launches, StepRanges, on_device, plugin_roles, plugin_steps
+from kineto_trace.analysis.threads import last_end
+from kineto_trace.model import API_TABLES, GPU_TABLES, OP_TABLES
 
 ROLES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")  # by priority
 OTHER = "other"
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 _BITS = 4  # under each time: the role and the side
 
 
@@ -63,19 +67,19 @@ def partition(roles: Sequence[Union], start: Ints, end: Ints, *, restart: bool =
     A column sums to the interval's length; with `restart`, the plug-in's fault, it may sum to more.
     """
     timeline = Timeline(roles)
-    steps = union(start, end)
-    count, whole = len(start), steps.length()
-    moments = np.concatenate([start, end, steps.start, steps.end])
-    places = np.cumsum([count, count, len(steps.start)])
+    together = union(start, end)
+    count, whole = len(start), together.length()
+    moments = np.concatenate([start, end, together.start, together.end])
+    places = np.cumsum([count, count, len(together.start)])
     shares = np.zeros((len(ROLES) + 1, count), np.int64)
     group, before, left = 0, np.zeros(count, np.int64), end - start
     for role in range(len(ROLES)):
         group |= 1 << role
-        low, high, steps_low, steps_high = np.split(timeline.covered(group, moments), places)
+        low, high, all_low, all_high = np.split(timeline.covered(group, moments), places)
         until = high - low
         shares[role], left = until - before, end - start - until
         before = until
-        if restart and (steps_high - steps_low).sum() == whole:  # nothing is free any more
+        if restart and (all_high - all_low).sum() == whole:  # nothing is free any more
             group, before = 0, np.zeros(count, np.int64)
     shares[-1] = left
     return shares
@@ -101,7 +105,7 @@ def roles(context: Context) -> list[Union]:
     communication = context.get(communication_op_names)[name] & ~step
     loading = context.get(data_loading_names)[name] & ~communication & ~step
     executing = ~(step | communication | loading)
-    calls = [trace.table(kind) for kind in API_TABLES]
+    made = [trace.table(kind) for kind in API_TABLES]
 
     def chosen(mask: npt.NDArray[Any]) -> Union:
         return union(start[mask], end[mask])
@@ -114,7 +118,71 @@ def roles(context: Context) -> list[Union]:
             np.concatenate([kernel["start"][communicates], start[communication]]),
             np.concatenate([kernel.end()[communicates], end[communication]]),
         ),
-        union(np.concatenate([t["start"] for t in calls]), np.concatenate([t.end() for t in calls])),
+        union(np.concatenate([t["start"] for t in made]), np.concatenate([t.end() for t in made])),
         chosen(loading),
         chosen(executing),
     ]
+
+
+def host_ranges(context: Context) -> StepRanges:
+    """The steps that the host saw; without any the one step "all", from the first to the last event."""
+    found = context.get(steps)
+    if len(found):
+        names = tuple(str(number) for number in found.number.tolist())
+        return StepRanges(names, found.start, found.end, np.zeros(len(found), np.int64))
+    tables = [context.trace.table(kind) for kind in (*OP_TABLES, *API_TABLES, *GPU_TABLES)]
+    tables = [table for table in tables if len(table)]
+    if not tables:
+        return StepRanges((), *np.zeros((3, 0), np.int64))
+    start = np.array([min(int(table["start"].min()) for table in tables)])
+    return StepRanges(("all",), start, np.array([last_end(tables)]), np.zeros(1, np.int64))
+
+
+def device_ranges(context: Context) -> StepRanges:
+    """The same with the ends that the device gives them: plugin_steps.on_device, for calls of the driver too."""
+    activity, called = context.get(gpu), context.get(calls)
+    launched = Launches(called.start, called.end, activity.call, activity.start, activity.end)
+    return on_device(context.get(host_ranges), launched)
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """steps, and the time (ticks of their clock) of each role of ROLES and of OTHER in each of them: [role, step]."""
+
+    steps: StepRanges
+    shares: Ints
+
+    def shares_us(self) -> Floats:
+        """The same in µs."""
+        return self.steps.clock.us(self.shares)
+
+    def lengths_us(self) -> Floats:
+        """How long each step was."""
+        return self.steps.clock.us(self.steps.end - self.steps.start)
+
+    def average(self, role: str) -> float:
+        """The share (0 to 1) of a role in the mean step; NaN: there is none."""
+        total = self.lengths_us().sum()
+        return float(self.shares_us()[(*ROLES, OTHER).index(role)].sum() / total) if total else float("nan")
+
+    def span(self) -> tuple[int, int]:
+        """From the start of the first step to the end of the last one (there must be one), in ticks."""
+        return int(self.steps.start[0]), int(self.steps.end[-1])
+
+
+def breakdown(context: Context) -> Breakdown:
+    """The steps of the host and their time."""
+    found = context.get(host_ranges)
+    return Breakdown(found, partition(context.get(roles), found.start, found.end))
+
+
+def device_breakdown(context: Context) -> Breakdown:
+    """The steps with ends on the device, and their time."""
+    found = context.get(device_ranges)
+    return Breakdown(found, partition(context.get(roles), found.start, found.end))
+
+
+def plugin_breakdown(context: Context) -> Breakdown:
+    """The plug-in's steps, and their time by its rules."""
+    found = context.get(plugin_steps)
+    return Breakdown(found, partition(context.get(plugin_roles), found.start, found.end, restart=True))

@@ -8,6 +8,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     idle,
     kernel_breakdown,
     launches,
+    overview,
     queue,
     temporal,
 )

@@ -102,9 +102,11 @@ def plugin_uses_tensor_cores(name: str) -> bool:
 
 def uses_tensor_cores(context: Context) -> Flags:
     """For each string of the trace: whether a kernel of that name uses tensor cores."""
-    possible = matches(context.trace.strings, _TENSOR)
-    possible[possible] = [_NEVER.search(context.trace.strings[number]) is None for number in np.flatnonzero(possible)]
-    return possible
+    texts = context.trace.strings
+    found = matches(texts, _TENSOR)
+    for number in np.flatnonzero(found).tolist():
+        found[number] = _NEVER.search(texts[number]) is None
+    return found
 
 
 def plugin_tensor_names(context: Context) -> Flags:

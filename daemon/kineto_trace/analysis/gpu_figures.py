@@ -1,0 +1,130 @@
+"""The figures of each GPU: what it is, how busy it was, and how much memory the allocator gave out on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.breakdown import Breakdown, breakdown, plugin_breakdown
+from kineto_trace.analysis.context import Context
+from kineto_trace.analysis.gpu_metrics import busy_share, sm_efficiency, weighted_mean
+from kineto_trace.analysis.intervals import Union, union
+from kineto_trace.analysis.launch_figures import launch_figures
+from kineto_trace.analysis.plugin_steps import UNIX_NS, Clock
+from kineto_trace.analysis.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
+from kineto_trace.model import GPU_TABLES, Table
+
+Ints = npt.NDArray[np.int64]
+
+NAN = float("nan")
+CUDA = 1  # cpu_instant_event.device_type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFigures:
+    """One GPU. Shares are 0 to 1, occupancy 0 to 100; NaN and None: unknown."""
+
+    device: int
+    name: str | None
+    memory_bytes: int | None
+    compute_capability: str | None
+    kernels: int
+    kernel_ns: int
+    utilization: float
+    busy: float
+    sm_efficiency: float
+    occupancy: float
+    tensor_cores: float
+    peak_memory_bytes: int | None
+
+
+def kernel_rows(context: Context) -> dict[int, Ints]:
+    """The rows of the table `kernel` of each GPU, by start."""
+    return _rows_by_device(context, "kernel")
+
+
+def _rows_by_device(context: Context, kind: str) -> dict[int, Ints]:
+    table = context.trace.table(kind)
+    device = table["device"].astype(np.int64)
+    order = np.argsort(table["start"], kind="stable")
+    numbers = np.unique(device).tolist()
+    return {number: order if len(numbers) == 1 else order[device[order] == number] for number in numbers}
+
+
+def peak_memory(context: Context) -> dict[int, int]:
+    """The most bytes that PyTorch's allocator had given out on each GPU; only what recorded allocations say."""
+    table = context.trace.table("cpu_instant_event")
+    own = (table["device_type"] == CUDA) & (table["total_allocated"] >= 0)
+    device, allocated = table["device"][own], table["total_allocated"][own]
+    return {number: int(allocated[device == number].max()) for number in np.unique(device).tolist()}
+
+
+def device_properties(context: Context) -> dict[int, Mapping[str, Any]]:
+    """What the trace says of each GPU, by its number."""
+    return {item["id"]: item for item in context.trace.devices if isinstance(item.get("id"), int)}
+
+
+def gpu_figures(context: Context) -> list[GpuFigures]:
+    """Every GPU with any activity."""
+    return _figures(context, context.get(breakdown), context.get(tensor_use), {})
+
+
+def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
+    """Every GPU with a kernel, as the plug-in sees them: over its steps, and with properties by place in the list."""
+    listed = dict(enumerate(context.trace.devices))
+    return _figures(context, context.get(plugin_breakdown), context.get(plugin_tensor_use), listed)
+
+
+def _figures(
+    context: Context, steps: Breakdown, use: TensorUse, listed: Mapping[int, Mapping[str, Any]]
+) -> list[GpuFigures]:
+    kernels = context.get(kernel_rows)
+    others = {} if listed else {kind: _rows_by_device(context, kind) for kind in GPU_TABLES[1:]}
+    devices = sorted({*kernels, *(device for rows in others.values() for device in rows)})
+    if not devices or not len(steps.steps):
+        return []
+    properties = listed or context.get(device_properties)
+    peaks = context.get(peak_memory)
+    return [_one(context, device, steps, use, properties.get(device, {}), peaks.get(device)) for device in devices]
+
+
+def _one(
+    context: Context,
+    device: int,
+    steps: Breakdown,
+    use: TensorUse,
+    properties: Mapping[str, Any],
+    peak: int | None,
+) -> GpuFigures:
+    table, figures = context.trace.table("kernel"), context.get(launch_figures)
+    rows = context.get(kernel_rows).get(device, np.zeros(0, np.int64))
+    start, end = (side[rows] for side in _times(table, steps.steps.clock))
+    span = steps.span()
+    running = union(start, end)
+    major, minor = properties.get("computeMajor"), properties.get("computeMinor")
+    return GpuFigures(
+        device=device,
+        name=properties.get("name"),
+        memory_bytes=properties.get("totalGlobalMem"),
+        compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+        kernels=len(rows),
+        kernel_ns=int(table["duration"][rows].sum()),
+        utilization=busy_share(running, *span),
+        busy=busy_share(_any_activity(context, device, steps.steps.clock), *span),
+        sm_efficiency=sm_efficiency(figures.blocks_per_sm[rows], start, end).mean(*span),
+        occupancy=weighted_mean(figures.occupancy[rows], start, end, *span),
+        tensor_cores=use.by_device.get(device, NAN),
+        peak_memory_bytes=peak,
+    )
+
+
+def _times(table: Table, clock: Clock) -> tuple[Ints, Ints]:
+    return (table["start"], table.end()) if clock is UNIX_NS else clock.times(table)
+
+
+def _any_activity(context: Context, device: int, clock: Clock) -> Union:
+    tables = [context.trace.table(kind) for kind in GPU_TABLES]
+    times = [_times(table.take(table["device"] == device), clock) for table in tables]
+    return union(np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times]))

@@ -1,0 +1,95 @@
+"""How much of the kernels' time uses tensor cores, and how much of it could.
+
+Could: kernels of the deepest eligible operators (tensor_cores.py), those with no eligible operator inside. What such
+an operator or any operator in it launched counts here; for the plug-in only what it launched itself.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.context import Context
+from kineto_trace.analysis.groups import subtree_sums
+from kineto_trace.analysis.op_times import tensor_times
+from kineto_trace.analysis.parts import KERNEL, gpu, ops
+from kineto_trace.analysis.plugin_backward import plugin_backward
+from kineto_trace.analysis.plugin_nodes import launches
+from kineto_trace.analysis.plugin_tree import plugin_tree
+from kineto_trace.analysis.tensor_cores import plugin_tensor_names, uses_tensor_cores
+
+NAN = float("nan")
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorUse:
+    """Shares 0 to 1 of kernel time; NaN: no kernels.
+
+    kernel_share: of all kernels' time in kernels that use tensor cores. by_device: likewise on each GPU; the
+    plug-in counts only kernels of operators there. eligible_share: of the kernel time of all operators, that of
+    eligible ones; 0 where operators have no kernels.
+    """
+
+    kernel_share: float
+    by_device: dict[int, float]
+    eligible_share: float
+
+
+def tensor_use(context: Context) -> TensorUse:
+    """The figures of all kernels, attributed by call and thread."""
+    activity = context.get(gpu)
+    kernel = activity.kind == KERNEL
+    took = np.where(kernel, activity.end - activity.start, 0)
+    uses = kernel & context.get(uses_tensor_cores)[activity.name]
+    owned = np.flatnonzero(kernel & (activity.op >= 0))
+    of_ops = took[owned]
+    eligible = _below_deepest(context)[activity.op[owned]] if len(owned) else np.zeros(0, np.bool_)
+    return TensorUse(
+        kernel_share=_share(took[uses].sum(), took.sum()),
+        by_device={
+            device: _share(took[uses & (activity.device == device)].sum(), took[activity.device == device].sum())
+            for device in np.unique(activity.device[kernel]).tolist()
+        },
+        eligible_share=_share(of_ops[eligible].sum(), of_ops.sum(), 0.0),
+    )
+
+
+def _below_deepest(context: Context) -> Flags:
+    """For each row of cpu_op: whether it is one of the deepest eligible operators or inside of one."""
+    tree = context.get(ops)
+    stop = tree.nested.tree.stop
+    eligible = context.get(tensor_times).eligible[tree.row]
+    deepest = np.flatnonzero(eligible & (subtree_sums(eligible, stop) == 1))
+    change = np.zeros(len(eligible) + 1, np.int64)
+    change[deepest] += 1
+    np.subtract.at(change, stop[deepest], 1)
+    inside: Flags = (np.cumsum(change)[:-1] > 0)[tree.place]
+    return inside
+
+
+def plugin_tensor_use(context: Context) -> TensorUse:
+    """The plug-in's figures: its names, and kernels of operators in its own tree, as often as it comes by these."""
+    table, tree, launched = context.trace.table("kernel"), context.get(plugin_tree), context.get(launches)
+    took = table["duration"].astype(np.float64)
+    uses = context.get(plugin_tensor_names)[table["name"]]
+    kernel = launched.kind == KERNEL
+    node = tree.activity[kernel]
+    owned = np.flatnonzero(node >= 0)
+    weighted = launched.device_duration[kernel][owned] * context.get(plugin_backward).visits[node[owned]]
+    of_ops = weighted * tree.operator[node[owned]]
+    deepest = tree.eligible & (tree.below(tree.eligible) == 1)
+    device = table["device"].astype(np.int64)
+    whole = np.bincount(device[owned], weights=of_ops, minlength=1)
+    tensor = np.bincount(device[owned], weights=of_ops * uses[owned], minlength=1)
+    devices = np.unique(device).tolist() if of_ops.any() else []
+    return TensorUse(
+        kernel_share=_share(took[uses].sum(), took.sum(), 0.0 if len(table) else NAN),
+        by_device={number: _share(tensor[number], whole[number], 0.0) for number in devices if number < len(whole)},
+        eligible_share=_share(weighted[deepest[node[owned]]].sum(), of_ops.sum(), 0.0),
+    )
+
+
+def _share(part: float, whole: float, of_nothing: float = NAN) -> float:
+    return float(part) / float(whole) if whole else of_nothing
