@@ -37,7 +37,8 @@ def _report_usage(exc: click.ClickException) -> int:
 
 def _report(exc: CliError) -> int:
     code = f" [{exc.reason_code}]" if exc.reason_code else ""
-    _say("error", f"{exc}{code}")
+    first, newline, rest = str(exc).partition("\n")
+    _say("error", f"{first}{code}{newline}{rest}")
     if exc.help_text:
         click.echo(exc.help_text, err=True)
     return exc.exit_code

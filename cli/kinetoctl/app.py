@@ -10,6 +10,11 @@ PROGRAM = "kinetoctl"
 COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # how a shell asks for completions: click's rule, from the name
 COMMANDS = {
     "trace": "kinetoctl.commands.trace",
+    "report": "kinetoctl.commands.report",
+    "diff": "kinetoctl.commands.diff",
+    "query": "kinetoctl.commands.query",
+    "open": "kinetoctl.commands.open_trace",
+    "export": "kinetoctl.commands.export",
     "memory": "kinetoctl.commands.memory",
     "ps": "kinetoctl.commands.ps",
     "doctor": "kinetoctl.commands.doctor",
@@ -31,13 +36,14 @@ EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {meaning}" for cod
 )
 @common_options
 def cli() -> None:
-    """Take traces of running training processes, on demand.
+    """Take traces of running training processes, on demand, and say what is in them.
 
     \b
     kinetoctl ps --all                          see what can be traced
     kinetoctl trace --pid 1234 --duration 5s    trace it; it needs no preparation
     kinetoctl memory --pid 1234                 take a snapshot of its CUDA memory
     kinetoctl doctor 1234                       see why it cannot be traced
+    kinetoctl report trace.json.gz              see where the time goes, and what to change
 
     Results go to stdout; progress and messages go to stderr.
     """

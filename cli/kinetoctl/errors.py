@@ -2,12 +2,16 @@
 
     CliError                     exit code and advice are on the class
     ├── UsageProblem             2    the caller: the daemon refuses the request as it was put
+    ├── WrongAnalysis            2    the caller: no such view, option, format or table, or wrong SQL
     ├── NotFound                 3    the caller: no such process, capture or file
+    │   └── NoSuchTrace          3    the caller: neither a file nor a capture
     ├── Refused                  5    the target or the daemon's state does not allow it now
     │   └── Unsupported          5    the daemon does not know this call
     ├── DownloadFailed           5    this machine: the trace could not be written
     │   ├── VerificationFailed   5    what arrived is not what the daemon announced
     │   └── FileConflict         5    another file has the name
+    ├── TraceUnreadable          5    a file that is no trace, or is damaged
+    ├── NotWritten               5    this machine: a result could not be written
     ├── DemoFailed               5    a step of the demo did not work
     ├── Denied                   6    the caller's rights
     ├── Unreachable              7    the daemon is not there
@@ -17,7 +21,8 @@
     ├── NotExecutable            126  kinetoctl run
     └── CommandNotFound          127  kinetoctl run
 
-Foreign errors become these at one seam each: gRPC's in `client`, the file system's in `download`.
+Foreign errors become these at one seam each: gRPC's in `client`, the file system's in `download`, those of the trace
+library in `traces`.
 """
 
 from typing import ClassVar
@@ -45,11 +50,23 @@ class UsageProblem(CliError):
     exit_code = ExitCode.USAGE
 
 
+class WrongAnalysis(CliError):
+    """The trace library does not know what is asked for."""
+
+    exit_code = ExitCode.USAGE
+
+
 class NotFound(CliError):
     """No such process, capture or file."""
 
     exit_code = ExitCode.NOT_FOUND
     help_text = "`kinetoctl ps --all` lists processes, `kinetoctl captures list` lists captures."
+
+
+class NoSuchTrace(NotFound):
+    """Neither a file nor a capture has this name."""
+
+    help_text = "A trace is a file, a folder, a pattern, or the id of a capture (`kinetoctl captures list`)."
 
 
 class Refused(CliError):
@@ -79,6 +96,18 @@ class FileConflict(DownloadFailed):
     """Another file has the name already."""
 
     help_text = "Move that file away or choose another --output-dir; nothing is overwritten."
+
+
+class TraceUnreadable(CliError):
+    """A file that cannot be read as a trace."""
+
+    exit_code = ExitCode.FAILED
+
+
+class NotWritten(CliError):
+    """A result could not be written on this machine."""
+
+    exit_code = ExitCode.FAILED
 
 
 class DemoFailed(CliError):

@@ -3,6 +3,7 @@
 `target_lines` is pure: pairs of a label and a text. `print_capture` writes them to stdout.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -107,7 +108,8 @@ def _open_lines(target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
     trace = next((path for file_format, path in paths.items() if file_format not in ATTACHMENT_SUFFIXES), None)
     if trace is not None:
         rank = target.process.rank if target.process.HasField("rank") else 0
-        yield "open with", "https://ui.perfetto.dev or chrome://tracing (drop the file there)"
+        yield "analyse", f"kinetoctl report {shlex.quote(str(trace))}"
+        yield "open with", "kinetoctl open, or https://ui.perfetto.dev or chrome://tracing (drop the file there)"
         yield "", f'or HTA: TraceAnalysis(trace_files={{{rank}: "{trace}"}})'
     if snapshot := paths.get(ATTACHMENTS["memory_snapshot"]):
         yield "snapshot in", "https://pytorch.org/memory_viz (drop the .pickle there; it stays on this machine)"

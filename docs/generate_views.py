@@ -1,0 +1,94 @@
+"""Writes docs/views.md from the registered views and the tables of SQL: `python docs/generate_views.py`."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kineto_trace.analysis.catalog import VIEWS
+from kineto_trace.analysis.view import View
+from kineto_trace.sql.schema import SqlTable, sql_tables
+from kinetoctl.view_options import option_type, type_text
+
+PATH = Path(__file__).with_name("views.md")
+HEAD = """# Views and tables
+
+Made by `python docs/generate_views.py` from the code; a test compares. [analysis.md](analysis.md) explains how to use
+them. Units: us microseconds, ns Unix nanoseconds, % percent. Any value may be missing: it was not recorded, or does not
+apply.
+"""
+VIEWS_HEAD = """
+## Views
+
+`kinetoctl report --view NAME`, `run_view(NAME, …)` in Python, and a table of that name in SQL. Views that look at each
+trace alone have the column `rank` in front (in SQL also `trace`). Options are set by `--set NAME=VALUE`.
+"""
+TABLES_HEAD = """
+## Tables of SQL
+
+Beside the views, `kinetoctl query` knows these tables. All have the columns `rank` (of the process in its job) and
+`trace` (name of the file, folder or capture) in front.
+"""
+_MARKUP = re.compile(r"([*_<])")
+
+
+def escaped(text: str) -> str:
+    """Markdown that shows this text; what is in backticks stays."""
+    parts = re.split(r"(`[^`\n]*`)", text)
+    return "".join(part if place % 2 else _MARKUP.sub(r"\\\1", part) for place, part in enumerate(parts))
+
+
+def cell(text: str) -> str:
+    """The same in a table."""
+    return escaped(" ".join(text.split())).replace("|", "\\|")
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """One table."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def view_text(view: View) -> str:
+    """The section of one view."""
+    parts = [f"### {view.name}", escaped(view.description)]
+    if view.compat:
+        parts.append(f"Can follow: {', '.join(f'`--compat {name}`' for name in sorted(view.compat))}.")
+    if view.reduce is not None:
+        parts.append("One result for all ranks.")
+    if view.options:
+        rows: list[tuple[str, ...]] = [
+            (f"`{name}`", type_text(option_type(view, name)), f"`{shown(default)}`")
+            for name, default in view.options.items()
+        ]
+        parts.append(table(("option", "value", "default"), rows))
+    columns = [(f"`{c.name}`", str(c.type), c.unit, cell(c.meaning)) for c in view.columns]
+    parts.append(table(("column", "type", "unit", "meaning"), columns))
+    return "\n\n".join(parts)
+
+
+def shown(value: object) -> str:
+    """A default as people write it behind --set."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def table_text(found: SqlTable) -> str:
+    """The section of one table."""
+    rows = [(f"`{c.name}`", c.type, c.unit, cell(c.meaning)) for c in found.columns if c.name not in ("rank", "trace")]
+    return "\n\n".join(
+        (f"### {found.name}", escaped(found.description), table(("column", "type", "unit", "meaning"), rows))
+    )
+
+
+def document() -> str:
+    """The whole file."""
+    views = "\n\n".join(view_text(VIEWS[name]) for name in sorted(VIEWS))
+    tables = "\n\n".join(table_text(found) for found in sql_tables().values() if found.group != "views")
+    return f"{HEAD}{VIEWS_HEAD}\n{views}\n{TABLES_HEAD}\n{tables}\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(document())

@@ -1,0 +1,63 @@
+"""docs/views.md is what the code says, and says enough."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from kineto_trace.analysis.catalog import VIEWS
+from kineto_trace.model import SCHEMAS
+from kineto_trace.sql import sql_tables
+from kinetoctl.commands import diff, export, report
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_views", DOCS / "generate_views.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_of_views_is_current(generator: ModuleType) -> None:
+    written = (DOCS / "views.md").read_text()
+    assert written == generator.document(), "run `python docs/generate_views.py`"
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS))
+def test_every_view_says_what_it_computes_and_what_its_options_do(name: str) -> None:
+    view = VIEWS[name]
+    assert len(view.description.splitlines()[0]) <= 120
+    assert {option for option in view.options if option not in view.description} == set()
+    for column in view.result_columns:
+        assert column.meaning, column.name
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS))
+def test_every_column_says_its_unit_in_its_name(name: str) -> None:
+    endings = {"us": "_us", "%": "_pct", "ns": "_ns"}
+    for column in VIEWS[name].result_columns:
+        assert column.name.endswith(endings.get(column.unit, "")), column.name
+
+
+def test_no_view_has_the_name_of_another_table() -> None:
+    others = {table.name for table in sql_tables().values() if table.group != "views"}
+    assert not others & set(VIEWS)
+    assert set(SCHEMAS) <= others
+
+
+def test_commands_name_views_and_formats_that_exist() -> None:
+    from kineto_trace.export.write import FORMATS
+
+    assert set(report.OVERVIEW) <= set(VIEWS)
+    assert set(diff.VIEWS.values()) <= set(VIEWS)
+    assert set(export.FORMATS) == set(FORMATS)
+
+
+def test_every_format_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    for name in export.FORMATS:
+        assert f"\n| `{name}` |" in text
