@@ -6,8 +6,8 @@
     kernels = kt.run_view("kernels", trace)           # a Result: kernels.rows(), .table (Arrow), .notes, .columns
     ranks = kt.find_traces("logs/", "more/*.json.gz")  # many ranks: with path and rank of each
     steps = kt.run_view("stragglers", ranks)          # on all cores, memory bounded per rank
-    kt.save(trace, "trace.kineto")                    # a folder of columns that opens in milliseconds
-    kt.export(trace, "trace.pftrace")                 # or .json.gz, .json, a TensorBoard log folder, …
+    kt.save_trace(trace, "trace.kineto")              # a folder of columns that opens in milliseconds
+    kt.export_trace(trace, "trace.pftrace")           # or .json.gz, .json, a TensorBoard log folder, …
     kt.views()                                        # all analyses: name -> View (description, columns, options)
 
 Times in results are microseconds in columns called *_us, or Unix ns in *_ns; each column has a unit and a meaning.
@@ -51,12 +51,12 @@ __all__ = [
     "View",
     "ViewError",
     "cluster",
-    "export",
+    "export_trace",
     "find_traces",
     "open_trace",
     "run_view",
     "run_views",
-    "save",
+    "save_trace",
     "views",
 ]
 
@@ -86,7 +86,7 @@ def views() -> "Mapping[str, View]":
     return dict(sorted(VIEWS.items()))
 
 
-def save(trace: "Trace", path: "str | PathLike[str]") -> "Path":
+def save_trace(trace: "Trace", path: "str | PathLike[str]") -> "Path":
     """Stores the trace as a folder of columns, which open_trace() opens. Nothing is lost. Raises OSError."""
     from pathlib import Path
 
@@ -96,16 +96,16 @@ def save(trace: "Trace", path: "str | PathLike[str]") -> "Path":
     return Path(path)
 
 
-def export(trace: "Trace", path: "str | PathLike[str]", *, format: str = "") -> "Written":
+def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "") -> "Written":
     """Writes the trace in this format, or in that of the suffix of `path`: see kineto_trace.export.write.FORMATS.
 
     Raises FormatError, OSError.
     """
     from pathlib import Path
 
-    from kineto_trace.export.write import export_trace
+    from kineto_trace.export import write
 
-    return export_trace(trace, Path(path), format)
+    return write.export_trace(trace, Path(path), format)
 
 
 def __getattr__(name: str) -> Any:

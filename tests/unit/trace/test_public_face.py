@@ -9,7 +9,8 @@ from support.traces import trace
 
 
 def test_importing_the_package_imports_nothing_big() -> None:
-    code = "import sys, kineto_trace; print([m for m in ('numpy', 'pyarrow', 'duckdb', 'distributed') if m in sys.modules])"
+    big = ("numpy", "pyarrow", "duckdb", "distributed")
+    code = f"import sys, kineto_trace; print([name for name in {big} if name in sys.modules])"
     path = repr([entry for entry in sys.path if entry])
     output = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {path}; {code}"], capture_output=True, text=True, check=True
@@ -27,13 +28,13 @@ def test_every_public_name_is_there() -> None:
 
 def test_a_trace_is_saved_opened_analysed_and_exported(tmp_path: Path) -> None:
     made = trace({"kernel": [{"name": "gemm", "duration": 2_000}]})
-    opened = kineto_trace.open_trace(kineto_trace.save(made, tmp_path / "a.kineto"))
+    opened = kineto_trace.open_trace(kineto_trace.save_trace(made, tmp_path / "a.kineto"))
     assert opened.table("kernel")["duration"].tolist() == [2_000]
-    written = kineto_trace.export(opened, tmp_path / "trace.json")
+    written = kineto_trace.export_trace(opened, tmp_path / "trace.json")
     assert written.size_bytes == (tmp_path / "trace.json").stat().st_size
-    assert kineto_trace.export(opened, tmp_path / "copy", format="store").path == tmp_path / "copy"
+    assert kineto_trace.export_trace(opened, tmp_path / "copy", format="store").path == tmp_path / "copy"
     with pytest.raises(FormatError):
-        kineto_trace.export(opened, tmp_path / "trace.doc")
+        kineto_trace.export_trace(opened, tmp_path / "trace.doc")
 
 
 def test_all_views_are_documented_and_in_the_order_of_names() -> None:
