@@ -418,6 +418,7 @@ static uint64_t read_locked(const uint64_t *value) {
 }
 
 uint64_t fake_written(uint32_t kind) { return kind < KINDS ? read_locked(&fake.written[kind]) : 0; }
+int fake_is_enabled(uint32_t kind) { return kind < KINDS && fake.enabled[kind]; }
 uint64_t fake_dropped(void) { return read_locked(&fake.dropped_total); }
 uint64_t fake_finalized(void) { return read_locked(&fake.finalized); }
 int fake_subscribed(void) {

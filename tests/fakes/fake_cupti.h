@@ -22,6 +22,7 @@ uint32_t fake_sync(uint32_t stream); /* waits until the stream's work is over */
 void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream);
 
 uint64_t fake_written(uint32_t kind); /* records put into buffers since the library was loaded */
+int fake_is_enabled(uint32_t kind);
 uint64_t fake_dropped(void);
 uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
 uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call; a first subscription after recording

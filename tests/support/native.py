@@ -52,6 +52,12 @@ def fake_cuda() -> Path:
     return build("libcuda.so.1", [FAKES / "fake_cuda.c"], ["-O2", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"])
 
 
+def fake_kineto_library(*flags: str) -> Path:
+    """A library that calls the fake libcupti as Kineto does, linked with these flags."""
+    linked = ["-Wl,--no-as-needed", str(fake_cupti()), f"-Wl,-rpath,{fake_cupti().parent}", *flags]
+    return build("libtorch_cpu.so", [FAKES / "fake_kineto_library.c"], ["-O2", "-fPIC", "-shared", *linked])
+
+
 def fake_cuda_program() -> Path:
     """The fake "inference server" (tests/fakes/fake_cuda_program.c), linked with the fake libraries."""
     libraries = [fake_cupti(), fake_cuda()]

@@ -25,20 +25,15 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional
 
-from kineto_agent.debuglog import log_exception
-from kineto_agent.sources import kineto_state, torch_symbols
-from kineto_agent.sources.cupti_library import mapped_files
+from kineto_agent.sources import kinds_gate, kineto_state, torch_symbols
 from kineto_agent.sources.interface import SourceError
 
 PAUSE_S = 0.02  # between the end of collection and of the session; 720 of 720 rounds went well with it
 NEEDS_TOGGLE = (2, 13)  # torch up to here
 _FOLDER = "kineto-agent-"
 _LEFT_S = 60  # younger folders may not be locked yet
-# CUPTI's kinds that torch's CPU activity switches on: external correlation, runtime, driver. Our own CUPTI source
-# switches on what it wants after this; external correlation alone gives one record per op.
-_CUPTI_KINDS = (39, 5, 4)
 
 
 class Flags(NamedTuple):
@@ -89,10 +84,11 @@ class Recorder:
     def begin(self) -> None:
         """A session is on afterwards. Raises SourceError."""
         try:
-            with torch_symbols.quiet():
-                self._autograd._prepare_profiler(self._config, self._activities)
-            with torch_symbols.quiet():  # again: preparing for the first time sets what it keeps quiet
-                self._autograd._enable_profiler(self._config, self._activities, self._scopes)
+            with kinds_gate.kept_off():
+                with torch_symbols.quiet():
+                    self._autograd._prepare_profiler(self._config, self._activities)
+                with torch_symbols.quiet():  # again: preparing for the first time sets what it keeps quiet
+                    self._autograd._enable_profiler(self._config, self._activities, self._scopes)
         except RuntimeError as exc:
             raise SourceError(
                 "TORCH_PROFILER_FAILED", "torch's profiler does not start: %s" % _first_line(exc)
@@ -100,7 +96,6 @@ class Recorder:
         self.on = True
         if kineto_state.active() is not True:
             self._functions = None  # it could not be asked before the end either
-        disable_cupti_kinds()
 
     @property
     def keeps_the_gil(self) -> bool:
@@ -226,24 +221,6 @@ def _remove_left_folders(parent: str) -> None:
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(folder)
-
-
-def disable_cupti_kinds(maps: str = "/proc/self/maps") -> Dict[int, int]:
-    """Switch off what torch's CPU activity has switched on in the loaded libcupti: kind -> CUPTI's result.
-
-    To be called after torch's profiler has begun and before our CUPTI source begins. Never raises.
-    """
-    results: Dict[int, int] = {}
-    try:
-        for path in mapped_files("libcupti.so", maps)[:1]:
-            import ctypes
-
-            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            for kind in _CUPTI_KINDS:
-                results[kind] = library.cuptiActivityDisable(ctypes.c_int(kind))
-    except (OSError, AttributeError):
-        log_exception("CUPTI's activities cannot be switched off")
-    return results
 
 
 def _first_line(exc: BaseException) -> str:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from kineto_agent.sources.torch_profiler import MAX_STALL_NS, PieceLength, flags
-from kineto_agent.sources.torch_recorder import disable_cupti_kinds
 from support import torch_forks
 from support.python_child import environment
 
@@ -35,12 +34,6 @@ def test_a_piece_is_cut_to_half_of_what_may_stall() -> None:
     length.ended(MAX_STALL_NS)
     assert length.seconds == pytest.approx(first)
     assert length.longest_stall_ns == MAX_STALL_NS
-
-
-def test_without_cupti_nothing_is_switched_off(tmp_path: Path) -> None:
-    maps = tmp_path / "maps"
-    maps.write_text("7f0000-7f1000 r-xp 0 0:0 1 /usr/lib/libc.so.6\n")
-    assert disable_cupti_kinds(str(maps)) == {}
 
 
 @torch

@@ -1,0 +1,65 @@
+"""Keeps CUPTI's kinds off that torch's profiler would enable for operators alone: kinds_gate.c has why."""
+
+import contextlib
+import ctypes
+import os
+from typing import Iterator, Optional
+
+from kineto_agent.debuglog import log
+from kineto_agent.sources import collector_library
+from kineto_agent.sources.cupti_library import mapped_files
+from kineto_agent.sources.interface import SourceError
+
+# External correlation, runtime, driver. Our own CUPTI source switches on what it wants after this; external
+# correlation alone gives one record per op.
+KINDS = (39, 5, 4)
+LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
+_ERROR_BYTES = 512
+_NOTHING = 1  # KG_NOTHING
+
+
+@contextlib.contextmanager
+def kept_off(maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[None]:
+    """What this thread makes the library enable inside the block is not enabled. Without CUPTI nothing needs doing.
+
+    Raises SourceError: TORCH_PROFILER_UNAVAILABLE if that cannot be had, since switching the kinds off afterwards
+    would harm the program's own torch.profiler.
+    """
+    found = mapped_files("libcupti.so", maps)
+    if not found:
+        yield
+        return
+    collector = _up(found[0], library)
+    try:
+        yield
+    finally:
+        if collector is not None:
+            log("CUPTI's kinds kept off (bits): %#x", collector.kg_down())
+
+
+def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
+    """The collector whose gate is up; None if the library does not use CUPTI."""
+    kinds = (ctypes.c_uint32 * len(KINDS))(*KINDS)
+    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    try:
+        collector = ctypes.CDLL(collector_library.path())
+        collector.kg_down.restype = ctypes.c_uint64
+        code = collector.kg_up(
+            os.fsencode(library), os.fsencode(cupti), kinds, len(KINDS), error, ctypes.c_size_t(_ERROR_BYTES)
+        )
+    except (OSError, AttributeError) as exc:
+        raise _unavailable(str(exc)) from exc
+    if code == _NOTHING:
+        return None
+    if code != 0:
+        raise _unavailable(error.value.decode("utf-8", "replace"))
+    collector_library.loaded()
+    return collector
+
+
+def _unavailable(why: str) -> SourceError:
+    return SourceError(
+        "TORCH_PROFILER_UNAVAILABLE",
+        "torch's profiler would have CUPTI record every CUDA call, which cannot be kept from it here (%s): trace "
+        "without what needs it" % why,
+    )
