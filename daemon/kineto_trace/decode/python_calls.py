@@ -63,10 +63,10 @@ class PythonCalls:
         joined = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
         self._parts = []
         joined["start"] += base_ns
-        joined["parent"] = _parent_rows(joined.pop("id"), joined["parent"])
+        joined["parent"] = parent_rows(joined.pop("id"), joined["parent"])
         if self._modules_only:
             joined = _only(joined, joined["module"] != NO_MODULE)
-        joined["depth"] = _depths(joined["parent"])
+        joined["depth"] = depths(joined["parent"])
         joined["parent"] = np.where(joined["parent"] == NO_ROW, NO_ROW, joined["parent"] + self._rows)
         self._rows += len(joined["start"])
         self._documents.append(joined)
@@ -81,7 +81,7 @@ class PythonCalls:
         return make_table("python_function", self._rows, columns)
 
 
-def _parent_rows(ids: Ints, parents: Ints) -> Ints:
+def parent_rows(ids: Ints, parents: Ints) -> Ints:
     """Rows of the callers, NO_ROW where they are not there."""
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids, parents, sorter=order), len(ids) - 1)
@@ -105,7 +105,7 @@ def _only(columns: Mapping[str, AnyArray], kept: npt.NDArray[np.bool_]) -> dict[
     return result
 
 
-def _depths(parent: Ints) -> npt.NDArray[np.int32]:
+def depths(parent: Ints) -> npt.NDArray[np.int32]:
     """How many callers each row has. Chains that never end are cut at MAX_DEPTH: their rows lose their callers."""
     depth = np.zeros(len(parent), np.int32)
     rows = np.flatnonzero(parent != NO_ROW)
