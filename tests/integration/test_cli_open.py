@@ -1,0 +1,67 @@
+"""`kinetoctl open` as a real process: somebody fetches the file over HTTP, and it ends."""
+
+import gzip
+import json
+import signal
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from support.cli import DEADLINE_S, environment, kinetoctl
+from support.stored import store
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def opened(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """The process and the address that it printed."""
+    with subprocess.Popen(
+        kinetoctl("open", "--no-browser", *arguments),
+        env=environment(PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def test_a_file_is_served_as_it_is_and_the_command_ends_when_it_was_fetched(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": []}')
+    with opened(str(path), "--port", str(free_port())) as (process, address):
+        page = urlsplit(address)
+        assert (page.scheme, page.netloc) == ("https", "ui.perfetto.dev")
+        (url,) = parse_qs(urlsplit(page.fragment).query)["url"]
+        assert fetch(url) == path.read_bytes()
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_stored_trace_is_converted_and_offline_it_stays_until_ctrl_c(tmp_path: Path) -> None:
+    folder = store(tmp_path / "stored")
+    with opened(str(folder), "--offline") as (process, address):
+        assert fetch(f"{address}vizviewer_info") == b"{}"
+        assert b"<html" in fetch(address)
+        events = json.loads(gzip.decompress(fetch(f"{address}localtrace")))["traceEvents"]
+        assert sum(event.get("cat") == "kernel" for event in events) == 2
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0

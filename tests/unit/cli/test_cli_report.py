@@ -1,0 +1,177 @@
+"""`kinetoctl report` and `diff` over small stored traces."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from kineto_trace.analysis.catalog import VIEWS
+from kinetoctl.commands.report import OVERVIEW
+from support.cli import Result, environment, run_here, run_process
+from support.stored import store
+
+
+class Run:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Result:
+        return run_here(self._capsys, "unix:/nowhere.sock", *arguments)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    store(folder / "rank0", rank=0)
+    store(folder / "rank1", rank=1, kernel_us=60)
+    return folder
+
+
+def test_a_trace_alone_gives_overview_and_findings(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank0"))
+    assert (result.code, result.stderr) == (0, "")
+    for name in OVERVIEW:
+        assert f"{name.replace('_', ' ')}\n" in result.stdout
+
+
+def test_a_view_is_a_table_with_human_times(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank0"), "--view", "diff_step_times")
+    assert result.code == 2
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "--columns", "name,calls,total_us")
+    assert (result.code, result.stdout) == (0, "NAME  CALLS  TOTAL\ngemm      2  60 µs\n")
+
+
+def test_json_is_exact_and_by_view(run: Run, traces: Path) -> None:
+    result = run("report", str(traces), "--view", "kernels", "--columns", "rank,name,total_us", "-o", "json")
+    rows = [{"rank": 0, "name": "gemm", "total_us": 60.0}, {"rank": 1, "name": "gemm", "total_us": 120.0}]
+    assert result.json() == {"kernels": rows}
+
+
+def test_csv_has_names_with_units(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank1"), "--view", "kernels", "--columns", "name,total_us", "-o", "csv")
+    assert list(csv.reader(io.StringIO(result.stdout))) == [["name", "total_us"], ["gemm", "120.0"]]
+
+
+def test_csv_of_several_views_is_refused(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "--view", "operators", "-o", "csv")
+    assert result.code == 2
+    assert "CSV holds one table" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
+def test_a_file_is_written_by_its_suffix(run: Run, traces: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"kernels.{suffix}"
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "--columns", "name,calls", "-o", str(path))
+    assert (result.code, result.stdout) == (0, "")
+    assert f"{path}: 1 rows\n" in result.stderr
+    if suffix == "parquet":
+        assert pq.read_table(path).to_pylist() == [{"name": "gemm", "calls": 2}]
+    elif suffix == "csv":
+        assert path.read_text() == "name,calls\ngemm,2\n"
+    else:
+        assert json.loads(path.read_text()) == [{"name": "gemm", "calls": 2}]
+
+
+def test_a_folder_that_is_missing_is_a_clear_error(run: Run, traces: Path, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "kernels.csv"
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "-o", str(path))
+    assert (result.code, result.stderr) == (5, f"error: cannot write {path}: No such file or directory\n")
+
+
+def test_another_suffix_is_refused(run: Run) -> None:
+    result = run("report", "x", "-o", "kernels.xlsx")
+    assert result.code == 2
+    assert "--output: expected table, json, yaml, csv, or a file ending in .csv, .json, .parquet" in result.stderr
+
+
+def test_limit_cuts_tables_and_says_so(run: Run, traces: Path) -> None:
+    result = run("report", str(traces), "--view", "kernels", "--columns", "rank,name", "--limit", "1")
+    assert result.stdout == "RANK  NAME\n   0  gemm\n… 1 more rows: --limit 0 shows all\n"
+
+
+def test_list_names_every_view_with_a_line(run: Run) -> None:
+    lines = run("report", "--list").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == sorted(VIEWS)
+    assert {row["name"] for row in run("report", "--list", "-o", "json").json()} == set(VIEWS)
+
+
+def test_describe_shows_rules_options_and_columns(run: Run) -> None:
+    stdout = run("report", "--view", "idle_breakdown", "--describe").stdout
+    assert stdout.startswith("idle_breakdown\n\n  The gaps between")
+    assert "  consecutive_kernel_delay = 30: a number\n" in stdout
+    assert "can follow (--compat): hta\n" in stdout
+    assert "idle_us" in stdout
+
+
+def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
+    assert run("report", "--describe").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "name a trace"),
+        (["/no/such.json"], 3, "there is no file /no/such.json\n"),
+        (["/no/such*.json"], 3, "no file is called /no/such*.json\n"),
+        (["TRACE", "--view", "kernel_s"], 2, "no view 'kernel_s'; there are: "),
+        (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "no view that is asked for has the option depth"),
+        (["TRACE", "--view", "kernels", "--columns", "nam"], 2, "view kernels has no column nam; there are: rank, "),
+        (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "has no figures of plugin"),
+        (["BROKEN", "--view", "kernels"], 5, "is no trace"),
+        (["TRACE", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], 2, "exclude each other"),
+    ],
+)
+def test_errors_name_what_is_wrong(
+    run: Run, traces: Path, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("no trace")
+    places = {"TRACE": str(traces / "rank0"), "BROKEN": str(broken)}
+    result = run("report", *(places.get(argument, argument) for argument in arguments))
+    assert (result.code, message in result.stderr) == (code, True), result.stderr
+
+
+def test_several_processes_give_what_one_gives(run: Run, traces: Path) -> None:
+    alone = run("report", str(traces), "--view", "kernels", "-o", "json").json()
+    done = run_process(["report", str(traces), "--view", "kernels", "--workers", "2", "-o", "json"], environment())
+    assert done.json() == alone
+
+
+def test_diff_compares_by_names(run: Run, traces: Path) -> None:
+    result = run("diff", str(traces / "rank0"), str(traces / "rank1"), "--by", "kernels", "-o", "json")
+    (row,) = result.json()["kernels"]
+    assert (row["name"], row["total_baseline_us"], row["total_other_us"]) == ("gemm", 60.0, 120.0)
+    assert row["total_delta_pct"] == 100.0
+
+
+def test_diff_shows_steps_ops_and_kernels(run: Run, traces: Path) -> None:
+    stdout = run("diff", str(traces / "rank0"), str(traces / "rank1")).stdout
+    for title in ("steps\n", "\nops\n", "\nkernels\n"):
+        assert title in stdout
+
+
+def test_diff_of_a_folder_with_several_traces_names_them(run: Run, traces: Path) -> None:
+    result = run("diff", str(traces), str(traces / "rank1"))
+    assert result.code == 2
+    assert f"{traces} has 2 traces; name one of them: {traces}/rank0, {traces}/rank1" in result.stderr
+
+
+def test_help_of_all_commands_imports_nothing_big() -> None:
+    code = (
+        "import sys; from kinetoctl.app import cli; import click\n"
+        "context = click.Context(cli)\n"
+        "[cli.get_command(context, name) for name in ('report', 'diff', 'query', 'open', 'export')]\n"
+        "print(sorted({'numpy', 'pyarrow', 'duckdb', 'grpc'} & set(sys.modules)))"
+    )
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
