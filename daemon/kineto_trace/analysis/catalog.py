@@ -7,9 +7,11 @@ from kineto_trace.analysis.views import (  # noqa: F401
     diff,
     idle,
     kernel_breakdown,
+    kernels,
     launches,
     overview,
     queue,
+    recommendations,
     temporal,
 )
 from kineto_trace.errors import ViewError

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.breakdown import Breakdown, breakdown, plugin_breakdown
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_metrics import busy_share, sm_efficiency, weighted_mean
+from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.intervals import Union, union
 from kineto_trace.analysis.launch_figures import launch_figures
 from kineto_trace.analysis.plugin_steps import UNIX_NS, Clock
@@ -19,7 +20,8 @@ from kineto_trace.model import GPU_TABLES, Table
 Ints = npt.NDArray[np.int64]
 
 NAN = float("nan")
-CUDA = 1  # cpu_instant_event.device_type
+MEMORY = "[memory]"  # name of the allocator's records
+CUDA, HIP = 1, 6  # cpu_instant_event.device_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,24 @@ def _rows_by_device(context: Context, kind: str) -> dict[int, Ints]:
 
 def peak_memory(context: Context) -> dict[int, int]:
     """The most bytes that PyTorch's allocator had given out on each GPU; only what recorded allocations say."""
-    table = context.trace.table("cpu_instant_event")
-    own = (table["device_type"] == CUDA) & (table["total_allocated"] >= 0)
-    device, allocated = table["device"][own], table["total_allocated"][own]
-    return {number: int(allocated[device == number].max()) for number in np.unique(device).tolist()}
+    return {device: peak for (kind, device), peak in context.get(peaks_of_devices).items() if kind in (CUDA, HIP)}
+
+
+def peaks_of_devices(context: Context) -> dict[tuple[int, int], int]:
+    """The same of every (type, number) of a device, CPUs too, in the order of their first record."""
+    trace = context.trace
+    table = trace.table("cpu_instant_event")
+    named = [number for number in np.unique(table["name"]).tolist() if trace.strings[number] == MEMORY]
+    rows = np.flatnonzero(np.isin(table["name"], named) & (table["total_allocated"] >= 0))
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
+    if not len(rows):
+        return {}
+    found = group([table["device_type"][rows], table["device"][rows]])
+    highest = np.zeros(len(found), np.int64)
+    np.maximum.at(highest, found.number, table["total_allocated"][rows])
+    first = rows[found.first]
+    keys = zip(table["device_type"][first].tolist(), table["device"][first].tolist(), strict=True)
+    return dict(zip(keys, highest.tolist(), strict=True))
 
 
 def device_properties(context: Context) -> dict[int, Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.arguments import argument
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.occupancy import Shapes, occupancy, usable
@@ -57,10 +58,7 @@ def launch_figures(context: Context) -> LaunchFigures:
 def _argument(context: Context, table: Table, name: str) -> Floats:
     if not table.origin:
         return np.full(len(table), np.nan)
-    from kineto_trace.analysis.arguments import argument
-
-    found: Floats = argument(context, "kernel", name).copy()
-    return found
+    return argument(context, "kernel", name).copy()
 
 
 def _computed(context: Context, table: Table, rows: npt.NDArray[np.int64]) -> list[Floats]:

@@ -1,0 +1,185 @@
+"""The views of kernels: by name, by properties and operator, and how much of their time uses tensor cores."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.context import Context
+from kineto_trace.analysis.kernel_groups import (
+    PROPERTIES,
+    ROOT,
+    KernelGroups,
+    kernel_groups,
+    kernel_ops,
+    plugin_kernel_ops,
+)
+from kineto_trace.analysis.op_times import tensor_times
+from kineto_trace.analysis.result import columns
+from kineto_trace.analysis.tensor_core_use import plugin_tensor_use, tensor_use
+from kineto_trace.analysis.tensor_cores import plugin_eligible_names, plugin_tensor_names, uses_tensor_cores
+from kineto_trace.analysis.view import Answer, Compat, view
+
+_FIGURES = (
+    ("calls", "int", "", "how often it ran"),
+    ("total_us", "float", "us", "sum of its durations"),
+    ("mean_us", "float", "us", "mean duration"),
+    ("max_us", "float", "us", "longest duration"),
+    ("min_us", "float", "us", "shortest duration"),
+    ("blocks_per_sm", "float", "", "blocks per multiprocessor of the launch, mean weighted by duration"),
+    ("occupancy_pct", "float", "%", "estimated achieved occupancy, mean weighted by duration"),
+    ("share_pct", "float", "%", "share of all kernels' time"),
+)
+_NO_KERNELS = "the trace has no kernel"
+_NO_FIGURES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
+
+
+@view(
+    "kernels",
+    columns(
+        ("name", "text", "", "the kernel"),
+        ("tensor_cores", "bool", "", "whether it uses tensor cores, by its name"),
+        *_FIGURES,  # type: ignore[arg-type]
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def kernels(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """The kernels by name, the one with the most time first. Copies and fills are no kernels.
+
+    Blocks per multiprocessor and occupancy are means weighted by duration, over the launches whose figure is known.
+
+    The plug-in's figures: its list of names for tensor cores, unknown launch figures count as 0, times are whole µs
+    and launch figures have two digits.
+    """
+    table = context.trace.table("kernel")
+    plugin = compat is Compat.PLUGIN
+    found = kernel_groups(context, [table["name"]], np.arange(len(table)), missing_is_zero=plugin)
+    uses = context.get(plugin_tensor_names if plugin else uses_tensor_cores)
+    name = table["name"][found.first]
+    values = {
+        "name": [context.trace.strings[number] for number in name.tolist()],
+        "tensor_cores": uses[name],
+        **_figures(context, found, plugin),
+    }
+    if plugin:
+        for column in ("total_us", "max_us", "min_us"):
+            values[column] = np.round(values[column])
+    return Answer(values, _notes(found))
+
+
+@view(
+    "kernels_by_op",
+    columns(
+        ("name", "text", "", "the kernel"),
+        ("op", "text", "", "the operator that launched it; none: it was launched outside of operators"),
+        ("grid", "text", "", "blocks in x, y and z"),
+        ("block", "text", "", "threads of a block in x, y and z"),
+        ("registers", "int", "", "registers per thread"),
+        ("shared_memory_bytes", "int", "bytes", "shared memory per block"),
+        ("tensor_cores", "bool", "", "whether the kernel uses tensor cores, by its name"),
+        ("op_eligible", "bool", "", "whether the operator could use tensor cores"),
+        *_FIGURES,  # type: ignore[arg-type]
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """The kernels by name, operator and launch properties, the ones with the most time first.
+
+    The operator is the innermost one around the call that launched the kernel, on its thread; kernels of a CUDA graph
+    belong to the operator around the launch of the graph. It is eligible for tensor cores if its name is in a list,
+    or if it or an operator in it used them.
+
+    The plug-in's figures: the operator is the one with the external id of the call ("CallTreeRoot" for the id 0 and
+    for kernels without a call), kernels whose call belongs to none are missing, it is eligible by its name alone,
+    mean times are whole µs and launch figures have two digits.
+    """
+    table = context.trace.table("kernel")
+    plugin = compat is Compat.PLUGIN
+    names = context.trace.table("cpu_op")["name"]
+    if plugin:
+        rows, op = plugin_kernel_ops(context)
+    else:
+        rows, launched_by = np.arange(len(table)), kernel_ops(context)
+        op = np.where(launched_by >= 0, np.append(names, -1)[launched_by].astype(np.int64), -1)
+    keys = [table["name"][rows], op, *(table[column][rows] for column in PROPERTIES)]
+    found = kernel_groups(context, keys, rows, missing_is_zero=plugin)
+    first_op = op[found.groups.first][found.order]
+    name = table["name"][found.first]
+    uses = context.get(plugin_tensor_names if plugin else uses_tensor_cores)
+    if plugin:
+        by_name = np.append(context.get(plugin_eligible_names), [False, False])  # -2 and -1: none
+        eligible = by_name[first_op]
+    else:
+        possible = np.append(context.get(tensor_times).eligible, False)[launched_by]
+        eligible = np.bincount(found.groups.number, weights=possible, minlength=len(found.first))[found.order] > 0
+    texts = context.trace.strings
+    values = {
+        "name": [texts[number] for number in name.tolist()],
+        "op": [
+            "CallTreeRoot" if number == ROOT else texts[number] if number >= 0 else None for number in first_op.tolist()
+        ],
+        "grid": _triples(table, "grid", found),
+        "block": _triples(table, "block", found),
+        "registers": table["registers"][found.first],
+        "shared_memory_bytes": sum(
+            table[f"{kind}_shared_memory"][found.first].astype(np.int64) for kind in ("static", "dynamic")
+        ),
+        "tensor_cores": uses[name],
+        "op_eligible": eligible,
+        **_figures(context, found, plugin),
+    }
+    return Answer(values, _notes(found))
+
+
+def _figures(context: Context, found: KernelGroups, plugin: bool) -> dict[str, npt.NDArray[Any]]:
+    """The columns of _FIGURES. plugin: the mean duration is rounded, and so are the launch figures."""
+    whole = int(context.trace.table("kernel")["duration"].sum())
+    mean = found.total / np.maximum(found.calls, 1) / 1000
+    return {
+        "calls": found.calls,
+        "total_us": found.total / 1000,
+        "mean_us": np.round(mean) if plugin else mean,
+        "max_us": found.longest / 1000,
+        "min_us": found.shortest / 1000,
+        "blocks_per_sm": np.round(found.blocks_per_sm, 2) if plugin else found.blocks_per_sm,
+        "occupancy_pct": np.round(found.occupancy, 2) if plugin else found.occupancy,
+        "share_pct": 100 * found.total / max(whole, 1),
+    }
+
+
+def _triples(table: Any, prefix: str, found: KernelGroups) -> list[str]:
+    columns_of = [table[f"{prefix}_{axis}"][found.first].tolist() for axis in "xyz"]
+    return [f"[{x}, {y}, {z}]" for x, y, z in zip(*columns_of, strict=True)]
+
+
+def _notes(found: KernelGroups) -> list[str]:
+    if not len(found.first):
+        return [_NO_KERNELS]
+    return [_NO_FIGURES] if np.isnan(found.blocks_per_sm).all() else []
+
+
+@view(
+    "tensor_core_use",
+    columns(
+        ("figure", "text", "", "what the share is of"),
+        ("used_pct", "float", "%", "share that uses tensor cores, or could"),
+        ("not_used_pct", "float", "%", "the rest"),
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def tensor_core_use(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """How much of the kernels' time uses tensor cores, and how much of it could.
+
+    "kernels": of all kernels' time, that of kernels that use tensor cores, by their names. "eligible operators": of
+    the time of all operators' kernels, that of operators that could use them: the deepest ones in a list of
+    matrix multiplications, convolutions, attention, …, and operators inside these.
+
+    The plug-in's figures: its lists of names, kernels by external ids, and only what an eligible operator launched
+    itself.
+    """
+    use = context.get(plugin_tensor_use if compat is Compat.PLUGIN else tensor_use)
+    shares = 100 * np.array([use.kernel_share, use.eligible_share])
+    return Answer(
+        {"figure": ["kernels", "eligible operators"], "used_pct": shares, "not_used_pct": 100 - shares},
+        [] if len(context.trace.table("kernel")) else [_NO_KERNELS],
+    )
