@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parent / "_native" / "libkineto_codec.so"
-ABI_VERSION = 7
+ABI_VERSION = 8
 PADDING = 32  # bytes that the native side may read after a literal or text
 MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this
@@ -24,7 +24,7 @@ KIND_LIMIT = 64  # a record's kind is below this
 # kc_column.operation
 COPY, SPAN, INTERN = range(3)
 # kc_field.operation
-END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT, OPTIONAL = range(7)
+END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT, OPTIONAL, REAL, TIME, WHOLE = range(10)
 # kc_decoded.status
 OK, TORN, UNKNOWN_KIND, FULL, NO_MEMORY = range(5)
 
@@ -81,6 +81,10 @@ class _Written(ctypes.Structure):
     _fields_ = (("rows", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
 
 
+class _RowGroup(ctypes.Structure):
+    _fields_ = (("first_field", ctypes.c_uint32), ("field_count", ctypes.c_uint32))
+
+
 class _Events(ctypes.Structure):
     _fields_ = (
         ("count", ctypes.c_uint64),
@@ -122,6 +126,9 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     library.kc_write.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
     library.kc_write.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     library.kc_write.restype = None
+    library.kc_write_mixed.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_uint64] * 2
+    library.kc_write_mixed.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_write_mixed.restype = None
     library.kc_lanes.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
     library.kc_lanes.argtypes += [ctypes.c_uint32, ctypes.c_void_p]
     library.kc_lanes.restype = None
@@ -313,6 +320,54 @@ class RowWriter:
         return result.rows, result.bytes
 
 
+class MixedWriter:
+    """Writes rows of several forms in one order: the i-th one is row[i] of the columns of forms[form[i]]."""
+
+    def __init__(self, forms: Sequence[Sequence[Field]], form: AnyArray, row: AnyArray) -> None:
+        self._library = load()
+        self._form, self._row = np.ascontiguousarray(form, np.uint32), np.ascontiguousarray(row, np.uint32)
+        if len(form) != len(row):
+            raise ValueError(f"forms of {len(form)} rows, but {len(row)} rows")
+        self._groups = (_RowGroup * max(1, len(forms)))()
+        fields: list[Field] = []
+        for native, own in zip(self._groups, forms, strict=False):
+            native.first_field, native.field_count = len(fields), len(own)
+            fields += own
+        self._keep = [
+            (field._replace(column=_contiguous(field.column)), field.literal + bytes(PADDING)) for field in fields
+        ]
+        self._fields = (_Field * max(1, len(fields)))(*(_native_field(field, text) for field, text in self._keep))
+        self._check(forms)
+
+    def _check(self, forms: Sequence[Sequence[Field]]) -> None:
+        """The native side trusts these."""
+        if len(self._form) and int(self._form.max()) >= len(forms):
+            raise IndexError("a row of a form that does not exist")
+        last = np.zeros(len(forms), np.int64)
+        np.maximum.at(last, self._form, self._row)
+        for fields, row in zip(forms, last.tolist(), strict=True):
+            if any(field.column is not None and row >= len(field.column) for field in fields):
+                raise IndexError(f"row {row} does not exist")
+
+    def write(self, out: AnyArray, first: int, count: int) -> tuple[int, int]:
+        """Writes the rows first, first + 1, … of the order into `out`. Returns (rows, bytes) that fitted."""
+        if first < 0 or first + count > len(self._row):
+            raise IndexError(f"rows {first} to {first + count} do not exist")
+        result = _Written()
+        self._library.kc_write_mixed(
+            self._fields,
+            self._groups,
+            self._form.ctypes.data,
+            self._row.ctypes.data,
+            first,
+            count,
+            out.ctypes.data,
+            out.nbytes,
+            ctypes.byref(result),
+        )
+        return result.rows, result.bytes
+
+
 def _contiguous(column: AnyArray | None) -> AnyArray | None:
     return None if column is None else np.ascontiguousarray(column)
 
@@ -320,7 +375,7 @@ def _contiguous(column: AnyArray | None) -> AnyArray | None:
 def _native_field(field: Field, padded: bytes) -> _Field:
     native = _Field(padded, len(field.literal), field.operation, base=field.base)
     if field.column is not None:
-        if field.operation in (MICROSECONDS, DECIMAL) and field.column.itemsize != 8:
+        if field.operation in (MICROSECONDS, DECIMAL, REAL, TIME, WHOLE) and field.column.itemsize != 8:
             raise ValueError("times and decimals are 8 bytes wide")
         native.column, native.width = field.column.ctypes.data, field.column.itemsize
     elif field.operation != END:

@@ -29,7 +29,7 @@
 #define KC_SCAN_PADDING 64 /* readable zero bytes behind every piece */
 #define KC_MAX_COLUMNS 64
 #define KC_MAX_KINDS 32
-#define KC_MAX_ARGS 44 /* per kind: bits 20 to 63 of `present` */
+#define KC_MAX_ARGS 42 /* per kind: bits 20 to 61 of `present` */
 #define KC_FIRST_ARG_BIT 20
 
 /* Bits of `present` that are not arguments. */

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI_VERSION 7
+#define KC_ABI_VERSION 8
 #define KC_EXPORT __attribute__((visibility("default")))
 
 /* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */
@@ -80,6 +80,9 @@ enum {
     KC_DECIMAL = 4,      /* double, up to six decimals */
     KC_TEXT = 5,         /* a number into a table of ready texts */
     KC_OPTIONAL = 6,     /* signed; neither literal nor value where the value is `base` */
+    KC_REAL = 7,         /* double, the shortest text that gives it back */
+    KC_TIME = 8,         /* like KC_MICROSECONDS, but also below 0 */
+    KC_WHOLE = 9,        /* int64 ns, minus `base`, as whole microseconds */
 };
 
 #define KC_PADDING 32 /* bytes that must be readable after every literal and after the last text */
@@ -104,6 +107,16 @@ typedef struct {
 /* Writes rows first, first + 1, …: at most `count`, and as many as fit as a whole. */
 KC_EXPORT void kc_write(const kc_field *fields, uint32_t field_count, uint64_t first, uint64_t count, char *out,
                         uint64_t capacity, kc_written *result);
+
+typedef struct {
+    uint32_t first_field;
+    uint32_t field_count;
+} kc_row_group;
+
+/* Rows of several forms in one order: the i-th one is row[i] of the columns of groups[group[i]]. */
+KC_EXPORT void kc_write_mixed(const kc_field *fields, const kc_row_group *groups, const uint32_t *group,
+                              const uint32_t *row, uint64_t first, uint64_t count, char *out, uint64_t capacity,
+                              kc_written *result);
 
 /* ---- tracks: events of one track that overlap get separate lanes ---- */
 

@@ -1,9 +1,12 @@
 /* Columns to rows of text, and lanes for overlapping events. See codec.h. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "codec.h"
 
-#define NUMBER_BYTES 32 /* the longest number: sign, 20 digits, point, six decimals */
+#define NUMBER_BYTES 32 /* the longest number: sign, 20 digits, point, six decimals; 17 digits and an exponent */
 
 static const char PAIRS[] =
     "0001020304050607080910111213141516171819202122232425262728293031323334353637383940414243444546474849"
@@ -102,6 +105,63 @@ static char *put_decimal(char *p, double value)
     return p;
 }
 
+static char *put_time(char *p, int64_t ns)
+{
+    if (ns >= 0)
+        return put_microseconds(p, ns);
+    *p++ = '-';
+    uint64_t value = 0 - (uint64_t)ns;
+    unsigned rest = (unsigned)(value % 1000);
+    p = put_unsigned(p, value / 1000);
+    *p++ = '.';
+    *p++ = (char)('0' + rest / 100);
+    memcpy(p, PAIRS + 2 * (rest % 100), 2);
+    return p + 2;
+}
+
+/* The shortest text that gives the double back, with a point or an exponent; what JSON has no number for: null. */
+static char *put_real(char *p, double value)
+{
+    if (!isfinite(value)) {
+        memcpy(p, "null", 4);
+        return p + 4;
+    }
+    double size = fabs(value), millionths = size < 9e9 ? rint(size * 1e6) : 0;
+    if (size < 9e9 && millionths / 1e6 == size) { /* both are exact: the division rounds as reading the text does */
+        if (signbit(value))
+            *p++ = '-';
+        uint64_t whole = (uint64_t)millionths / 1000000;
+        unsigned rest = (unsigned)((uint64_t)millionths % 1000000);
+        p = put_unsigned(p, whole);
+        *p++ = '.';
+        memcpy(p, PAIRS + 2 * (rest / 10000), 2);
+        memcpy(p + 2, PAIRS + 2 * (rest / 100 % 100), 2);
+        memcpy(p + 4, PAIRS + 2 * (rest % 100), 2);
+        p += 6;
+        while (p[-1] == '0' && p[-2] != '.')
+            p--;
+        return p;
+    }
+    int length = 0, plain = 1;
+    for (int digits = 15; digits <= 17; digits++) {
+        length = snprintf(p, NUMBER_BYTES, "%.*g", digits, value);
+        if (strtod(p, NULL) == value)
+            break;
+    }
+    for (int i = 0; i < length; i++) {
+        if (p[i] == 'e')
+            plain = 0;
+        else if (p[i] != '-' && p[i] != '+' && (p[i] < '0' || p[i] > '9'))
+            p[i] = '.', plain = 0; /* whatever the program's locale has for it */
+    }
+    p += length;
+    if (plain) {
+        memcpy(p, ".0", 2);
+        p += 2;
+    }
+    return p;
+}
+
 static uint64_t get_unsigned(const kc_field *f, uint64_t row)
 {
     switch (f->width) {
@@ -153,6 +213,9 @@ static char *put_field(const kc_field *f, uint64_t row, char *p, const char *end
     case KC_SIGNED:
     case KC_OPTIONAL: return put_signed(p, get_signed(f, row));
     case KC_MICROSECONDS: return put_microseconds(p, (int64_t)(((const uint64_t *)f->column)[row] - (uint64_t)f->base));
+    case KC_REAL: return put_real(p, ((const double *)f->column)[row]);
+    case KC_TIME: return put_time(p, (int64_t)(((const uint64_t *)f->column)[row] - (uint64_t)f->base));
+    case KC_WHOLE: return put_signed(p, (int64_t)(((const uint64_t *)f->column)[row] - (uint64_t)f->base) / 1000);
     default: return put_decimal(p, ((const double *)f->column)[row]);
     }
 }
@@ -167,6 +230,26 @@ void kc_write(const kc_field *fields, uint32_t field_count, uint64_t first, uint
         char *at = p;
         for (uint32_t i = 0; i < field_count && at; i++)
             at = put_field(fields + i, first + done, at, end);
+        if (!at)
+            break;
+        p = at;
+    }
+    result->rows = done;
+    result->bytes = (uint64_t)(p - out);
+}
+
+void kc_write_mixed(const kc_field *fields, const kc_row_group *groups, const uint32_t *group, const uint32_t *row,
+                    uint64_t first, uint64_t count, char *out, uint64_t capacity, kc_written *result)
+{
+    const char *end = out + capacity;
+    char *p = out;
+    uint64_t done = 0;
+    for (; done < count; done++) {
+        const kc_row_group *form = groups + group[first + done];
+        const kc_field *field = fields + form->first_field, *last = field + form->field_count;
+        char *at = p;
+        for (; field < last && at; field++)
+            at = put_field(field, row[first + done], at, end);
         if (!at)
             break;
         p = at;

@@ -21,6 +21,7 @@ from kineto_trace.export.chrome_fields import Names
 from kineto_trace.export.chrome_sections import Section, sections
 from kineto_trace.export.launch_shapes import LaunchShapes
 from kineto_trace.export.text import TextSink, name_text
+from kineto_trace.export.verbatim import is_verbatim, write_verbatim
 from kineto_trace.model import NO_STRING, OP_TABLES, Trace
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
@@ -41,7 +42,13 @@ def base_ns(time_ns: int) -> int:
 
 
 def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
-    """Writes the whole file into the sink. trace_name: what the file calls itself."""
+    """Writes the whole file into the sink. trace_name: what the file calls itself.
+
+    A trace that was read from a Chrome trace gives that one back, with its own name.
+    """
+    if is_verbatim(trace):
+        write_verbatim(trace, sink)
+        return
     base = base_ns(trace.window_start_ns)
     arguments = _arguments(trace)
     names = Names(

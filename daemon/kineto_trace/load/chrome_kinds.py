@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kineto_trace.model import NO_MODULE, NO_PRIORITY, NO_SEQUENCE
 
 FIRST_ARG_BIT = 20
-MAX_ARGS = 44
+MAX_ARGS = 42
 
 # Bits of `present` that are not arguments: the event has the member, and the columns say it exactly.
 PHASE, CATEGORY, NAME, PID, TID, TS, DUR, ID, ARGS = (1 << n for n in range(9))
