@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach campaign campaign-attach campaign-profiler protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler protos clean install
 
 install: $(STAMP)
 
@@ -55,6 +55,12 @@ bench-attach: $(STAMP)
 	$(PYTHON) -m venv .venv-rivals
 	.venv-rivals/bin/pip install --quiet --disable-pip-version-check memray hypno
 	$(BIN)/python tests/bench/attach.py
+
+# Traces beside HTA and the TensorBoard plug-in. HTA 0.6.1 fails on larger traces with pandas 3.
+bench-traces: $(STAMP)
+	$(PYTHON) -m venv .venv-analysers
+	.venv-analysers/bin/pip install --quiet --disable-pip-version-check traceinsight torch-tb-profiler 'pandas<3' 'setuptools<81'
+	$(BIN)/python tests/bench/traces.py
 
 # Long checks, not part of `make test`: other people's tools read our traces.
 campaign: $(STAMP)

@@ -48,6 +48,7 @@ TEXT_COLUMNS = frozenset(
 DELTA_COLUMNS = frozenset(
     {"start", "duration", "correlation", "queued", "parent", "bytes", "graph_node_id"}
     | {"id", "external_id", "sequence", "op", "address", "total_allocated"}
+    | {f"{ORIGIN_PREFIX}{n}" for n in ("place", "event_index", "python_id", "python_parent_id")}
 )
 # What a column is that an older version did not store; others are 0.
 _ABSENT: Mapping[str, int] = {"inputs": NO_STRING, "module": -1, "total_reserved": -1, "category": NO_STRING}
