@@ -56,7 +56,7 @@ def command(baseline: str, other: str, by: tuple[str, ...], limit: int | None) -
     if settings.file is not None:
         from kinetoctl.output.saving import save_results
 
-        save_results(results, settings)
+        save_results(results, settings, limit=limit or 0)
         return ExitCode.DONE
     from kinetoctl.output.tables import show_results
 

@@ -11,7 +11,10 @@ from kinetoctl.output.documents import emit
 from kinetoctl.settings import current, options_without_form
 from kinetoctl.traces import one_trace, open_context, trace_argument, trace_errors, write_errors
 
-FORMATS = ("chrome", "chrome-json", "perfetto", "tensorboard", "folded", "speedscope", "parquet")
+FORMATS = (
+    *("chrome", "chrome-json", "perfetto", "tensorboard", "speedscope", "folded", "folded-gpu", "folded-samples"),
+    "store",
+)
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
@@ -45,9 +48,9 @@ def command(trace: str, format_name: str | None, path: Path) -> int:
 
     \b
     kinetoctl export trace.json.gz -o trace.pftrace             for ui.perfetto.dev
-    kinetoctl export trace.json.gz --format parquet -o trace/   typed columns: opens at once
+    kinetoctl export trace.json.gz --format store -o trace      typed columns: opens at once
     kinetoctl export trace.json.gz --format tensorboard -o logs
-    kinetoctl export trace.json.gz --format folded -o stacks.txt
+    kinetoctl export trace.json.gz -o trace.speedscope.json
 
     A file that has the name is replaced. A trace of another tool keeps all of its events, also in forms that have no
     place of their own for some of their parts; what a form cannot hold is told.

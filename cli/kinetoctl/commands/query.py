@@ -47,7 +47,7 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
     if settings.file is not None:
         from kinetoctl.output.saving import save_results
 
-        save_results({"query": result}, settings)
+        save_results({"query": result}, settings, limit=limit, named=False)
     else:
         from kinetoctl.output.tables import show_result
 

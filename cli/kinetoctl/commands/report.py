@@ -150,7 +150,7 @@ def _show(results: dict[str, "Result"], settings: Settings, *, limit: int | None
     from kinetoctl.output.tables import show_results
 
     if settings.file is not None:
-        save_results(results, settings)
+        save_results(results, settings, limit=limit or 0)
         return
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
     show_results(results, settings, limit=rows, title=title)

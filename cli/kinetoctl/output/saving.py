@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kinetoctl.output.tables import csv_text, tell_notes
-from kinetoctl.output.values import exact
+from kinetoctl.output.tables import documents, limited, one_of, plain_rows, tell_notes
 from kinetoctl.settings import Settings
 from kinetoctl.traces import write_errors
 
@@ -15,28 +14,25 @@ if TYPE_CHECKING:
     from kineto_trace.analysis.result import Result
 
 
-def save_results(results: Mapping[str, "Result"], settings: Settings) -> None:
-    """Writes the file that --output names, whole or not at all. Raises UsageError, NotWritten."""
+def save_results(results: Mapping[str, "Result"], settings: Settings, *, limit: int = 0, named: bool = True) -> None:
+    """Writes the file that --output names, whole or not at all. Raises UsageError, NotWritten.
+
+    limit: rows of each; 0: all. named: JSON says the names and columns of the results; else it is a list of rows.
+    """
     path = settings.file
     assert path is not None
-    if len(results) > 1 and settings.output != "json":
-        raise click.UsageError(f"{path} holds one table: name one --view of {', '.join(results)}")
-    from kineto_trace.files import atomic_file
+    from kineto_trace.export.results import write_result
+    from kineto_trace.files import write_atomically
 
     with write_errors(path):
-        for result in results.values():
-            tell_notes(result.notes, settings)
-        with atomic_file(path) as file:
-            if settings.output == "parquet":
-                import pyarrow.parquet as pq
-
-                pq.write_table(next(iter(results.values())).table, file, compression="zstd")
-            elif settings.output == "csv":
-                file.write(csv_text(next(iter(results.values()))).encode())
-            else:
-                rows = {name: exact(result.rows()) for name, result in results.items()}
-                document = rows if len(rows) > 1 else next(iter(rows.values()))
-                file.write(json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "replace"))
+        if settings.output == "json":
+            (only,) = results.values() if not named else (None,)
+            value = documents(results, limit) if only is None else plain_rows(limited(only, limit))
+            write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        else:
+            write_result(limited(one_of(results, str(path)), limit), path, settings.output)
+    for result in results.values():
+        tell_notes(result.notes, settings)
     if not settings.quiet:
-        count = sum(map(len, results.values()))
-        click.echo(f"{path}: {count:,} rows", err=True)
+        count = sum(len(limited(result, limit)) for result in results.values())
+        click.echo(f"{path}: {count:,} {'row' if count == 1 else 'rows'}", err=True)

@@ -7,11 +7,9 @@ Theory of operation
     columns' own names, which say the unit; what the reader must know then goes to stderr.
 """
 
-import csv
-import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.output import units
-from kinetoctl.output.console import PIPE_WIDTH
+from kinetoctl.output.console import PIPE_WIDTH, stdout_console
 from kinetoctl.output.documents import emit
 from kinetoctl.output.values import NOTHING, exact, heading, human, is_number
 from kinetoctl.settings import Settings
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT = 24
 GAP = 2  # between columns
+LIST_COLUMNS = 8  # a single row with more than these is a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +47,75 @@ class _Shown:
 
 
 def show_results(results: Mapping[str, "Result"], settings: Settings, *, limit: int = 0, title: bool = True) -> None:
-    """Several results under their names. limit: rows of each table for people; 0: all."""
+    """Several results under their names. limit: rows of each; 0: all."""
     if settings.output == "table":
         for place, (name, result) in enumerate(results.items()):
             if title:
                 _print_title(("\n" if place else "") + name.replace("_", " "), settings)
             print_result(result, settings, limit=limit)
         return
-    if settings.output == "csv" and len(results) > 1:
-        raise click.UsageError(f"CSV holds one table: name one --view of {', '.join(results)}")
+    if settings.output == "csv":
+        _print_csv(one_of(results, "CSV"), settings, limit)
+        return
     for result in results.values():
         tell_notes(result.notes, settings)
-    if settings.output == "csv":
-        for result in results.values():
-            click.echo(csv_text(result), nl=False)
-    else:
-        emit({name: exact(_limited(result.rows(), limit)) for name, result in results.items()}, settings.output)
+    emit(documents(results, limit), settings.output)
 
 
 def show_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
     """One result without its name: a table, CSV, or a list of objects."""
     if settings.output == "table":
         print_result(result, settings, limit=limit)
-        return
-    tell_notes(result.notes, settings)
-    if settings.output == "csv":
-        click.echo(csv_text(result), nl=False)
+    elif settings.output == "csv":
+        _print_csv(result, settings, limit)
     else:
-        emit(exact(_limited(result.rows(), limit)), settings.output)
+        tell_notes(result.notes, settings)
+        emit(plain_rows(limited(result, limit)), settings.output)
+
+
+def documents(results: Mapping[str, "Result"], limit: int = 0) -> dict[str, Any]:
+    """For each name: columns with units, notes and rows, as values for JSON."""
+    return {
+        name: {
+            "columns": [column._asdict() for column in result.columns],
+            "notes": list(result.notes),
+            "rows": plain_rows(limited(result, limit)),
+        }
+        for name, result in results.items()
+    }
+
+
+def plain_rows(result: "Result") -> list[dict[str, Any]]:
+    """The rows as values for JSON: nothing is rounded, NaN is null."""
+    names = [column.name for column in result.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*_plain_columns(result), strict=True)]
+
+
+def _plain_columns(result: "Result") -> list[list[Any]]:
+    columns = [result.table.column(place).to_pylist() for place in range(len(result.columns))]
+    return [
+        values if column.type in ("int", "bool") else [exact(value) for value in values]
+        for column, values in zip(result.columns, columns, strict=True)
+    ]
+
+
+def one_of(results: Mapping[str, "Result"], what: str) -> "Result":
+    """The only result. Raises UsageError if there are several."""
+    if len(results) > 1:
+        raise click.UsageError(f"{what} holds one table: name one of {', '.join(results)}")
+    return next(iter(results.values()))
+
+
+def limited(result: "Result", limit: int) -> "Result":
+    """Its first rows; limit 0: all."""
+    return replace(result, table=result.table.slice(0, limit)) if limit else result
+
+
+def _print_csv(result: "Result", settings: Settings, limit: int) -> None:
+    from kineto_trace.export.results import csv_bytes
+
+    tell_notes(result.notes, settings)
+    click.echo(csv_bytes(limited(result, limit)), nl=False)
 
 
 def tell_notes(notes: Iterable[str], settings: Settings) -> None:
@@ -84,27 +124,13 @@ def tell_notes(notes: Iterable[str], settings: Settings) -> None:
         click.echo(f"note: {note}", err=True)
 
 
-def csv_text(result: "Result") -> str:
-    """A line of names and one per row; lists are JSON-like texts, missing values empty."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([column.name for column in result.columns])
-    columns = [
-        [exact(value) for value in result.table.column(place).to_pylist()] for place in range(len(result.columns))
-    ]
-    writer.writerows(zip(*columns, strict=True))
-    return stream.getvalue()
-
-
-def _limited(rows: list[Any], limit: int) -> list[Any]:
-    return rows[:limit] if limit else rows
-
-
 def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
     """A table for people, with what is left out and the notes below."""
     count = min(limit, len(result)) if limit else len(result)
     if not count:
         click.echo("(nothing)")
+    elif len(result) == 1 and len(result.columns) > LIST_COLUMNS:
+        _print_list(_columns(result, count), settings)
     else:
         _print_columns(_columns(result, count), settings)
     if count < len(result):
@@ -127,10 +153,17 @@ def _columns(result: "Result", count: int) -> list[_Shown]:
     ]
 
 
+def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
+    """The only row, one value below the other."""
+    console = stdout_console(color=settings.color and sys.stdout.isatty())
+    width = max(len(column.title) for column in columns) + GAP
+    for column in columns:
+        title = column.title.lower().ljust(width)
+        console.print(Text.assemble((title, "cyan" if sys.stdout.isatty() else ""), column.cells[0]))
+
+
 def _print_title(text: str, settings: Settings) -> None:
-    Console(file=sys.stdout, no_color=not settings.color, highlight=False, soft_wrap=True).print(
-        Text(text, style="bold cyan" if sys.stdout.isatty() else "")
-    )
+    stdout_console(color=settings.color).print(Text(text, style="bold cyan" if sys.stdout.isatty() else ""))
 
 
 def _print_columns(columns: list[_Shown], settings: Settings) -> None:

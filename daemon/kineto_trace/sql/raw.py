@@ -13,11 +13,14 @@ import pyarrow as pa
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.parts import calls, gpu, ops
+from kineto_trace.load.chrome_kinds import FIRST_ARG_BIT, KINDS
 from kineto_trace.model import API_TABLES, GPU_TABLES, Table
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
 
 _TEXTS = frozenset({"name", "category", "inputs"})  # numbers into Trace.strings
 _JSON_MEMBERS = frozenset({"inputs", "args"})  # JSON members without braces
+_TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # by the event's pid, tid or phase
+_SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory
 _MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}
 
 
@@ -39,7 +42,14 @@ def texts(numbers: npt.NDArray[Any], strings: Any, *, braces: bool = False) -> p
     if braces:
         values = [f"{{{value}}}" for value in values]
     mask = None if present.all() else ~present
-    return pa.DictionaryArray.from_arrays(pa.array(place[numbers], mask=mask), pa.array(values, pa.string()))
+    return pa.DictionaryArray.from_arrays(pa.array(place[numbers], mask=mask), _dictionary(values))
+
+
+def _dictionary(values: list[str]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return pa.array([value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for value in values])
 
 
 def constant(text: str, count: int) -> pa.Array:
@@ -55,11 +65,35 @@ def _nothing(count: int, type_: pa.DataType) -> pa.Array:
 
 def _numbers(table: Table, column: str) -> pa.Array:
     values = table[column]
-    special = (*MISSING.get(column, ()), *MISSING_OF_KIND.get((table.kind, column), ()))
-    missing = np.zeros(len(values), np.bool_)
-    for value in special:
+    missing = _absent(table, column)
+    for value in (*MISSING.get(column, ()), *MISSING_OF_KIND.get((table.kind, column), ())):
         missing |= values == values.dtype.type(value)
     return pa.array(values, mask=missing if missing.any() else None)
+
+
+def _absent(table: Table, column: str) -> npt.NDArray[np.bool_]:
+    """For each row that was read from a file: whether it lacked the argument and nothing else told the value."""
+    present = table.origin.get("present")
+    if present is None or column in _TOLD_OTHERWISE:
+        return np.zeros(len(table), np.bool_)
+    if column == _SUMMED:
+        return np.ones(len(table), np.bool_)
+    bits = 0
+    for place, argument in enumerate(KINDS.get(table.kind, ())):
+        if column in argument.columns:
+            bits |= 1 << (FIRST_ARG_BIT + place)
+    if not bits:
+        return np.zeros(len(table), np.bool_)
+    absent: npt.NDArray[np.bool_] = (present & np.uint64(bits)) == 0
+    return absent
+
+
+def _file_column(table: Table, column: str, type_: pa.DataType) -> pa.Array:
+    """An argument that stands beside the table."""
+    values = table.origin.get(column)
+    if values is None:
+        return _nothing(len(table), type_)
+    return pa.array(values, mask=_absent(table, column)).cast(type_)
 
 
 def _phase(table: Table) -> pa.Array:
@@ -84,7 +118,7 @@ def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa
         found = table.origin.get("args")
         return _nothing(len(table), NAMES) if found is None else texts(found, strings, braces=True)
     related = _RELATED.get(name)
-    return _nothing(len(table), type_) if related is None else related(context, kind)
+    return _file_column(table, name, type_) if related is None else related(context, kind)
 
 
 def event_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:

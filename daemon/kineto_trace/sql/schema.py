@@ -19,6 +19,7 @@ import pyarrow as pa
 from kineto_trace.analysis.catalog import VIEWS
 from kineto_trace.analysis.result import ARROW_TYPES
 from kineto_trace.errors import QueryError
+from kineto_trace.load.chrome_kinds import DTYPES, KINDS
 from kineto_trace.model import API_TABLES, GPU_TABLES, NO_PRIORITY, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
 
 TEXT = pa.string()
@@ -206,6 +207,19 @@ DEVICES = SqlTable(
 )
 
 
+def file_columns(kind: str) -> tuple[SqlColumn, ...]:
+    """Arguments of files that the model keeps as numbers beside the table (ORIGIN_COLUMNS and the like)."""
+    known = {column.name for column in SCHEMAS[kind]}
+    found = {}
+    for argument in KINDS.get(kind, ()):
+        for name in argument.columns:
+            if name not in known:
+                unit = "GB/s" if name == "bandwidth" else ""
+                meaning = f'traces read from files: the argument "{argument.key}"'
+                found[name] = SqlColumn(name, pa.from_numpy_dtype(DTYPES[argument.type]), unit, meaning)
+    return tuple(found.values())
+
+
 def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
     """The columns of this kind that relate its rows to others."""
     if kind in GPU_TABLES:
@@ -226,7 +240,9 @@ def _activities(kind: str) -> SqlTable:
         own.append(_RENAMED.get(column.name, plain))
         if column.name == "duration":
             own.append(END)
-    return SqlTable(kind, "activities", _MEANINGS[kind], (*WHICH, *own, *computed_columns(kind), ARGS))
+    return SqlTable(
+        kind, "activities", _MEANINGS[kind], (*WHICH, *own, *computed_columns(kind), *file_columns(kind), ARGS)
+    )
 
 
 def _view(name: str) -> SqlTable:

@@ -51,7 +51,9 @@ def test_a_view_is_a_table_with_human_times(run: Run, traces: Path) -> None:
 def test_json_is_exact_and_by_view(run: Run, traces: Path) -> None:
     result = run("report", str(traces), "--view", "kernels", "--columns", "rank,name,total_us", "-o", "json")
     rows = [{"rank": 0, "name": "gemm", "total_us": 60.0}, {"rank": 1, "name": "gemm", "total_us": 120.0}]
-    assert result.json() == {"kernels": rows}
+    document = result.json()["kernels"]
+    assert (document["rows"], document["notes"]) == (rows, [])
+    assert document["columns"][2]["unit"] == "us"
 
 
 def test_csv_has_names_with_units(run: Run, traces: Path) -> None:
@@ -70,13 +72,13 @@ def test_a_file_is_written_by_its_suffix(run: Run, traces: Path, tmp_path: Path,
     path = tmp_path / f"kernels.{suffix}"
     result = run("report", str(traces / "rank0"), "--view", "kernels", "--columns", "name,calls", "-o", str(path))
     assert (result.code, result.stdout) == (0, "")
-    assert f"{path}: 1 rows\n" in result.stderr
+    assert f"{path}: 1 row\n" in result.stderr
     if suffix == "parquet":
         assert pq.read_table(path).to_pylist() == [{"name": "gemm", "calls": 2}]
     elif suffix == "csv":
         assert path.read_text() == "name,calls\ngemm,2\n"
     else:
-        assert json.loads(path.read_text()) == [{"name": "gemm", "calls": 2}]
+        assert json.loads(path.read_text())["kernels"]["rows"] == [{"name": "gemm", "calls": 2}]
 
 
 def test_a_folder_that_is_missing_is_a_clear_error(run: Run, traces: Path, tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_several_processes_give_what_one_gives(run: Run, traces: Path) -> None:
 
 def test_diff_compares_by_names(run: Run, traces: Path) -> None:
     result = run("diff", str(traces / "rank0"), str(traces / "rank1"), "--by", "kernels", "-o", "json")
-    (row,) = result.json()["kernels"]
+    (row,) = result.json()["kernels"]["rows"]
     assert (row["name"], row["total_baseline_us"], row["total_other_us"]) == ("gemm", 60.0, 120.0)
     assert row["total_delta_pct"] == 100.0
 

@@ -1,9 +1,11 @@
 """Traces as tables of SQL: what is in them, worked out by hand."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 from kineto_trace.analysis.context import Context
+from kineto_trace.load.open import open_trace
 from kineto_trace.model import NO_PRIORITY, SCHEMAS
 from kineto_trace.sql import Database, find_table, sql_tables
 from kineto_trace.sql.raw import Source
@@ -131,3 +133,45 @@ def test_meanings_name_no_special_numbers_that_are_null() -> None:
     columns = {column.name: column.meaning for column in find_table("kernel").columns}
     assert columns["graph_id"] == "CUDA graph"
     assert columns["external_id"] == "id of the innermost op or annotation around that call"
+
+
+CHROME = {
+    "traceEvents": [
+        {"ph": "X", "cat": "kernel", "name": "gemm\ud800", "pid": 0, "tid": 7, "ts": 1000.5, "dur": 2.25}
+        | {"args": {"device": 0, "stream": 7, "correlation": 3, "grid": [4, 2, 1], "blocks per SM": 0.25}},
+        {"ph": "X", "cat": "kernel", "name": "relu", "pid": 0, "tid": 7, "ts": 1010, "dur": 1, "args": {}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "pid": 0, "tid": 7, "ts": 1020, "dur": 1}
+        | {"args": {"bytes": 4096, "memory bandwidth (GB/s)": 4.096}},
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def from_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    path = tmp_path_factory.mktemp("chrome") / "trace.json"
+    path.write_text(json.dumps(CHROME))
+    with Database([Source("trace.json", Context(open_trace(path)))]) as database:
+        yield database
+
+
+def test_of_files_what_an_event_did_not_have_is_null(from_file: Database) -> None:
+    assert from_file.query("SELECT duration_ns, grid_x, grid_y, registers FROM kernel ORDER BY start_ns").rows() == [
+        {"duration_ns": 2250, "grid_x": 4, "grid_y": 2, "registers": None},
+        {"duration_ns": 1000, "grid_x": None, "grid_y": None, "registers": None},
+    ]
+
+
+def test_of_files_the_rest_of_the_arguments_is_json(from_file: Database) -> None:
+    rows = from_file.query(
+        "SELECT CAST(args->>'blocks per SM' AS DOUBLE) AS blocks FROM kernel ORDER BY start_ns"
+    ).rows()
+    assert rows == [{"blocks": 0.25}, {"blocks": None}]
+
+
+def test_of_files_known_arguments_without_a_place_in_the_model_are_columns(from_file: Database) -> None:
+    assert from_file.query("SELECT bytes, bandwidth FROM gpu_memcpy").rows() == [{"bytes": 4096, "bandwidth": 4.096}]
+
+
+def test_names_that_are_no_valid_text_can_be_read(from_file: Database) -> None:
+    names = [row["name"] for row in from_file.query("SELECT name FROM kernel ORDER BY start_ns").rows()]
+    assert (names[0].startswith("gemm"), names[1]) == (True, "relu")
