@@ -112,6 +112,12 @@ def microseconds(ns: Ints, base: int = 0) -> Floats:
     return found
 
 
+def orderable(times: Floats) -> Ints:
+    """Integers in the same order as these doubles (of equal sign)."""
+    bits = (times + 0.0).view(np.int64)
+    return np.where(bits >= 0, bits, np.int64(-(2**63)) - bits)
+
+
 def is_lightning(trace: Trace) -> bool:
     """Whether the file says that PyTorch Lightning wrote it."""
     return trace.head is not None and trace.head.get("Framework") == '"pytorch-lightning"'

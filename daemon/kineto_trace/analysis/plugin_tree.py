@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.plugin_nodes import NO_OPERATORS, NOTHING, Launches, Node, Nodes, launches, nodes
+from kineto_trace.analysis.plugin_nodes import NO_OPERATORS, NOTHING, Launches, Node, Nodes, launches, nodes, orderable
 from kineto_trace.analysis.tensor_cores import plugin_eligible_names, plugin_tensor_names
 from kineto_trace.arrays import lookup
 from kineto_trace.codec import OVERLAPS, Events
@@ -87,7 +87,7 @@ def plugin_tree(context: Context) -> Tree:
     found = nodes(context)
     launched = context.get(launches)
     track, order = _sorted(found)
-    events = Events(track[order], _orderable(found.start[order]), _orderable(found.end[order]))
+    events = Events(track[order], orderable(found.start[order]), orderable(found.end[order]))
     kept = events.contain() != OVERLAPS
     order = order[kept]
     tree = events.take(np.flatnonzero(kept)).nest(0)
@@ -125,14 +125,8 @@ def _sorted(found: Nodes) -> tuple[npt.NDArray[np.uint32], Ints]:
     rank[np.argsort(first)] = np.arange(len(first))
     track = np.empty(len(by_time), np.uint32)
     track[by_time] = rank[of_thread]
-    order = by_time[Events(track[by_time], _orderable(found.start[by_time]), _orderable(found.end[by_time])).order()]
+    order = by_time[Events(track[by_time], orderable(found.start[by_time]), orderable(found.end[by_time])).order()]
     return track, order
-
-
-def _orderable(times: Floats) -> Ints:
-    """Integers in the same order as these doubles (of equal sign)."""
-    bits = (times + 0.0).view(np.int64)
-    return np.where(bits >= 0, bits, np.int64(-(2**63)) - bits)
 
 
 def _chains(
