@@ -3,6 +3,7 @@
 from kineto_trace.analysis.view import VIEWS, View
 from kineto_trace.analysis.views import (  # noqa: F401
     annotations,
+    collectives,
     critical_path,
     diff,
     idle,
