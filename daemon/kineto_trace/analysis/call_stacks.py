@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.arguments import argument_texts
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
-from kineto_trace.analysis.op_inputs import op_inputs
 from kineto_trace.analysis.threads import nest_tables
 from kineto_trace.model import Trace
 
@@ -54,13 +54,10 @@ class CallStacks:
 
 def told_stacks(context: Context) -> CallStacks:
     """The stacks that the file tells."""
-    inputs = context.get(op_inputs)
-    told = [each.get(ARGUMENT) for each in inputs.arguments]
-    texts = tuple(dict.fromkeys(text for text in told if isinstance(text, str) and text))
-    place = {text: number for number, text in enumerate(texts)}
-    of_input = np.array([place.get(text, NO_STACK) if isinstance(text, str) else NO_STACK for text in told], np.int64)
+    numbers, texts = argument_texts(context, "cpu_op", ARGUMENT)
+    known = np.array([bool(text) for text in texts] + [False])
     nothing = np.empty(0, np.int64)
-    return CallStacks(of_input[inputs.number], nothing, nothing, texts)
+    return CallStacks(np.where(known[numbers], numbers, NO_STACK), nothing, nothing, tuple(texts))
 
 
 def call_stacks(context: Context) -> CallStacks:

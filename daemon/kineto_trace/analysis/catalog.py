@@ -10,6 +10,8 @@ from kineto_trace.analysis.views import (  # noqa: F401
     kernel_breakdown,
     kernels,
     launches,
+    memory,
+    operators,
     overview,
     queue,
     recommendations,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.memory import CPU, CUDA, Records, memory_records
 from kineto_trace.analysis.plugin_backward import Backward, plugin_backward
-from kineto_trace.analysis.plugin_nodes import NOTHING, base_ns, file_threads, microseconds, orderable
+from kineto_trace.analysis.plugin_nodes import NOTHING, base_ns, file_threads, in_categories, microseconds, orderable
 from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
 from kineto_trace.codec import Events
 from kineto_trace.model import GPU_TABLES
@@ -112,7 +112,6 @@ def profiler_start(context: Context) -> float:
     memory = context.get(memory_records)
     starts += [int(memory.time[0])] if len(memory) else []
     other = trace.table("other")
-    spans = np.array([text.lower() == "trace" for text in trace.strings] + [False])[other["category"]]
-    spans &= (other["category"] >= 0) & (other["phase"] == ord("X"))
+    spans = in_categories(trace, other, ("trace",))
     starts += [int(other["start"][spans].min())] if spans.any() else []
     return float(microseconds(np.array([min(starts, default=0)]), base_ns(trace))[0])

@@ -8,7 +8,8 @@ Theory of operation
 
     Nodes are operators, steps ("ProfilerStep#N", also those that gpu_user_annotation shows), calls of nn.Module,
     and of the annotations only data loading, optimizer steps and the ten collectives that the plug-in knows. Their
-    thread is the number in the file; the one of a gpu_user_annotation is its stream.
+    thread is the number in the file; the one of a gpu_user_annotation is its stream. Events of the old category
+    "python" are nodes, but no operators.
 
     Of traces of PyTorch Lightning (`Framework`) the modules are operators called "[pl][module]…", Python calls do
     not count, and operators called "[pl][profile]…" are no part of this tree.
@@ -24,7 +25,8 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.arrays import lookup
-from kineto_trace.model import GPU_TABLES, NO_MODULE, Table, Trace
+from kineto_trace.load.chrome_kinds import DUR_REAL, FIRST_ARG_BIT, KINDS, TS_REAL
+from kineto_trace.model import GPU_TABLES, NO_MODULE, OP_TABLES, Table, Trace
 
 NOTHING = -1
 COLLECTIVES = frozenset(
@@ -35,7 +37,9 @@ COLLECTIVES = frozenset(
 NO_OPERATORS = frozenset({"DataParallel.forward", "DistributedDataParallel.forward"})
 STEP_PREFIX = "ProfilerStep#"
 LIGHTNING_MODULE, LIGHTNING_PROFILE = "[pl][module]", "[pl][profile]"
-TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation")  # by number
+TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation", "other")  # by number
+PYTHON_FUNCTION, CPU_OP, OTHER = 0, 2, 4
+RUNTIMES = ("runtime", *(f"{vendor}_runtime" for vendor in ("cuda", "mtia", "glow", "xpu", "privateuse1")))
 _DATA_LOADER = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#", re.DOTALL)
 
 Ints = npt.NDArray[np.int64]
@@ -153,29 +157,59 @@ def _kinds_of_names(trace: Trace) -> npt.NDArray[np.uint8]:
 
 def _nodes_of(trace: Trace, number: int, base: int, kinds: npt.NDArray[np.uint8]) -> Nodes:
     table = trace.table(TABLES[number])
-    if number == 0:
+    of_name = kinds[0 if number in (CPU_OP, OTHER) else 1]
+    if number == PYTHON_FUNCTION:
         of_name = np.full(len(trace.strings) + 1, Node.NONE if is_lightning(trace) else Node.MODULE, np.uint8)
-        rows = np.flatnonzero((table["module"] != NO_MODULE) & (of_name[table["name"]] != Node.NONE))
-    else:
-        of_name = kinds[0 if TABLES[number] == "cpu_op" else 1]
-        rows = np.flatnonzero(of_name[table["name"]] != Node.NONE)
+    wanted = of_name[table["name"]] != Node.NONE
+    if number == PYTHON_FUNCTION:
+        wanted &= table["module"] != NO_MODULE
+    elif number == OTHER:
+        wanted &= in_categories(trace, table, ("python",))
+    rows = np.flatnonzero(wanted)
     kind = of_name[table["name"][rows]]
-    start = microseconds(table["start"][rows], base)
-    external = np.full(len(rows), NOTHING, np.int64)
-    if number:
-        external = table["external_id" if number == TABLES.index("gpu_user_annotation") else "id"][rows]
-    is_op = TABLES[number] == "cpu_op"
+    start, duration = file_times(table, base)
     return Nodes(
         kind=kind,
         table=np.full(len(rows), number, np.uint8),
         row=rows,
         name=table["name"][rows],
         thread=file_threads(table)[rows],
-        start=start,
-        end=start + microseconds(table["duration"][rows]),
-        typed=np.isin(kind, (Node.OPERATOR, Node.DATA_LOADER, Node.OPTIMIZER)) & is_op,
-        external=external,
+        start=start[rows],
+        end=(start + duration)[rows],
+        typed=np.isin(kind, (Node.OPERATOR, Node.DATA_LOADER, Node.OPTIMIZER)) & (number == CPU_OP),
+        external=external_ids(table)[rows] if number != PYTHON_FUNCTION else np.full(len(rows), NOTHING, np.int64),
     )
+
+
+def in_categories(trace: Trace, table: Table, categories: tuple[str, ...]) -> Flags:
+    """Which complete events of `other` have one of these categories (in lower case)."""
+    known = np.array([text.lower() in categories for text in trace.strings] + [False])
+    found: Flags = known[table["category"]] & (table["phase"] == ord("X"))
+    return found
+
+
+def file_times(table: Table, base: int) -> tuple[Floats, Floats]:
+    """Starts and durations in microseconds, as the file has them."""
+    times = []
+    for column, real, bit in (("start", "ts_real", TS_REAL), ("duration", "dur_real", DUR_REAL)):
+        time = microseconds(table[column], base if column == "start" else 0)
+        if real in table.origin:  # not whole nanoseconds
+            time = np.where(table.origin["present"] & np.uint64(bit) != 0, table.origin[real], time)
+        times.append(time)
+    return times[0], times[1]
+
+
+def external_ids(table: Table) -> Ints:
+    """The external id of each row as the file has it; NOTHING: none."""
+    column = table.columns.get("id" if table.kind in OP_TABLES else "external_id")
+    column = table.origin.get("external_id", column)
+    if column is None:
+        return np.full(len(table), NOTHING, np.int64)
+    known = column != 0
+    if "present" in table.origin:
+        bits = sum(1 << (FIRST_ARG_BIT + n) for n, arg in enumerate(KINDS[table.kind]) if arg.column == "external_id")
+        known = table.origin["present"] & np.uint64(bits) != 0
+    return np.where(known, column, NOTHING).astype(np.int64)
 
 
 def file_threads(table: Table) -> Ints:
@@ -190,25 +224,22 @@ def launches(context: Context) -> Launches:
     """The calls that the plug-in takes for runtime calls (not those to the driver), and the GPU activities."""
     trace = context.trace
     base, calls = base_ns(trace), trace.table("cuda_runtime")
+    if "category" in calls.origin:
+        known = np.array([text.lower() in RUNTIMES for text in trace.strings] + [False])
+        calls = calls.take(known[calls.origin["category"]])
     tables = [trace.table(kind) for kind in GPU_TABLES]
-    start, correlation, duration, name = (
-        np.concatenate(columns)
-        for columns in (
-            [microseconds(table["start"], base) for table in tables],
-            [table["correlation"] for table in tables],
-            [microseconds(table["duration"]) for table in tables],
-            [table["name"] for table in tables],
-        )
-    )
-    call_start = microseconds(calls["start"], base)
+    times = [file_times(table, base) for table in tables]
+    start, duration = (np.concatenate([each[n] for each in times]) for n in range(2))
+    correlation = np.concatenate([table["correlation"] for table in tables])
+    call_start, call_duration = file_times(calls, base)
     return Launches(
-        external=calls["external_id"].astype(np.int64),
+        external=external_ids(calls),
         thread=file_threads(calls),
-        duration=call_start + microseconds(calls["duration"]) - call_start,
+        duration=call_start + call_duration - call_start,
         call=_calls_of(correlation, start, calls["correlation"], call_start),
         kind=np.repeat(np.arange(len(tables), dtype=np.uint8), [len(table) for table in tables]),
         row=np.concatenate([np.arange(len(table), dtype=np.int64) for table in tables]),
-        name=name,
+        name=np.concatenate([table["name"] for table in tables]),
         device_duration=start + duration - start,
     )
 

@@ -143,11 +143,10 @@ def _chains(
 
 def _owners(found: Nodes, launched: Launches, track: npt.NDArray[np.uint32]) -> Ints:
     """For each call the node (of those given) with its external id; NOTHING: none."""
-    known = found.external > 0
-    rows = np.flatnonzero(known)
-    rows = rows[np.lexsort((found.start[rows], track[rows]))][::-1]  # of equal ids the last one counts in lookup()
-    owner: Ints = lookup(launched.external.view(np.uint64), found.external[rows].astype(np.uint64), rows, NOTHING)
-    return np.where(launched.external > 0, owner, NOTHING)
+    rows = np.lexsort((found.start, track))[::-1]  # of equal ids the last one counts in lookup()
+    keys, wanted = ((ids + 1).astype(np.uint64) for ids in (found.external[rows], launched.external))
+    owner: Ints = lookup(wanted, keys, rows, NOTHING)
+    return owner
 
 
 def _figures(context: Context, found: Nodes, launched: Launches, shape: _Shape, kept: Flags) -> Tree:
