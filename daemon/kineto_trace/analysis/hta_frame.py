@@ -5,10 +5,9 @@ Theory of operation
     followed here with their faults:
 
     - Rows without a duration or a category are no events, nor are those of the category "Trace".
-    - Times are microseconds. If the file's are not whole ones, every event begins at the next whole microsecond and
-      ends at the last one before its end, so that what is shorter than one may last 0 or -1 us. The sums are made
-      with 64-bit floats, of times as they stand in the file. (Whether they are whole is told here by the starts: a
-      file in which all starts are whole, but written with a point, would be rounded by HTA too.)
+    - Times are microseconds. If any event of the file has none, or one that is no integer, every event begins at the
+      next whole microsecond and ends at the last one before its end, so that what is shorter than one may last 0 or
+      -1 us. The sums are made with 64-bit floats, of times as they stand in the file.
     - "stream" and "correlation" are the arguments of these names, -1 if there are none. A GPU event is a row with a
       stream: that makes cuda_sync one, and gpu_user_annotation none.
     - A "GPU side" row has a stream and a correlation, or is called "Event Sync" or "Context Sync"; all others are
@@ -22,7 +21,6 @@ Theory of operation
     Rows stand in the order of the file, which decides between equal times; of a capture, table by table.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,10 +29,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.arguments import argument
 from kineto_trace.analysis.context import Context
 from kineto_trace.arrays import lookup
 from kineto_trace.export.chrome import base_ns
-from kineto_trace.model import GPU_TABLES, NO_STRING, Table, Trace
+from kineto_trace.load.chrome_head import base_ns as head_base_ns
+from kineto_trace.load.chrome_kinds import DUR, DUR_REAL, TS, TS_INTEGER, TS_REAL
+from kineto_trace.model import NO_STRING, Table, Trace
 
 # In the order in which they are put under each other: number into it is HtaFrame.kind.
 KINDS = (
@@ -57,7 +58,6 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 _STEP_OF_ITERATION = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 _SYNC_NAMES = ("Event Sync", "Context Sync")
 _US = 1000
-_COMPLETE = ord("X")
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -69,7 +69,8 @@ class HtaFrame:
 
     kind: number into KINDS; row: in that table. pid, tid: GPU rows: device and stream. stream, correlation: -1: none.
     link: place in this frame of the row of the other side; NOTHING: none. iteration: -1: none. origin_ns: the first
-    start before anything was dropped: HTA counts times from there.
+    start before anything was dropped: HTA counts times from there. time_type: of its times, the smallest that holds
+    those of the file.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -84,6 +85,7 @@ class HtaFrame:
     link: Ints
     iteration: Ints
     origin_ns: int
+    time_type: str
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -96,103 +98,153 @@ class HtaFrame:
     def take(self, places: npt.NDArray[Any]) -> "HtaFrame":
         """These rows, or those under this mask; links still count in this frame."""
         columns = {name: getattr(self, name)[places] for name in _ARRAYS}
-        return HtaFrame(**columns, origin_ns=self.origin_ns)
+        return HtaFrame(**columns, origin_ns=self.origin_ns, time_type=self.time_type)
+
+    def order(self, time: Ints) -> Ints:
+        """The order of starts (Unix ns) by HTA's sort: numpy's quicksort, which is not stable, and differs by type."""
+        return np.argsort(self.counted(time), kind="quicksort")
+
+    def counted(self, time: Ints) -> npt.NDArray[np.signedinteger[Any]]:
+        """Starts as HTA has them: microseconds from the first one on, in its type."""
+        found: npt.NDArray[np.signedinteger[Any]] = ((time - self.origin_ns) // _US).astype(self.time_type)
+        return found
 
 
-_ARRAYS = tuple(field.name for field in fields(HtaFrame) if field.name != "origin_ns")
+_ARRAYS = tuple(field.name for field in fields(HtaFrame) if field.name not in ("origin_ns", "time_type"))
 
 
 def hta_frame(context: Context) -> HtaFrame:
     """All rows as HTA keeps them after loading."""
     trace = context.trace
-    parts = [_rows(trace, kind) for kind in KINDS]
+    parts = [_rows(context, kind) for kind in KINDS]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if all("place" in trace.table(kind).origin for kind in KINDS if len(trace.table(kind))):
         order = np.argsort(np.concatenate([_places(trace, part) for part in parts]), kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
-    columns["start"], columns["duration"] = _rounded(trace, columns["start"], columns["duration"])
+    columns["start"], columns["duration"] = _rounded(trace, columns)
     gpu_side = _gpu_side(trace.strings, columns)
     link = _links(columns["correlation"], gpu_side)
     numbers = _step_numbers(trace.strings, columns["name"], _STEP_OF_ITERATION)
     origin_ns = int(columns["start"].min()) if len(link) else 0
-    frame = HtaFrame(**columns, link=link, iteration=_iterations(columns, link, numbers), origin_ns=origin_ns)
+    frame = HtaFrame(
+        **columns,
+        link=link,
+        iteration=_iterations(columns, link, numbers),
+        origin_ns=origin_ns,
+        time_type=_time_type(trace, columns["start"]),
+    )
     steps = _step_numbers(trace.strings, columns["name"], _STEP)
     if len(np.unique(columns["name"][steps >= 0])) < 2:
         return frame
     return _without_last_step(frame, gpu_side, steps >= 0)
 
 
-def _rows(trace: Trace, kind: str) -> dict[str, npt.NDArray[Any]]:
-    table = trace.table(kind)
-    count = len(table)
-    kept = np.arange(count, dtype=np.int64)
-    stream = correlation = np.full(count, NOTHING, np.int64)
-    pid, tid = np.full(count, NOTHING, np.int64), np.zeros(count, np.int64)
-    if "thread" in table.columns:
-        pid, tid = np.zeros(count, np.int64), table["thread"].astype(np.int64)
-    if "correlation" in table.columns:
-        correlation = table["correlation"].astype(np.int64)
-    if "stream" in table.columns:  # what CUPTI's number of no stream is becomes -1
-        pid, tid = table["device"].astype(np.int64), table["stream"].view(np.int32).astype(np.int64)
-        stream = tid if kind in GPU_TABLES or kind == "cuda_sync" else stream
-    if kind in ("cpu_op", "other"):
-        stream, correlation = _from_texts(trace, table, stream, correlation)
-    if kind == "other":
-        category = table["category"]
-        names = np.array([text == "Trace" for text in trace.strings], np.bool_)
-        is_event = (table["phase"] == _COMPLETE) & (category != NO_STRING)
-        kept = np.flatnonzero(is_event & ~names[category]) if len(names) else kept
-    return {
-        "kind": np.full(len(kept), KIND[kind], np.uint8),
-        "row": kept,
-        "start": table["start"][kept],
-        "duration": table["duration"][kept],
-        "name": table["name"][kept],
-        "pid": pid[kept],
-        "tid": tid[kept],
-        "stream": stream[kept],
-        "correlation": correlation[kept],
+def _rows(context: Context, kind: str) -> dict[str, npt.NDArray[Any]]:
+    trace, table = context.trace, context.trace.table(kind)
+    kept = np.arange(len(table), dtype=np.int64)
+    if table.origin:
+        is_event = (table.origin["present"] & np.uint64(DUR) != 0) & (table.origin["category"] != NO_STRING)
+        is_event &= ~_named(trace, "Trace")[table.origin["category"]]
+        kept = np.flatnonzero(is_event)
+    elif kind == "other":
+        kept = kept[:0]
+    pid, tid = _tracks(trace, table)
+    rows: dict[str, npt.NDArray[Any]] = {
+        "kind": np.full(len(table), KIND[kind], np.uint8),
+        "row": np.arange(len(table), dtype=np.int64),
+        "start": table["start"],
+        "duration": table["duration"],
+        "name": table["name"],
+        "pid": pid,
+        "tid": tid,
+        "stream": _argument(context, table, "stream"),
+        "correlation": _argument(context, table, "correlation"),
     }
+    return {name: column[kept] for name, column in rows.items()}
 
 
 def _places(trace: Trace, part: Mapping[str, npt.NDArray[Any]]) -> Ints:
     """The places of rows in the file."""
     if not len(part["row"]):
         return part["row"]
-    places: Ints = trace.table(KINDS[part["kind"][0]]).origin["place"][part["row"]].astype(np.int64)
+    places: Ints = trace.table(KINDS[int(part["kind"][0])]).origin["place"][part["row"]].astype(np.int64)
     return places
 
 
-def _from_texts(trace: Trace, table: Table, stream: Ints, correlation: Ints) -> tuple[Ints, Ints]:
-    """Streams and correlations that are arguments of rows whose table has no columns for them."""
-    texts = table.origin.get("args")
-    if texts is None:
-        return stream, correlation
-    values: dict[str, Ints] = {"stream": stream, "correlation": correlation}
-    for number in np.unique(texts).tolist():
-        text = trace.strings[number] if number != NO_STRING else ""
-        if '"stream"' not in text and '"correlation"' not in text:
-            continue
-        args = json.loads("{" + text + "}")
-        for name in values:
-            if isinstance(args.get(name), int):
-                values[name] = np.where(texts == number, args[name], values[name])
-    return values["stream"], values["correlation"]
+def _named(trace: Trace, name: str) -> Flags:
+    """For each string whether it is this one; one more at the end, for none."""
+    return np.array([*(text == name for text in trace.strings), False], np.bool_)
 
 
-def _rounded(trace: Trace, start: Ints, duration: Ints) -> tuple[Ints, Ints]:
-    """Starts rounded up and ends rounded down to microseconds, unless all starts of the file are whole ones."""
-    if all(not (table["start"] % _US).any() for table in trace.tables.values() if "start" in table.columns):
+def _tracks(trace: Trace, table: Table) -> tuple[Ints, Ints]:
+    """pid and tid; GPU rows: device and stream."""
+    if table.origin:
+        return table.origin["pid"].astype(np.int64), table.origin["tid"].astype(np.int64)
+    if "thread" in table.columns:
+        return np.full(len(table), trace.target.pid, np.int64), table["thread"].astype(np.int64)
+    if "stream" in table.columns:
+        return table["device"].astype(np.int64), table["stream"].view(np.int32).astype(np.int64)
+    return np.full(len(table), NOTHING, np.int64), np.zeros(len(table), np.int64)
+
+
+def _argument(context: Context, table: Table, name: str) -> Ints:
+    """Streams and correlations; what CUPTI's number of no stream is, is -1."""
+    missing = np.full(len(table), NOTHING, np.int64)
+    if table.origin:
+        without_column = name not in table.columns and table.kind != "other"
+        if without_column and not any(f'"{name}"' in text for text in context.trace.strings):
+            return missing
+        found = argument(context, table.kind, name)
+        values = np.where(np.isfinite(found), np.trunc(found), NOTHING).astype(np.int64)
+    elif name not in table.columns or table.kind == "gpu_user_annotation":
+        return missing
+    else:
+        values = table[name].astype(np.int64)
+    return np.where(values >= 1 << 31, values - (1 << 32), values) if name == "stream" else values
+
+
+def _rounded(trace: Trace, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Ints, Ints]:
+    """Starts rounded up and ends rounded down to microseconds, unless all times of the file are integers."""
+    start, duration = columns["start"], columns["duration"]
+    if not _has_floats(trace):
         return start, duration
-    head: Mapping[str, str] = trace.head or {}
-    base = (
-        json.loads(head.get("baseTimeNanoseconds", "0")) if trace.head is not None else base_ns(trace.window_start_ns)
-    )
-    base = base if isinstance(base, int) else 0
-    ts = _microseconds(start - base)
-    end = np.floor(ts + _microseconds(duration))
+    base = _base(trace)
+    ts, length = _microseconds(start - base), _microseconds(duration)
+    for kind in KINDS:
+        origin = trace.table(kind).origin
+        if "ts_real" in origin or "dur_real" in origin:
+            rows = np.flatnonzero(columns["kind"] == KIND[kind])
+            places = columns["row"][rows]
+            for times, bit, name in ((ts, TS_REAL, "ts_real"), (length, DUR_REAL, "dur_real")):
+                if name in origin:
+                    real = origin["present"][places] & np.uint64(bit) != 0
+                    times[rows[real]] = origin[name][places[real]]
+    end = np.floor(ts + length)
     first = np.ceil(ts)
     return base + first.astype(np.int64) * _US, (end - first).astype(np.int64) * _US
+
+
+def _base(trace: Trace) -> int:
+    """What the times in the file are relative to, Unix ns."""
+    return base_ns(trace.window_start_ns) if trace.head is None else head_base_ns(trace.head, [])
+
+
+def _time_type(trace: Trace, start: Ints) -> str:
+    """The smallest integer type for the starts in microseconds."""
+    if not len(start):
+        return "int64"
+    low, high = ((int(value) - _base(trace)) // _US for value in (start.min(), start.max()))
+    types = ("int8", "int16", "int32")
+    return next((name for name in types if np.iinfo(name).min <= low and high <= np.iinfo(name).max), "int64")
+
+
+def _has_floats(trace: Trace) -> bool:
+    """Whether any event's time is missing or no integer, so that HTA has them all as floats."""
+    if trace.head is None:
+        return True
+    integer = np.uint64(TS | TS_INTEGER)
+    tables = [table for table in trace.tables.values() if "present" in table.origin]
+    return any(bool((table.origin["present"] & integer != integer).any()) for table in tables)
 
 
 def _microseconds(ns: Ints) -> npt.NDArray[np.float64]:

@@ -4,7 +4,7 @@ they begin or begin together: its rounding makes such ones. Times are integers o
 The order of equal times is that of an unstable sort, numpy's quicksort, of the rows in HTA's order, as in HTA.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +35,10 @@ class Sweep(NamedTuple):
         return self.next_time - self.time
 
 
-def hta_order(time: npt.NDArray[Any]) -> Ints:
-    """The order of times by the sort that HTA uses."""
-    return np.argsort(time, kind="quicksort")
-
-
-def merge(start: Ints, end: Ints) -> Merged:
-    """The intervals, those joined that overlap or touch."""
+def merge(start: Ints, end: Ints, order: Ints) -> Merged:
+    """The intervals, those joined that overlap or touch. order: of the starts (HtaFrame.order)."""
     if not len(start):
         return Merged(start, end)
-    order = hta_order(start)
     start, end = start[order], end[order]
     begins = np.concatenate([[True], start[1:] > np.maximum.accumulate(end)[:-1]])
     first = np.flatnonzero(begins)
@@ -59,9 +53,13 @@ def sweep(sets: list[tuple[int, Merged]], *, one_by_one: bool) -> Sweep:
         status = np.concatenate([status, np.repeat([value, -value], count)])
         time = np.concatenate([time, merged.start, merged.end])
         if one_by_one:
-            order = hta_order(time.astype(np.float64))  # which ends are where some rows of the file have none
+            order = _order(time)
             status, time = status[order], time[order]
     if not one_by_one:
-        order = hta_order(time.astype(np.float64))
+        order = _order(time)
         status, time = status[order], time[order]
     return Sweep(np.cumsum(status)[:-1], time[:-1], time[1:])
+
+
+def _order(time: Ints) -> Ints:
+    return np.argsort(time.astype(np.float64), kind="quicksort")  # HTA's ends are floats where some rows have none

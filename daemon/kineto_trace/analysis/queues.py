@@ -16,7 +16,6 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_events import NOTHING, exact_events, hta_events
 from kineto_trace.analysis.hta_frame import hta_frame
-from kineto_trace.analysis.hta_intervals import hta_order
 from kineto_trace.analysis.view import Compat
 from kineto_trace.arrays import is_in
 from kineto_trace.model import API_TABLES, GPU_TABLES, OP_TABLES
@@ -60,7 +59,7 @@ class Queues:
 
     def parts(self) -> list[slice]:
         """The rows of each stream."""
-        ends = [*self.first[1:].tolist(), len(self.time)]
+        ends = [*self.first.tolist(), len(self.time)][1:]
         return [slice(low, high) for low, high in zip(self.first.tolist(), ends, strict=True)]
 
 
@@ -102,7 +101,7 @@ def hta_queues(context: Context) -> Queues:
     time = np.concatenate([frame.start[called[order]], events.start[rows]])
     rows_ = np.concatenate([rows[order], rows])
     change = np.repeat([1, -1], len(rows))
-    by_time = hta_order(time)
+    by_time = frame.order(time)
     by_time = by_time[np.argsort(events.track[rows_][by_time], kind="stable")]
     rows_ = rows_[by_time]
     span = int(np.ptp(frame.start)) if len(frame) else 0

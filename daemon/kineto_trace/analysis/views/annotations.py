@@ -106,8 +106,8 @@ def kernels_with_annotations(context: Context, *, compat: Compat = Compat.NONE) 
     Activities without a launch in the trace get the shortest annotation of their stream that overlaps them.
 
     HTA's figures (get_gpu_kernels_with_user_annotations): always the shortest annotation of the stream that overlaps;
-    activities of other streams with the very same times get it too. HTA fails if rounding made an activity end before
-    it starts; these have no annotation here. Synchronisations count as activities.
+    activities of other streams with the very same times get it too, those of 0 us none. HTA fails if rounding made an
+    activity end before it starts; these have no annotation here. Synchronisations count as activities.
     """
     if compat is Compat.HTA:
         return _hta_rows(context)
@@ -167,9 +167,9 @@ def _hta_rows(context: Context) -> Answer:
     written = last[same.number]
     at = np.empty(len(spans), np.int64)
     at[order] = frame.name[spans]
-    broken = frame.duration[rows] < 0
-    name = np.where((written >= 0) & ~broken, at[written], NOTHING)
-    notes = ["HTA fails on this trace: by its rounding some activities end before they start"] if broken.any() else []
+    name = np.where((written >= 0) & (frame.duration[rows] > 0), at[written], NOTHING)
+    broken = bool((frame.duration[rows] < 0).any())
+    notes = ["HTA fails on this trace: by its rounding some activities end before they start"] if broken else []
     values = {
         "name": texts(context.trace.strings, frame.name[rows]),
         "device": frame.pid[rows],

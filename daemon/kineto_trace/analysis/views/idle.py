@@ -8,7 +8,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.describe import describe, statistics_columns
 from kineto_trace.analysis.gpu_events import NOTHING, GpuEvents, gpu_events
-from kineto_trace.analysis.hta_intervals import hta_order
+from kineto_trace.analysis.hta_frame import hta_frame
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, Compat, view
 
@@ -66,7 +66,7 @@ def idle_breakdown(
         if len(streams) and stream not in streams:
             continue
         missing += int(np.count_nonzero(events.launch[part] == NOTHING))
-        gaps, category = _gaps(events, part, round(consecutive_kernel_delay * 1000), compat)
+        gaps, category = _gaps(context, events, part, round(consecutive_kernel_delay * 1000), compat)
         total = int(gaps.sum())
         for number, name in enumerate(CATEGORIES):
             chosen = gaps[category == number]
@@ -91,10 +91,10 @@ def idle_breakdown(
     return Answer(values, notes)
 
 
-def _gaps(events: GpuEvents, part: Ints, delay_ns: int, compat: Compat) -> tuple[Ints, Ints]:
+def _gaps(context: Context, events: GpuEvents, part: Ints, delay_ns: int, compat: Compat) -> tuple[Ints, Ints]:
     """The gaps (ns) before the activities of one stream, without the first, and their categories."""
     if compat is Compat.HTA:
-        part = part[hta_order(events.start[part])]
+        part = part[context.get(hta_frame).order(events.start[part])]
         before = events.end[part][:-1]
     else:
         before = np.maximum.accumulate(events.end[part])[:-1]

@@ -7,11 +7,11 @@ import numpy as np
 from kineto_trace.analysis.classify import HTA_COMMUNICATION, HTA_COMPUTATION, HTA_MEMORY, HTA_TYPES
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_events import gpu_events
-from kineto_trace.analysis.hta_intervals import Merged, Sweep, merge, sweep
+from kineto_trace.analysis.hta_intervals import Merged, Sweep, sweep
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.tails import ByName, as_hta, largest
 from kineto_trace.analysis.view import Answer, Compat, view
-from kineto_trace.analysis.views.temporal import union_of
+from kineto_trace.analysis.views.temporal import merged_as_hta, union_of
 
 _TYPES = (HTA_COMPUTATION, HTA_COMMUNICATION, HTA_MEMORY)  # the n-th has the value 2**n in a sweep
 
@@ -64,7 +64,7 @@ def kernel_type_breakdown(
     for place, number in enumerate(types):
         chosen = events.type == number
         if compat is Compat.HTA:
-            merged = merge(events.start[chosen], events.end[chosen])
+            merged = merged_as_hta(context, events, chosen)
         else:
             ran = union_of(events, chosen)
             merged = Merged(ran.start, ran.end)

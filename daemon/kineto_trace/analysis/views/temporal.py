@@ -6,7 +6,8 @@ import numpy.typing as npt
 from kineto_trace.analysis.classify import HTA_COMMUNICATION, HTA_COMPUTATION
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_events import GpuEvents, gpu_events
-from kineto_trace.analysis.hta_intervals import merge, sweep
+from kineto_trace.analysis.hta_frame import hta_frame
+from kineto_trace.analysis.hta_intervals import Merged, merge, sweep
 from kineto_trace.analysis.intervals import Union, intersection, union
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -19,6 +20,12 @@ Flags = npt.NDArray[np.bool_]
 def union_of(events: GpuEvents, chosen: Flags) -> Union:
     """The time in which any of the chosen events ran."""
     return union(events.start[chosen], events.end[chosen])
+
+
+def merged_as_hta(context: Context, events: GpuEvents, chosen: Flags) -> Merged:
+    """The same by HTA."""
+    start = events.start[chosen]
+    return merge(start, events.end[chosen], context.get(hta_frame).order(start))
 
 
 def devices_of(events: GpuEvents, compat: Compat) -> list[tuple[int | None, Flags]]:
@@ -56,9 +63,9 @@ def temporal_breakdown(context: Context, *, compat: Compat = Compat.NONE) -> Ans
     for device, chosen in devices_of(events, compat):
         computing = chosen & (events.type == HTA_COMPUTATION)
         if compat is Compat.HTA:
-            merged = merge(events.start[chosen], events.end[chosen])
+            merged = merged_as_hta(context, events, chosen)
             whole, busy = int(merged.end[-1] - merged.start[0]), merged.length()
-            compute = merge(events.start[computing], events.end[computing]).length()
+            compute = merged_as_hta(context, events, computing).length()
         else:
             ran = union_of(events, chosen)
             whole, busy, compute = int(ran.end[-1] - ran.start[0]), ran.length(), union_of(events, computing).length()
@@ -96,7 +103,7 @@ def comm_comp_overlap(context: Context, *, compat: Compat = Compat.NONE) -> Answ
         communicating = chosen & (events.type == HTA_COMMUNICATION)
         computing = chosen & (events.type == HTA_COMPUTATION)
         if compat is Compat.HTA:
-            length, both = _hta_overlap(events, communicating, computing)
+            length, both = _hta_overlap(context, events, communicating, computing)
         else:
             communication = union_of(events, communicating)
             length, both = communication.length(), intersection(communication, union_of(events, computing)).length()
@@ -109,8 +116,8 @@ def comm_comp_overlap(context: Context, *, compat: Compat = Compat.NONE) -> Answ
     return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, notes)
 
 
-def _hta_overlap(events: GpuEvents, communicating: Flags, computing: Flags) -> tuple[int, int]:
-    communication = merge(events.start[communicating], events.end[communicating])
-    computation = merge(events.start[computing], events.end[computing])
+def _hta_overlap(context: Context, events: GpuEvents, communicating: Flags, computing: Flags) -> tuple[int, int]:
+    communication = merged_as_hta(context, events, communicating)
+    computation = merged_as_hta(context, events, computing)
     running = sweep([(1, communication), (2, computation)], one_by_one=False)
     return communication.length(), int(running.lengths()[running.running == 3].sum())
