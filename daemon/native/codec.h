@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI_VERSION 8
+#define KC_ABI_VERSION 9
 #define KC_EXPORT __attribute__((visibility("default")))
 
 /* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */

@@ -82,7 +82,8 @@ def _arguments(trace: Trace) -> list[bool]:
     return [bool(value) for value in ready.tolist()]
 
 
-def _header(trace: Trace, base: int) -> bytes:
+def head_texts(trace: Trace, base: int) -> dict[str, str]:
+    """The members of the file beside its events, each as JSON text."""
     target = trace.target
     values: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": list(trace.devices), "host_name": target.host}
     values.update((key, 1) for key, names in OPTION_KEYS.items() if any(map(target.options.get, names)))
@@ -105,7 +106,11 @@ def _header(trace: Trace, base: int) -> bytes:
     values["displayTimeUnit"] = "ms"
     values["baseTimeNanoseconds"] = base
     # HTA finds the rank by a pattern that needs the space after the colon: the separators matter.
-    lines = [f"{json.dumps(name)}: {json.dumps(value, separators=(', ', ': '))}" for name, value in values.items()]
+    return {name: json.dumps(value, separators=(", ", ": ")) for name, value in values.items()}
+
+
+def _header(trace: Trace, base: int) -> bytes:
+    lines = [f"{json.dumps(name)}: {text}" for name, text in head_texts(trace, base).items()]
     return ("{\n" + ",\n".join(lines) + ',\n"traceEvents": [\n').encode()
 
 
