@@ -1,6 +1,7 @@
 """`kinetoctl report`: what the analyses say of one or many traces."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,10 +17,29 @@ from kinetoctl.view_options import options_of, parse_setting
 if TYPE_CHECKING:
     from kineto_trace.analysis.result import Result
     from kineto_trace.analysis.view import View
+    from kineto_trace.load.find import Source
 
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
-OVERVIEW = ("overview", "recommendations")  # of `kinetoctl report` without --view
+OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # without --view, of one trace
+JOB_OVERVIEW = ("overview", "recommendations")  # of the ranks of a job
+SHORT = {"kernels": 5, "operators": 5}  # rows of tables there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """The options as click parsed them; None or empty: not given."""
+
+    traces: tuple[str, ...]
+    views: tuple[str, ...]
+    listing: bool
+    describe: bool
+    settings: tuple[tuple[str, str], ...]
+    compat: str | None
+    limit: int | None
+    columns: str | None
+    workers: int | None
+    scheduler: str | None
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
@@ -46,7 +66,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 @click.option("--list", "listing", is_flag=True, help="List all views, one line each.")
 @click.option("--describe", is_flag=True, help="With --view: its rules, options and columns instead of its result.")
 @click.option(
-    "--set", "settings_", type=SETTING, multiple=True, help="An option of the views; VIEW.NAME=VALUE: of one of them."
+    "--set", "settings", type=SETTING, multiple=True, help="An option of the views; VIEW.NAME=VALUE: of one of them."
 )
 @click.option(
     "--compat", type=click.Choice(COMPATS), help="Figures of the TensorBoard plug-in or of HTA, by their rules."
@@ -60,18 +80,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 @click.option("--columns", metavar="NAMES", help="Only these columns, in this order, like name,total_us.")
 @job_options
 @table_options
-def command(
-    traces: tuple[str, ...],
-    views: tuple[str, ...],
-    listing: bool,
-    describe: bool,
-    settings_: tuple[tuple[str, str], ...],
-    compat: str | None,
-    limit: int | None,
-    columns: str | None,
-    workers: int | None,
-    scheduler: str | None,
-) -> int:
+def command(**values: Any) -> int:
     """Analyse traces: where the time goes, and what to change.
 
     \b
@@ -83,60 +92,60 @@ def command(
     TRACE is a Chrome trace of Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a folder of columns,
     a folder of any of these, a pattern, or the id of a capture. Several are the ranks of one job.
     """
+    options = ReportOptions(**values)
     settings = current()
-    if listing or describe:
-        return _explain(views, settings, describe=describe)
-    with trace_errors():
-        chosen = _chosen(views)
-        options = options_of(chosen, settings_)
-        results = _results(traces, chosen, options, compat, workers, scheduler, settings, strict=bool(views))
-    results = {name: _with_columns(result, columns) for name, result in results.items()}
-    _show(results, settings, limit=limit, title=len(results) > 1)
+    if options.listing or options.describe:
+        return _explain(options, settings)
+    with trace_errors(), found_traces(options.traces, settings) as sources:
+        results = _results(options, sources)
+    if options.columns is not None:
+        results = {name: _with_columns(result, options.columns) for name, result in results.items()}
+    elif settings.output == "table" and len(sources) == 1:
+        results = {name: _without_rank(result) for name, result in results.items()}
+    _show(results, options, settings)
     return ExitCode.DONE
 
 
-def _chosen(names: Sequence[str]) -> list["View"]:
-    """The views asked for, each once. Raises ViewError."""
-    from kineto_trace.analysis.catalog import VIEWS, find_view
+def _chosen(names: Sequence[str], traces: int) -> list["View"]:
+    """The views asked for, each once; without names those of the overview. Raises ViewError."""
+    from kineto_trace.analysis.catalog import find_view
 
-    return [find_view(name) for name in dict.fromkeys(names or [name for name in OVERVIEW if name in VIEWS])]
+    return [find_view(name) for name in dict.fromkeys(names or (OVERVIEW if traces == 1 else JOB_OVERVIEW))]
 
 
-def _results(
-    traces: Sequence[str],
-    views: Sequence["View"],
-    options: dict[str, dict[str, Any]],
-    compat: str | None,
-    workers: int | None,
-    scheduler: str | None,
-    settings: Settings,
-    *,
-    strict: bool,
-) -> dict[str, "Result"]:
-    """strict: every view must know `compat`; else those that do not give their own figures."""
+def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "Result"]:
+    """By view. A view that was asked for must know `compat`; those of the overview give their own figures else."""
     from kineto_trace.analysis.view import Compat
     from kineto_trace.job import Request, run_views
 
-    wanted = Compat(compat) if compat else Compat.NONE
+    views = _chosen(options.views, len(sources))
+    settings = options_of(views, options.settings)
+    wanted = Compat(options.compat) if options.compat else Compat.NONE
     requests = [
         Request(
             view=view.name,
-            compat=wanted if strict or wanted in view.compat else Compat.NONE,
-            options=options[view.name],
+            compat=wanted if options.views or wanted in view.compat else Compat.NONE,
+            options=settings[view.name],
         )
         for view in views
     ]
-    with found_traces(traces, settings) as sources, executor_for(sources, workers, scheduler) as executor:
-        found = run_views(requests, sources, executor=executor)
-    return {result.view: result for result in found}
+    with executor_for(sources, options.workers, options.scheduler) as executor:
+        return {result.view: result for result in run_views(requests, sources, executor=executor)}
+
+
+def _without_rank(result: "Result") -> "Result":
+    """A table for people of one trace need not say whose rows it has."""
+    from kineto_trace.analysis.view import RANK
+
+    if result.columns[: len(RANK)] != RANK or len(result.columns) == 1:
+        return result
+    return replace(result, columns=result.columns[1:], table=result.table.drop_columns(["rank"]))
 
 
 def _with_columns(result: "Result", names: str | None) -> "Result":
     """Only these columns. Raises UsageProblem."""
     if names is None:
         return result
-    from dataclasses import replace
-
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     known = {column.name: column for column in result.columns}
     unknown = [name for name in wanted if name not in known]
@@ -145,27 +154,29 @@ def _with_columns(result: "Result", names: str | None) -> "Result":
     return replace(result, columns=tuple(known[name] for name in wanted), table=result.table.select(wanted))
 
 
-def _show(results: dict[str, "Result"], settings: Settings, *, limit: int | None, title: bool) -> None:
+def _show(results: dict[str, "Result"], options: ReportOptions, settings: Settings) -> None:
     from kinetoctl.output.saving import save_results
     from kinetoctl.output.tables import show_results
 
     if settings.file is not None:
-        save_results(results, settings, limit=limit or 0)
+        save_results(results, settings, limit=options.limit or 0)
         return
+    limit = options.limit
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
-    show_results(results, settings, limit=rows, title=title)
+    limits = SHORT if not options.views and limit is None else {}
+    show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
 
 
-def _explain(names: Sequence[str], settings: Settings, *, describe: bool) -> int:
+def _explain(options: ReportOptions, settings: Settings) -> int:
     from kineto_trace.analysis.catalog import VIEWS
 
     from kinetoctl.output.views import describe_views, list_views
 
-    if not describe:
+    if not options.describe:
         list_views(list(VIEWS.values()), settings)
         return ExitCode.DONE
-    if not names:
+    if not options.views:
         raise click.UsageError("--describe needs a --view; --list lists all views")
     with trace_errors():
-        describe_views(_chosen(names), settings)
+        describe_views(_chosen(options.views, 1), settings)
     return ExitCode.DONE

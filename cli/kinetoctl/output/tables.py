@@ -8,6 +8,7 @@ Theory of operation
 """
 
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT = 24
 GAP = 2  # between columns
-LIST_COLUMNS = 8  # a single row with more than these is a list
+PROSE = ("advice", "evidence")  # columns that hold sentences
+PROSE_WIDTH = 100  # in a pipe
+LIST_COLUMNS = 11  # a single row with more than these is a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,23 @@ class _Shown:
         return max(len(self.title), widest if self.number else min(widest, text_width))
 
 
-def show_results(results: Mapping[str, "Result"], settings: Settings, *, limit: int = 0, title: bool = True) -> None:
-    """Several results under their names. limit: rows of each; 0: all."""
+def show_results(
+    results: Mapping[str, "Result"],
+    settings: Settings,
+    *,
+    limit: int = 0,
+    limits: Mapping[str, int] | None = None,
+    title: bool = True,
+) -> None:
+    """Several results under their names. limit: rows of each; 0: all. limits: other ones for some tables for people."""
     if settings.output == "table":
+        told: set[str] = set()
         for place, (name, result) in enumerate(results.items()):
             if title:
                 _print_title(("\n" if place else "") + name.replace("_", " "), settings)
-            print_result(result, settings, limit=limit)
+            new = tuple(note for note in result.notes if note not in told)
+            print_result(replace(result, notes=new), settings, limit=(limits or {}).get(name, limit))
+            told.update(new)
         return
     if settings.output == "csv":
         _print_csv(one_of(results, "CSV"), settings, limit)
@@ -129,6 +142,8 @@ def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> Non
     count = min(limit, len(result)) if limit else len(result)
     if not count:
         click.echo("(nothing)")
+    elif any(column.name in PROSE for column in result.columns):
+        _print_records(result, count, settings)
     elif len(result) == 1 and len(result.columns) > LIST_COLUMNS:
         _print_list(_columns(result, count), settings)
     else:
@@ -160,6 +175,26 @@ def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
     for column in columns:
         title = column.title.lower().ljust(width)
         console.print(Text.assemble((title, "cyan" if sys.stdout.isatty() else ""), column.cells[0]))
+
+
+def _print_records(result: "Result", count: int, settings: Settings) -> None:
+    """Each row as a line of its short values, and its sentences below."""
+    console = stdout_console(color=settings.color and sys.stdout.isatty())
+    width = min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
+    short = [column for column in result.columns if column.name not in (*PROSE, "unit")]
+    title = next((column.name for column in short if column.type == "text"), short[0].name)
+    for row in result.table.slice(0, count).to_pylist():
+        unit = row.get("unit") or ""
+        facts = [
+            f"{heading(column.name, column.unit).lower()} {human(row[column.name], column.unit or unit)}"
+            for column in short
+            if column.name not in (title, "rank") and row[column.name] is not None
+        ]
+        rank = f"rank {row['rank']}: " if "rank" in row else ""
+        console.print(Text.assemble(rank, (human(row[title]), "bold"), f"  {', '.join(facts)}" if facts else ""))
+        for name in PROSE:
+            if row.get(name):
+                console.print(Text(textwrap.fill(row[name], width, initial_indent="    ", subsequent_indent="    ")))
 
 
 def _print_title(text: str, settings: Settings) -> None:

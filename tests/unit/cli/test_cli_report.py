@@ -112,6 +112,17 @@ def test_describe_shows_rules_options_and_columns(run: Run) -> None:
     assert "idle_us" in stdout
 
 
+def test_recommendations_are_sentences_below_their_figures(run: Run, traces: Path) -> None:
+    lines = run("report", str(traces / "rank0"), "--view", "recommendations").stdout.splitlines()
+    assert lines[0] == "low_utilization  value 30.0%, threshold 50.0%"
+    assert lines[1].startswith("    Give the GPU more work")
+
+
+def test_a_table_of_one_trace_has_no_rank_but_that_of_several_has(run: Run, traces: Path) -> None:
+    assert run("report", str(traces / "rank0"), "--view", "kernels").stdout.startswith("NAME")
+    assert run("report", str(traces), "--view", "kernels").stdout.startswith("RANK  NAME")
+
+
 def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
     assert run("report", "--describe").code == 2
 

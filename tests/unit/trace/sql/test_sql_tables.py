@@ -113,12 +113,12 @@ def test_devices_are_rows() -> None:
     assert rows == [{"device": 0, "name": "H200", "compute_major": 9, "sms": "132"}]
 
 
-@pytest.mark.parametrize("name", [*SCHEMAS, "events"])
-def test_every_table_can_be_read_whole_even_if_it_is_empty(name: str) -> None:
+def test_every_table_can_be_read_whole_even_if_it_is_empty() -> None:
     with Database([Source("a", Context(trace({})))]) as database:
-        result = database.query(f"SELECT * FROM {name}")
-    assert result.table.column_names == [column.name for column in find_table(name).columns]
-    assert not len(result)
+        for name in (*SCHEMAS, "events"):
+            result = database.query(f"SELECT * FROM {name}")
+            assert result.table.column_names == [column.name for column in find_table(name).columns]
+            assert not len(result)
 
 
 def test_every_column_says_what_it_is() -> None:
