@@ -162,7 +162,7 @@ class Breakdown:
 
     def average(self, role: str) -> float:
         """The share (0 to 1) of a role in the mean step; NaN: there is none."""
-        total = self.lengths_us().sum()
+        total = self.lengths_us().sum() if len(self.steps) else 0
         return float(self.shares_us()[(*ROLES, OTHER).index(role)].sum() / total) if total else float("nan")
 
     def span(self) -> tuple[int, int]:

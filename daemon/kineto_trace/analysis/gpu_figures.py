@@ -44,11 +44,7 @@ class GpuFigures:
 
 def kernel_rows(context: Context) -> dict[int, Ints]:
     """The rows of the table `kernel` of each GPU, by start."""
-    return _rows_by_device(context, "kernel")
-
-
-def _rows_by_device(context: Context, kind: str) -> dict[int, Ints]:
-    table = context.trace.table(kind)
+    table = context.trace.table("kernel")
     device = table["device"].astype(np.int64)
     order = np.argsort(table["start"], kind="stable")
     numbers = np.unique(device).tolist()
@@ -84,26 +80,27 @@ def device_properties(context: Context) -> dict[int, Mapping[str, Any]]:
 
 def gpu_figures(context: Context) -> list[GpuFigures]:
     """Every GPU with any activity."""
-    return _figures(context, context.get(breakdown), context.get(tensor_use), {})
+    devices = {device for kind in GPU_TABLES for device in np.unique(context.trace.table(kind)["device"]).tolist()}
+    properties = context.get(device_properties)
+    return _figures(context, context.get(breakdown), context.get(tensor_use), devices, properties)
 
 
 def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
     """Every GPU with a kernel, as the plug-in sees them: over its steps, and with properties by place in the list."""
     listed = dict(enumerate(context.trace.devices))
-    return _figures(context, context.get(plugin_breakdown), context.get(plugin_tensor_use), listed)
+    devices = set(context.get(kernel_rows))
+    return _figures(context, context.get(plugin_breakdown), context.get(plugin_tensor_use), devices, listed)
 
 
 def _figures(
-    context: Context, steps: Breakdown, use: TensorUse, listed: Mapping[int, Mapping[str, Any]]
+    context: Context, steps: Breakdown, use: TensorUse, devices: set[int], properties: Mapping[int, Mapping[str, Any]]
 ) -> list[GpuFigures]:
-    kernels = context.get(kernel_rows)
-    others = {} if listed else {kind: _rows_by_device(context, kind) for kind in GPU_TABLES[1:]}
-    devices = sorted({*kernels, *(device for rows in others.values() for device in rows)})
-    if not devices or not len(steps.steps):
+    if not len(steps.steps):
         return []
-    properties = listed or context.get(device_properties)
     peaks = context.get(peak_memory)
-    return [_one(context, device, steps, use, properties.get(device, {}), peaks.get(device)) for device in devices]
+    return [
+        _one(context, device, steps, use, properties.get(device, {}), peaks.get(device)) for device in sorted(devices)
+    ]
 
 
 def _one(

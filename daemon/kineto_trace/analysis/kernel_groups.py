@@ -86,7 +86,7 @@ def _mean(found: Groups, value: Floats, took: Ints, missing_is_zero: bool) -> Fl
         return np.full(len(found), np.nan)
     rows = np.arange(len(value)) if missing_is_zero else known
     number, count = found.number[rows], len(found)
-    weight = took[rows].astype(np.float64)
+    weight = took[rows] / 1000
     summed = np.bincount(number, weights=np.nan_to_num(value[rows]) * weight, minlength=count)
     whole = np.bincount(number, weights=weight, minlength=count)
     plain = np.bincount(number, weights=np.nan_to_num(value[rows]), minlength=count)

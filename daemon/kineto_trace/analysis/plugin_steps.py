@@ -170,7 +170,8 @@ def host_steps(context: Context) -> StepRanges:
         if not len(start):
             return StepRanges((), start, end, start, clock)
         return StepRanges(("0",), start.min(keepdims=True), end.max(keepdims=True), np.zeros(1, np.int64), clock)
-    order = np.argsort(start, kind="stable")
+    place = np.concatenate([table.origin.get("place", np.zeros(len(table), np.uint32)) for table in chosen])
+    order = np.lexsort((place, start))  # of equal starts the order in the file counts
     name = np.concatenate([table["name"] for table in chosen])[order]
     names = tuple(str(int(texts[number].split("#")[1])) for number in name.tolist())
     return StepRanges(names, start[order], end[order], np.zeros(len(order), np.int64), clock)

@@ -15,6 +15,7 @@ from kineto_trace.analysis.op_times import tensor_times
 from kineto_trace.analysis.parts import KERNEL, gpu, ops
 from kineto_trace.analysis.plugin_backward import plugin_backward
 from kineto_trace.analysis.plugin_nodes import launches
+from kineto_trace.analysis.plugin_steps import plugin_roles
 from kineto_trace.analysis.plugin_tree import plugin_tree
 from kineto_trace.analysis.tensor_cores import plugin_tensor_names, uses_tensor_cores
 
@@ -27,7 +28,8 @@ Flags = npt.NDArray[np.bool_]
 class TensorUse:
     """Shares 0 to 1 of kernel time; NaN: no kernels.
 
-    kernel_share: of all kernels' time in kernels that use tensor cores. by_device: likewise on each GPU; the
+    kernel_share: of all kernels' time in kernels that use tensor cores; the plug-in's is unknown where all kernels are
+    communication. by_device: likewise on each GPU; the
     plug-in counts only kernels of operators there. eligible_share: of the kernel time of all operators, that of
     eligible ones; 0 where operators have no kernels.
     """
@@ -77,17 +79,20 @@ def plugin_tensor_use(context: Context) -> TensorUse:
     kernel = launched.kind == KERNEL
     node = tree.activity[kernel]
     owned = np.flatnonzero(node >= 0)
-    weighted = launched.device_duration[kernel][owned] * context.get(plugin_backward).visits[node[owned]]
-    of_ops = weighted * tree.operator[node[owned]]
+    visits = context.get(plugin_backward).visits[node[owned]]
+    weighted = launched.device_duration[kernel][owned] * visits
+    is_op = tree.operator[node[owned]]
     deepest = tree.eligible & (tree.below(tree.eligible) == 1)
     device = table["device"].astype(np.int64)
-    whole = np.bincount(device[owned], weights=of_ops, minlength=1)
-    tensor = np.bincount(device[owned], weights=of_ops * uses[owned], minlength=1)
-    devices = np.unique(device).tolist() if of_ops.any() else []
+    count = int(device.max(initial=-1)) + 1
+    whole = np.bincount(device[owned], weights=weighted * is_op, minlength=count)
+    tensor = np.bincount(device[owned], weights=weighted * (is_op & uses[owned]), minlength=count)
+    devices = np.unique(device).tolist() if (is_op & (visits > 0)).any() else []
+    shown = len(context.get(plugin_roles)[0].start) > 0  # without kernels that are no communication: no kernel view
     return TensorUse(
-        kernel_share=_share(took[uses].sum(), took.sum(), 0.0 if len(table) else NAN),
-        by_device={number: _share(tensor[number], whole[number], 0.0) for number in devices if number < len(whole)},
-        eligible_share=_share(weighted[deepest[node[owned]]].sum(), of_ops.sum(), 0.0),
+        kernel_share=_share(took[uses].sum(), took.sum(), 0.0) if shown else NAN,
+        by_device={number: _share(tensor[number], whole[number], 0.0) for number in devices},
+        eligible_share=_share(weighted[deepest[node[owned]]].sum(), whole.sum(), 0.0),
     )
 
 

@@ -101,8 +101,6 @@ def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer
     """
     plugin = compat is Compat.PLUGIN
     facts = _plugin_facts(context) if plugin else _facts(context)
-    if not len(facts.steps.steps):
-        return _answer([], ["the trace has no event that a step could be made of"])
     found = [*_distributed(facts), *_gpus(facts)]
     loading = facts.steps.average("dataloader")
     if loading > DATA_LOADING_SHARE:
