@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kineto_trace.analysis.result import Result
 
 PIPE_TEXT_WIDTH = 120
-SHORTEST_TEXT = 24
+SHORTEST_TEXT = 36
 GAP = 2  # between columns
 PROSE = ("advice", "evidence")  # columns that hold sentences
 PROSE_WIDTH = 100  # in a pipe
