@@ -363,7 +363,7 @@ static const char *seek_events(piece *f, const char *p)
 void kc_chrome_feed(kc_chrome *c, const char *data, uint64_t size, uint32_t final, uint32_t give_up,
                     kc_chrome_fed *result)
 {
-    piece f = {c, data, {.end = data + size}, final, give_up, result};
+    piece f = {c, data, {.end = data + size, .final = final}, final, give_up, result};
     const char *p = data;
     *result = (kc_chrome_fed){0};
     while (p) {

@@ -191,6 +191,7 @@ typedef struct {
     uint32_t flags;  /* of what was scanned since the caller cleared them */
     uint32_t lenient;
     uint32_t why;
+    uint32_t final;  /* nothing follows `end` */
 } kc_scan;
 
 typedef struct {

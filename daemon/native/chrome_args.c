@@ -230,12 +230,12 @@ const char *kc_event_args(kc_chrome *c, kc_scan *s, kc_event *e, const char *p)
             uint64_t bit = 1ull << (KC_FIRST_ARG_BIT + n - 1);
             k->next[before] = (uint8_t)n;
             before = n;
-            int again = (e->touched >> arg->column & 1) || e->args_seen & bit;
+            int again = (e->args_seen & bit) != 0, taken = !again && e->touched >> arg->column & 1;
             e->args_seen |= bit;
-            end = store(s, e, arg, p);
+            end = taken ? NULL : store(s, e, arg, p); /* taken: two arguments share the column */
             if (s->why == KC_WHY_NO_MEMORY)
                 return NULL;
-            if (again) { /* of one argument, or of two that share a column: the text says what came last */
+            if (again) { /* the text says what came last */
                 e->present &= ~bit;
                 end = NULL;
             } else if (end) {

@@ -109,7 +109,7 @@ const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list)
                 s->flags |= KC_ODD; /* a path that ends with a backslash */
                 return p + 1;
             }
-            if (bytes > (uint64_t)(s->end - p) || (!bytes && s->end - p < 6))
+            if (bytes > (uint64_t)(s->end - p) || (!bytes && s->end - p < 6 && !s->final))
                 return fail(s, s->end, KC_WHY_END);
             if (!bytes)
                 s->flags |= KC_ODD;
@@ -182,7 +182,7 @@ static const char *scan_plain(kc_scan *s, const char *p, kc_text *out)
     kc_number number;
     const char *end = kc_scan_number(p, &number);
     if (!end)
-        return fail(s, s->end - p < 12 ? s->end : p, KC_WHY_NO_VALUE); /* the end may have cut a word */
+        return fail(s, s->end - p < 12 && !s->final ? s->end : p, KC_WHY_NO_VALUE); /* the end may have cut a word */
     if (out && kc_text_append(out, p, (uint64_t)(end - p)))
         return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
     return end;

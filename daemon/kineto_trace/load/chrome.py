@@ -12,7 +12,7 @@ Theory of operation
     Times are Unix ns where the file has a base (baseTimeNanoseconds), else ns since whatever its writer counts from.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +30,7 @@ from kineto_trace.model import FILE_TABLES, UNTIMED_TABLES, Losses, Table, Trace
 
 PIECE_BYTES = 4 << 20
 PACKED_BYTES = 1 << 18
+UNPACKED_BYTES = 1 << 16  # at a time: as much is lost in front of damage
 MAX_EVENT_BYTES = 64 << 20  # what is longer is no event
 SHOWN_PLACES = 5  # of damage of one sort
 _GZIP = b"\x1f\x8b"
@@ -130,7 +131,7 @@ class _Input:
                     self._document.notes.append("the compressed file ends early: it was cut off")
                     return 0
             try:
-                out = self._unpacker.decompress(data, len(view))
+                out = self._unpacker.decompress(data, min(len(view), UNPACKED_BYTES))
             except _UNPACK_ERROR as exc:
                 self._document.notes.append(
                     f"the compressed data is damaged before byte {self._position} of the file ({exc}): "
@@ -174,7 +175,8 @@ class _Document:
         self._name = name
         self._buffer = np.zeros(PIECE_BYTES + native.PADDING, np.uint8)
         self._begin = self._end = 0  # of what was not consumed yet
-        self._damage: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._damage: dict[tuple[int, int], list[int]] = defaultdict(list)  # places, of (lost, why)
+        self._damaged: Counter[tuple[int, int]] = Counter()
 
     def read(self, source: _Input) -> None:
         """All of it. Raises FileError if it is no trace."""
@@ -184,7 +186,8 @@ class _Document:
             fed = self._feed(final=final)
             if fed.status == native.DONE:
                 rest = bytes(self._buffer[self._begin : self._end])
-                if rest.strip(b" \r\n\t\0") or (not final and self._more(source)):
+                tail_lost = any(lost == native.LOST_TAIL for lost, _why in self._damage)
+                if not tail_lost and (rest.strip(b" \r\n\t\0") or (not final and self._more(source))):
                     self.notes.append("behind the end of the trace stands something else: it was not read")
                 break
             if fed.status == native.NOT_JSON:
@@ -230,7 +233,9 @@ class _Document:
             if fed.status == native.MEMBER:
                 self._add_member(fed)
             elif fed.status == native.DAMAGE:
-                self._damage[fed.lost, fed.why].append(fed.at)
+                self._damaged[fed.lost, fed.why] += 1
+                if self._damaged[fed.lost, fed.why] <= SHOWN_PLACES:
+                    self._damage[fed.lost, fed.why].append(fed.at)
             self._begin += fed.consumed
             if fed.status not in (native.MEMBER, native.DAMAGE):
                 return fed
@@ -256,27 +261,28 @@ class _Document:
                 what = "it has no list traceEvents"
                 if self.head:
                     what += f"; its members are {', '.join(list(self.head)[:8])}"
-            raise FileError(f"{self._name} is no trace: {what}")
+            raise FileError(f"{self._name} is no trace: {'; '.join([what, *self.notes])}")
         if not counts.events and self._damage:
-            raise FileError(f"{self._name} is no trace: {'; '.join(self._damages(0))}")
+            raise FileError(f"{self._name} is no trace: {'; '.join([*self._damages(0), *self.notes])}")
         if counts.list and counts.events and not counts.phases:
             raise FileError(f"{self._name} is no trace: it is a list of objects, none of which is an event")
         self.notes += self._damages(counts.events)
         lost = [key[0] for key in self._damage]
         if counts.in_events and native.LOST_END not in lost:
-            self.notes.append(f"the file ends early, inside its list of events: {counts.events} events were read")
+            self.notes.append(f"the file ends early, inside its list of events: {_read(counts.events)}")
         elif not counts.closed and not counts.in_events:
             self.notes.append("the file ends early, behind its events")
         if counts.mended:
-            self.notes.append(f"{counts.mended} events are no valid JSON as they stand (quotes, escapes): mended")
+            verb = "is" if counts.mended == 1 else "are"
+            self.notes.append(f"{_events(counts.mended)} {verb} no valid JSON (quotes, escapes, words): mended")
 
     def _damages(self, events: int) -> Iterator[str]:
         for (lost, why), places in self._damage.items():
-            count, reason = len(places), native.REASONS[why]
-            where = ("bytes " if count > 1 else "byte ") + ", ".join(map(str, places[:SHOWN_PLACES]))
+            count, reason = self._damaged[lost, why], native.REASONS[why]
+            where = ("bytes " if count > 1 else "byte ") + ", ".join(map(str, places))
             where += " and more" if count > SHOWN_PLACES else ""
             if lost == native.LOST_END:
-                yield f"the file ends in the middle of an event: {events} events were read"
+                yield f"the file ends in the middle of an event: {_read(events)}"
             elif lost == native.LOST_ARGS:
                 yield f"{_events(count)} at {where} lost the arguments, which could not be read: {reason}"
             elif lost == native.LOST_HEAD:
@@ -284,7 +290,7 @@ class _Document:
             elif lost == native.LOST_TAIL:
                 yield f"what stands behind the events could not be read from {where} on: {reason}"
             elif lost == native.LOST_ITEM:
-                yield f"{count} items of the list of events are no events (at {where}): they are left out"
+                yield f"items of the list of events that are no events are left out: {count}, at {where}"
             else:
                 yield f"{_events(count)} at {where} could not be read: {reason}"
             if lost in (native.LOST_EVENT, native.LOST_END, native.LOST_ITEM):
@@ -293,3 +299,7 @@ class _Document:
 
 def _events(count: int) -> str:
     return "1 event" if count == 1 else f"{count} events"
+
+
+def _read(count: int) -> str:
+    return f"{_events(count)} {'was' if count == 1 else 'were'} read"
