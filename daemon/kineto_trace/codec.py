@@ -344,7 +344,7 @@ class MixedWriter:
         if len(self._form) and int(self._form.max()) >= len(forms):
             raise IndexError("a row of a form that does not exist")
         last = np.zeros(len(forms), np.int64)
-        np.maximum.at(last, self._form, self._row)
+        np.maximum.at(last, self._form.astype(np.intp), self._row.astype(np.int64))  # other types take ten times longer
         for fields, row in zip(forms, last.tolist(), strict=True):
             if any(field.column is not None and row >= len(field.column) for field in fields):
                 raise IndexError(f"row {row} does not exist")
