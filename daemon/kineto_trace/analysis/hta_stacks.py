@@ -7,7 +7,10 @@ Theory of operation
     "## backward ##" of the first one (without such, under its ProfilerSteps) that last as long. All other rows have
     the depth -1, which hides everything else from a search by depth.
 
-    HTA fails where its rounding makes rows that end before they start; here they are taken to last nothing.
+    HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off. Of an equal time
+    closings come before openings, unless a row of no length lies there: then it is inside both what opens and what
+    closes there, and the openings come first. Rows that end before they start, which HTA's rounding makes, close first
+    and leave one too many on the stack; at some of these HTA fails instead, which is not followed here.
 """
 
 from dataclasses import dataclass
@@ -18,8 +21,6 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.hta_frame import NOTHING, HtaFrame, hta_frame
-from kineto_trace.analysis.threads import Nested, nest
-from kineto_trace.codec import Events
 
 _BACKWARD = "## backward ##"
 _STEP = "ProfilerStep#"
@@ -30,32 +31,33 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class HtaStacks:
-    """depth: of each row of the frame. place: of each row among the sorted ones, NOTHING: not in a stack.
+    """depth: of each row of the frame. place: of each row in the stacks, in preorder; NOTHING: it is in none.
 
-    nested: the stacks; row: of each place. under: for each outermost place the place that it was put under.
+    row: of each place. stop: the place after the last one inside. outermost: places that nothing is around. under: for
+    each of these the place that it was put under.
     """
 
     depth: Ints
     place: Ints
     row: Ints
-    nested: Nested
+    stop: Ints
+    outermost: Ints
     under: Ints
 
     def among(self, places: Ints, roots: Ints) -> Ints:
         """For each place the index into roots (sorted, none inside another) of the one around it; NOTHING: none."""
         found = self._directly(places, roots)
         missing = np.flatnonzero(found < 0)
-        tops = np.flatnonzero(self.nested.tree.parent < 0)
-        top = tops[np.searchsorted(tops, places[missing], side="right") - 1]
-        moved = self.under[top] >= 0
-        found[missing[moved]] = self._directly(self.under[top[moved]], roots)
+        under = self.under[np.searchsorted(self.outermost, places[missing], side="right") - 1]
+        moved = under >= 0
+        found[missing[moved]] = self._directly(under[moved], roots)
         return found
 
     def _directly(self, places: Ints, roots: Ints) -> Ints:
         if not len(roots):
             return np.full(len(places), NOTHING, np.int64)
         last = np.searchsorted(roots, places, side="right") - 1
-        inside = (last >= 0) & (places < self.nested.tree.stop[roots[last]])
+        inside = (last >= 0) & (places < self.stop[roots[last]])
         return np.where(inside, last, NOTHING)
 
 
@@ -64,28 +66,79 @@ def hta_stacks(context: Context) -> HtaStacks:
     frame = context.get(hta_frame)
     rows = np.flatnonzero((frame.stream == NOTHING) & (frame.pid != 0) & (frame.tid != 0))
     track = group([frame.pid[rows], frame.tid[rows]]).number
-    start = frame.start[rows]
-    nested = nest(Events(track, start, np.maximum(frame.end[rows], start)), int(frame.end.max(initial=0)))
-    row = rows[nested.order]
-    under = _moved_under(context, frame, nested, row)
+    order, level, stop = _nested(track, frame.start[rows], frame.end[rows])
+    row, track = rows[order], track[order]
+    outermost = np.flatnonzero(level == 0)
+    under = _moved_under(context, frame, row, track, outermost)
+    deeper = np.where(under >= 0, level[under] + 1, 0) if len(row) else under
     depth = np.full(len(frame), NOTHING, np.int64)
-    tops = np.flatnonzero(nested.tree.parent < 0)
-    deeper = np.where(under[tops] >= 0, nested.tree.depth[under[tops]] + 1, 0)
-    depth[row] = nested.tree.depth + np.repeat(deeper, np.diff(tops, append=len(row)))
+    depth[row] = level + np.repeat(deeper, np.diff(outermost, append=len(row)))
     place = np.full(len(frame), NOTHING, np.int64)
     place[row] = np.arange(len(row))
     gpu = np.flatnonzero((frame.stream > 0) & (frame.link != NOTHING))
     gpu = gpu[place[frame.link[gpu]] >= 0]
     depth[gpu] = depth[frame.link[gpu]] + 1
-    return HtaStacks(depth, place, row, nested, under)
+    return HtaStacks(depth, place, row, stop, outermost, under)
 
 
-def _moved_under(context: Context, frame: HtaFrame, nested: Nested, row: Ints) -> Ints:
-    """For each outermost place of the backward thread the place of the annotation that it is put under."""
-    strings, under = context.trace.strings, np.full(len(row), NOTHING, np.int64)
+def _nested(track: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """The rows by track in the order in which they open; for each such place its level, and its stop."""
+    count = len(track)
+    if not count:
+        return track, track, track
+    order = _boundaries(track, start, end)
+    opens = order < count
+    track, row = np.tile(track, 2)[order], order
+    first = np.flatnonzero(np.diff(track, prepend=-1))
+    step = np.where(opens, 1, -1)
+    height = np.cumsum(step)
+    height -= np.repeat(height[first] - step[first], np.diff(first, append=len(step)))
+    lowest = _running_minimum(np.minimum(height, 0), first)
+    before = np.roll(lowest, 1)
+    before[first] = 0
+    level = height - lowest - opens  # of what opens or closes
+    kept = np.flatnonzero(opens | (lowest == before))  # all but closings on an empty stack
+    kept = kept[np.lexsort((level[kept], track[kept]))]  # of a level and track: open, close, open, close, …
+    opening = np.flatnonzero(opens[kept])
+    here, following = kept[opening], kept[np.minimum(opening + 1, len(kept) - 1)]
+    closed = ~opens[following] & (track[following] == track[here]) & (level[following] == level[here])
+    ends = np.append(first[1:], len(step))
+    close = np.where(closed, following, ends[np.searchsorted(first, here, side="right") - 1])
+    opened = np.concatenate([[0], np.cumsum(opens)])
+    stop = np.empty(count, np.int64)
+    stop[opened[here]] = opened[close]
+    return row[opens], level[opens], stop
+
+
+def _boundaries(track: Ints, start: Ints, end: Ints) -> Ints:
+    """The order of openings (numbers from 0 on) and closings (from the number of rows on) of all rows."""
+    count = len(track)
+    opens = np.arange(2 * count) < count
+    tracks, time = np.tile(track, 2), np.concatenate([start, end])
+    empty = np.tile(start == end, 2)
+    number = group([tracks, time]).number
+    bridged = np.zeros(int(number.max()) + 1, np.bool_)
+    bridged[number[empty]] = True
+    rank = np.where(opens, np.where(bridged[number], 0, 1), np.where(bridged[number], 3, 0))
+    rank = np.where(empty, np.where(opens, 1, 2), rank)
+    length = np.where(opens, np.tile(start - end, 2), 0)  # of those that open together the longest first
+    return np.lexsort((length, rank, time, tracks))
+
+
+def _running_minimum(values: Ints, first: Ints) -> Ints:
+    """In each stretch that begins at one of `first`."""
+    base = int(values.min(initial=0)) - 1
+    track = np.repeat(np.arange(len(first)), np.diff(first, append=len(values)))
+    found: Ints = np.minimum.accumulate(values + track * base) - track * base
+    return found
+
+
+def _moved_under(context: Context, frame: HtaFrame, row: Ints, track: Ints, outermost: Ints) -> Ints:
+    """For each outermost place the place of the annotation that it is put under, if it is of the backward thread."""
+    strings, under = context.trace.strings, np.full(len(outermost), NOTHING, np.int64)
     if not len(row):
         return under
-    name, track = frame.name[row], nested.events.track.astype(np.int64)
+    name = frame.name[row]
     is_step, is_annotation, is_backward = (
         np.array([test(text) for text in strings], np.bool_)[name]
         for test in (
@@ -98,12 +151,13 @@ def _moved_under(context: Context, frame: HtaFrame, nested: Nested, row: Ints) -
     backward = np.setdiff1d(np.unique(track[is_backward]), main)
     if len(main) != 1 or len(backward) != 1:
         return under
-    annotations = np.flatnonzero(
-        (is_annotation if is_annotation[track == main[0]].any() else is_step) & (track == main[0])
-    )
-    tops = np.flatnonzero((nested.tree.parent < 0) & (track == backward[0]))
+    on_main = track == main[0]
+    annotations = np.flatnonzero(is_annotation & on_main)
+    if not len(annotations):
+        annotations = np.flatnonzero(is_step & on_main)
     start, end = frame.start[row], frame.end[row]
+    of_backward = np.flatnonzero(track[outermost] == backward[0])
+    tops = outermost[of_backward]
     for annotation in annotations[np.argsort(row[annotations])][::-1].tolist():  # the first one wins
-        inside = tops[(start[tops] >= start[annotation]) & (end[tops] <= end[annotation])]
-        under[inside] = annotation
+        under[of_backward[(start[tops] >= start[annotation]) & (end[tops] <= end[annotation])]] = annotation
     return under
