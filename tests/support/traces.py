@@ -10,6 +10,19 @@ from kineto_trace.target import TargetInfo
 START_NS = 1_795_163_478_000_000_000
 BASE_NS = 1_790_857_026_000_000_000  # of START_NS
 
+H100 = {  # properties that occupancy needs
+    "id": 0,
+    "numSms": 132,
+    "warpSize": 32,
+    "maxThreadsPerBlock": 1024,
+    "maxThreadsPerMultiprocessor": 2048,
+    "regsPerBlock": 65536,
+    "regsPerMultiprocessor": 65536,
+    "sharedMemPerMultiprocessor": 233472,
+    "computeMajor": 9,
+    "computeMinor": 0,
+}
+
 
 def target(**changes: Any) -> TargetInfo:
     values: dict[str, Any] = {"capture_id": "cap", "host": "host", "pid": 4242, "process_name": "python"}

@@ -11,19 +11,6 @@ from kineto_trace.analysis.launch_figures import launch_figures
 
 from tests.support import traces
 
-H100 = {
-    "id": 0,
-    "numSms": 132,
-    "warpSize": 32,
-    "maxThreadsPerBlock": 1024,
-    "maxThreadsPerMultiprocessor": 2048,
-    "regsPerBlock": 65536,
-    "regsPerMultiprocessor": 65536,
-    "sharedMemPerMultiprocessor": 233472,
-    "computeMajor": 9,
-    "computeMinor": 0,
-}
-
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(values, np.int64)
@@ -61,7 +48,8 @@ def test_buckets_are_a_power_of_ten_of_microseconds() -> None:
 def test_launch_figures_are_computed_from_shapes_where_the_device_is_known() -> None:
     shape = {"grid_x": 264, "grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1, "registers": 32}
     trace = traces.trace(
-        {"kernel": [{"name": "k", **shape}, {"name": "k", **shape, "device": 1}, {"name": "no shape"}]}, devices=(H100,)
+        {"kernel": [{"name": "k", **shape}, {"name": "k", **shape, "device": 1}, {"name": "no shape"}]},
+        devices=(traces.H100,),
     )
     found = launch_figures(Context(trace))
     # 264 blocks on 132 multiprocessors; 8 warps each; 2 x 256 of 2048 threads
