@@ -4,8 +4,9 @@ Theory of operation
     Rows without a stream are nested by time, by pid and tid (if one of these is 0 it is a GPU to HTA). A GPU row with
     a stream above 0 hangs under the call that it is linked to. If exactly one thread has ProfilerSteps and exactly one
     other has operators of autograd, the outermost rows of the second one are put under the annotations
-    "## backward ##" of the first one (without such, under its ProfilerSteps) that last as long. All other rows have
-    the depth -1, which hides everything else from a search by depth.
+    "## backward ##" of the first one (without such, under its ProfilerSteps) that last as long; if none is left while
+    there are further outermost annotations, HTA puts these under themselves and so loses all that is in them. All
+    other rows have the depth -1, which hides everything else from a search by depth.
 
     HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off. Of an equal time
     closings come before openings, unless a row of no length lies there: then it is inside both what opens and what
@@ -22,6 +23,7 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.hta_frame import NOTHING, HtaFrame, hta_frame
 
+LOST = -2
 _BACKWARD = "## backward ##"
 _STEP = "ProfilerStep#"
 
@@ -34,7 +36,7 @@ class HtaStacks:
     """depth: of each row of the frame. place: of each row in the stacks, in preorder; NOTHING: it is in none.
 
     row: of each place. stop: the place after the last one inside. outermost: places that nothing is around. under: for
-    each of these the place that it was put under.
+    each of these the place that it was put under; LOST: HTA counts no kernels in it.
     """
 
     depth: Ints
@@ -47,11 +49,10 @@ class HtaStacks:
     def among(self, places: Ints, roots: Ints) -> Ints:
         """For each place the index into roots (sorted, none inside another) of the one around it; NOTHING: none."""
         found = self._directly(places, roots)
-        missing = np.flatnonzero(found < 0)
-        under = self.under[np.searchsorted(self.outermost, places[missing], side="right") - 1]
-        moved = under >= 0
-        found[missing[moved]] = self._directly(under[moved], roots)
-        return found
+        under = self.under[np.searchsorted(self.outermost, places, side="right") - 1]
+        moved = np.flatnonzero((found < 0) & (under >= 0))
+        found[moved] = self._directly(under[moved], roots)
+        return np.where(under == LOST, NOTHING, found)
 
     def _directly(self, places: Ints, roots: Ints) -> Ints:
         if not len(roots):
@@ -158,6 +159,11 @@ def _moved_under(context: Context, frame: HtaFrame, row: Ints, track: Ints, oute
     start, end = frame.start[row], frame.end[row]
     of_backward = np.flatnonzero(track[outermost] == backward[0])
     tops = outermost[of_backward]
-    for annotation in annotations[np.argsort(row[annotations])][::-1].tolist():  # the first one wins
-        under[of_backward[(start[tops] >= start[annotation]) & (end[tops] <= end[annotation])]] = annotation
+    for annotation in annotations[np.argsort(row[annotations])].tolist():
+        open_ = under[of_backward] == NOTHING
+        if open_.any():
+            inside = open_ & (start[tops] >= start[annotation]) & (end[tops] <= end[annotation])
+            under[of_backward[inside]] = annotation
+        else:
+            under[outermost == annotation] = LOST
     return under
