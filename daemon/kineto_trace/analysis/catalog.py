@@ -15,6 +15,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     kernels,
     launches,
     memory,
+    modules,
     op_delay,
     operators,
     overview,
