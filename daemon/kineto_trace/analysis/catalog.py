@@ -7,6 +7,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     collectives,
     critical_path,
     diff,
+    distributed,
     findings,
     frequent,
     idle,
