@@ -55,7 +55,7 @@ def test_no_view_has_the_name_of_another_table() -> None:
 def test_commands_name_views_and_formats_that_exist() -> None:
     from kineto_trace.export.write import FORMATS
 
-    assert {*report.OVERVIEW, *report.JOB_OVERVIEW} <= set(VIEWS)
+    assert {*report.OVERVIEW, *report.PLUGIN_OVERVIEW, *report.JOB_OVERVIEW} <= set(VIEWS)
     assert set(diff.VIEWS.values()) <= set(VIEWS)
     assert set(export.FORMATS) == set(FORMATS)
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
-OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # without --view, of one trace
-JOB_OVERVIEW = ("overview", "recommendations")  # of the ranks of a job
+OVERVIEW = ("overview", "findings", "kernels", "operators")  # without --view, of one trace
+PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
+JOB_OVERVIEW = ("overview", "findings")  # of the ranks of a job
+JOB_FINDINGS = 3  # of each rank
 SHORT = {"kernels": 5, "operators": 5}  # rows of tables there
 
 
@@ -106,11 +108,17 @@ def command(**values: Any) -> int:
     return ExitCode.DONE
 
 
-def _chosen(names: Sequence[str], traces: int) -> list["View"]:
-    """The views asked for, each once; without names those of the overview. Raises ViewError."""
+def _overview(compat: str | None, traces: int) -> Sequence[str]:
+    if compat == "plugin":
+        return PLUGIN_OVERVIEW
+    return OVERVIEW if traces == 1 else JOB_OVERVIEW
+
+
+def _chosen(names: Sequence[str]) -> list["View"]:
+    """The views of these names, each once. Raises ViewError."""
     from kineto_trace.analysis.catalog import find_view
 
-    return [find_view(name) for name in dict.fromkeys(names or (OVERVIEW if traces == 1 else JOB_OVERVIEW))]
+    return [find_view(name) for name in dict.fromkeys(names)]
 
 
 def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "Result"]:
@@ -118,8 +126,10 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
     from kineto_trace.analysis.view import Compat
     from kineto_trace.job import Request, run_views
 
-    views = _chosen(options.views, len(sources))
+    views = _chosen(options.views or _overview(options.compat, len(sources)))
     settings = options_of(views, options.settings)
+    if not options.views and len(sources) > 1 and "findings" in settings:
+        settings["findings"].setdefault("top", JOB_FINDINGS)
     wanted = Compat(options.compat) if options.compat else Compat.NONE
     requests = [
         Request(
@@ -130,7 +140,13 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
         for view in views
     ]
     with executor_for(sources, options.workers, options.scheduler) as executor:
-        return {result.view: result for result in run_views(requests, sources, executor=executor)}
+        results = run_views(requests, sources, executor=executor)
+    own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
+    note = f"{wanted} has no such figures: these are the right ones"
+    return {
+        result.view: replace(result, notes=(note, *result.notes)) if result.view in own else result
+        for result in results
+    }
 
 
 def _without_rank(result: "Result") -> "Result":
@@ -178,5 +194,5 @@ def _explain(options: ReportOptions, settings: Settings) -> int:
     if not options.views:
         raise click.UsageError("--describe needs a --view; --list lists all views")
     with trace_errors():
-        describe_views(_chosen(options.views, 1), settings)
+        describe_views(_chosen(options.views), settings)
     return ExitCode.DONE

@@ -31,6 +31,7 @@ PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT = 36
 GAP = 2  # between columns
 PROSE = ("advice", "evidence")  # columns that hold sentences
+HIDDEN = ("unit", "finding")  # beside these: of other columns' figures, and a short form of the title
 PROSE_WIDTH = 100  # in a pipe
 LIST_COLUMNS = 11  # a single row with more than these is a list
 
@@ -90,9 +91,9 @@ def documents(results: Mapping[str, "Result"], limit: int = 0) -> dict[str, Any]
     """For each name: columns with units, notes and rows, as values for JSON."""
     return {
         name: {
-            "columns": [column._asdict() for column in result.columns],
-            "notes": list(result.notes),
             "rows": plain_rows(limited(result, limit)),
+            "notes": list(result.notes),
+            "columns": [column._asdict() for column in result.columns],
         }
         for name, result in results.items()
     }
@@ -178,23 +179,31 @@ def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
 
 
 def _print_records(result: "Result", count: int, settings: Settings) -> None:
-    """Each row as a line of its short values, and its sentences below."""
+    """Each row as a heading with its figures, and below it its sentences and what they are about."""
     console = stdout_console(color=settings.color and sys.stdout.isatty())
     width = min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
-    short = [column for column in result.columns if column.name not in (*PROSE, "unit")]
-    title = next((column.name for column in short if column.type == "text"), short[0].name)
+    texts = [column.name for column in result.columns if column.type == "text" and column.name not in HIDDEN]
+    title = "title" if "title" in texts else texts[0]
+    figures = [c for c in result.columns if c.type not in ("text", "texts") and c.name not in ("rank", "place")]
+    details = [c for c in result.columns if c.type in ("text", "texts") and c.name not in (title, *PROSE, *HIDDEN)]
     for row in result.table.slice(0, count).to_pylist():
         unit = row.get("unit") or ""
-        facts = [
+        facts = ", ".join(
             f"{heading(column.name, column.unit).lower()} {human(row[column.name], column.unit or unit)}"
-            for column in short
-            if column.name not in (title, "rank") and row[column.name] is not None
-        ]
+            for column in figures
+            if row[column.name] is not None
+        )
         rank = f"rank {row['rank']}: " if "rank" in row else ""
-        console.print(Text.assemble(rank, (human(row[title]), "bold"), f"  {', '.join(facts)}" if facts else ""))
+        console.print(Text.assemble(rank, (human(row[title]), "bold"), f"  {facts}" if facts else ""))
         for name in PROSE:
             if row.get(name):
                 console.print(Text(textwrap.fill(row[name], width, initial_indent="    ", subsequent_indent="    ")))
+        for column in details:
+            value = row[column.name] or []
+            label = f"    {column.name.replace('_', ' ')}: "
+            for place, item in enumerate([value] if isinstance(value, str) else value):
+                lead = " " * len(label) if place else label
+                console.print(Text(lead + units.shortened(_one_line(item), width - len(label))))
 
 
 def _print_title(text: str, settings: Settings) -> None:
