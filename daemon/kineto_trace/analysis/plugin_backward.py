@@ -230,7 +230,7 @@ def _times(tree: Tree, module: Ints, parent: Ints, below: Ints, root: Ints) -> t
         node = node[order]
         nodes, first = np.unique(node, return_index=True)
         start[nodes] = starts[order][first]
-        end[nodes] = ends[order][np.append(first[1:], len(node)) - 1]
+        end[nodes] = ends[order][np.append(first[1:], len(node))[: len(nodes)] - 1]
     return start, end
 
 
