@@ -22,6 +22,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     overview,
     queue,
     recommendations,
+    stragglers,
     temporal,
 )
 from kineto_trace.errors import ViewError
