@@ -11,6 +11,7 @@ Theory of operation
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -19,12 +20,16 @@ import numpy.typing as npt
 
 from kineto_trace.codec import Events
 from kineto_trace.export import perfetto_proto as proto
+from kineto_trace.export.chrome import base_ns, head_texts
 from kineto_trace.export.perfetto_capture import CaptureParts
-from kineto_trace.export.perfetto_flows import Arrows, capture_arrows
+from kineto_trace.export.perfetto_file import FileParts
+from kineto_trace.export.perfetto_flows import Arrows, capture_arrows, file_arrows
 from kineto_trace.export.perfetto_native import READY, SEQUENCE_LIMIT, Kind, PacketWriter, nest_lanes
 from kineto_trace.export.perfetto_parts import Ints, Numbers, Part, used_numbers
 from kineto_trace.export.perfetto_tracks import Tracks
 from kineto_trace.export.text import TextSink
+from kineto_trace.export.verbatim import is_verbatim
+from kineto_trace.load.chrome_head import base_ns as file_base_ns
 from kineto_trace.model import StringTable, Trace
 
 METADATA = "kinetod"  # the name of the text about the whole trace
@@ -35,19 +40,30 @@ FLOW_BITS = 32  # the other bits of an arrow's id are the trace's
 def write_perfetto(trace: Trace, sink: TextSink) -> tuple[str, ...]:
     """Writes the whole file into the sink. Returns notes on what is not as it was in the trace."""
     tracks, annotations = Tracks(_owner(trace)), proto.Annotations()
-    parts = CaptureParts(trace, tracks, annotations).all()
-    offsets = _offsets(parts)
-    arrows = capture_arrows(trace, offsets)
+    make: type[FileParts] | type[CaptureParts] = FileParts if is_verbatim(trace) else CaptureParts
+    content = make(trace, tracks, annotations)
+    parts = content.all()
     layout = _lay_out(parts, tracks)
+    arrows = _arrows(trace, content, parts, layout)
     sink.text(proto.clock_packet(max(0, trace.window_start_ns)))
-    sink.text(proto.metadata_packet(METADATA, _metadata(trace)))
+    sink.text(proto.metadata_packet(METADATA, _metadata(trace, tracks, content.ids)))
     for info in tracks.infos:
         sink.text(proto.track_packet(info))
     _File(trace, parts, tracks, annotations, layout).write(arrows, _flow_base(tracks), sink)
-    notes = []
+    notes = list(content.notes)
     if layout.shortened:
         notes.append(f"{layout.shortened} events overlap too many others of their track; their ends were moved")
+    if layout.earlier_ns:
+        notes.append(f"times before 0 are not possible: all of them are {layout.earlier_ns} ns later")
     return tuple(notes)
+
+
+def _arrows(trace: Trace, content: FileParts | CaptureParts, parts: list[Part], layout: "_Layout") -> Arrows:
+    """Numbers of events."""
+    if isinstance(content, CaptureParts) or not len(trace.table("flow")):
+        return capture_arrows(trace, _offsets(parts))
+    found = file_arrows(trace, layout.by_track, content.tracks_of(trace.table("flow")))
+    return Arrows(layout.before_lanes[found.source], layout.before_lanes[found.target])
 
 
 def _owner(trace: Trace) -> str:
@@ -58,16 +74,23 @@ def _flow_base(tracks: Tracks) -> int:
     return tracks.uuid("flows") >> FLOW_BITS << FLOW_BITS
 
 
-def _metadata(trace: Trace) -> str:
+def _metadata(trace: Trace, tracks: Tracks, ids: Mapping[int, Sequence[str]]) -> str:
+    """What reading back needs: the head of a Chrome trace of it, and pid and tid of each track (by uuid, hexadecimal).
+
+    Tracks without these repeat what other events say.
+    """
+    base = base_ns(trace.window_start_ns)
+    ids_of = {info.uuid: ids.get(tracks.bases.get(number, number), []) for number, info in enumerate(tracks.infos)}
     values = {
+        "head": dict(trace.head) if trace.head is not None else head_texts(trace, base),
+        "from_file": trace.head is not None,
+        "base_ns": file_base_ns(trace.head, []) if trace.head is not None else base,
+        "tracks": {f"{uuid:x}": found for uuid, found in ids_of.items()},
         "target": json.loads(trace.target.to_json()),
-        "devices": [dict(device) for device in trace.devices],
-        "versions": dict(trace.versions),
         "losses": asdict(trace.losses),
         "window_start_ns": trace.window_start_ns,
         "window_end_ns": trace.window_end_ns,
         "sample_period_ns": trace.sample_period_ns,
-        "head": None if trace.head is None else dict(trace.head),
         "notes": list(trace.notes),
     }
     return json.dumps(values, ensure_ascii=False, sort_keys=True)
@@ -100,6 +123,9 @@ class _Layout(NamedTuple):
     first: Ints
     deepest: int
     shortened: int
+    earlier_ns: int
+    by_track: Events  # before events that do not nest went to further tracks
+    before_lanes: Ints  # the number of each of these
 
 
 def _lay_out(parts: list[Part], tracks: Tracks) -> _Layout:
@@ -115,6 +141,7 @@ def _lay_out(parts: list[Part], tracks: Tracks) -> _Layout:
     leaf = np.array([part.leaf for part in parts], np.uint8)[which] if parts else which
     order = Events(track, start, end, which).order()
     track, start = track[order], start[order]
+    by_track, before_lanes = Events(track, start, end[order]), order.astype(np.int64)
     lanes = nest_lanes(track, start, end[order], leaf[order])
     end = lanes.end
     if lanes.lane.any():
@@ -122,16 +149,20 @@ def _lay_out(parts: list[Part], tracks: Tracks) -> _Layout:
         moved = np.argsort(track, kind="stable")
         order, track, start, end = order[moved], track[moved], start[moved], end[moved]
     begins = np.flatnonzero(np.diff(track.astype(np.int64), prepend=-1))
+    earliest = min(0, int(start.min(initial=0)))  # the format has no times before 0
     return _Layout(
         number=order.astype(np.int64),
         part=which[order],
         row=row[order],
-        start=start - min(0, int(start.min(initial=0))),  # the format has no times before 0
-        end=end - min(0, int(start.min(initial=0))),
+        start=start - earliest if earliest else start,
+        end=end - earliest if earliest else end,
         tracks=track[begins].astype(np.int64),
         first=np.append(begins, len(track)),
         deepest=lanes.deepest,
         shortened=lanes.shortened,
+        earlier_ns=-earliest,
+        by_track=by_track,
+        before_lanes=before_lanes,
     )
 
 

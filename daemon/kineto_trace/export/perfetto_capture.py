@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.codec import Texts
-from kineto_trace.export.chrome_sections import nested_python
+from kineto_trace.export.chrome_sections import OVERHEAD_PID, nested_python
 from kineto_trace.export.launch_shapes import LaunchShapes
 from kineto_trace.export.perfetto_native import COUNTER, INSTANT, SLICE
 from kineto_trace.export.perfetto_parts import AnyArray, FieldList, Ints, Numbers, Part
@@ -35,6 +35,8 @@ class CaptureParts:
     def __init__(self, trace: Trace, tracks: Tracks, annotations: Annotations) -> None:
         self._trace, self._tracks, self._annotations = trace, tracks, annotations
         target = trace.target
+        self.notes: list[str] = []
+        self.ids: dict[int, list[str]] = {}  # of each track the pid and tid of Kineto's rows
         self._process = tracks.process(target.pid, target.process_name or "process")
 
     def all(self) -> list[Part]:
@@ -73,13 +75,18 @@ class CaptureParts:
             if tid == 0:
                 name = "unknown thread"
             numbers.append(self._tracks.thread(self._process, tid, name))
+            self.ids[numbers[-1]] = [str(self._trace.target.pid), str(tid)]
         found: Numbers = np.array(numbers, np.uint32)[place.reshape(-1)]
         return found
 
     def _streams(self, device: AnyArray, row: Ints) -> Numbers:
         """The track of each row of a GPU."""
         keys, place = np.unique(device.astype(np.int64) << 32 | row + 1, return_inverse=True)
-        numbers = [self._tracks.stream(self._process, key >> 32, (key & 0xFFFFFFFF) - 1) for key in keys.tolist()]
+        numbers = []
+        for key in keys.tolist():
+            place_of = key >> 32, (key & 0xFFFFFFFF) - 1
+            numbers.append(self._tracks.stream(self._process, *place_of))
+            self.ids[numbers[-1]] = [str(value) for value in place_of]
         found: Numbers = np.array(numbers, np.uint32)[place.reshape(-1)]
         return found
 
@@ -205,6 +212,7 @@ class CaptureParts:
 
     def _overhead(self, table: Table) -> Part:
         track = self._tracks.group("overhead", "CUPTI overhead", self._process, OVERHEAD_RANK)
+        self.ids[track] = [str(OVERHEAD_PID), "0"]
         return self._part(table, np.full(len(table), track, np.uint32), self._fields())
 
     def _memory(self, table: Table) -> Part:

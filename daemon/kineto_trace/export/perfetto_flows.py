@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.links import forward_backward
 from kineto_trace.arrays import lookup
+from kineto_trace.codec import Events
 from kineto_trace.model import API_TABLES, GPU_TABLES, Trace
 
 Ints = npt.NDArray[np.int64]
@@ -33,6 +34,41 @@ def capture_arrows(trace: Trace, offsets: Mapping[str, int]) -> Arrows:
         first = offsets["cpu_op"]
         arrows.append(Arrows(links.forward_rows + first, links.backward_rows + first))
     return Arrows(*(np.concatenate(ends) for ends in zip(*arrows, strict=True)))
+
+
+def file_arrows(trace: Trace, shown: Events, track: npt.NDArray[np.uint32]) -> Arrows:
+    """The arrows of a file: its events of phases s, t and f, each at the innermost slice that runs then.
+
+    shown: all events by track and start, in the numbers of places there. track: of the rows of the table `flow`.
+    An arrow goes from each s or t to every following t or f of its id and category, up to the next s or t.
+    """
+    flow = trace.table("flow")
+    if not len(flow) or not len(shown):
+        return Arrows(np.empty(0, np.int64), np.empty(0, np.int64))
+    places = _slices_at(shown, track, flow["start"])
+    begins = flow["phase"] != ord("f")
+    order = np.lexsort((~begins, flow["start"], flow["id"], flow["category"]))
+    same = (np.diff(flow["id"][order], prepend=0) == 0) & (np.diff(flow["category"][order], prepend=0) == 0)
+    group = np.cumsum(~same)
+    begin = begins[order]
+    position = np.arange(len(order))
+    last = np.maximum.accumulate(np.where(begin, position, -1))
+    before = np.concatenate([[-1], last[:-1]])  # the last begin before each
+    follows = (flow["phase"][order] != ord("s")) & (before >= 0) & (group[before] == group)
+    source, target = places[order[before[follows]]], places[order[follows]]
+    known = (source >= 0) & (target >= 0)
+    return Arrows(source[known], target[known])
+
+
+def _slices_at(shown: Events, track: npt.NDArray[np.uint32], time: Ints) -> Ints:
+    """The place of the innermost slice that runs on the track at each time; -1: none."""
+    tree = shown.nest(int(shown.end.max()) + 1 if shown.end is not None else 0)
+    nested = Events(shown.track, shown.start, tree.end)
+    moments = Events(track, time)
+    order = moments.order()
+    found = np.empty(len(order), np.int64)
+    found[order] = nested.enclosing(tree.parent, moments.take(order))
+    return found
 
 
 def _launches(trace: Trace, offsets: Mapping[str, int]) -> Arrows:

@@ -28,6 +28,7 @@ class Tracks:
         self._owner = owner
         self._numbers: dict[Hashable, int] = {}
         self.infos: list[TrackInfo] = []
+        self.bases: dict[int, int] = {}  # of further tracks: the track whose overlapping events they take
 
     def _add(self, key: tuple[Hashable, ...], name: str, parent: int | None = None, **more: object) -> int:
         found = self._numbers.get(key)
@@ -79,13 +80,11 @@ class Tracks:
         """A further track for what does not nest on a track."""
         base = self.infos[track]
         name = f"{base.name} (overlap {lane})"
-        if base.tid >= 0 or base.pid >= 0:
-            return self._add(("overlap", base.uuid, lane), name, track, rank=lane)
-        return self._beside(base, lane, name)
-
-    def _beside(self, base: TrackInfo, lane: int, name: str) -> int:
         key = ("overlap", base.uuid, lane)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.infos)
+        number = len(self.infos)
+        if base.tid >= 0 or base.pid >= 0:
+            number = self._add(key, name, track, rank=lane)
+        else:
             self.infos.append(base._replace(uuid=self.uuid(key), name=name))
-        return self._numbers[key]
+        self.bases[number] = track
+        return number
