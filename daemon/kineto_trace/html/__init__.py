@@ -1,0 +1,1 @@
+"""One page with the analyses of a job: charts and tables in a file that needs nothing else."""

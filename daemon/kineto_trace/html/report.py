@@ -1,0 +1,224 @@
+"""The page: which views are on it, and how each is shown.
+
+Theory of operation
+    All views are computed in one go (run_views), so that each trace is opened once. What a trace has nothing of is not
+    on the page. Tables have the first rows only, and say so; the page is for reading, not for everything.
+
+    The page is one file: style and script are in it, and nothing is loaded from anywhere.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from kineto_agent import __version__
+from markupsafe import Markup
+
+from kineto_trace.analysis.breakdown import OTHER, ROLES
+from kineto_trace.analysis.idle_gaps import CAUSES
+from kineto_trace.analysis.result import Result, ResultColumn
+from kineto_trace.files import write_atomically
+from kineto_trace.html.charts import Series, lines, stacked_bars
+from kineto_trace.job import Paths, Request, run_views
+from kineto_trace.load.find import Source, find_traces
+
+MAX_ROWS = 100
+MAX_BARS = 40
+MAX_TEXT = 64
+MAX_POINTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One heading of the page, with what is below it."""
+
+    name: str
+    title: str
+    text: str
+    chart: Markup
+    result: Result | None
+    notes: tuple[str, ...]
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.chart) or (self.result is not None and len(self.result) > 0)
+
+
+Chart = Callable[[Result], Markup]
+
+
+def write_report(
+    path: str | PathLike[str], sources: Paths | Iterable[Paths], *, executor: Executor | None = None
+) -> int:
+    """Write the page for these traces (files, folders, patterns or what find_traces has found). Gives its bytes.
+
+    Raises FileError if there is no trace that can be read, TraceError if no view works on them, OSError.
+    """
+    found = find_traces(sources) if isinstance(sources, (str, PathLike)) else sources
+    listed = list(found) if not isinstance(found, Source) else [found]
+    text = page(listed, executor=executor).encode()
+    write_atomically(Path(path), text)
+    return len(text)
+
+
+def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
+    """The text of the page."""
+    wanted = ("overview", "findings", *SHOWN)
+    results = {
+        result.view: result for result in run_views([Request(view=name) for name in wanted], sources, executor=executor)
+    }
+    sections = [_section(name, results[name]) for name in SHOWN]
+    environment = Environment(
+        loader=PackageLoader("kineto_trace.html", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(cell=cell, heading=heading)
+    return environment.get_template("report.html").render(
+        version=__version__,
+        traces=[_trace_name(source) for source in sources],
+        overview=results["overview"],
+        findings=results["findings"].rows(),
+        finding_notes=results["findings"].notes,
+        sections=[section for section in sections if section.shown],
+        several=len(results["overview"]) > 1,
+        max_rows=MAX_ROWS,
+    )
+
+
+def _trace_name(source: Paths) -> str:
+    return Path(source.path if isinstance(source, Source) else source).name
+
+
+def _section(name: str, result: Result) -> Section:
+    title, text, chart, with_table = SHOWN[name]
+    return Section(name, title, text, chart(result), result if with_table else None, result.notes)
+
+
+def _step_chart(result: Result) -> Markup:
+    """Steps of one trace, or the average step of each rank."""
+    rows = result.rows()
+    ranks = {row["rank"] for row in rows}
+    if len(ranks) > 1:
+        rows = [row for row in rows if row["step"] == "average"]
+        labels = [f"rank {row['rank']}" for row in rows]
+    else:
+        rows = rows if len(rows) > 2 else rows[:1]  # the average of one step is that step
+        labels = [f"step {row['step']}" if row["step"].isdigit() else row["step"] for row in rows]
+    rows, labels = rows[-MAX_BARS:], labels[-MAX_BARS:]
+    series = [Series(role.replace("_", " "), [row[f"{role}_us"] / 1e3 for row in rows]) for role in (*ROLES, OTHER)]
+    return stacked_bars(labels, series, "ms")
+
+
+def _idle_chart(result: Result) -> Markup:
+    rows = result.rows()
+    places = list(dict.fromkeys((row["rank"], row["device"]) for row in rows))[:MAX_BARS]
+    shares = {(row["rank"], row["device"], row["cause"]): row["window_pct"] for row in rows}
+    series = [
+        Series(cause.replace("_", " "), [shares.get((*place, cause), 0.0) for place in places]) for cause in CAUSES
+    ]
+    labels = [f"rank {rank}, GPU {device}" for rank, device in places]
+    return stacked_bars(labels, series, "%")
+
+
+def _course(value: str, name: str, unit: str) -> Chart:
+    """A line per rank and GPU for a view with start_ns and duration_us, or time_ns."""
+
+    def chart(result: Result) -> Markup:
+        charts = Markup("")
+        rows = result.rows()
+        for rank, device in list(dict.fromkeys((row["rank"], row["device"]) for row in rows))[:8]:
+            mine = [row for row in rows if (row["rank"], row["device"]) == (rank, device)]
+            mine = mine[:: max(1, len(mine) // MAX_POINTS)]
+            clock = "start_ns" if "start_ns" in mine[0] else "time_ns"
+            times = [(row[clock] - mine[0][clock]) / 1e6 for row in mine]
+            title = Markup("<h4>rank {}, GPU {}</h4>").format(rank, device)
+            drawn = lines(times, [Series(name, [row[value] for row in mine])], unit=unit, time_unit="ms", top=100.0)
+            charts += title + drawn if drawn else ""
+        return charts
+
+    return chart
+
+
+def _memory_chart(result: Result) -> Markup:
+    charts = Markup("")
+    rows = result.rows()
+    for rank, device in list(dict.fromkeys((row["rank"], row["device"]) for row in rows))[:8]:
+        mine = [row for row in rows if (row["rank"], row["device"]) == (rank, device)]
+        mine = mine[:: max(1, len(mine) // MAX_POINTS)]
+        times = [row["time_us"] / 1e3 for row in mine]
+        series = [
+            Series(name, [None if row[key] is None else row[key] / 2**20 for row in mine])
+            for name, key in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes"))
+        ]
+        drawn = lines(times, series, unit="MiB", time_unit="ms")
+        charts += Markup("<h4>rank {}, {}</h4>").format(rank, device) + drawn if drawn else ""
+    return charts
+
+
+def _nothing(_result: Result) -> Markup:
+    return Markup("")
+
+
+# view -> title, what it says, its chart, whether its table is shown
+SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
+    "step_breakdown": ("Where the steps' time goes", "Each moment counts for the first of these that was active then.",
+                       _step_chart, False),
+    "gpu_summary": ("GPUs", "Utilisation counts kernels; busy counts copies and fills too.", _nothing, True),
+    "idle_causes": ("Why the GPUs were idle", "Share of the steps' time (or of the trace) in which a GPU did nothing.",
+                    _idle_chart, True),
+    "gpu_utilization": ("GPU utilisation over time", "", _course("utilization_pct", "utilisation", "%"), False),
+    "kernels": ("Kernels", "By name, the one with the most time first.", _nothing, True),
+    "operators": ("Operators", "Self: without the operators inside.", _nothing, True),
+    "collective_summary": ("Collectives", "Bandwidths by the factors of nccl-tests.", _nothing, True),
+    "memory_curve": ("Memory", "", _memory_chart, False),
+    "memory_peak": ("What filled the memory at its peak", "", _nothing, True),
+    "recommendations": ("Thresholds that are exceeded", "The rules of the TensorBoard plug-in.", _nothing, True),
+}  # fmt: skip
+
+
+def heading(column: ResultColumn) -> str:
+    """The title of a column: its name without the unit."""
+    for suffix in ("_us", "_ns", "_pct", "_bytes"):
+        if column.name.endswith(suffix):
+            return column.name.removesuffix(suffix).replace("_", " ") + (" %" if suffix == "_pct" else "")
+    return column.name.replace("_", " ")
+
+
+def cell(value: Any, column: ResultColumn) -> str:
+    """A value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if column.unit == "us":
+        return _time(float(value))
+    if column.unit == "bytes":
+        return _size(float(value))
+    if isinstance(value, float):
+        return f"{value:.1f} %" if column.unit == "%" else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}" if column.unit != "ns" else str(value)
+    text = ", ".join(value) if isinstance(value, list) else str(value)
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT * 3 // 5]}…{text[-MAX_TEXT * 2 // 5 :]}"
+
+
+def _time(us: float) -> str:
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if abs(us) >= factor:
+            return f"{us / factor:.3g} {unit}"
+    return f"{us:.3g} µs"
+
+
+def _size(count: float) -> str:
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
