@@ -1,5 +1,6 @@
 """`kinetoctl report`: what the analyses say of one or many traces."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # lik
 JOB_OVERVIEW = ("overview", "findings")  # of the ranks of a job
 JOB_FINDINGS = 3  # of each rank
 SHORT = {"kernels": 5, "operators": 5}  # rows of tables there
+MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,8 @@ def command(**values: Any) -> int:
     elif settings.output == "table" and len(sources) == 1:
         results = {name: _without_rank(result) for name, result in results.items()}
     _show(results, options, settings)
-    return ExitCode.DONE
+    missing = any(MISSING_RANK.match(note) for result in results.values() for note in result.notes)
+    return ExitCode.PARTIAL if missing else ExitCode.DONE
 
 
 def _overview(compat: str | None, traces: int) -> Sequence[str]:

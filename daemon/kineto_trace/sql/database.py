@@ -242,7 +242,8 @@ def _device_rows(source: Source) -> list[dict[str, Any]]:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Sums of integers, which DuckDB makes 128 bits wide, are 64 bits wide where they fit."""
+    """Sums of integers, which DuckDB makes 128 bits wide, are 64 bits wide where they fit; names are unique."""
+    table = table.rename_columns(_unique(table.column_names))
     for place, field in enumerate(table.schema):
         if field.type == _HUGEINT:
             try:
@@ -250,6 +251,19 @@ def _plain(table: pa.Table) -> pa.Table:
             except pa.ArrowInvalid:
                 continue  # too large
     return table
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """A name that is there again gets a number: a, a_1, …"""
+    found: dict[str, None] = {}
+    for name in names:
+        number = 0
+        candidate = name
+        while candidate in found:
+            number += 1
+            candidate = f"{name}_{number}"
+        found[candidate] = None
+    return list(found)
 
 
 def _type(arrow: pa.DataType) -> ResultType:

@@ -151,6 +151,16 @@ def test_errors_name_what_is_wrong(
     assert (result.code, message in result.stderr) == (code, True), result.stderr
 
 
+def test_a_trace_that_cannot_be_read_is_missing_and_the_exit_code_says_so(
+    run: Run, traces: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "rank7.json"
+    broken.write_text("no trace")
+    result = run("report", str(traces), str(broken), "--view", "kernels", "-o", "json")
+    assert (result.code, [row["rank"] for row in result.json()["kernels"]["rows"]]) == (4, [0, 1])
+    assert "note: rank 7 is missing: " in result.stderr
+
+
 def test_several_processes_give_what_one_gives(run: Run, traces: Path) -> None:
     alone = run("report", str(traces), "--view", "kernels", "-o", "json").json()
     done = run_process(["report", str(traces), "--view", "kernels", "--workers", "2", "-o", "json"], environment())

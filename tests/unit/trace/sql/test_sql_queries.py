@@ -144,3 +144,7 @@ def test_sums_of_integers_are_integers(database: Database) -> None:
 def test_describe_shows_the_columns(database: Database) -> None:
     rows = database.query("DESCRIBE example_longest").rows()
     assert [row["column_name"] for row in rows] == ["rank", "trace", "longest_us"]
+
+
+def test_columns_of_one_name_are_told_apart(database: Database) -> None:
+    assert database.query("SELECT 1 AS a, 2 AS a, 3 AS a_1").rows() == [{"a": 1, "a_1": 2, "a_1_1": 3}]
