@@ -14,8 +14,6 @@ from kineto_trace.analysis.parts import KERNEL, NOTHING, gpu
 from kineto_trace.analysis.plugin_backward import plugin_backward
 from kineto_trace.analysis.plugin_nodes import Node, launches, nodes
 from kineto_trace.analysis.plugin_tree import plugin_tree
-from kineto_trace.load.chrome_kinds import FIRST_ARG_BIT
-from kineto_trace.model import Table
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -28,7 +26,6 @@ PROPERTIES = (
     "dynamic_shared_memory",
 )
 ROOT = -2  # an operator's number: what the plug-in calls CallTreeRoot
-_EXTERNAL_ID_BITS = 3 << FIRST_ARG_BIT  # "External id", "external id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +115,7 @@ def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints]:
     times = context.get(plugin_backward).visits[node[owned]]
     rows = [np.repeat(launched.row[kernel[owned]], times)]
     names = [np.repeat(tree.name[node[owned]].astype(np.int64), times)]
-    calls = context.trace.table("cuda_runtime")
-    zero = _has_external_id(calls) & (launched.external == 0) & np.isin(launched.thread, np.unique(found.thread))
+    zero = (launched.external == 0) & np.isin(launched.thread, np.unique(found.thread))
     call = launched.call[kernel]
     at_root = np.flatnonzero(np.append(zero, False)[call])
     lost = np.flatnonzero(call == NOTHING)
@@ -128,11 +124,3 @@ def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints]:
         rows.append(launched.row[kernel[chosen]])
         names.append(np.full(len(chosen), ROOT, np.int64))
     return np.concatenate(rows), np.concatenate(names)
-
-
-def _has_external_id(table: Table) -> npt.NDArray[np.bool_]:
-    """For each row whether the file says its external id."""
-    if "present" not in table.origin:
-        return np.zeros(len(table), np.bool_)
-    found: npt.NDArray[np.bool_] = (table.origin["present"] & np.uint64(_EXTERNAL_ID_BITS)) != 0
-    return found

@@ -43,12 +43,11 @@ Flags = npt.NDArray[np.bool_]
 
 INCOMPLETE = 0.8  # of the device events of the step before
 PROFILER_SPAN = "PyTorch Profiler (0)"
-_RUNTIME = frozenset(f"{vendor}_runtime" for vendor in ("cuda", "mtia", "glow", "xpu", "privateuse1")) | {"runtime"}
 CATEGORIES: Mapping[str, frozenset[str]] = {  # of our tables: what the plug-in takes for such events
     "kernel": frozenset({"kernel"}),
     "gpu_memcpy": frozenset({"memcpy", "gpu_memcpy"}),
     "gpu_memset": frozenset({"memset", "gpu_memset"}),
-    "cuda_runtime": _RUNTIME,
+    "cuda_runtime": frozenset(plugin_nodes.RUNTIMES),
     "cpu_op": frozenset({"operator", "cpu_op"}),
     "user_annotation": frozenset({"user_annotation"}),
     "gpu_user_annotation": frozenset({"gpu_user_annotation"}),
@@ -78,9 +77,9 @@ class Clock:
 
     def times(self, table: Table) -> tuple[Ints, Ints]:
         """Starts and ends of the rows of a table, in ticks; for clocks of plugin_clock()."""
-        start = plugin_nodes.microseconds(table["start"], self.base_ns)
-        end = start + plugin_nodes.microseconds(table["duration"])
-        return (start * self.per_us).astype(np.int64), (end * self.per_us).astype(np.int64)
+        start, duration = plugin_nodes.file_times(table, self.base_ns)
+        end = start + duration
+        return np.rint(start * self.per_us).astype(np.int64), np.rint(end * self.per_us).astype(np.int64)
 
 
 UNIX_NS = Clock(0, 1000)
@@ -138,7 +137,7 @@ def _of_category(context: Context, category: npt.NDArray[np.int32], wanted: froz
 def _others(context: Context, category: str) -> Table:
     """Events with a duration of a category that has no table here."""
     table = context.trace.table("other")
-    return table.take(_of_category(context, table["category"], frozenset({category})) & (table["phase"] == ord("X")))
+    return table.take(plugin_nodes.in_categories(context.trace, table, (category,)))
 
 
 def plugin_clock(context: Context) -> Clock:
@@ -155,7 +154,7 @@ def launches(context: Context) -> Launches:
     clock = context.get(plugin_clock)
     device = [clock.times(context.trace.table(kind)) for kind in GPU_TABLES]
     start, end = (np.concatenate([part[side] for part in device]) for side in (0, 1))
-    calls = clock.times(context.trace.table("cuda_runtime"))
+    calls = clock.times(rows_of(context, "cuda_runtime"))
     return Launches(*calls, context.get(plugin_nodes.launches).call, start, end)
 
 
@@ -243,7 +242,7 @@ def plugin_roles(context: Context) -> list[Union]:
     """
     kernel = rows_of(context, "kernel")
     own, ids = _communication(context)
-    communicates = np.isin(kernel["external_id"], ids) & (kernel["external_id"] != 0)
+    communicates = np.isin(plugin_nodes.external_ids(kernel), ids)
     host = [*(rows_of(context, kind) for kind in _HOST), _others(context, "python")]
     clock = context.get(plugin_clock)
     name = np.concatenate([table["name"] for table in host])
@@ -278,7 +277,7 @@ def _communication(context: Context) -> tuple[Flags, Ints]:
     ids = []
     for kind in _HOST:
         table = rows_of(context, kind)
-        ids.append(table["external_id" if kind == "gpu_user_annotation" else "id"][own[table["name"]]])
+        ids.append(plugin_nodes.external_ids(table)[own[table["name"]]])
     return own, np.concatenate(ids)
 
 

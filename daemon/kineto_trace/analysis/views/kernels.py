@@ -16,6 +16,7 @@ from kineto_trace.analysis.kernel_groups import (
 )
 from kineto_trace.analysis.op_times import tensor_times
 from kineto_trace.analysis.result import columns
+from kineto_trace.analysis.rounding import rounded
 from kineto_trace.analysis.tensor_core_use import plugin_tensor_use, tensor_use
 from kineto_trace.analysis.tensor_cores import plugin_eligible_names, plugin_tensor_names, uses_tensor_cores
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -141,8 +142,8 @@ def _figures(context: Context, found: KernelGroups, plugin: bool) -> dict[str, n
         "mean_us": np.round(mean) if plugin else mean,
         "max_us": found.longest / 1000,
         "min_us": found.shortest / 1000,
-        "blocks_per_sm": np.round(found.blocks_per_sm, 2) if plugin else found.blocks_per_sm,
-        "occupancy_pct": np.round(found.occupancy, 2) if plugin else found.occupancy,
+        "blocks_per_sm": rounded(found.blocks_per_sm, 2) if plugin else found.blocks_per_sm,
+        "occupancy_pct": rounded(found.occupancy, 2) if plugin else found.occupancy,
         "share_pct": 100 * found.total / max(whole, 1),
     }
 

@@ -19,6 +19,7 @@ from kineto_trace.analysis.intervals import union
 from kineto_trace.analysis.launch_figures import launch_figures
 from kineto_trace.analysis.plugin_steps import profiler_span
 from kineto_trace.analysis.result import columns
+from kineto_trace.analysis.rounding import rounded
 from kineto_trace.analysis.tensor_core_use import plugin_tensor_use, tensor_use
 from kineto_trace.analysis.view import Answer, Compat, view
 from kineto_trace.errors import ViewError
@@ -104,7 +105,7 @@ def step_breakdown(context: Context, *, compat: Compat = Compat.NONE, step_ends:
     for role, share in zip((*ROLES, OTHER), shares, strict=True):
         percent = np.divide(100 * share, total, out=np.zeros_like(total), where=total > 0)
         values[f"{role}_us"] = share
-        values[f"{role}_pct"] = np.round(percent, 2) if compat is Compat.PLUGIN else percent
+        values[f"{role}_pct"] = rounded(percent, 2) if compat is Compat.PLUGIN else percent
     return Answer(values, notes)
 
 
@@ -168,7 +169,7 @@ def gpu_summary(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
 
 def _percent(shares: list[float], digits: int | None) -> npt.NDArray[np.float64]:
     percent = 100 * np.array(shares, np.float64)
-    return percent if digits is None else np.round(percent, digits)
+    return percent if digits is None else rounded(percent, digits)
 
 
 def _mean(values: list[float]) -> float:
