@@ -21,7 +21,7 @@ Theory of operation
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,14 +89,22 @@ def named(strings: Sequence[str], names: Sequence[str]) -> Ints:
     return np.array([number for number, text in enumerate(strings) if text in names], np.int64)
 
 
-def file_order(frame: HtaFrame) -> HtaFrame:
-    """The rows in the order of the file, as far as it is known, with links in this order."""
-    order = np.lexsort((frame.row, _RANKS[frame.kind]))
+def file_order(context: Context) -> HtaFrame:
+    """HTA's rows in the order of the file, as far as it is known, with links in this order."""
+    frame = context.get(hta_frame)
+    tables = [context.trace.table(kind) for kind in KINDS]
+    if all("place" in table.origin for table in tables if len(table)):
+        at = np.empty(len(frame), np.int64)
+        for number, table in enumerate(tables):
+            own = frame.kind == number
+            at[own] = table.origin["place"][frame.row[own]] if len(table) else 0
+        order = np.argsort(at, kind="stable")
+    else:
+        order = np.lexsort((frame.row, _RANKS[frame.kind]))
     place = np.empty(len(frame) + 1, np.int64)
     place[order], place[-1] = np.arange(len(order)), NOTHING
     ordered = frame.take(order)
-    columns = {name: getattr(ordered, name) for name in HtaFrame.__slots__}
-    return HtaFrame(**{**columns, "link": place[ordered.link]})
+    return replace(ordered, link=place[ordered.link])
 
 
 def clip(context: Context, annotation: str, instance: Instance, patterns: Sequence[str]) -> Clipped:
@@ -104,7 +112,7 @@ def clip(context: Context, annotation: str, instance: Instance, patterns: Sequen
     strings = context.trace.strings
     loaded = context.get(hta_frame)
     low, high = _window(strings, loaded, annotation, instance)
-    frame = file_order(loaded)
+    frame = context.get(file_order)
     on_host = frame.stream == NOTHING
     launched = on_host & (frame.start >= low) & (frame.start <= high) & (frame.duration > 0)
     inside = launched.copy()

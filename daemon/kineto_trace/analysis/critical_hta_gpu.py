@@ -79,7 +79,7 @@ def queue_lengths(strings: Sequence[str], frame: HtaFrame) -> Ints:
     rows = np.concatenate([calls, gpus])
     change = np.repeat([1, -1], [len(calls), len(gpus)])
     stream = np.concatenate([frame.stream[frame.link[calls]], frame.stream[gpus]])
-    order = np.argsort(frame.start[rows], kind="quicksort")
+    order = frame.order(frame.start[rows])
     order = order[np.argsort(stream[order], kind="stable")]
     total = np.cumsum(change[order])
     begins = np.ones(len(order), np.bool_)
@@ -153,6 +153,13 @@ class _Waits:
         return np.where(following >= 0, frame.link[following], NOTHING)
 
 
+def _sorted(frame: HtaFrame, rows: Ints, is_sync: Flags) -> Ints:
+    """Activities by their starts, synchronisations by their ends; as pandas sorts: the type of the times matters."""
+    if not is_sync.any():
+        return frame.order(frame.start[rows])
+    return np.argsort(np.where(is_sync, frame.end[rows], frame.start[rows]).astype(np.float64), kind="quicksort")
+
+
 def gpu_edges(context: Context, clipped: "Clipped") -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """The edges in HTA's order: first node, last node, type, weight (ns), event whose time it is."""
     trace, frame = context.trace, clipped.frame
@@ -160,7 +167,7 @@ def gpu_edges(context: Context, clipped: "Clipped") -> tuple[Ints, Ints, Ints, I
     is_sync = frame.kind == KIND["cuda_sync"]
     rows = clipped.inside & ((frame.stream != NOTHING) | _is(strings, frame.name, _EVENT_SYNC, _CONTEXT_SYNC))
     rows = np.flatnonzero(rows & ((frame.correlation >= 0) | (frame.link != NOTHING)))
-    rows = rows[np.argsort(np.where(is_sync[rows], frame.end[rows], frame.start[rows]), kind="quicksort")]
+    rows = rows[_sorted(frame, rows, is_sync[rows])]
     place = np.arange(len(rows))
     waits = _Waits(trace, frame)
     parts = [_sync_edges(strings, clipped, rows, waits), _activity_edges(strings, clipped, rows, place, waits)]
