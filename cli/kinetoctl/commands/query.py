@@ -1,5 +1,6 @@
 """`kinetoctl query`: SQL over traces."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -56,6 +57,7 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
 
 
 def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
+    from kineto_trace.load.find import rank_notes
     from kineto_trace.sql import Database
     from kineto_trace.sql.raw import Source
 
@@ -63,7 +65,8 @@ def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
         names = source_names(sources)
         opened = [Source(name, open_context(source)) for name, source in zip(names, sources, strict=True)]
         with Database(opened) as database:
-            return database.query(sql)
+            result = database.query(sql)
+        return replace(result, notes=(*rank_notes(sources), *result.notes))
 
 
 def _schema(table: str, settings: Settings) -> int:

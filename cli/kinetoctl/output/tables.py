@@ -25,7 +25,7 @@ from kinetoctl.output.values import NOTHING, exact, heading, human, is_number
 from kinetoctl.settings import Settings
 
 if TYPE_CHECKING:
-    from kineto_trace.analysis.result import Result
+    from kineto_trace.analysis.result import Result, ResultColumn
 
 PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT = 36
@@ -155,6 +155,11 @@ def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> Non
         click.echo(f"note: {note}")
 
 
+def _title(result: "Result", column: "ResultColumn") -> str:
+    """Over a column: names in queries are the asker's own."""
+    return column.name.upper() if result.view == "query" else heading(column.name, column.unit)
+
+
 def _columns(result: "Result", count: int) -> list[_Shown]:
     shown = []
     head = result.table.slice(0, count)
@@ -163,10 +168,8 @@ def _columns(result: "Result", count: int) -> list[_Shown]:
         cells = [human(value, column.unit) for value in values]
         if len(result.columns) > 1 and all(cell == NOTHING for cell in cells):
             continue
-        shown.append(_Shown(heading(column.name, column.unit), cells, is_number(values)))
-    return shown or [
-        _Shown(heading(column.name, column.unit), [NOTHING] * count, False) for column in result.columns[:1]
-    ]
+        shown.append(_Shown(_title(result, column), cells, is_number(values)))
+    return shown or [_Shown(_title(result, column), [NOTHING] * count, False) for column in result.columns[:1]]
 
 
 def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:

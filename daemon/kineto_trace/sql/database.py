@@ -26,6 +26,7 @@ from kineto_trace.analysis.result import Result, ResultColumn
 from kineto_trace.analysis.result import Type as ResultType
 from kineto_trace.analysis.view import View
 from kineto_trace.errors import QueryError, TraceError
+from kineto_trace.job import trace_notes
 from kineto_trace.sql.lazy import LazyTable
 from kineto_trace.sql.raw import Source, constant, event_column, event_counts, raw_column
 from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, sql_tables
@@ -87,8 +88,9 @@ class Database:
         gc.collect()  # DuckDB's bindings complain at exit about relations that an error still holds
 
     def query(self, sql: str) -> Result:
-        """The answer to one query, ordered as it says. notes: those of the analyses in it. Raises QueryError.
+        """The answer to one query, ordered as it says. Raises QueryError.
 
+        notes: those of the analyses in it and of the traces.
         Columns have DuckDB's types; integers beyond 64 bits and decimals are what Arrow makes of them.
         """
         self._results.clear()
@@ -100,9 +102,16 @@ class Database:
             table = _plain(relation.to_arrow_table())
         except duckdb.Error as exc:
             raise self._error(self._placed(exc, sql)) from exc
-        notes = tuple(dict.fromkeys(note for result in self._results.values() for note in result.notes))
+        notes = [note for result in self._results.values() for note in result.notes]
+        notes += [
+            f"{self._said(source)}{note}" for source in self._sources for note in trace_notes(source.context.trace)
+        ]
         columns = tuple(ResultColumn(field.name, _type(field.type), "", "") for field in table.schema)
-        return Result("query", columns, table, notes)
+        return Result("query", columns, table, tuple(dict.fromkeys(notes)))
+
+    def _said(self, source: Source) -> str:
+        """In front of a note on one of several traces."""
+        return f"{source.name}: " if len(self._sources) > 1 else ""
 
     def _check(self, sql: str) -> None:
         """Refuses what is not one query."""

@@ -148,3 +148,9 @@ def test_describe_shows_the_columns(database: Database) -> None:
 
 def test_columns_of_one_name_are_told_apart(database: Database) -> None:
     assert database.query("SELECT 1 AS a, 2 AS a, 3 AS a_1").rows() == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+
+
+def test_what_was_lost_of_a_trace_is_a_note_of_every_answer() -> None:
+    sources = [Source("a", Context(trace({}, notes=("the end is missing",)))), Source("b", Context(trace({})))]
+    with Database(sources) as opened:
+        assert opened.query("SELECT 1").notes == ("a: the end is missing",)
