@@ -5,6 +5,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     annotations,
     bandwidth,
     collectives,
+    counters,
     critical_path,
     diff,
     distributed,
@@ -22,8 +23,10 @@ from kineto_trace.analysis.views import (  # noqa: F401
     overview,
     queue,
     recommendations,
+    steps,
     stragglers,
     temporal,
+    validate,
 )
 from kineto_trace.errors import ViewError
 

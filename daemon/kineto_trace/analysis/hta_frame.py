@@ -124,7 +124,7 @@ def hta_frame(context: Context) -> HtaFrame:
     columns["start"], columns["duration"] = _rounded(trace, columns)
     gpu_side = _gpu_side(trace.strings, columns)
     link = _links(columns["correlation"], gpu_side)
-    numbers = _step_numbers(trace.strings, columns["name"], _STEP_OF_ITERATION)
+    numbers = step_numbers(trace.strings, columns["name"])
     origin_ns = int(columns["start"].min()) if len(link) else 0
     frame = HtaFrame(
         **columns,
@@ -133,7 +133,7 @@ def hta_frame(context: Context) -> HtaFrame:
         origin_ns=origin_ns,
         time_type=_time_type(trace, columns["start"]),
     )
-    steps = _step_numbers(trace.strings, columns["name"], _STEP)
+    steps = step_numbers(trace.strings, columns["name"], _STEP)
     if len(np.unique(columns["name"][steps >= 0])) < 2:
         return frame
     return _without_last_step(frame, gpu_side, steps >= 0)
@@ -269,7 +269,9 @@ def _links(correlation: Ints, gpu_side: Flags) -> Ints:
     return link
 
 
-def _step_numbers(strings: Sequence[str], name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -> Ints:
+def step_numbers(
+    strings: Sequence[str], name: npt.NDArray[np.int32], pattern: re.Pattern[str] = _STEP_OF_ITERATION
+) -> Ints:
     """For each row the number in its name; -1: it is no step."""
     found = [pattern.match(text) if text.startswith("ProfilerStep") else None for text in strings]
     numbers = np.array([NOTHING if match is None else int(match[1]) for match in found], np.int64)

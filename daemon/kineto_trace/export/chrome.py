@@ -21,7 +21,7 @@ from kineto_trace.export.chrome_fields import Names
 from kineto_trace.export.chrome_sections import Section, sections
 from kineto_trace.export.launch_shapes import LaunchShapes
 from kineto_trace.export.text import TextSink, name_text
-from kineto_trace.export.verbatim import is_verbatim, write_verbatim
+from kineto_trace.export.verbatim import is_verbatim, write_rows, write_verbatim
 from kineto_trace.model import NO_STRING, OP_TABLES, Trace
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
@@ -69,6 +69,7 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
         sink.text(row + b",\n")
     for part in parts:
         _write_section(part, names, sink)
+    write_rows(trace, [table for table in (trace.table("other"),) if table.origin], base, sink)
     sink.text(b",\n".join(chrome_meta.closing_rows(trace, base)))
     sink.text(b'\n],\n"traceName": %s\n}\n' % json.dumps(trace_name).encode())
 

@@ -34,6 +34,7 @@ from kineto_trace.codec import (
     MixedWriter,
     Texts,
 )
+from kineto_trace.export.constant_fields import folded
 from kineto_trace.export.text import TextSink, escaped
 from kineto_trace.load import chrome_kinds as bits
 from kineto_trace.load.chrome_head import base_ns
@@ -71,7 +72,15 @@ def write_verbatim(trace: Trace, sink: TextSink) -> None:
 
 def _member(name: str, text: str) -> bytes:
     # HTA finds the rank by a pattern that needs the space after the colon.
-    return b'"%s": %s' % (escaped(name), text.encode("utf-8", "replace"))
+    return json.dumps(name).encode() + b": " + text.encode("utf-8", "replace")
+
+
+def write_rows(trace: Trace, tables: Sequence[Table], base: int, sink: TextSink) -> None:
+    """Writes the rows of tables that know what they look like (Table.origin), with a comma after each."""
+    writer = _Forms(_Words(trace.strings, tables), base)
+    for table in tables:
+        form = writer.add(table)
+        sink.rows(MixedWriter(writer.forms, form, np.arange(len(table), dtype=np.uint32)), len(table))
 
 
 def _write_events(trace: Trace, base: int, sink: TextSink) -> None:
@@ -138,13 +147,22 @@ class _Forms:
 
     def add(self, table: Table) -> npt.NDArray[np.uint32]:
         """The form of each row."""
-        masks = Interner()
+        masks, forms = Interner(), Interner()
         other = _other_args(table)
         rest = (other >= 0).astype(np.uint64) | (table.origin["members"] >= 0).astype(np.uint64) << np.uint64(1)
-        form = masks.intern(table.origin["present"] ^ rest << np.uint64(_FREE_BIT))
+        mask = masks.intern(table.origin["present"] ^ rest << np.uint64(_FREE_BIT))
+        # Not needed for what is written, but rows of one category have more members in common.
+        split = mask.astype(np.uint64) << np.uint64(40) | (table.origin["category"] + 1).astype(np.uint64)
+        if "phase" in table.columns:
+            split |= table.columns["phase"].astype(np.uint64) << np.uint64(32)
+        form = forms.intern(split)
         first = len(self.forms)
-        keys = masks.keys().tolist()
-        self.forms += [self._form(table, key & ~(3 << _FREE_BIT), key >> _FREE_BIT & 3, other) for key in keys]
+        keys = masks.keys()[(forms.keys() >> np.uint64(40)).astype(np.int64)].tolist()
+        found = [self._form(table, key & ~(3 << _FREE_BIT), key >> _FREE_BIT & 3, other) for key in keys]
+        if len(found) <= _MAX_FOLDED:
+            rows = [np.flatnonzero(form == number) for number in range(len(found))] if len(found) > 1 else [None]
+            found = [folded(fields, own) for fields, own in zip(found, rows, strict=True)]
+        self.forms += found
         return form + np.uint32(first)
 
     def _form(self, table: Table, present: int, rest: int, other: AnyArray) -> list[Field]:
@@ -204,6 +222,7 @@ class _Forms:
             members.add(key, WHOLE if present & integer else TIME, column, base=base)
 
 
+_MAX_FOLDED = 64  # forms of one table; looking at the rows of each takes a pass over the table
 _FREE_BIT = 62  # of masks, and the next one: whether a row has other arguments, and other members
 
 
