@@ -49,13 +49,19 @@ class _Part(NamedTuple):
     needed_for: str
     missing: str
     find: Callable[[Context], _Found]
+    of_some: bool = False  # it may well be that no row should have it
 
 
 @view(
     "validate",
     columns(
         ("part", "text", "", "what the trace should have"),
-        ("ok", "bool", "", f"it is there, for at least {_ENOUGH:.0f} % of the rows that should have it"),
+        (
+            "ok",
+            "bool",
+            "",
+            f"it is there, for at least {_ENOUGH:.0f} % of the rows that should have it; missing: no row should",
+        ),
         ("rows", "int", "", "rows that are this or should have it"),
         ("complete_pct", "float", "%", "of these rows, those that have it; missing without rows"),
         ("needed_for", "text", "", "analyses that are empty or less exact without it"),
@@ -68,12 +74,13 @@ def validate(context: Context) -> Answer:
     Arguments whose value is of another type than readers of Kineto's traces (HTA's validate_trace_format) expect have
     a row of their own. What was lost when the trace was recorded or read is in the notes.
     """
-    rows: list[tuple[str, bool, int, float | None, str, str | None]] = []
+    rows: list[tuple[str, bool | None, int, float | None, str, str | None]] = []
     for part in _PARTS:
         found = part.find(context)
         share = 100 * found.complete / found.rows if found.rows else None
-        good = share is not None and share >= _ENOUGH
-        rows.append((part.name, good, found.rows, share, part.needed_for, None if good else part.missing))
+        good = None if part.of_some and share is None else share is not None and share >= _ENOUGH
+        advice = part.missing if good is False else None
+        rows.append((part.name, good, found.rows, share, part.needed_for, advice))
     rows += _wrong_types(context)
     names = [column.name for column in validate.columns]
     return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, _losses(context))
@@ -194,6 +201,7 @@ _PARTS = (
         "operators' GPU time",
         "launches outside operators are those of other libraries",
         _attributed,
+        of_some=True,
     ),
     _Part("training steps", "all views by step", "call step() of the profiler after each step", _steps),
     _Part("input shapes", "operators by shape, matrix sizes", f"use {_PROFILER}(record_shapes=True)", _shapes),
@@ -222,7 +230,8 @@ _PARTS = (
         "bandwidth and skew of collectives",
         "record_shapes=True, and a PyTorch that names collectives (2.2 or later)",
         _collectives,
+        of_some=True,
     ),
-    _Part("profiled ranges", "hardware counters with operators", "use CUPTI's range profiler", _ranges),
+    _Part("profiled ranges", "hardware counters with operators", "use CUPTI's range profiler", _ranges, True),
     _Part("rank", "views over several ranks", "start the job with torch.distributed; or name the rank", _rank),
 )
