@@ -86,7 +86,10 @@ def gpu_figures(context: Context) -> list[GpuFigures]:
 
 
 def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
-    """Every GPU with a kernel, as the plug-in sees them: over its steps, and with properties by place in the list."""
+    """Every GPU with a kernel, as the plug-in sees them: over its steps, and with properties by place in the list.
+
+    In a trace without operators, thus without steps, the plug-in takes all GPUs for idle.
+    """
     listed = dict(enumerate(context.trace.devices))
     devices = set(context.get(kernel_rows))
     return _figures(context, context.get(plugin_breakdown), context.get(plugin_tensor_use), devices, listed)
@@ -95,8 +98,6 @@ def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
 def _figures(
     context: Context, steps: Breakdown, use: TensorUse, devices: set[int], properties: Mapping[int, Mapping[str, Any]]
 ) -> list[GpuFigures]:
-    if not len(steps.steps):
-        return []
     peaks = context.get(peak_memory)
     return [
         _one(context, device, steps, use, properties.get(device, {}), peaks.get(device)) for device in sorted(devices)
@@ -114,7 +115,7 @@ def _one(
     table, figures = context.trace.table("kernel"), context.get(launch_figures)
     rows = context.get(kernel_rows).get(device, np.zeros(0, np.int64))
     start, end = (side[rows] for side in _times(table, steps.steps.clock))
-    span = steps.span()
+    span = steps.span() if len(steps.steps) else (0, 0)
     running = union(start, end)
     major, minor = properties.get("computeMajor"), properties.get("computeMinor")
     return GpuFigures(
@@ -124,7 +125,7 @@ def _one(
         compute_capability=None if major is None or minor is None else f"{major}.{minor}",
         kernels=len(rows),
         kernel_ns=int(table["duration"][rows].sum()),
-        utilization=busy_share(running, *span),
+        utilization=busy_share(running, *span) if len(steps.steps) else 0.0,
         busy=busy_share(_any_activity(context, device, steps.steps.clock), *span),
         sm_efficiency=sm_efficiency(figures.blocks_per_sm[rows], start, end).mean(*span),
         occupancy=weighted_mean(figures.occupancy[rows], start, end, *span),

@@ -1,6 +1,6 @@
 """Kernels by their properties: how often, how long, and how well they fill the GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,13 @@ PROPERTIES = (
     "static_shared_memory",
     "dynamic_shared_memory",
 )
+Mean = Callable[[Ints, Floats, Floats, int], Floats]  # of each row its group, a figure and us; and the groups
 ROOT = -2  # an operator's number: what the plug-in calls CallTreeRoot
 
 
 @dataclass(frozen=True, slots=True)
 class KernelGroups:
-    """Groups of kernels, the longest in all first. Durations in ns, one value per group.
+    """Groups of kernels, the longest in all first. Durations in us, one value per group.
 
     first: row of the table `kernel`. blocks_per_sm, occupancy: means weighted by duration; NaN: unknown.
     """
@@ -39,29 +40,30 @@ class KernelGroups:
     order: Ints
     first: Ints
     calls: Ints
-    total: Ints
-    longest: Ints
-    shortest: Ints
+    total: Floats
+    longest: Floats
+    shortest: Floats
     blocks_per_sm: Floats
     occupancy: Floats
 
 
 def kernel_groups(
-    context: Context, keys: Sequence[npt.NDArray[Any]], rows: Ints, *, missing_is_zero: bool
+    context: Context, keys: Sequence[npt.NDArray[Any]], rows: Ints, took: Floats, mean: Mean | None = None
 ) -> KernelGroups:
-    """These rows of the table `kernel` (maybe several times) by their keys, an array each.
+    """These rows of the table `kernel` (maybe several times) by their keys, an array each. took: us.
 
-    missing_is_zero: a launch figure that is unknown counts as 0, else not at all.
+    mean: of a launch figure in each group; without it, what is unknown does not count.
     """
     found, figures = group(keys), context.get(launch_figures)
-    took = context.trace.table("kernel")["duration"][rows]
-    total = found.sums(took)
-    longest, shortest = np.zeros(len(found), np.int64), np.full(len(found), np.iinfo(np.int64).max)
+    count = len(found)
+    total = np.bincount(found.number, weights=took, minlength=count).astype(np.float64)
+    longest, shortest = np.zeros(count), np.full(count, np.inf)
     np.maximum.at(longest, found.number, took)
     np.minimum.at(shortest, found.number, took)
     order = np.argsort(-total, kind="stable")
     blocks, occupancy = (
-        _mean(found, value[rows], took, missing_is_zero) for value in (figures.blocks_per_sm, figures.occupancy)
+        (mean or _known_mean)(found.number, value[rows], took, count)
+        for value in (figures.blocks_per_sm, figures.occupancy)
     )
     return KernelGroups(
         groups=found,
@@ -76,20 +78,38 @@ def kernel_groups(
     )
 
 
-def _mean(found: Groups, value: Floats, took: Ints, missing_is_zero: bool) -> Floats:
-    """The mean of each group, weighted by duration (by number where all durations are zero)."""
-    known = np.flatnonzero(~np.isnan(value))
-    if missing_is_zero and not len(known):
-        return np.full(len(found), np.nan)
-    rows = np.arange(len(value)) if missing_is_zero else known
-    number, count = found.number[rows], len(found)
-    weight = took[rows] / 1000
-    summed = np.bincount(number, weights=np.nan_to_num(value[rows]) * weight, minlength=count)
+def _known_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
+    """The mean of what is known, weighted by duration (by number where all durations are zero)."""
+    rows = np.flatnonzero(~np.isnan(value))
+    number, value, took = number[rows], value[rows], took[rows]
+    whole = np.bincount(number, weights=took, minlength=count)
+    weight = np.where(whole[number] > 0, took, 1)
+    summed = np.bincount(number, weights=value * weight, minlength=count)
     whole = np.bincount(number, weights=weight, minlength=count)
-    plain = np.bincount(number, weights=np.nan_to_num(value[rows]), minlength=count)
-    seen = np.bincount(number, minlength=count)
-    empty = np.zeros(count) if missing_is_zero else np.divide(plain, seen, out=np.full(count, np.nan), where=seen > 0)
-    return np.divide(summed, whole, out=empty, where=whole > 0)
+    mean: Floats = np.divide(summed, whole, out=np.full(count, np.nan), where=whole > 0)
+    return mean
+
+
+def plugin_mean_by_name(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
+    """The plug-in's mean for kernels by name: what is unknown is 0. It adds as numpy does, which rounding can show."""
+    if np.isnan(value).all():
+        return np.full(count, np.nan)
+    order = np.argsort(number, kind="stable")
+    ends = np.cumsum(np.bincount(number, minlength=count))[:-1]
+    weights = np.split(took[order], ends)
+    products = np.split(np.nan_to_num(value[order]) * took[order], ends)
+    wholes = [weight.sum() for weight in weights]
+    return np.array([part.sum() / whole if whole else 0.0 for part, whole in zip(products, wholes, strict=True)])
+
+
+def plugin_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
+    """The same for kernels by operator, which it adds one after the other."""
+    if np.isnan(value).all():
+        return np.full(count, np.nan)
+    summed = np.bincount(number, weights=np.nan_to_num(value) * took, minlength=count)
+    whole = np.bincount(number, weights=took, minlength=count)
+    mean: Floats = np.divide(summed, whole, out=np.zeros(count), where=whole > 0)
+    return mean
 
 
 def kernel_ops(context: Context) -> Ints:
@@ -101,8 +121,8 @@ def kernel_ops(context: Context) -> Ints:
     return found
 
 
-def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints]:
-    """Rows of the table `kernel` as the plug-in comes by them in its tree, and for each the number of a name.
+def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints, Floats]:
+    """Rows of the table `kernel` as the plug-in comes by them in its tree; for each the number of a name, and us.
 
     The name is that of the node with the kernel's call, by external ids. ROOT: kernels whose call has the external
     id 0, and, once for every thread that has steps, kernels without a call. All others are missing: calls without
@@ -123,4 +143,5 @@ def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints]:
     for chosen in (at_root, *[lost] * threads):
         rows.append(launched.row[kernel[chosen]])
         names.append(np.full(len(chosen), ROOT, np.int64))
-    return np.concatenate(rows), np.concatenate(names)
+    row = np.concatenate(rows)
+    return row, np.concatenate(names), launched.device_duration[kernel][row]

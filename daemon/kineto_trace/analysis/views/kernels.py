@@ -13,8 +13,11 @@ from kineto_trace.analysis.kernel_groups import (
     kernel_groups,
     kernel_ops,
     plugin_kernel_ops,
+    plugin_mean,
+    plugin_mean_by_name,
 )
 from kineto_trace.analysis.op_times import tensor_times
+from kineto_trace.analysis.plugin_nodes import base_ns, file_times
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.rounding import rounded
 from kineto_trace.analysis.tensor_core_use import plugin_tensor_use, tensor_use
@@ -54,7 +57,12 @@ def kernels(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """
     table = context.trace.table("kernel")
     plugin = compat is Compat.PLUGIN
-    found = kernel_groups(context, [table["name"]], np.arange(len(table)), missing_is_zero=plugin)
+    rows, took = np.arange(len(table)), table["duration"] / 1000
+    if plugin:  # it adds in the order of starts
+        start, took = file_times(table, base_ns(context.trace))
+        rows = np.lexsort((table.origin.get("place", rows), start))
+        took = took[rows]
+    found = kernel_groups(context, [table["name"][rows]], rows, took, plugin_mean_by_name if plugin else None)
     uses = context.get(plugin_tensor_names if plugin else uses_tensor_cores)
     name = table["name"][found.first]
     values = {
@@ -98,12 +106,12 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     plugin = compat is Compat.PLUGIN
     names = context.trace.table("cpu_op")["name"]
     if plugin:
-        rows, op = plugin_kernel_ops(context)
+        rows, op, took = plugin_kernel_ops(context)
     else:
-        rows, launched_by = np.arange(len(table)), kernel_ops(context)
+        rows, launched_by, took = np.arange(len(table)), kernel_ops(context), table["duration"] / 1000
         op = np.where(launched_by >= 0, np.append(names, -1)[launched_by].astype(np.int64), -1)
     keys = [table["name"][rows], op, *(table[column][rows] for column in PROPERTIES)]
-    found = kernel_groups(context, keys, rows, missing_is_zero=plugin)
+    found = kernel_groups(context, keys, rows, took, plugin_mean if plugin else None)
     first_op = op[found.groups.first][found.order]
     name = table["name"][found.first]
     uses = context.get(plugin_tensor_names if plugin else uses_tensor_cores)
@@ -134,17 +142,17 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
 
 def _figures(context: Context, found: KernelGroups, plugin: bool) -> dict[str, npt.NDArray[Any]]:
     """The columns of _FIGURES. plugin: the mean duration is rounded, and so are the launch figures."""
-    whole = int(context.trace.table("kernel")["duration"].sum())
-    mean = found.total / np.maximum(found.calls, 1) / 1000
+    whole = float(context.trace.table("kernel")["duration"].sum()) / 1000
+    mean = found.total / np.maximum(found.calls, 1)
     return {
         "calls": found.calls,
-        "total_us": found.total / 1000,
+        "total_us": found.total,
         "mean_us": np.round(mean) if plugin else mean,
-        "max_us": found.longest / 1000,
-        "min_us": found.shortest / 1000,
+        "max_us": found.longest,
+        "min_us": found.shortest,
         "blocks_per_sm": rounded(found.blocks_per_sm, 2) if plugin else found.blocks_per_sm,
         "occupancy_pct": rounded(found.occupancy, 2) if plugin else found.occupancy,
-        "share_pct": 100 * found.total / max(whole, 1),
+        "share_pct": 100 * found.total / whole if whole else np.zeros(len(found.total)),
     }
 
 
