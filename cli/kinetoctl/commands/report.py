@@ -24,9 +24,9 @@ SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
 OVERVIEW = ("overview", "findings", "kernels", "operators")  # without --view, of one trace
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
-JOB_OVERVIEW = ("overview", "findings")  # of the ranks of a job
+JOB_OVERVIEW = ("overview", "findings", "stragglers", "collective_summary")  # of the ranks of a job
 JOB_FINDINGS = 3  # of each rank
-SHORT = {"kernels": 5, "operators": 5}  # rows of tables there
+SHORT = {"kernels": 5, "operators": 5, "stragglers": 8, "collective_summary": 8}  # rows of tables there
 MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.job
 
 
