@@ -1,6 +1,4 @@
 /* Perfetto's TrackEvent packets to Chrome-trace JSON. See perfetto_read.h; field numbers are those of Perfetto's protos. */
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,10 +20,14 @@ typedef struct {
 
 static void put_time(kp_reader *r, kc_text *out, const char *name, int64_t ns)
 {
-    char digits[64];
     uint64_t size = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
-    int length = sprintf(digits, "%s%s%" PRIu64 ".%03u", name, ns < 0 ? "-" : "", size / 1000, (unsigned)(size % 1000));
-    kp_put(r, out, digits, (uint64_t)length);
+    unsigned rest = (unsigned)(size % 1000);
+    char fraction[] = {'.', (char)('0' + rest / 100), (char)('0' + rest / 10 % 10), (char)('0' + rest % 10)};
+    kp_put_literal(r, out, name);
+    if (ns < 0)
+        kp_put_literal(r, out, "-");
+    kp_put_number(r, out, (int64_t)(size / 1000));
+    kp_put(r, out, fraction, sizeof fraction);
 }
 
 static void put_start(kp_reader *r, const char *phase, const kp_track_state *t, int64_t time)
@@ -105,7 +107,6 @@ static void pop(kp_reader *r, kp_track_state *t, int64_t time)
 
 static void put_counter(kp_reader *r, const kp_track_state *t, const event *e, int64_t time)
 {
-    char digits[32];
     put_start(r, "C", t, time);
     kp_put_literal(r, &r->out, ",\"args\":{");
     if (t->key.size)
@@ -116,7 +117,7 @@ static void put_counter(kp_reader *r, const kp_track_state *t, const event *e, i
     if (e->has_double)
         kp_put_double(r, &r->out, e->counter);
     else
-        kp_put(r, &r->out, digits, (uint64_t)sprintf(digits, "%" PRId64, (int64_t)e->counter));
+        kp_put_number(r, &r->out, (int64_t)e->counter);
     kp_put_literal(r, &r->out, "}}");
 }
 
@@ -413,13 +414,15 @@ static int compare(const void *left, const void *right)
 
 static void put_flow(kp_reader *r, const kp_flow *f, int first, int is_op)
 {
-    char text[128];
     const char *category = is_op ? "fwdbwd" : "ac2g";
     put_start(r, first ? "s" : "f", r->tracks + f->track, f->time);
-    uint64_t id = r->ours ? f->id & UINT32_MAX : f->id & INT64_MAX;
-    int size = sprintf(text, ",\"id\":%" PRIu64 ",\"cat\":\"%s\",\"name\":\"%s\"%s}", id, category, category,
-                       first ? "" : ",\"bp\":\"e\"");
-    kp_put(r, &r->out, text, (uint64_t)size);
+    kp_put_literal(r, &r->out, ",\"id\":");
+    kp_put_number(r, &r->out, (int64_t)(r->ours ? f->id & UINT32_MAX : f->id & INT64_MAX));
+    kp_put_literal(r, &r->out, ",\"cat\":\"");
+    kp_put_literal(r, &r->out, category);
+    kp_put_literal(r, &r->out, "\",\"name\":\"");
+    kp_put_literal(r, &r->out, category);
+    kp_put_literal(r, &r->out, first ? "\"}" : "\",\"bp\":\"e\"}");
 }
 
 int kp_reader_finish(kp_reader *r)

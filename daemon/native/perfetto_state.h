@@ -82,6 +82,7 @@ int kp_next(kp_span *s, kp_value *v);            /* 1: a field; 0: the end; -1: 
 void *kp_grown(kp_reader *r, void *items, uint64_t count, size_t size);
 void kp_put(kp_reader *r, kc_text *out, const char *bytes, uint64_t size);
 void kp_put_literal(kp_reader *r, kc_text *out, const char *literal);
+void kp_put_number(kp_reader *r, kc_text *out, int64_t number);
 void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s); /* as a JSON string */
 kp_sequence *kp_sequence_of(kp_reader *r, uint64_t id);     /* NULL: no memory; valid until the next one */
 uint32_t kp_track_of(kp_reader *r, uint64_t uuid);          /* its number; UINT32_MAX: no memory */

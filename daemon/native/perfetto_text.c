@@ -76,6 +76,18 @@ void kp_put(kp_reader *r, kc_text *out, const char *bytes, uint64_t size)
 
 void kp_put_literal(kp_reader *r, kc_text *out, const char *literal) { kp_put(r, out, literal, strlen(literal)); }
 
+void kp_put_number(kp_reader *r, kc_text *out, int64_t number)
+{
+    char digits[24], *p = digits + sizeof digits;
+    uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    do
+        *--p = (char)('0' + rest % 10);
+    while (rest /= 10);
+    if (number < 0)
+        *--p = '-';
+    kp_put(r, out, p, (uint64_t)(digits + sizeof digits - p));
+}
+
 void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s)
 {
     kp_put_literal(r, out, "\"");
@@ -288,8 +300,14 @@ static void put_value(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span 
         switch (v.field << 3 | v.wire) {
         case 2 << 3: kp_put_literal(r, out, v.number ? "true" : "false"); return;
         case 3 << 3:
-        case 7 << 3: kp_put(r, out, digits, (uint64_t)sprintf(digits, "%" PRIu64, v.number)); return;
-        case 4 << 3: kp_put(r, out, digits, (uint64_t)sprintf(digits, "%" PRId64, (int64_t)v.number)); return;
+        case 7 << 3:
+            if (v.number <= INT64_MAX) {
+                kp_put_number(r, out, (int64_t)v.number);
+                return;
+            }
+            kp_put(r, out, digits, (uint64_t)sprintf(digits, "%" PRIu64, v.number));
+            return;
+        case 4 << 3: kp_put_number(r, out, (int64_t)v.number); return;
         case 5 << 3 | 1: kp_put_double(r, out, v.number); return;
         case 6 << 3 | 2:
         case 9 << 3 | 2: kp_put_escaped(r, out, v.data); return;

@@ -31,6 +31,7 @@ ORDER = (*_HOST, "gpu_user_annotation", *GPU_TABLES, "cuda_sync", "overhead", "o
 NO_TRACK = 0xFFFFFFFF
 _UNSIGNED = (bits.U64, bits.U32, bits.U16)
 _NAMED = 1 << 16  # metadata rows that are looked at
+_PAIR = tuple(map(ord, "BE"))
 _INSTANTS = tuple(map(ord, "iIR"))
 
 
@@ -212,15 +213,14 @@ class FileParts:
         parts += self._counters(table.take(np.flatnonzero(phase == ord("C"))))
         shown = 2 * len(begin) + int(np.count_nonzero(np.isin(phase, [*map(ord, "XCM"), *_INSTANTS])))
         if shown < len(table):
-            kinds = "".join(sorted({chr(value) for value in np.unique(phase).tolist()} - set("XCMiIR")))
-            self.notes.append(
-                f"{len(table) - shown} events of the phases {kinds} have no form in Perfetto's format here"
-            )
+            known = set("XCMiIRBE") if 2 * len(begin) == np.count_nonzero(np.isin(phase, _PAIR)) else set("XCMiIR")
+            kinds = "".join(sorted({chr(value) for value in np.unique(phase).tolist()} - known))
+            self.notes.append(f"{len(table) - shown} events of the phases {kinds} have no form in this format")
         return parts
 
     def _pairs_of(self, table: Table) -> tuple[Ints, Ints]:
         """Rows of begins and of their ends (phases B and E): of each thread, level by level."""
-        rows = np.flatnonzero(np.isin(table["phase"], (ord("B"), ord("E"))))
+        rows = np.flatnonzero(np.isin(table["phase"], _PAIR))
         if not len(rows):
             return rows, rows
         track = self.tracks_of(table)[rows]

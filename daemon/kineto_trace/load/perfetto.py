@@ -11,19 +11,18 @@ Theory of operation
 """
 
 import ctypes
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from isal import igzip
+from isal import igzip_lib
 
 from kineto_trace import codec
-from kineto_trace.errors import FileError
+from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.load.chrome import load_chrome
 from kineto_trace.model import Losses, Trace
 from kineto_trace.target import TargetInfo
@@ -31,6 +30,7 @@ from kineto_trace.target import TargetInfo
 PIECE_BYTES = 4 << 20
 MAX_PACKET_BYTES = 256 << 20  # a longer one is damage
 METADATA = "kinetod"  # name of our text about the whole trace
+_UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
 _GZIP = b"\x1f\x8b"
 _MORE, _PACKET, _DAMAGED, _NO_MEMORY = range(4)
 
@@ -98,7 +98,7 @@ def load_perfetto(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
 
 def _load(file: BinaryIO, name: str) -> Trace:
     packets = _Packets(name)
-    stream = _Stream(packets.as_chrome(_unpacked(file)))
+    stream = _Stream(packets.as_chrome(_Bytes(file, packets.notes)))
     trace = load_chrome(stream, name=name)  # type: ignore[arg-type]
     losses = Losses(undecoded=packets.counts.undecoded + trace.losses.undecoded)
     trace = replace(trace, losses=losses, notes=(*packets.notes, *trace.notes))
@@ -115,7 +115,7 @@ def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
         changes["target"] = TargetInfo.from_json(json.dumps(about["target"]))
         own = Losses(**about["losses"])
         changes["losses"] = replace(own, undecoded=own.undecoded + trace.losses.undecoded)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, SpoolError):
         pass
     notes = about.get("notes")
     if isinstance(notes, list):
@@ -129,33 +129,41 @@ def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
 Pieces = Iterator[bytes]
 
 
-def _unpacked(file: BinaryIO) -> Callable[[int], bytes]:
-    """Reads so many bytes of the file, or of what is packed in it."""
-    first = file.read(2)
-    rest = io.BufferedReader(_Joined(first, file), PIECE_BYTES)
-    if first != _GZIP:
-        return rest.read
-    unpack: Callable[[int], bytes] = igzip.GzipFile(fileobj=rest).read  # type: ignore[no-untyped-call]
-    return unpack
+class _Bytes:
+    """The bytes of the file, or of what is packed in it."""
 
+    def __init__(self, file: BinaryIO, notes: list[str]) -> None:
+        self._file, self._notes = file, notes
+        self._first = file.read(len(_GZIP))
+        self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP) if self._first == _GZIP else None
 
-class _Joined(io.RawIOBase):
-    """Some bytes, and the file behind them."""
+    def read(self) -> bytes:
+        """Some more; none: it is over."""
+        while self._unpacker is not None:
+            data = b""
+            if self._unpacker.eof:
+                data = self._unpacker.unused_data or self._pull()
+                if not data.startswith(_GZIP):
+                    return b""
+                self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+            elif self._unpacker.needs_input:
+                data = self._pull()
+                if not data:
+                    self._notes.append("the compressed file ends early: it was cut off")
+                    return b""
+            try:
+                found: bytes = self._unpacker.decompress(data, PIECE_BYTES)
+            except _UNPACK_ERROR as exc:
+                self._notes.append(f"the compressed data is damaged ({exc}): what comes behind was not read")
+                return b""
+            if found:
+                return found
+        return self._pull()
 
-    def __init__(self, first: bytes, file: BinaryIO) -> None:
-        super().__init__()
-        self._first, self._file = first, file
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fills some of the buffer."""
-        data = self._first or self._file.read(len(buffer))
+    def _pull(self) -> bytes:
+        found = self._first + (self._file.read(PIECE_BYTES) or b"")
         self._first = b""
-        buffer[: len(data)] = data
-        return len(data)
+        return found
 
 
 class _Stream:
@@ -285,11 +293,11 @@ class _Packets:
             self._library.kp_reader_free(self._handle)
             self._handle = None
 
-    def as_chrome(self, read: Callable[[int], bytes]) -> Pieces:
+    def as_chrome(self, source: "_Bytes") -> Pieces:
         """The events, then the head. Raises FileError if there are none, and the file is not ours."""
         yield b'{"traceEvents": [\n'
         some = b""
-        for piece in self._events(read):
+        for piece in self._events(source):
             some = piece
             yield piece
         if self._library.kp_reader_finish(self._handle):
@@ -305,12 +313,12 @@ class _Packets:
             yield f",\n{json.dumps(str(key))}: {text}".encode("utf-8", "replace")
         yield b"}\n"
 
-    def _events(self, read: Callable[[int], bytes]) -> Pieces:
+    def _events(self, source: "_Bytes") -> Pieces:
         data = np.empty(0, np.uint8)
         position = 0  # of data in the file
         fed = _Fed()
         while True:
-            more = self._more(read)
+            more = source.read()
             if more:
                 data = np.concatenate([data, np.frombuffer(more, np.uint8)])
             at = 0
@@ -333,13 +341,6 @@ class _Packets:
                 if len(data):
                     self.notes.append(f"the file ends in the middle of a packet, at byte {position}: it was cut off")
                 return
-
-    def _more(self, read: Callable[[int], bytes]) -> bytes:
-        try:
-            return read(PIECE_BYTES)
-        except (EOFError, igzip.BadGzipFile, igzip.IsalError) as exc:  # type: ignore[attr-defined]
-            self.notes.append(f"the compressed file is damaged or was cut off ({exc}): what comes behind was not read")
-            return b""
 
     def _take(self) -> bytes:
         """The text so far."""
