@@ -60,6 +60,13 @@ def test_commands_name_views_and_formats_that_exist() -> None:
     assert set(export.FORMATS) == set(FORMATS)
 
 
+def test_the_guide_names_views_that_exist_and_leaves_none_out() -> None:
+    guide = (DOCS / "analysis.md").read_text()
+    tables = guide[guide.index("## Coming from") : guide.index("## Many ranks")]
+    named = set(re.findall(r"`([a-z_]+)`", tables))
+    assert named == set(VIEWS)
+
+
 def test_every_format_is_documented() -> None:
     text = (DOCS / "cli.md").read_text()
     for name in export.FORMATS:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +12,9 @@ from kineto_protos.options import Parsed
 from kinetoctl.errors import UsageProblem
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.jobs import COMPATS, executor_for, job_options
+from kinetoctl.output import units
 from kinetoctl.settings import Settings, current, table_options
-from kinetoctl.traces import found_traces, trace_errors, traces_argument
+from kinetoctl.traces import found_traces, trace_errors, traces_argument, write_errors
 from kinetoctl.view_options import options_of, parse_setting
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class ReportOptions:
     settings: tuple[tuple[str, str], ...]
     compat: str | None
     limit: int | None
+    html: Path | None
     columns: str | None
     workers: int | None
     scheduler: str | None
@@ -81,6 +84,12 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     type=click.IntRange(0),
     help=f"Rows of each table; 0: all.  [default: {DEFAULT_LIMIT} in tables, else all]",
 )
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one page with charts and tables that works offline, instead of printing.",
+)
 @click.option("--columns", metavar="NAMES", help="Only these columns, in this order, like name,total_us.")
 @job_options
 @table_options
@@ -91,6 +100,7 @@ def command(**values: Any) -> int:
     kinetoctl report trace.json.gz
     kinetoctl report --view kernels --limit 50 trace.json.gz
     kinetoctl report --view operators -o operators.parquet 'job/rank*.json.gz'
+    kinetoctl report --html report.html trace.json.gz
     kinetoctl report --list
 
     TRACE is a Chrome trace of Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a folder of columns,
@@ -101,6 +111,9 @@ def command(**values: Any) -> int:
     if options.listing or options.describe:
         return _explain(options, settings)
     with trace_errors(), found_traces(options.traces, settings) as sources:
+        if options.html is not None:
+            _write_page(options, sources, settings)
+            return ExitCode.DONE
         results = _results(options, sources)
     if options.columns is not None:
         results = {name: _with_columns(result, options.columns) for name, result in results.items()}
@@ -184,6 +197,18 @@ def _show(results: dict[str, "Result"], options: ReportOptions, settings: Settin
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
     limits = SHORT if not options.views and limit is None else {}
     show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
+
+
+def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: Settings) -> None:
+    from kineto_trace.html.report import write_report
+
+    if options.views or options.compat or options.settings or options.columns:
+        raise click.UsageError("--html has views of its own: leave out --view, --compat, --set and --columns")
+    assert options.html is not None
+    with write_errors(options.html), executor_for(sources, options.workers, options.scheduler) as executor:
+        size = write_report(options.html, sources, executor=executor)
+    if not settings.quiet:
+        click.echo(f"{options.html} ({units.size(size)})", err=True)
 
 
 def _explain(options: ReportOptions, settings: Settings) -> int:

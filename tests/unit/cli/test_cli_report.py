@@ -151,6 +151,17 @@ def test_errors_name_what_is_wrong(
     assert (result.code, message in result.stderr) == (code, True), result.stderr
 
 
+def test_html_writes_one_page(run: Run, traces: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    result = run("report", str(traces), "--html", str(path))
+    assert (result.code, result.stdout, result.stderr.startswith(f"{path} (")) == (0, "", True)
+    assert path.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_html_has_views_of_its_own(run: Run, traces: Path, tmp_path: Path) -> None:
+    assert run("report", str(traces), "--html", str(tmp_path / "r.html"), "--view", "kernels").code == 2
+
+
 def test_a_trace_that_cannot_be_read_is_missing_and_the_exit_code_says_so(
     run: Run, traces: Path, tmp_path: Path
 ) -> None:
