@@ -9,7 +9,9 @@ Theory of operation
 
     PyTorch also joins the storages that one TensorImpl had. It keeps every TensorImpl from being destroyed while
     it records, so that an address stands for one of them. An observer that only reads addresses must not do this:
-    temporary views come and go at the same addresses all the time. `impls_are_kept` says which it was.
+    temporary views come and go at the same addresses all the time. `impls_are_kept` says which it was. PyTorch takes
+    all tensors that had no storage at some time for one tensor, with what they got later; `impls_are_kept` does so
+    too, otherwise a tensor without storage is known by its TensorImpl alone.
 
     Without allocation events nothing says when storage was freed. Then two TensorImpls on one storage address are
     the same tensor if the times from their first to their last use overlap; otherwise the address was used again.
@@ -67,7 +69,7 @@ def tensor_ids(tables: Mapping[str, Table], *, impls_are_kept: bool = False) -> 
     if inputs is None or not input_count:
         return result
     row, start, end = _op_times(inputs, tables)
-    uses = _uses(inputs.take(row), start, end, events)
+    uses = _uses(inputs.take(row), start, end, events, known_without_storage=not impls_are_kept)
     storage = _by_lifetime(uses) if event_count else _by_overlap(uses)
     is_tensor = np.zeros(int(storage.max(initial=-1)) + 1, np.bool_)
     is_tensor[storage[: len(row)]] = True
@@ -97,9 +99,11 @@ def _op_times(inputs: Table, tables: Mapping[str, Table]) -> tuple[Ints, Ints, I
     return row, start[places[row]], end[places[row]]
 
 
-def _uses(inputs: Table, start: Ints, end: Ints, events: Table | None) -> _Uses:
-    """A tensor without storage is known by its TensorImpl alone."""
-    storage = np.where(inputs["storage"] == NO_STORAGE, inputs["impl"], inputs["storage"])
+def _uses(inputs: Table, start: Ints, end: Ints, events: Table | None, *, known_without_storage: bool) -> _Uses:
+    """The uses and what the allocator did."""
+    storage = inputs["storage"]
+    if known_without_storage:
+        storage = np.where(storage == NO_STORAGE, inputs["impl"], storage)
     nothing = np.zeros(len(inputs), np.bool_)
     if events is None:
         return _Uses(storage, inputs["impl"], start, end, nothing, nothing)
