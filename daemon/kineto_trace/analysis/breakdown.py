@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.classify import communication_names, communication_op_names, data_loading_names
+from kineto_trace.analysis.classify import communication_op_names, data_loading_names
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.intervals import Union, union
-from kineto_trace.analysis.parts import calls, gpu, step_names, steps
+from kineto_trace.analysis.parts import calls, communication_kernels, gpu, step_names, steps
 from kineto_trace.analysis.plugin_steps import Launches, StepRanges, on_device, plugin_roles, plugin_steps
 from kineto_trace.analysis.threads import last_end
 from kineto_trace.model import API_TABLES, GPU_TABLES, OP_TABLES
@@ -88,13 +88,13 @@ def partition(roles: Sequence[Union], start: Ints, end: Ints, *, restart: bool =
 def roles(context: Context) -> list[Union]:
     """When each role of ROLES was active.
 
-    Communication: kernels that are collectives or transfers between GPUs by their names, and the ranges of such
-    operators on the host. Runtime: calls of the runtime and of the driver. DataLoader: waiting for the next batch.
+    Communication: kernels that are collectives or transfers between GPUs, and the ranges of such operators on the
+    host. Runtime: calls of the runtime and of the driver. DataLoader: waiting for the next batch.
     CPU Exec: all other operators and annotations on the host.
     """
     trace = context.trace
     kernel = trace.table("kernel")
-    communicates = context.get(communication_names)[kernel["name"]]
+    communicates = context.get(communication_kernels)
     copies, fills = trace.table("gpu_memcpy"), trace.table("gpu_memset")
     host = [trace.table(kind) for kind in OP_TABLES]
     name, start, end = (

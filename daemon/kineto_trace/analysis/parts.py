@@ -17,10 +17,11 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.threads import Nested, nest_tables
 from kineto_trace.arrays import lookup
 from kineto_trace.decode.iterations import PREFIX
-from kineto_trace.model import API_TABLES, GPU_TABLES, OP_TABLES
+from kineto_trace.model import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
 
 NOTHING = -1
 KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
+COLLECTIVE = '"Collective name"'  # an argument of kernels that NCCL launched for torch.distributed
 _CONSISTENT = 0.9
 _STEP = re.compile("^" + re.escape(PREFIX) + r"(\d+)$")
 
@@ -156,8 +157,29 @@ def gpu(context: Context) -> Gpu:
         correlation=columns["correlation"],
         call=call,
         op=op,
-        communication=context.get(communication_names)[columns["name"]] & (kind == KERNEL),
+        communication=_communicates(context, kind, row),
     )
+
+
+def _communicates(context: Context, kind: npt.NDArray[np.uint8], row: Ints) -> Flags:
+    found = np.zeros(len(row), np.bool_)
+    kernels = np.flatnonzero(kind == KERNEL)
+    found[kernels] = context.get(communication_kernels)[row[kernels]]
+    return found
+
+
+def communication_kernels(context: Context) -> Flags:
+    """For each kernel whether it communicates: by its name, or because the file describes its collective."""
+    table = context.trace.table("kernel")
+    named: Flags = context.get(communication_names)[table["name"]]
+    if "args" not in table.origin:
+        return named
+    texts = table.origin["args"]
+    described = np.zeros(len(context.trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
+    for number in np.unique(texts).tolist():
+        described[number] = number != NO_STRING and COLLECTIVE in context.trace.strings[number]
+    found: Flags = named | described[texts]
+    return found
 
 
 def _by_external_id(

@@ -1,9 +1,13 @@
 """Roles of moments: priority, steps, and the plug-in's restart."""
 
+from dataclasses import replace
+
 import numpy as np
 from kineto_trace.analysis.breakdown import ROLES, Timeline, partition, roles
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.intervals import Union, union
+from kineto_trace.analysis.parts import communication_kernels, gpu
+from kineto_trace.model import NO_STRING, Table
 
 from tests.support import traces
 
@@ -90,3 +94,13 @@ def test_the_roles_of_events() -> None:
         "dataloader": [(600, 610)],
         "cpu_exec": [(700, 715)],
     }
+
+
+def test_a_kernel_whose_collective_the_file_describes_communicates() -> None:
+    trace = traces.trace({"kernel": [{"name": "cross_device_reduce"}, {"name": "gemm"}]})
+    table = trace.table("kernel")
+    strings = (*trace.strings, '"Collective name":"allreduce","Group size":8')
+    described = Table("kernel", table.columns, {"args": np.array([len(strings) - 1, NO_STRING], np.int32)})
+    context = Context(replace(trace, tables={"kernel": described}, strings=strings))
+    assert communication_kernels(context).tolist() == [True, False]
+    assert gpu(context).communication.tolist() == [True, False]

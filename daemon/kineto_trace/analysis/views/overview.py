@@ -79,8 +79,8 @@ def step_breakdown(context: Context, *, compat: Compat = Compat.NONE, step_ends:
 
     Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime,
     dataloader, cpu_exec that is active then, else for other, so that a row sums to the step. Kernels are those that
-    do not communicate; communication is NCCL's kernels by their names, and ranges such as "nccl:all_reduce" and
-    "gloo:broadcast" on the host.
+    do not communicate; communication is NCCL's kernels, by their names or arguments, and ranges such as
+    "nccl:all_reduce" and "gloo:broadcast" on the host.
 
     step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" moves their ends to the last
     GPU activity that they launched, the start of each to the end of the one before it, and leaves out steps at the
@@ -235,12 +235,13 @@ def overview(context: Context, *, compat: Compat = Compat.NONE, step_ends: str =
         ("duration_us", "float", "us", "its length"),
         ("utilization_pct", "float", "%", "share of it in which at least one kernel ran"),
     ),
+    compat=(Compat.PLUGIN,),
 )
 def gpu_utilization(context: Context) -> Answer:
     """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
 
     The recording is the profiler's own range if the file has it, else from the first to the last event; the last
-    bucket takes what is left over. The plug-in's counter of the same name.
+    bucket takes what is left over. The plug-in's figures are the same.
     """
     low, high = context.get(profiler_span)
     table = context.trace.table("kernel")
@@ -267,11 +268,13 @@ def gpu_utilization(context: Context) -> Answer:
         ("duration_us", "float", "us", "its length"),
         ("sm_efficiency_pct", "float", "%", "estimated share of the multiprocessors that had a block"),
     ),
+    compat=(Compat.PLUGIN,),
 )
 def sm_efficiency(context: Context) -> Answer:
     """The estimated SM efficiency of each GPU over time: a row per stretch in which the same kernels run.
 
-    It is min(sum of the running kernels' blocks per multiprocessor, 1); where no kernel runs, there is no row.
+    It is min(sum of the running kernels' blocks per multiprocessor, 1); where no kernel runs, there is no row. The
+    plug-in's figures are the same.
     """
     table, figures = context.trace.table("kernel"), context.get(launch_figures)
     courses = {
