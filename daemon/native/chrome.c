@@ -144,21 +144,6 @@ static void damage(piece *f, const char *at, const char *p, uint32_t why, uint32
     report(f, p, why == KC_WHY_NO_MEMORY ? KC_CHROME_NO_MEMORY : KC_CHROME_DAMAGE);
 }
 
-/* Whether p, a brace, begins an object whose first member an event could have. */
-static int like_event(const char *p)
-{
-    static const char *const keys[] = {"ph", "name", "cat", "pid", "tid", "ts", "dur", "id", "args", "s", "bp"};
-    p = kc_space(p + 1);
-    if (*p != '"')
-        return 0;
-    for (unsigned i = 0; i < sizeof keys / sizeof *keys; i++) {
-        size_t bytes = strlen(keys[i]);
-        if (!strncmp(p + 1, keys[i], bytes) && p[1 + bytes] == '"')
-            return *kc_space(p + 2 + bytes) == ':';
-    }
-    return 0;
-}
-
 /* Whether p, a bracket, ends the list of events: what follows belongs to the document. */
 static int like_end(const kc_scan *s, const char *p)
 {
@@ -192,7 +177,7 @@ static const char *seek(piece *f, const char *p)
             if (!like_end(&f->scan, p))
                 continue;
         } else {
-            if (!like_event(p))
+            if (!kc_like_event(p))
                 continue;
             const char *lost = NULL;
             f->scan.lenient = 0;

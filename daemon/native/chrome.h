@@ -213,6 +213,7 @@ static inline const char *kc_space(const char *p)
 const char *kc_scan_string(kc_scan *scan, const char *p, uint32_t in_list); /* p: behind the opening quote; gives the
                                                                               closing quote */
 const char *kc_scan_value(kc_scan *scan, const char *p, kc_text *out); /* out: takes valid JSON; NULL: not wanted */
+int kc_like_event(const char *p); /* whether p, a brace, begins an object whose first member an event could have */
 const char *kc_scan_number(const char *p, kc_number *number);
 double kc_number_value(const kc_number *number, const char *begin, const char *end);
 /* The text of a JSON string's inside. 0: exact; 1: it has half characters (lone surrogates); -1: no memory. */

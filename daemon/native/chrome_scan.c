@@ -78,6 +78,28 @@ static int closes(const char *p, uint32_t in_list)
     return *p == '"' && *kc_space(p + 1) == ':';
 }
 
+int kc_like_event(const char *p)
+{
+    static const char *const keys[] = {"ph", "name", "cat", "pid", "tid", "ts", "dur", "id", "args", "s", "bp"};
+    p = kc_space(p + 1);
+    if (*p != '"')
+        return 0;
+    for (unsigned i = 0; i < sizeof keys / sizeof *keys; i++) {
+        size_t bytes = strlen(keys[i]);
+        if (!strncmp(p + 1, keys[i], bytes) && p[1 + bytes] == '"')
+            return *kc_space(p + 2 + bytes) == ':';
+    }
+    return 0;
+}
+
+/* Whether the quote at p is that of the next event's first member: the text that began at `begin` never ended. */
+static int next_event(const char *begin, const char *p)
+{
+    while (p > begin && (p[-1] == ' ' || p[-1] == '\n' || p[-1] == '\r' || p[-1] == '\t'))
+        p--;
+    return p > begin && p[-1] == '{' && kc_like_event(p - 1);
+}
+
 const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list)
 {
     const char *begin = p;
@@ -100,6 +122,8 @@ const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list)
         if (c == '"') {
             if (!s->lenient || closes(p, in_list))
                 return p;
+            if (next_event(begin, p))
+                return fail(s, p, KC_WHY_NO_VALUE);
             s->flags |= KC_ODD;
             p++;
         } else if (c == '\\') {
@@ -115,6 +139,8 @@ const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list)
                 s->flags |= KC_ODD;
             p += bytes ? bytes : 1;
         } else {
+            if (c == '\n' && s->lenient && s->flags & KC_ODD)
+                return fail(s, p, KC_WHY_NO_VALUE); /* not both: quotes inside and more than one line */
             if (c < 0x20)
                 s->flags |= KC_ODD;
             p++;
