@@ -26,6 +26,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     steps,
     stragglers,
     temporal,
+    tensors,
     validate,
 )
 from kineto_trace.errors import ViewError
