@@ -36,7 +36,9 @@ from kineto_trace.decode import cupti, kineto_json, torch_ops
 from kineto_trace.decode.cupti_layouts import LAYOUTS
 from kineto_trace.decode.window import whole_extent
 from kineto_trace.export.chrome import write_chrome
+from kineto_trace.export.perfetto import write_perfetto
 from kineto_trace.export.text import GzipSink, TextSink
+from kineto_trace.load.perfetto import load_perfetto
 from kineto_trace.model import StringTable, Table, Trace
 from kineto_trace.raw import Chunk, RawSource
 from support import python_writer
@@ -236,6 +238,32 @@ def writing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
     ]
 
 
+def perfetto(trace: Trace, repeat: int, folder: Path) -> list[Row]:
+    """Perfetto's own format beside the compressed Chrome trace of the same columns; and reading it back."""
+    native, packed = folder / "trace.pftrace", folder / "trace.json.gz"
+
+    def write(path: Path, sink_type: type[TextSink]) -> None:
+        with path.open("wb", buffering=0) as file, sink_type(file) as sink:
+            if path is native:
+                write_perfetto(trace, sink)
+            else:
+                write_chrome(trace, sink, trace_name=path.name)
+
+    ours, theirs = float("inf"), float("inf")
+    for _ in range(repeat):  # by turns
+        ours = min(ours, cpu_seconds(lambda: write(native, TextSink), 1, lambda: native.unlink(missing_ok=True)))
+        theirs = min(theirs, cpu_seconds(lambda: write(packed, GzipSink), 1, lambda: packed.unlink(missing_ok=True)))
+    events = sum(len(table) for table in trace.tables.values())
+    read = cpu_seconds(lambda: load_perfetto(native), 1)
+    what = f".pftrace, {events:,} activities, {native.stat().st_size / 1e6:.0f} MB"
+    speed = f"{ours * 1e3:.0f} ms, {ours / events * 1e9:.0f} ns an activity"
+    back = f"{read:.2f} s, {read / events * 1e5:.2f} s per 100k"
+    return [
+        Row(what, speed, f".json.gz {theirs * 1e3:.0f} ms", theirs / ours, 1),
+        Row("the same read back", back, "", 0, 0),
+    ]
+
+
 def storing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
     """Columns as Parquet."""
     activities = sum(len(table) for table in trace.tables.values())
@@ -394,6 +422,7 @@ def main() -> int:
         rows = decoding(source, options.repeat)
         trace = make_trace(source)
         rows += writing(trace, options.repeat, folder)
+        rows += perfetto(trace, options.repeat, folder)
         rows += storing(trace, options.repeat, folder)
         rows += memory(source)
         if not options.skip_torch:
