@@ -8,8 +8,7 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.intervals import Union, union
 from kineto_trace.analysis.parts import communication_kernels, gpu
 from kineto_trace.model import NO_STRING, Table
-
-from tests.support import traces
+from support import traces
 
 
 def intervals(*pairs: tuple[int, int]) -> Union:
@@ -18,7 +17,8 @@ def intervals(*pairs: tuple[int, int]) -> Union:
 
 def parts(steps: list[tuple[int, int]], *, restart: bool = False, **active: Union) -> list[list[int]]:
     low, high = (np.array([step[side] for step in steps], np.int64) for side in (0, 1))
-    return partition([active.get(role, intervals()) for role in ROLES], low, high, restart=restart).T.tolist()
+    found = partition([active.get(role, intervals()) for role in ROLES], low, high, restart=restart)
+    return [[int(share) for share in step] for step in found.T]
 
 
 def test_each_moment_belongs_to_the_first_active_role() -> None:
@@ -44,9 +44,10 @@ def test_without_events_everything_is_other() -> None:
 
 
 def test_the_plugin_takes_the_next_role_as_a_whole_when_nothing_is_free() -> None:
-    active = {"kernel": intervals((0, 100)), "memcpy": intervals((0, 50)), "cpu_exec": intervals((0, 90))}
-    assert parts([(0, 100)], restart=True, **active) == [[100, 50, 0, 0, 0, 0, 40, 10]]
-    assert parts([(0, 100)], **active) == [[100, 0, 0, 0, 0, 0, 0, 0]]
+    kernel, memcpy, cpu_exec = intervals((0, 100)), intervals((0, 50)), intervals((0, 90))
+    found = parts([(0, 100)], restart=True, kernel=kernel, memcpy=memcpy, cpu_exec=cpu_exec)
+    assert found == [[100, 50, 0, 0, 0, 0, 40, 10]]
+    assert parts([(0, 100)], kernel=kernel, memcpy=memcpy, cpu_exec=cpu_exec) == [[100, 0, 0, 0, 0, 0, 0, 0]]
 
 
 def test_the_plugin_has_no_other_when_the_last_role_fills_the_rest() -> None:

@@ -8,8 +8,7 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_metrics import busy_share, sm_efficiency, utilization_course, weighted_mean
 from kineto_trace.analysis.intervals import union
 from kineto_trace.analysis.launch_figures import launch_figures
-
-from tests.support import traces
+from support import traces
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

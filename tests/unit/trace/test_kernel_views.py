@@ -7,8 +7,7 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.view import Compat
 from kineto_trace.analysis.views.kernels import kernels, kernels_by_op, tensor_core_use
 from kineto_trace.model import Trace
-
-from tests.support import traces
+from support import traces
 
 SHAPE = {"grid_x": 132, "grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1, "registers": 32}
 BIG = {**SHAPE, "grid_x": 264}

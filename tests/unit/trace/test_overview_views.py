@@ -14,8 +14,7 @@ from kineto_trace.analysis.views.overview import (
 )
 from kineto_trace.errors import ViewError
 from kineto_trace.model import Trace
-
-from tests.support import traces
+from support import traces
 
 SHAPE = {"grid_x": 66, "grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1, "registers": 32}
 GPU = {**traces.H100, "name": "NVIDIA H100", "totalGlobalMem": 80_000}

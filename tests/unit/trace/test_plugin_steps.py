@@ -14,8 +14,7 @@ from kineto_trace.analysis.plugin_steps import (
     plugin_steps,
     profiler_span,
 )
-
-from tests.support import traces
+from support import traces
 
 
 def steps_of(*ranges: tuple[int, int]) -> StepRanges:

@@ -7,8 +7,7 @@ import pytest
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.view import Compat
 from kineto_trace.analysis.views.recommendations import recommendations
-
-from tests.support import traces
+from support import traces
 
 BUSY = {"name": "s1688gemm", "start": 0, "duration": 1_000_000, "external_id": 5}  # a GPU with enough to do
 STEP = {"name": "ProfilerStep#1", "start": 0, "duration": 1_000_000, "id": 1}

@@ -13,8 +13,7 @@ from kineto_trace.analysis.tensor_cores import (
     plugin_uses_tensor_cores,
     uses_tensor_cores,
 )
-
-from tests.support import traces
+from support import traces
 
 FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel"
 
