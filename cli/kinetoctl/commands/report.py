@@ -27,7 +27,7 @@ DEFAULT_LIMIT = 20
 OVERVIEW = ("overview", "findings", "kernels", "operators")  # without --view, of one trace
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
 JOB_OVERVIEW = ("overview", "findings", "stragglers", "collective_summary")  # of the ranks of a job
-JOB_FINDINGS = 3  # of each rank
+JOB_FINDINGS, MANY_RANKS_FINDINGS, MANY_RANKS = 3, 1, 6  # of each rank; from so many ranks on
 SHORT = {"kernels": 5, "operators": 5, "stragglers": 8, "collective_summary": 8}  # rows of tables there
 MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.job
 
@@ -145,7 +145,8 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
     views = _chosen(options.views or _overview(options.compat, len(sources)))
     settings = options_of(views, options.settings)
     if not options.views and len(sources) > 1 and "findings" in settings:
-        settings["findings"].setdefault("top", JOB_FINDINGS)
+        few = len(sources) < MANY_RANKS
+        settings["findings"].setdefault("top", JOB_FINDINGS if few else MANY_RANKS_FINDINGS)
     wanted = Compat(options.compat) if options.compat else Compat.NONE
     requests = [
         Request(

@@ -21,7 +21,7 @@ from rich.text import Text
 from kinetoctl.output import units
 from kinetoctl.output.console import PIPE_WIDTH, stdout_console
 from kinetoctl.output.documents import emit
-from kinetoctl.output.values import NOTHING, exact, heading, human, is_number
+from kinetoctl.output.values import NOTHING, exact, heading, human, is_number, visible
 from kinetoctl.settings import Settings
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _print_csv(result: "Result", settings: Settings, limit: int) -> None:
 def tell_notes(notes: Iterable[str], settings: Settings) -> None:
     """On stderr, beside a form for programs."""
     for note in () if settings.quiet else notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {visible(note)}", err=True)
 
 
 def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
@@ -152,7 +152,7 @@ def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> Non
     if count < len(result):
         click.echo(f"… {len(result) - count:,} more rows: --limit 0 shows all")
     for note in result.notes:
-        click.echo(f"note: {note}")
+        click.echo(f"note: {visible(note)}")
 
 
 def _title(result: "Result", column: "ResultColumn") -> str:
@@ -200,13 +200,15 @@ def _print_records(result: "Result", count: int, settings: Settings) -> None:
         console.print(Text.assemble(rank, (human(row[title]), "bold"), f"  {facts}" if facts else ""))
         for name in PROSE:
             if row.get(name):
-                console.print(Text(textwrap.fill(row[name], width, initial_indent="    ", subsequent_indent="    ")))
+                console.print(
+                    Text(textwrap.fill(visible(row[name]), width, initial_indent="    ", subsequent_indent="    "))
+                )
         for column in details:
             value = row[column.name] or []
             label = f"    {column.name.replace('_', ' ')}: "
             for place, item in enumerate([value] if isinstance(value, str) else value):
                 lead = " " * len(label) if place else label
-                console.print(Text(lead + units.shortened(_one_line(item), width - len(label))))
+                console.print(Text(lead + units.shortened(_one_line(visible(item)), width - len(label))))
 
 
 def _print_title(text: str, settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """Values of result tables as people read them, and as JSON has them. Pure."""
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
@@ -15,6 +16,7 @@ NOTHING = "-"
 US = 1000  # ns
 # Unit -> the ending that a column's name has for it.
 SUFFIXES = {"us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gbps"}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 MAX_WHOLE = 1 << 53  # larger integers are ids or times and are not grouped
 
 
@@ -28,7 +30,12 @@ def human(value: Any, unit: str = "") -> str:
         return ", ".join(human(item) for item in value) or NOTHING
     if isinstance(value, (int, float, Decimal)):
         return _number(value, unit)
-    return str(value)
+    return visible(str(value))
+
+
+def visible(text: str) -> str:
+    """A text of a file without what would steer a terminal."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def _number(value: Any, unit: str) -> str:

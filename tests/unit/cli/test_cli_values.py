@@ -34,6 +34,7 @@ from kinetoctl.output.values import exact, heading, human
         ([1, 2], "", "1, 2"),
         ([], "", "-"),
         ("aten::mm", "", "aten::mm"),
+        ("\x1b[31mred\x9b0m", "", "\\x1b[31mred\\x9b0m"),
     ],
 )
 def test_values_for_people(value: Any, unit: str, text: str) -> None:
