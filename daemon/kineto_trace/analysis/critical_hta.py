@@ -22,10 +22,11 @@ Theory of operation
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.critical_graph import DEPENDENCY, EDGE_TYPES, KERNEL_DELAY, LAUNCH_DELAY, OPERATOR, SYNC
@@ -33,6 +34,7 @@ from kineto_trace.analysis.critical_hta_gpu import gpu_edges
 from kineto_trace.analysis.critical_window import Instance, instance_range
 from kineto_trace.analysis.hta_frame import KIND, KINDS, NOTHING, HtaFrame, hta_frame
 from kineto_trace.analysis.paths import Edges, longest
+from kineto_trace.analysis.texts import texts
 from kineto_trace.analysis.view import Answer
 from kineto_trace.errors import ViewError
 
@@ -308,31 +310,34 @@ def _short(name: str) -> str:
     return "".join(stack).split(" ")[-1]
 
 
-def _bounds(context: Context, found: HtaPath, patterns: Sequence[str]) -> list[str | None]:
+BOUNDS = (
+    "cpu_bound",
+    "data_loading",
+    "gpu_compute_bound",
+    "gpu_communication_bound",
+    "gpu_kernel_kernel_overhead",
+    "gpu_kernel_launch_overhead",
+)
+_CPU, _LOADING, _COMPUTE, _COMMUNICATES, _BETWEEN_KERNELS, _LAUNCHING = range(6)
+
+
+def _bounds(context: Context, found: HtaPath, patterns: Sequence[str]) -> Ints:
+    """For each edge its number in BOUNDS, NOTHING: none. Each name is judged once."""
     frame, edges, strings = found.clipped.frame, found.edges, context.trace.strings
-    fixed = {
-        KERNEL_DELAY: "gpu_kernel_kernel_overhead",
-        LAUNCH_DELAY: "gpu_kernel_launch_overhead",
-        DEPENDENCY: None,
-        SYNC: None,
-    }
-    judged: dict[tuple[int, bool], str] = {}
+    event = edges.event
+    keys = frame.name[event].astype(np.int64) << 1 | (frame.stream[event] < 0)
+    distinct, number = np.unique(keys, return_inverse=True)
 
-    def judge(name: int, host: bool) -> str:
-        text = _short(strings[name])
-        if host:
-            return "data_loading" if any(re.search(pattern, text) for pattern in patterns) else "cpu_bound"
-        return "gpu_communication_bound" if _COMMUNICATION.match(text) else "gpu_compute_bound"
+    def judge(key: int) -> int:
+        text = _short(strings[key >> 1])
+        if key & 1:
+            return _LOADING if any(re.search(pattern, text) for pattern in patterns) else _CPU
+        return _COMMUNICATES if _COMMUNICATION.match(text) else _COMPUTE
 
-    bound: list[str | None] = []
-    for type_, event in zip(edges.type.tolist(), edges.event.tolist(), strict=True):
-        if type_ in fixed:
-            bound.append(fixed[type_])
-            continue
-        key = (int(frame.name[event]), bool(frame.stream[event] < 0))
-        if key not in judged:
-            judged[key] = judge(*key)
-        bound.append(judged[key])
+    judged = np.array([judge(key) for key in distinct.tolist()], np.int64)
+    work = judged[number] if len(judged) else event
+    fixed = [edges.type == KERNEL_DELAY, edges.type == LAUNCH_DELAY, np.isin(edges.type, [DEPENDENCY, SYNC])]
+    bound: Ints = np.select(fixed, [_BETWEEN_KERNELS, _LAUNCHING, NOTHING], work)
     return bound
 
 
@@ -351,24 +356,20 @@ def edges(context: Context, annotation: str, instance: Instance, patterns: Seque
     origin = int(frame.start[found.clipped.inside].min())
     event = path.event
     owned = event != NOTHING
-    gpu = frame.stream[found.clipped.node_event[path.last]] != NOTHING
     at = found.clipped.node_event[path.last]
-
-    def where(flags: Flags, column: npt.NDArray[Any]) -> list[Any]:
-        return [value if flag else None for value, flag in zip(column.tolist(), flags.tolist(), strict=True)]
-
+    gpu = frame.stream[at] != NOTHING
     values = {
         "position": np.arange(len(event)),
         "start_us": (times[path.first] - origin) / 1000.0,
         "duration_us": path.weight / 1000.0,
-        "edge": [EDGE_TYPES[number] for number in path.type.tolist()],
-        "bound_by": _bounds(context, found, patterns),
-        "name": [None if number is None else strings[number] for number in where(owned, frame.name[event])],
-        "category": [None if kind is None else KINDS[kind] for kind in where(owned, frame.kind[event])],
-        "op": [None] * len(event),
-        "thread": where(~gpu, frame.tid[at]),
-        "device": where(gpu, frame.pid[at]),
-        "stream": where(gpu, frame.stream[at]),
+        "edge": texts(EDGE_TYPES, path.type),
+        "bound_by": texts(BOUNDS, _bounds(context, found, patterns)),
+        "name": texts(strings, np.where(owned, frame.name[event], NOTHING)),
+        "category": texts(KINDS, np.where(owned, frame.kind[event].astype(np.int64), NOTHING)),
+        "op": texts(strings, np.full(len(event), NOTHING)),
+        "thread": pa.array(frame.tid[at], mask=gpu),
+        "device": pa.array(frame.pid[at], mask=~gpu),
+        "stream": pa.array(frame.stream[at], mask=~gpu),
         "inferred": np.zeros(len(event), np.bool_),
     }
     return Answer(values, _notes(context))
@@ -377,17 +378,17 @@ def edges(context: Context, annotation: str, instance: Instance, patterns: Seque
 def breakdown(context: Context, annotation: str, instance: Instance, patterns: Sequence[str]) -> Answer:
     """The columns of the view critical_path_breakdown. Raises ViewError."""
     found = find(context, annotation, instance, patterns)
-    time: dict[str, list[float]] = {}
-    bounds = _bounds(context, found, patterns)
-    for bound, weight in zip(bounds, (found.edges.weight / 1000.0).tolist(), strict=True):
-        if bound is not None:
-            time.setdefault(bound, []).append(weight)
-    total = float(found.edges.weight.sum()) / 1000.0 or 1.0
-    names = sorted(time, key=lambda name: -sum(time[name]))
+    bound, weight = _bounds(context, found, patterns), found.edges.weight
+    known = bound != NOTHING
+    time = np.bincount(bound[known], weight[known], len(BOUNDS)) / 1000.0
+    count = np.bincount(bound[known], minlength=len(BOUNDS))
+    order = np.argsort(-time, kind="stable")
+    order = order[count[order] > 0]
+    total = float(weight.sum()) / 1000.0 or 1.0
     values = {
-        "bound_by": names,
-        "time_us": [sum(time[name]) for name in names],
-        "share_pct": [100 * sum(time[name]) / total for name in names],
-        "edges": [len(time[name]) for name in names],
+        "bound_by": texts(BOUNDS, order),
+        "time_us": time[order],
+        "share_pct": 100 * time[order] / total,
+        "edges": count[order],
     }
     return Answer(values, _notes(context))

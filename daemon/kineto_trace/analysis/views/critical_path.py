@@ -5,18 +5,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from kineto_trace.analysis import critical_hta
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.critical_graph import (
     DATA_LOADING,
-    DEPENDENCY,
     EDGE_TYPES,
     HOST_KINDS,
     KERNEL_DELAY,
     KINDS,
     LAUNCH_DELAY,
-    OPERATOR,
     SYNC,
     Graph,
     Path,
@@ -26,8 +25,10 @@ from kineto_trace.analysis.critical_graph import (
 from kineto_trace.analysis.critical_window import Instance, Window, find_window
 from kineto_trace.analysis.parts import NOTHING
 from kineto_trace.analysis.result import columns
+from kineto_trace.analysis.texts import texts
 from kineto_trace.analysis.threads import nest_tables
 from kineto_trace.analysis.view import Answer, Compat, view
+from kineto_trace.model import NO_STRING
 
 Ints = npt.NDArray[np.int64]
 STEP = "ProfilerStep"
@@ -108,7 +109,7 @@ def bounds(found: Found) -> npt.NDArray[np.int64]:
     return bound
 
 
-def _ops(context: Context, graph: Graph, event: Ints) -> Ints:
+def _ops(graph: Graph, event: Ints) -> Ints:
     """The innermost operator of each event (row of cpu_op): itself, the one around it, or the one that launched it."""
     events = graph.events
     op = np.full(len(event), NOTHING)
@@ -124,60 +125,47 @@ def _ops(context: Context, graph: Graph, event: Ints) -> Ints:
     return op
 
 
-def _annotations(context: Context, found: Found, gaps: Ints) -> list[str | None]:
-    """For edges outside of all operators: the innermost annotation around the middle of each."""
+def _annotations(context: Context, found: Found, gaps: Ints) -> Ints:
+    """For edges outside of all operators: the name (number) of the innermost annotation around the middle of each."""
     table = context.trace.table("user_annotation")
+    if not len(table) or not len(gaps):
+        return np.full(len(gaps), NO_STRING)
     threads = found.graph.events.thread[found.path.last[gaps] >> 1]
     middle = (found.path.start[gaps] + found.path.end[gaps]) // 2
-    if not len(table) or not len(gaps):
-        return [None] * len(gaps)
     nested = nest_tables([table], context.trace.window_end_ns)
     place = nested.innermost(threads, middle)
-    names = table["name"][nested.order[place]]
-    return [
-        context.trace.strings[name] if at >= 0 else None
-        for at, name in zip(place.tolist(), names.tolist(), strict=True)
-    ]
+    return np.where(place >= 0, table["name"][nested.order[place]], NO_STRING).astype(np.int64)
 
 
 def _rows(context: Context, found: Found) -> dict[str, Any]:
     graph, path, window = found.graph, found.path, found.window
     events, strings = graph.events, context.trace.strings
     owned = path.event >= 0
-    name: list[str | None] = [
-        strings[number] if own else None
-        for number, own in zip(events.name[path.event].tolist(), owned.tolist(), strict=True)
-    ]
+    name = np.where(owned, events.name[path.event], NO_STRING).astype(np.int64) if len(path) else path.event
     gaps = np.flatnonzero(~owned)
-    for row, text in zip(gaps.tolist(), _annotations(context, found, gaps), strict=True):
-        name[row] = text
+    name[gaps] = _annotations(context, found, gaps)
     last = path.last >> 1
     on_gpu = last >= events.host
-    activity = np.where(on_gpu, last - events.host, 0)
-    op = _ops(context, graph, path.event)
-    op_name = context.trace.table("cpu_op")["name"]
-    thread = events.thread[last].tolist()
-    device, stream = (
-        [value if here else None for value, here in zip(column.tolist(), on_gpu.tolist(), strict=True)]
-        if len(column)
-        else [None] * len(path)
-        for column in (
-            graph.activities.device[activity] if len(graph.activities) else activity[:0],
-            graph.activities.stream[activity] if len(graph.activities) else activity[:0],
-        )
-    )
+    device, stream = np.zeros(len(path), np.int64), np.zeros(len(path), np.int64)
+    device[on_gpu] = graph.activities.device[last[on_gpu] - events.host]
+    stream[on_gpu] = graph.activities.stream[last[on_gpu] - events.host]
+    op = _ops(graph, path.event)
+    of_op = np.full(len(path), NO_STRING, np.int64)
+    of_op[op >= 0] = context.trace.table("cpu_op")["name"][op[op >= 0]]
+    category = np.full(len(path), NOTHING)
+    category[owned] = events.kind[path.event[owned]]
     return {
         "position": np.arange(len(path)),
         "start_us": _us(path.start - window.start_ns),
         "duration_us": _us(path.end - path.start),
-        "edge": [EDGE_TYPES[number] for number in path.edge.tolist()],
-        "bound_by": [BOUNDS[number] for number in bounds(found).tolist()],
-        "name": name,
-        "category": [KINDS[kind] if own else None for kind, own in zip(events.kind[path.event], owned, strict=True)],
-        "op": [strings[op_name[row]] if row >= 0 else None for row in op.tolist()],
-        "thread": [None if gpu else value for value, gpu in zip(thread, on_gpu.tolist(), strict=True)],
-        "device": device,
-        "stream": stream,
+        "edge": texts(EDGE_TYPES, path.edge.astype(np.int64)),
+        "bound_by": texts(BOUNDS, bounds(found)),
+        "name": texts(strings, name),
+        "category": texts(KINDS, category),
+        "op": texts(strings, of_op),
+        "thread": pa.array(events.thread[last].astype(np.int64), mask=on_gpu),
+        "device": pa.array(device, mask=~on_gpu),
+        "stream": pa.array(stream, mask=~on_gpu),
         "inferred": path.inferred,
     }
 
@@ -285,12 +273,9 @@ def critical_path_breakdown(
     order = np.argsort(-time, kind="stable")
     total = float(time.sum()) or 1.0
     values: Mapping[str, Any] = {
-        "bound_by": [BOUNDS[number] for number in order.tolist()],
+        "bound_by": texts(BOUNDS, order),
         "time_us": _us(time[order]),
         "share_pct": 100 * time[order] / total,
         "edges": edges[order],
     }
     return Answer(values, found.notes)
-
-
-__all__ = ["BOUNDS", "DEPENDENCY", "OPERATOR", "Found", "bounds", "find_path"]
