@@ -1,5 +1,6 @@
 """Queries: analyses as tables, errors, and what SQL may not do."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -91,10 +92,8 @@ def test_an_error_names_its_position(database: Database) -> None:
     with pytest.raises(QueryError) as caught:
         database.query("SELECT nam\nFROM kernel")
     text = str(caught.value)
-    assert text.startswith(
-        'Binder Error: Referenced column "nam" not found in FROM clause!\nCandidate bindings: "name"'
-    )
-    assert text.endswith("LINE 1: SELECT nam\n               ^^^")
+    assert text.startswith('Binder Error: Referenced column "nam" not found in FROM clause!\nCandidate bindings: ')
+    assert re.search(r"\nLINE 1: SELECT nam\n               \^+$", text)  # some versions underline the whole name
 
 
 def test_an_unknown_table_is_answered_with_those_there_are(database: Database) -> None:
