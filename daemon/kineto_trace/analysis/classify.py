@@ -13,7 +13,6 @@ from kineto_trace.analysis.context import Context
 
 Flags = npt.NDArray[np.bool_]
 
-COMMUNICATION = re.compile(r"(?i)nccl|rccl")  # all versions: ncclKernel_…, ncclDevKernel_…, mscclKernel_…
 COMMUNICATION_OP = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl):")  # ranges that torch.distributed records
 DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$|^enumerate\(DataPipe\)#", re.DOTALL)
 
@@ -35,8 +34,13 @@ def matches(strings: Sequence[str], pattern: re.Pattern[str]) -> Flags:
 
 
 def communication_names(context: Context) -> Flags:
-    """For each string of the trace: whether a kernel of that name is a collective or point-to-point transfer."""
-    return matches(context.trace.strings, COMMUNICATION)
+    """For each string of the trace: whether a kernel of that name is a collective or point-to-point transfer.
+
+    All versions: ncclKernel_…, ncclDevKernel_…, mscclKernel_…, rcclGenericKernel…
+    """
+    strings = context.trace.strings
+    folded = map(str.lower, strings)  # ten times as fast as the pattern on the long texts of arguments
+    return np.fromiter(("nccl" in text or "rccl" in text for text in folded), np.bool_, len(strings))
 
 
 def hta_type(name: str) -> int:

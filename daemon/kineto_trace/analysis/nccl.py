@@ -69,6 +69,7 @@ _BYTES = {
     **dict.fromkeys(("double", "long", "int64", "uint64", "float64", "complexfloat", "f64", "i64", "u64"), 8),
     "complexdouble": 16,
 }
+_SEQUENCE = re.compile(r'"Seq"\s*:\s*"?(\d+)"?')
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp|msccl)\w*?Kernel_([A-Za-z]+)")
 _ALGORITHM = re.compile(r"_(NVLS_TREE|NVLS|TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|COLLNET|PAT)(?=[_(]|$)")
 _PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?=[_(]|$)")
@@ -151,13 +152,18 @@ def collectives(context: Context) -> Collectives:
     keys = texts.astype(np.int64) << 32 | work.name[place].astype(np.int64)
     distinct, number = np.unique(keys, return_inverse=True)
     described: dict[Description, int] = {}
+    seen: dict[tuple[int, str], int] = {}  # texts that differ in their numbers alone are read once
     description, sequence = np.empty(len(distinct), np.int64), np.empty(len(distinct), np.int64)
     for at, key in enumerate(distinct.tolist()):
         text = trace.strings[key >> 32] if key >> 32 != NO_STRING else ""
-        arguments = parse(text)
-        entry = describe(arguments, trace.strings[key & 0xFFFFFFFF])
-        description[at] = described.setdefault(entry, len(described))
-        sequence[at] = _number(arguments.get("Seq"), NO_SEQUENCE)
+        numbered = _SEQUENCE.search(text)
+        sequence[at] = int(numbered[1]) if numbered else NO_SEQUENCE
+        rest = text if numbered is None else text[: numbered.start()] + '"Seq":0' + text[numbered.end() :]
+        kernel = key & 0xFFFFFFFF
+        if (kernel, rest) not in seen:
+            entry = describe(parse(rest), trace.strings[kernel])
+            seen[kernel, rest] = described.setdefault(entry, len(described))
+        description[at] = seen[kernel, rest]
     return Collectives(
         place,
         work.start[place],

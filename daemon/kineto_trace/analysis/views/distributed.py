@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.breakdown import device_ranges, roles
-from kineto_trace.analysis.classify import communication_names
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.intervals import Union, union
 from kineto_trace.analysis.matching import Matched, RankCollectives, instances, match, rank_collectives
-from kineto_trace.analysis.parts import NOTHING, steps
+from kineto_trace.analysis.parts import NOTHING, communication_kernels, steps
 from kineto_trace.analysis.plugin_communication import (
     NO_STEP,
     PluginRank,
@@ -51,7 +50,7 @@ class RankSteps:
 def _rank_overlap(context: Context) -> RankOverlap:
     found = context.get(device_ranges)
     kernels = context.trace.table("kernel")
-    communicates = context.get(communication_names)[kernels["name"]]
+    communicates = context.get(communication_kernels)
     parts = context.get(roles)
     communication: Union = parts[_COMMUNICATION]  # of the host: where nothing communicates on the GPU
     if communicates.any():
