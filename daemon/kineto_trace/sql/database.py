@@ -68,6 +68,7 @@ class Database:
         self._run = run
         self._lock = RLock()
         self._results: dict[str, Result] = {}
+        self._failed = False
         self._connection = duckdb.connect(config=dict(_SETTINGS))
         self._connection.execute("SET lock_configuration = true")
         self._tables = sql_tables()
@@ -85,7 +86,8 @@ class Database:
         """Gives everything back."""
         self._connection.close()
         self._lazy.clear()
-        gc.collect()  # DuckDB's bindings complain at exit about relations that an error still holds
+        if self._failed:
+            gc.collect()  # DuckDB's bindings complain at exit about relations that an error still holds
 
     def query(self, sql: str) -> Result:
         """The answer to one query, ordered as it says. Raises QueryError.
@@ -134,6 +136,7 @@ class Database:
         return error
 
     def _error(self, error: duckdb.Error) -> TraceError:
+        self._failed = True
         for lazy in self._lazy.values():
             cause, lazy.error = lazy.error, None
             if isinstance(cause, TraceError):

@@ -47,17 +47,23 @@ EXAMPLES: Mapping[str, View] = {
 }
 
 
-@pytest.fixture
-def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    for name, view in EXAMPLES.items():
-        monkeypatch.setitem(VIEWS, name, view)
-    calls.clear()
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Database]:
     sources = [
         Source("a", Context(trace({"kernel": [{"name": "k", "duration": 2000}]}))),
         Source("b", Context(trace({"kernel": [{"name": "k", "duration": 5000}]}), rank=1)),
     ]
-    with Database(sources) as opened:
-        yield opened
+    with pytest.MonkeyPatch.context() as patch:
+        for name, view in EXAMPLES.items():
+            patch.setitem(VIEWS, name, view)
+        with Database(sources) as database:
+            yield database
+
+
+@pytest.fixture
+def database(opened: Database) -> Database:
+    calls.clear()
+    return opened
 
 
 def test_a_view_is_a_table_with_rank_and_trace(database: Database) -> None:
@@ -151,5 +157,5 @@ def test_columns_of_one_name_are_told_apart(database: Database) -> None:
 
 def test_what_was_lost_of_a_trace_is_a_note_of_every_answer() -> None:
     sources = [Source("a", Context(trace({}, notes=("the end is missing",)))), Source("b", Context(trace({})))]
-    with Database(sources) as opened:
-        assert opened.query("SELECT 1").notes == ("a: the end is missing",)
+    with Database(sources) as both:
+        assert both.query("SELECT 1").notes == ("a: the end is missing",)
