@@ -51,9 +51,9 @@ def memory_timeline(path: Path | str) -> Result:
     time, _, amount, category = _numbers(Path(path))
     if len(time) and not 0 <= category.min() <= category.max() < len(CATEGORIES):
         raise FileError(f"{path}: category {category.max()} of the memory timeline is unknown, the last one is 7")
+    last = np.flatnonzero(np.append(time[1:] != time[:-1], len(time) > 0))
     known = time[time >= 0]
     time = np.where(time < 0, known.min() if len(known) else 0, time)
-    last = np.flatnonzero(np.diff(time, append=-1) != 0)
     values: dict[str, npt.NDArray[np.generic]] = {
         "time_ns": time[last],
         "time_us": (time[last] - (time[last].min() if len(last) else 0)) / 1000,

@@ -1,10 +1,12 @@
+from typing import Any
+
 import pytest
 from support.hta_events import Event, gpu, rows
 
 SERIES = ("kind", "time_us", "bandwidth")
 
 
-def copy(name: str, ts: float, dur: float, bytes_: int, correlation: int, **args: float) -> Event:
+def copy(name: str, ts: float, dur: float, bytes_: int, correlation: int, **args: Any) -> Event:
     kind = "gpu_memset" if name == "Memset" else "gpu_memcpy"
     full = {"Memset": "Memset (Device)", "H": "Memcpy HtoD (Pinned -> Device)"}[name]
     return gpu(full, ts, dur, correlation, kind=kind, bytes=bytes_, **args)

@@ -4,7 +4,8 @@ from support.hta_events import Event, context, event, gpu, launch, op
 
 def depths(*events: Event) -> list[int]:
     """The depth of each row, in the order of the file."""
-    return context(events).get(hta_stacks).depth.tolist()
+    found: list[int] = context(events).get(hta_stacks).depth.tolist()
+    return found
 
 
 def test_rows_nest_by_time_and_kernels_hang_under_their_calls() -> None:
