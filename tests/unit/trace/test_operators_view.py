@@ -137,6 +137,14 @@ def test_the_plug_in_lets_an_operator_take_the_place_of_its_only_namesake() -> N
     assert by_name(trace(rows))["aten::sum"]["calls"] == 2
 
 
+def test_the_plug_in_gives_calls_without_external_id_to_the_first_node_without_one() -> None:
+    module = {"start": 0, "duration": 100, "name": "nn.Module: A_0", "thread": 1, "module": 0, "parent": -1}
+    rows: Rows = {"cpu_op": [op(10, 50, "aten::mm", 1)], "python_function": [module]}
+    rows |= {"cuda_runtime": [call(20, 2, 1)], "kernel": [gpu(200, 7_000, 1)]}
+    assert by_name(trace(rows), compat=Compat.PLUGIN)["aten::mm"]["device_total_us"] == 0
+    assert by_name(trace(rows))["aten::mm"]["device_total_us"] == 7
+
+
 def test_the_plug_in_drops_an_operator_that_overlaps_another_one_in_part() -> None:
     ops = [op(0, 100, "a", 1), op(50, 100, "b", 2), op(60, 10, "c", 3), op(120, 10, "d", 4)]
     assert sorted(by_name(trace({"cpu_op": ops}), compat=Compat.PLUGIN)) == ["a", "c", "d"]
@@ -180,3 +188,18 @@ def test_times_of_a_random_forest_are_those_of_a_plain_walk() -> None:
         inside = [c for c in calls if each["start"] <= c["start"] < each["start"] + each["duration"]]
         total = sum(kernels[c["correlation"] - 1]["duration"] for c in inside)
         assert times.device_total[row] == total
+
+
+def test_the_plug_in_hangs_backward_operators_below_modules_or_loses_them() -> None:
+    evaluate, accumulate = (
+        f"autograd::engine::evaluate_function: {n}" for n in ("Mm", "torch::autograd::AccumulateGrad")
+    )
+    linked = {"sequence": 5, "torch_thread": 1, "inputs": -1}
+    ops = [{**op(10, 50, "aten::mm", 1), **linked, "scope": 0}]
+    ops += [op(200, 40, evaluate, 2), {**op(210, 20, "MmBackward0", 3), **linked, "scope": 1, "forward_thread": 1}]
+    ops += [op(250, 5, accumulate, 4), op(300, 40, evaluate.replace("Mm", "Lost"), 5), op(310, 5, "aten::lost", 6)]
+    ops = [{"sequence": -1, "inputs": -1, **row} for row in ops]
+    module = {"start": 0, "duration": 100, "name": "nn.Module: A_0", "thread": 1, "module": 0, "parent": -1}
+    with_module = by_name(trace({"cpu_op": ops, "python_function": [module]}), compat=Compat.PLUGIN)
+    assert sorted(with_module) == sorted(["aten::mm", evaluate, "MmBackward0", accumulate])
+    assert len(by_name(trace({"cpu_op": ops}), compat=Compat.PLUGIN)) == 6  # without modules nothing moves
