@@ -28,7 +28,7 @@ TABLES_HEAD = """
 Beside the views, `kinetoctl query` knows these tables. All have the columns `rank` (of the process in its job) and
 `trace` (name of the file, folder or capture) in front.
 """
-_MARKUP = re.compile(r"([*_<])")
+_MARKUP = re.compile(r"([*<]|(?<!\w)_|_(?!\w))")  # an underscore inside a word is none
 
 
 def escaped(text: str) -> str:
@@ -57,7 +57,7 @@ def view_text(view: View) -> str:
         parts.append("One result for all ranks.")
     if view.options:
         rows: list[tuple[str, ...]] = [
-            (f"`{name}`", type_text(option_type(view, name)), f"`{shown(default)}`")
+            (f"`{name}`", type_text(option_type(view, name)), f"`{shown(default)}`".replace("|", "\\|"))
             for name, default in view.options.items()
         ]
         parts.append(table(("option", "value", "default"), rows))
