@@ -176,9 +176,12 @@ def test_a_pool_has_no_more_workers_than_fit_into_memory(tmp_path: Path, monkeyp
     assert job.text_bytes(tmp_path / "gone") == 0
 
 
-def test_a_pool_of_fresh_processes(tmp_path: Path) -> None:
-    with job.pool(ranks(tmp_path, 3), workers=1) as executor:
-        assert executor.submit(job.contribute, Source(path=tmp_path / "x", rank=3), []).result().source.rank == 3
+def test_large_traces_are_worked_on_by_fresh_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = ranks(tmp_path, 3, 4)
+    monkeypatch.setattr(job, "SMALL_JOB_BYTES", 0)
+    monkeypatch.setattr(job, "_cores", lambda: 2)
+    monkeypatch.setattr(job, "open_trace", lambda path: pytest.fail("opened by the caller"))
+    assert run_view("kernels", sources).values("rank") == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore")
