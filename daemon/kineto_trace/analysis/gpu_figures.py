@@ -120,8 +120,8 @@ def _one(
     major, minor = properties.get("computeMajor"), properties.get("computeMinor")
     return GpuFigures(
         device=device,
-        name=properties.get("name"),
-        memory_bytes=properties.get("totalGlobalMem"),
+        name=None if properties.get("name") is None else str(properties["name"]),
+        memory_bytes=memory if isinstance(memory := properties.get("totalGlobalMem"), int) else None,
         compute_capability=None if major is None or minor is None else f"{major}.{minor}",
         kernels=len(rows),
         kernel_ns=int(table["duration"][rows].sum()),

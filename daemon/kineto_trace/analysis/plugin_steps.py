@@ -79,7 +79,8 @@ class Clock:
         """Starts and ends of the rows of a table, in ticks; for clocks of plugin_clock()."""
         start, duration = plugin_nodes.file_times(table, self.base_ns)
         end = start + duration
-        return np.rint(start * self.per_us).astype(np.int64), np.rint(end * self.per_us).astype(np.int64)
+        with np.errstate(invalid="ignore", over="ignore"):  # absurd times
+            return np.rint(start * self.per_us).astype(np.int64), np.rint(end * self.per_us).astype(np.int64)
 
 
 UNIX_NS = Clock(0, 1000)

@@ -83,15 +83,16 @@ def plugin_tensor_use(context: Context) -> TensorUse:
     weighted = launched.device_duration[kernel][owned] * visits
     is_op = tree.operator[node[owned]]
     deepest = tree.eligible & (tree.below(tree.eligible) == 1)
-    device = table["device"].astype(np.int64)
-    count = int(device.max(initial=-1)) + 1
-    whole = np.bincount(device[owned], weights=weighted * is_op, minlength=count)
-    tensor = np.bincount(device[owned], weights=weighted * (is_op & uses[owned]), minlength=count)
-    devices = np.unique(device).tolist() if (is_op & (visits > 0)).any() else []
+    devices, device = np.unique(table["device"], return_inverse=True)
+    whole = np.bincount(device[owned], weights=weighted * is_op, minlength=len(devices))
+    tensor = np.bincount(device[owned], weights=weighted * (is_op & uses[owned]), minlength=len(devices))
+    counted = bool((is_op & (visits > 0)).any())
     shown = len(context.get(plugin_roles)[0].start) > 0  # without kernels that are no communication: no kernel view
     return TensorUse(
         kernel_share=_share(took[uses].sum(), took.sum(), 0.0) if shown else NAN,
-        by_device={number: _share(tensor[number], whole[number], 0.0) for number in devices},
+        by_device={
+            number: _share(tensor[place], whole[place], 0.0) for place, number in enumerate(devices.tolist()) if counted
+        },
         eligible_share=_share(weighted[deepest[node[owned]]].sum(), whole.sum(), 0.0),
     )
 

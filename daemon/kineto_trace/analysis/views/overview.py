@@ -53,7 +53,11 @@ def chosen_breakdown(context: Context, compat: Compat, step_ends: str = "host") 
         found = context.get(device_breakdown if step_ends == "device" else breakdown)
     notes = []
     if not len(found.steps):
-        notes.append("the trace has no event that a step could be made of")
+        notes.append(
+            "the plug-in has no steps without operators"
+            if compat is Compat.PLUGIN
+            else "the trace has no event that a step could be made of"
+        )
     elif found.steps.name in (("all",), ("0",)) and len(found.steps) == 1:
         notes.append('the trace has no "ProfilerStep#N": all of it counts as one step')
     if found.steps.dropped:

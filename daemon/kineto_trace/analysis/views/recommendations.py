@@ -153,6 +153,7 @@ def _memory(facts: _Facts, *, first_only: bool) -> list[Finding]:
     return [
         _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")
         for device, peak, memory in (full[:1] if first_only else full)
+        if memory > 0
     ]
 
 
@@ -204,9 +205,10 @@ def _plugin_facts(context: Context) -> _Facts:
         uses_nccl=any(name.startswith("nccl:") for name in names & COLLECTIVES),
         tensor_devices=[0] if no_tensor_cores and devices and _major(devices[0]) >= TENSOR_CORE_CAPABILITY else [],
         peaks=[
-            (device, peak, int(devices[device]["totalGlobalMem"]))
+            (device, peak, memory)
             for (_, device), peak in context.get(peaks_of_devices).items()
-            if -len(devices) <= device < len(devices) and "totalGlobalMem" in devices[device]
+            if -len(devices) <= device < len(devices)
+            and isinstance(memory := devices[device].get("totalGlobalMem"), int)
         ],
     )
 
