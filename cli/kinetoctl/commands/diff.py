@@ -9,15 +9,14 @@ from kinetoctl.settings import current, table_options
 from kinetoctl.traces import one_trace, open_context, trace_argument, trace_errors
 
 if TYPE_CHECKING:
+    from kineto_trace.analysis.context import Context
     from kineto_trace.analysis.result import Result
 
 DEFAULT_LIMIT = 20
-VIEWS = {  # what is compared -> the view
-    "ops": "diff_operators",
-    "kernels": "diff_kernel_names",
-    "steps": "diff_step_times",
-    "modules": "diff_modules",
-}
+VIEWS = {"ops": "diff_operators", "kernels": "diff_kernel_names", "steps": "diff_step_times"}  # compared by name
+MODULES = "modules"
+DEFAULT_BY = ("steps", "ops", "kernels")
+ROOT = "0"
 
 
 @click.command("diff")
@@ -25,9 +24,17 @@ VIEWS = {  # what is compared -> the view
 @trace_argument("OTHER")
 @click.option(
     "--by",
-    type=click.Choice(list(VIEWS)),
+    type=click.Choice([*VIEWS, MODULES]),
     multiple=True,
-    help="What is compared; may be given several times.  [default: steps, ops, kernels]",
+    help=f"What is compared; may be given several times.  [default: {', '.join(DEFAULT_BY)}]",
+)
+@click.option(
+    "--path",
+    metavar="PATH",
+    help="A node of the modules, like 0-2, as the column path names it: its children, with --by ops its operators.",
+)
+@click.option(
+    "--compat", type=click.Choice(["plugin"]), help="Modules and their operators with the TensorBoard plug-in's times."
 )
 @click.option(
     "--limit",
@@ -36,23 +43,25 @@ VIEWS = {  # what is compared -> the view
     help=f"Rows of each table; 0: all.  [default: {DEFAULT_LIMIT} in tables, else all]",
 )
 @table_options
-def command(baseline: str, other: str, by: tuple[str, ...], limit: int | None) -> int:
+def command(
+    baseline: str, other: str, by: tuple[str, ...], path: str | None, compat: str | None, limit: int | None
+) -> int:
     """Compare two traces: what became slower, faster, new or gone.
 
     \b
     kinetoctl diff before.json.gz after.json.gz
     kinetoctl diff --by kernels -o csv before.json.gz after.json.gz
+    kinetoctl diff --by modules --path 0-2 before.json.gz after.json.gz
 
     The largest changes come first. What a trace lacks counts as zero.
     """
     settings = current()
-    names = dict.fromkeys(by or ("steps", "ops", "kernels"))
+    names = dict.fromkeys(by or ((MODULES, "ops") if path is not None else DEFAULT_BY))
+    if path is not None and not {MODULES, "ops"} >= set(names):
+        raise click.UsageError(f"--path is for --by {MODULES} and --by ops")
     with trace_errors(), one_trace(baseline, settings) as first, one_trace(other, settings) as second:
-        from kineto_trace.analysis.catalog import find_view
-        from kineto_trace.analysis.views.diff import compare
-
         contexts = open_context(first), open_context(second)
-        results: dict[str, Result] = {name: compare(find_view(VIEWS[name]), *contexts) for name in names}
+        results = {name: _compared(name, *contexts, path, compat) for name in names}
     if settings.file is not None:
         from kinetoctl.output.saving import save_results
 
@@ -63,3 +72,15 @@ def command(baseline: str, other: str, by: tuple[str, ...], limit: int | None) -
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
     show_results(results, settings, limit=rows, title=len(results) > 1)
     return ExitCode.DONE
+
+
+def _compared(name: str, baseline: "Context", other: "Context", path: str | None, compat: str | None) -> "Result":
+    from kineto_trace.analysis.catalog import find_view
+    from kineto_trace.analysis.view import Compat
+    from kineto_trace.analysis.views.diff import compare, diff_tree, diff_tree_ops
+
+    if name == MODULES:
+        return diff_tree(baseline, other, path=path or ROOT, compat=Compat(compat or Compat.NONE))
+    if path is not None or (compat and name == "ops"):
+        return diff_tree_ops(baseline, other, path=path or ROOT, compat=Compat(compat or Compat.NONE))
+    return compare(find_view(VIEWS[name]), baseline, other)

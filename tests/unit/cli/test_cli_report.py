@@ -191,6 +191,21 @@ def test_diff_shows_steps_ops_and_kernels(run: Run, traces: Path) -> None:
         assert title in stdout
 
 
+def test_diff_by_modules_leads_into_a_node_and_to_its_operators(run: Run, traces: Path) -> None:
+    both = (str(traces / "rank0"), str(traces / "rank1"))
+    rows = run("diff", *both, "--by", "modules", "-o", "json").json()["modules"]["rows"]
+    assert [row["path"] for row in rows] == ["0", *(f"0-{place}" for place in range(rows[0]["children"]))]
+    assert (rows[0]["device_baseline_us"], rows[0]["device_other_us"]) == (60.0, 120.0)
+    (row,) = run("diff", *both, "--by", "ops", "--path", "0", "-o", "json").json()["ops"]["rows"]
+    assert (row["name"], row["device_total_other_us"]) == ("aten::mm", 120.0)
+
+
+def test_diff_of_a_node_that_is_not_there_is_refused(run: Run, traces: Path) -> None:
+    both = (str(traces / "rank0"), str(traces / "rank1"))
+    assert run("diff", *both, "--path", "0-9-9").code == 2
+    assert "--path is for --by modules" in run("diff", *both, "--path", "0", "--by", "kernels").stderr
+
+
 def test_diff_of_a_folder_with_several_traces_names_them(run: Run, traces: Path) -> None:
     result = run("diff", str(traces), str(traces / "rank1"))
     assert result.code == 2
