@@ -15,7 +15,6 @@ Theory of operation
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,21 +49,22 @@ class Side:
         self.strings = context.trace.strings
         self.device_self = device
         self.device_total = self.tree.below(device)
-        self._gone = set(self.moved.removed.tolist())
+        self._gone = np.zeros(len(self.tree), np.bool_)
+        self._gone[self.moved.removed] = True
         self._hosted: dict[int, list[int]] = {}  # node (or -1: root of the main thread) -> outermost backward nodes
-        self._lists: dict[int, list[int]] = {}
+        self._lists: dict[int, Ints] = {}
         for place in np.flatnonzero((self.moved.parent == NOTHING) & self.moved.placed):
             self._hang(-1 - int(place))
 
-    def _children_of_tree(self, node: int, track: int) -> list[int]:
+    def _children_of_tree(self, node: int, track: int) -> Ints:
         """The children of a node (NOTHING: of the root of a thread) that are left, by start."""
         if node == NOTHING:
             found = np.flatnonzero((self.tree.parent == NOTHING) & (self.tree.track == track))
         else:
             found = np.flatnonzero(self.tree.parent[node + 1 : self.tree.stop[node]] == node) + node + 1
-        return [child for child in found.tolist() if child not in self._gone]
+        return found[~self._gone[found]]
 
-    def _list(self, node: int, track: int) -> list[int]:
+    def _list(self, node: int, track: int) -> Ints:
         key = node if node != NOTHING else -1 - track
         found = self._lists.get(key)
         if found is None:
@@ -77,12 +77,13 @@ class Side:
         node, track = NOTHING, self.moved.main
         while True:
             siblings = self._list(node, track)
-            at = next((n for n, other in enumerate(siblings) if self.span(other)[1] > start), len(siblings))
-            if at == len(siblings) or end < self.span(siblings[at])[0] or siblings[at] < 0:
-                siblings.insert(at, item)
+            ends = self.spans(siblings)[1]
+            at = int(np.argmax(ends > start)) if (ends > start).any() else len(siblings)
+            if at == len(siblings) or siblings[at] < 0 or end < self.span(int(siblings[at]))[0]:
+                self._lists[node if node != NOTHING else -1 - track] = np.insert(siblings, at, item)
                 self._hosted.setdefault(node, []).append(item)
                 return
-            node = siblings[at]
+            node = int(siblings[at])
 
     def span(self, item: int) -> tuple[float, float]:
         """Start and end, µs."""
@@ -90,12 +91,25 @@ class Side:
             return float(self.moved.start[-1 - item]), float(self.moved.end[-1 - item])
         return float(self.tree.start[item]), float(self.tree.end[item])
 
-    def key(self, item: int) -> tuple[int, str] | None:
-        """What has to be equal to match; None: such nodes are not matched."""
-        if item < 0:
-            return BACKWARD, self.name(item)
-        kind = int(self.tree.kind[item])
-        return (kind, self.name(item)) if kind in MATCHED else None
+    def spans(self, items: Ints) -> tuple[Floats, Floats]:
+        """Starts and ends, µs."""
+        starts, ends = np.empty(len(items)), np.empty(len(items))
+        for own, start, end in (
+            (items >= 0, self.tree.start, self.tree.end),
+            (items < 0, self.moved.start, self.moved.end),
+        ):
+            place = items[own] if start is self.tree.start else -1 - items[own]
+            starts[own], ends[own] = start[place], end[place]
+        return starts, ends
+
+    def matched(self, items: Ints) -> Ints:
+        """Places of the items that may match."""
+        kinds = np.append(self.tree.kind, 0)[np.maximum(items, -1)]
+        return np.flatnonzero((items < 0) | np.isin(kinds, list(MATCHED)))
+
+    def key(self, item: int) -> tuple[int, str]:
+        """What has to be equal to match."""
+        return (BACKWARD if item < 0 else int(self.tree.kind[item])), self.name(item)
 
     def name(self, item: int) -> str:
         """As the plug-in calls it."""
@@ -103,55 +117,59 @@ class Side:
             return self.strings[int(self.tree.name[self.moved.module[-1 - item]])] + ".backward"
         return self.strings[int(self.tree.name[item])]
 
-    def children(self, item: int) -> list[int]:
+    def children(self, item: int) -> Ints:
         """What is inside an item, by start."""
         if item >= 0:
-            return list(self._list(item, 0))
+            return self._list(item, 0)
         place = -1 - item
-        inner = [-1 - n for n in np.flatnonzero(self.moved.parent == place).tolist()]
-        found = [*self.moved.roots[self.moved.below == place].tolist(), *inner]
-        return sorted(found, key=lambda each: (self.span(each)[0], -self.span(each)[1]))
+        found = np.concatenate(
+            [self.moved.roots[self.moved.below == place], -1 - np.flatnonzero(self.moved.parent == place)]
+        )
+        starts, ends = self.spans(found)
+        ordered: Ints = found[np.lexsort((-ends, starts))]
+        return ordered
 
-    def outermost(self) -> list[int]:
+    def outermost(self) -> Ints:
         """What all steps of the first thread have inside; without steps, what that thread has."""
         for track in range(int(self.tree.track.max(initial=-1)) + 1):
             items = self._list(NOTHING, track)
-            if items:
-                steps = [item for item in items if item >= 0 and self.tree.kind[item] == Node.STEP]
-                return [child for step in steps for child in self.children(step)] if steps else list(items)
-        return []
+            if len(items):
+                nodes = items[items >= 0]
+                steps = nodes[self.tree.kind[nodes] == Node.STEP].tolist()
+                return np.concatenate([self.children(step) for step in steps]) if steps else items
+        return np.empty(0, np.int64)
 
-    def host(self, item: int) -> float:
-        """µs."""
-        start, end = self.span(item)
-        return end - start
+    def times(self, items: Ints) -> tuple[Floats, Floats]:
+        """Time on the host and on the device of each item, µs."""
+        starts, ends = self.spans(items)
+        device = np.zeros(len(items))
+        own = items >= 0
+        device[own] = self.device_total[items[own]]
+        for place in np.flatnonzero(~own).tolist():
+            device[place] = self.times(self.children(int(items[place])))[1].sum()
+        return ends - starts, device
 
-    def device(self, item: int) -> float:
-        """µs."""
-        if item >= 0:
-            return float(self.device_total[item])
-        return sum(self.device(child) for child in self.children(item))
-
-    def operators(self, items: Sequence[int]) -> Ints:
+    def operators(self, items: Ints) -> Ints:
         """How often the operators at each node of the tree are inside these items."""
         weight = np.zeros(len(self.tree) + 1, np.int64)
-        waiting = list(items)
-        while waiting:
-            item = waiting.pop()
-            if item < 0:
-                waiting += self.children(item)
-                continue
-            stop = int(self.tree.stop[item])
-            weight[item] += 1
-            weight[stop] -= 1
-            for root in self.moved.removed[(self.moved.removed > item) & (self.moved.removed < stop)].tolist():
-                weight[root] -= 1
-                weight[self.tree.stop[root]] += 1
-            for node, hosted in self._hosted.items():
-                if item <= node < stop:
-                    waiting += hosted
-        found: Ints = np.where(self.tree.operator, np.cumsum(weight)[:-1], 0)
+        waiting = items
+        while len(waiting):
+            nodes = waiting[waiting >= 0]
+            inside = self._spread(nodes)
+            weight[:-1] += inside
+            removed = self.moved.removed
+            weight[:-1] -= self._spread(np.repeat(removed, np.where(np.isin(removed, nodes), 0, inside[removed])))
+            hosted = [each for node, each in self._hosted.items() for _ in range(int(inside[node]) if node >= 0 else 0)]
+            backward = [self.children(item) for item in waiting[waiting < 0].tolist()]
+            waiting = np.concatenate([np.empty(0, np.int64), *map(np.array, hosted), *backward]).astype(np.int64)
+        found: Ints = np.where(self.tree.operator, weight[:-1], 0)
         return found
+
+    def _spread(self, nodes: Ints) -> Ints:
+        """For each node of the tree how many of these nodes it is, or is inside of."""
+        count = len(self.tree) + 1
+        opened = np.bincount(nodes, minlength=count) - np.bincount(self.tree.stop[nodes], minlength=count)
+        return np.cumsum(opened)[:-1]
 
 
 @dataclass(frozen=True)
@@ -160,23 +178,23 @@ class DiffNode:
 
     left_side: Side
     right_side: Side
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    left: Ints
+    right: Ints
 
-    def name(self, side: Side, items: tuple[int, ...]) -> str:
+    def name(self, side: Side, items: Ints) -> str:
         """As the plug-in calls it."""
-        if not items:
+        if not len(items):
             return BLANK
-        return side.name(items[0]) if len(items) == 1 else COMPOSITE
+        return side.name(int(items[0])) if len(items) == 1 else COMPOSITE
 
     @cached_property
     def children(self) -> list["DiffNode"]:
         """What is inside, matched; nothing where one side is blank or a single node is beside a composite."""
-        if not self.left or not self.right or (len(self.left) == 1) != (len(self.right) == 1):
+        left, right = self.left, self.right
+        if not len(left) or not len(right) or (len(left) == 1) != (len(right) == 1):
             return []
-        left, right = list(self.left), list(self.right)
         if len(left) == 1:
-            left, right = self.left_side.children(left[0]), self.right_side.children(right[0])
+            left, right = self.left_side.children(int(left[0])), self.right_side.children(int(right[0]))
         matches = self._matches(left, right)
         if not matches:
             return []
@@ -189,19 +207,16 @@ class DiffNode:
             at_left, at_right = one + 1, other + 1
         return found
 
-    def _node(self, left: list[int], right: list[int]) -> "DiffNode":
-        return DiffNode(self.left_side, self.right_side, tuple(left), tuple(right))
+    def _node(self, left: Ints, right: Ints) -> "DiffNode":
+        return DiffNode(self.left_side, self.right_side, left, right)
 
-    def _matches(self, left: list[int], right: list[int]) -> list[tuple[int, int]]:
+    def _matches(self, left: Ints, right: Ints) -> list[tuple[int, int]]:
         places: dict[tuple[int, str], list[int]] = {}
-        for number, item in enumerate(right):
-            key = self.right_side.key(item)
-            if key is not None:
-                places.setdefault(key, []).append(number)
+        for number in self.right_side.matched(right).tolist():
+            places.setdefault(self.right_side.key(int(right[number])), []).append(number)
         found, after = [], 0
-        for number, item in enumerate(left):
-            key = self.left_side.key(item)
-            known = places.get(key, []) if key is not None else []
+        for number in self.left_side.matched(left).tolist():
+            known = places.get(self.left_side.key(int(left[number])), [])
             at = bisect_left(known, after)
             if at < len(known):
                 found.append((number, known[at]))
@@ -211,7 +226,7 @@ class DiffNode:
 
 def diff_node(left: Side, right: Side, path: str) -> DiffNode:
     """The node at a path. Raises ViewError."""
-    node = DiffNode(left, right, tuple(left.outermost()), tuple(right.outermost()))
+    node = DiffNode(left, right, left.outermost(), right.outermost())
     first, *numbers = path.split("-")
     shown = "0"
     if first != "0" or not all(number.isdecimal() for number in numbers):

@@ -61,8 +61,8 @@ def memory_records(context: Context) -> Records:
     row = np.flatnonzero(named[table["name"]]) if len(table) else np.empty(0, np.int64)
     row = row[np.argsort(table["start"][row], kind="stable")]
     types, numbers = table["device_type"][row].astype(np.int64), table["device"][row].astype(np.int64)
-    kinds, device = np.unique(np.stack([types, np.where(types == CPU, -1, numbers)]), axis=1, return_inverse=True)
-    device = device.reshape(-1)
+    keys, device = np.unique((types << 32) + np.where(types == CPU, -1, numbers) + 1, return_inverse=True)
+    kinds = np.stack([keys >> 32, (keys & 0xFFFFFFFF) - 1])
     size = table["bytes"][row]
     return Records(
         row=row,

@@ -26,6 +26,7 @@ ADDED, DELETED, INCREASED, DECREASED, UNCHANGED = "added", "deleted", "increased
 NS_PER_US = 1000
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 class Side(NamedTuple):
@@ -279,13 +280,13 @@ def _side(context: Context, compat: Compat) -> TreeSide:
     return TreeSide(context, device)
 
 
-def _times(side: TreeSide, items: Sequence[int]) -> list[float]:
+def _times(side: TreeSide, items: Ints) -> list[float]:
     """Total, host, device, in µs."""
-    host, device = [side.host(item) for item in items], [side.device(item) for item in items]
-    return [sum(gpu_us or cpu_us for gpu_us, cpu_us in zip(device, host, strict=True)), sum(host), sum(device)]
+    host, device = side.times(items)
+    return [float(np.where(device != 0, device, host).sum()), float(host.sum()), float(device.sum())]
 
 
-def _inside(side: TreeSide, items: Sequence[int]) -> Side:
+def _inside(side: TreeSide, items: Ints) -> Side:
     tree, weight = side.tree, side.operators(items)
     nodes = np.flatnonzero(weight > 0)
     groups, times = group([tree.name[nodes]]), weight[nodes]
