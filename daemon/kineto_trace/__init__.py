@@ -51,6 +51,7 @@ __all__ = [
     "View",
     "ViewError",
     "cluster",
+    "critical_path_overlay",
     "export_trace",
     "find_traces",
     "open_trace",
@@ -106,6 +107,17 @@ def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "
     from kineto_trace.export import write
 
     return write.export_trace(trace, Path(path), format)
+
+
+def critical_path_overlay(trace: "Trace", **options: Any) -> "Trace":
+    """The trace with its critical path drawn into it, to be exported: a track, marks and arrows.
+
+    options: annotation, instance, only_critical (kineto_trace.analysis.critical_overlay.overlay). Raises ViewError.
+    """
+    from kineto_trace.analysis.context import Context
+    from kineto_trace.analysis.critical_overlay import overlay
+
+    return overlay(Context(trace), **options)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,8 +14,8 @@ Theory of operation
       before it on its stream, and on the activity that its stream was told to wait for.
 
     All that a node depends on happened before it, so the last of these to happen is the one that held it up. The
-    critical path follows these from the last event of the window back to the window's start. It has no holes: the
-    edges of the path add up to the time of the window.
+    critical path follows these from the end of the window (an event of the thread of the steps, if the GPU has not
+    more to do) back to its start. It has no holes: the edges of the path add up to the time of the window.
 
     Which activity was waited for is told by cuda_sync records. Where a trace has none, it is inferred: a call that
     synchronises waited for what ended last before it returned; and an activity that begins though its launch and
@@ -89,20 +89,25 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """For each node the one that held it up (NOTHING: none known), by which type of edge, and whether inferred."""
+    """For each node the one that held it up (NOTHING: none known), by which type of edge, and whether inferred.
+
+    main: the threads of the steps and of the backward pass.
+    """
 
     events: Events
     activities: Gpu  # place n is event events.host + n
     before: Ints
     edge: npt.NDArray[np.uint8]
     inferred: Flags
+    main: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
     """The edges of a path in the order of time. event: whose time it is (NOTHING: no event's). Times in Unix ns.
 
-    first, last: the nodes that each edge joins (NOTHING: the beginning of the window).
+    first, last: the nodes that each edge joins (first NOTHING: the beginning of the window). If both are one node, the
+    edge is that from it to the end of the window.
     """
 
     first: Ints
@@ -178,9 +183,10 @@ def build(context: Context, *, data_loading: Sequence[str] = DATA_LOADING, infer
         before=np.full(2 * len(events), NOTHING, np.int64),
         edge=np.full(2 * len(events), OPERATOR, np.uint8),
         inferred=np.zeros(2 * len(events), np.bool_),
+        main=main_threads(context, events),
     )
     _inside_threads(graph)
-    _hand_over(context, graph)
+    _hand_over(graph)
     _locks(context.trace, graph)
     _launches(graph)
     _streams(graph)
@@ -221,10 +227,9 @@ def _inside_threads(graph: Graph) -> None:
     graph.edge[2 * place[parent < 0]] = DEPENDENCY
 
 
-def _hand_over(context: Context, graph: Graph) -> None:
+def _hand_over(graph: Graph) -> None:
     """Outermost events of the thread of the steps and of the threads of the backward pass depend on each other."""
-    events, host = graph.events, graph.events.host
-    threads = main_threads(context, events)
+    events, host, threads = graph.events, graph.events.host, graph.main
     if len(threads) < 2:
         return
     top = np.flatnonzero(events.owner[:host] < 0)
@@ -400,16 +405,44 @@ def _waiting_calls(trace: Trace, graph: Graph, recorded: Ints, infer: bool) -> N
 
 
 def critical_path(graph: Graph, start_ns: int, end_ns: int) -> Path:
-    """The path of a window (Unix ns): to the last end of what began on the host inside it, from its start on."""
+    """The path of a window (Unix ns): from its start to its end, or to the last end of the GPU's work for it.
+
+    The end of the window is an event of the main threads; what still runs on others then (loading the next batch,
+    saving a checkpoint) holds nobody up.
+    """
     events, host = graph.events, graph.events.host
     inside = (events.start >= start_ns) & (events.start <= end_ns)
     launch = events.owner[host:]
     inside[host:] = np.where(launch >= 0, inside[launch], inside[host:]) if len(launch) else inside[host:]
-    chosen = np.flatnonzero(inside)
-    if not len(chosen):
-        return _path(graph, np.empty(0, np.int64), start_ns)
-    last = 2 * int(chosen[np.argmax(events.end[chosen])]) + 1
-    return _path(graph, trail(graph.before, last), start_ns)
+    works = np.flatnonzero(inside[host:]) + host
+    hosts = np.flatnonzero(inside[:host] & np.isin(events.thread[:host], graph.main) & (events.end[:host] <= end_ns))
+    last_work, last_host = _last(events, works), _last(events, hosts)
+    if last_work == NOTHING and last_host == NOTHING:
+        last_host = _last(events, np.flatnonzero(inside))
+    if last_host == NOTHING or (last_work != NOTHING and events.end[last_work] >= end_ns):
+        return _path(graph, trail(graph.before, 2 * last_work + 1), start_ns)
+    path = _path(graph, trail(graph.before, 2 * last_host + 1), start_ns)
+    return _until(path, 2 * last_host + 1, int(events.end[last_host]), end_ns)
+
+
+def _last(events: Events, chosen: Ints) -> int:
+    """Of these events the one that ends last."""
+    return int(chosen[np.argmax(events.end[chosen])]) if len(chosen) else NOTHING
+
+
+def _until(path: Path, node: int, time_ns: int, end_ns: int) -> Path:
+    """The path with one more edge: from the last host event to the end of the window."""
+    if time_ns >= end_ns or not len(path):
+        return path
+    return Path(
+        np.append(path.first, node),
+        np.append(path.last, node),
+        np.append(path.start, time_ns),
+        np.append(path.end, end_ns),
+        np.append(path.edge, np.uint8(DEPENDENCY)),
+        np.append(path.event, NOTHING),
+        np.append(path.inferred, np.False_),
+    )
 
 
 def _path(graph: Graph, nodes: Ints, start_ns: int) -> Path:

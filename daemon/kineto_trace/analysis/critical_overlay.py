@@ -206,7 +206,7 @@ def _marked(table: Table, rows: Ints, strings: _Strings) -> Table:
 def _flows(trace: Trace, found: Found, strings: _Strings, place: int) -> Table:
     """An arrow for each edge of the path between two events, but for those along one event."""
     path, events = found.path, found.graph.events
-    chosen = np.flatnonzero((path.first >= 0) & (path.edge != OPERATOR))
+    chosen = np.flatnonzero((path.first >= 0) & (path.edge != OPERATOR) & (path.first != path.last))
     first, last = path.first[chosen], path.last[chosen]
     pid, tid = _tracks(trace, found)
     both = np.concatenate([first, last])

@@ -85,6 +85,7 @@ def test_the_path_goes_through_the_launch_the_kernels_and_the_call_that_waits_fo
         ("kernel_kernel_delay", "ncclDevKernel_AllReduce", 2.0),
         ("operator", "ncclDevKernel_AllReduce", 40.0),
         ("sync_dependency", "cudaDeviceSynchronize", 8.0),
+        ("dependency", "ProfilerStep#1", 5.0),
     ]
 
 
@@ -93,13 +94,13 @@ def test_the_breakdown_adds_up_to_the_window() -> None:
     assert found == {
         "gpu_communication_bound": 40.0,
         "gpu_compute_bound": 30.0,
-        "cpu_bound": 16.0,
+        "cpu_bound": 21.0,
         "gpu_kernel_launch_overhead": 7.0,
         "gpu_kernel_kernel_overhead": 2.0,
         "data_loading": 0.0,
         "gpu_memory_bound": 0.0,
     }
-    assert sum(found.values()) == 95.0
+    assert sum(found.values()) == 100.0
 
 
 def test_hta_sees_no_launch_delay_where_more_was_launched_before_the_kernel_began() -> None:
@@ -137,7 +138,7 @@ def test_without_records_what_a_synchronising_call_waited_for_is_inferred_and_to
     found = critical_path_edges(context(rows))
     assert [row["name"] for row in found.rows() if row["inferred"]] == ["cudaDeviceSynchronize"]
     assert "inferred from times, 1 of" in found.notes[0]
-    assert path(rows, infer=False)[-1] == ("operator", "cudaDeviceSynchronize", 70.0)
+    assert path(rows, infer=False)[-2] == ("operator", "cudaDeviceSynchronize", 70.0)
 
 
 def test_a_launch_that_comes_after_the_last_kernel_puts_the_host_on_the_path() -> None:
@@ -160,7 +161,7 @@ def test_a_launch_that_comes_after_the_last_kernel_puts_the_host_on_the_path() -
 
 def test_a_stream_that_waits_for_an_event_depends_on_the_kernel_before_its_record() -> None:
     rows: Rows = {
-        "user_annotation": [op("ProfilerStep#1", 0, 100)],
+        "user_annotation": [op("ProfilerStep#1", 0, 20)],
         "cuda_runtime": [
             call("cudaLaunchKernel", 0, 2, 1),
             call("cudaEventRecord", 3, 1, 2),
@@ -230,15 +231,23 @@ def test_time_below_data_loading_is_data_loading() -> None:
     found = critical_path_breakdown(context(rows))
     assert {row["bound_by"]: row["time_us"] for row in found.rows() if row["time_us"]} == {
         "data_loading": 30.0,
-        "cpu_bound": 10.0,
+        "cpu_bound": 20.0,
     }
+
+
+def test_what_other_threads_still_do_at_the_end_of_a_step_holds_nobody_up() -> None:
+    rows: Rows = {
+        "user_annotation": [op("ProfilerStep#1", 0, 50)],
+        "cpu_op": [op("aten::mm", 0, 50), op("aten::pin_memory", 5, 200, thread=9)],
+    }
+    assert path(rows) == [("operator", "aten::mm", 50.0)]
 
 
 def test_one_instance_of_an_annotation_is_a_window() -> None:
     steps = [op(f"ProfilerStep#{n}", 100 * n, 90) for n in range(3)]
     rows: Rows = {"user_annotation": steps, "cpu_op": [op("aten::mm", 100 * n, 10 * n + 10) for n in range(3)]}
-    assert path(rows, instance=1) == [("operator", "aten::mm", 20.0)]
-    assert sum(row[2] for row in path(rows, instance="0:1")) == 120.0
+    assert path(rows, instance=1) == [("operator", "aten::mm", 20.0), ("dependency", "ProfilerStep#1", 70.0)]
+    assert sum(row[2] for row in path(rows, instance="0:1")) == 190.0
     with pytest.raises(ViewError, match="has the instances 0 to 2, not 3"):
         path(rows, instance=3)
     with pytest.raises(ViewError, match="no annotation with 'epoch'"):
@@ -249,6 +258,60 @@ def test_the_edges_leave_no_hole() -> None:
     found = critical_path_edges(context(GPU_BOUND)).rows()
     ends = [row["start_us"] + row["duration_us"] for row in found]
     assert [row["start_us"] for row in found] == [0.0, *ends[:-1]]
+
+
+def random_rows(seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Threads, streams, launches and waits of all sorts, also such as cannot be."""
+    random = np.random.default_rng(seed)
+    rows: dict[str, list[dict[str, Any]]] = {
+        "cpu_op": [
+            op("autograd::engine::evaluate_function: X" if thread == 2 else "aten::mm", *pair, thread=thread)
+            for thread in (1, 2, 3)
+            for pair in zip(random.integers(0, 900, 12).tolist(), random.integers(0, 60, 12).tolist(), strict=True)
+        ]
+    }
+    names = ["cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize", "cudaStreamWaitEvent", "cudaEventRecord"]
+    starts = random.integers(0, 900, 60).tolist()
+    rows["cuda_runtime"] = [
+        call(names[random.integers(5)], start, int(random.integers(0, 40)), n, thread=int(random.integers(1, 4)))
+        for n, start in enumerate(starts)
+    ]
+    rows["kernel"] = [
+        kernel(
+            "k", starts[n] + int(random.integers(-5, 80)), int(random.integers(0, 50)), n, int(random.integers(7, 9))
+        )
+        for n in range(0, 60, 2)
+    ]
+    rows["cuda_sync"] = [
+        sync(
+            "x",
+            int(random.integers(1, 5)),
+            starts[n],
+            10,
+            n,
+            stream=int(random.integers(7, 9)),
+            wait_on_stream=7,
+            wait_on_correlation=int(random.integers(0, 60)),
+        )
+        for n in range(0, 60, 3)
+    ]
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_path_of_any_trace_goes_from_its_beginning_to_its_end(seed: int) -> None:
+    rows = random_rows(seed)
+    if seed % 3 == 0:
+        del rows["cuda_sync"]
+    found = critical_path_edges(context(rows), annotation="").rows()
+    ends = [row["start_us"] + row["duration_us"] for row in found]
+    assert [row["start_us"] for row in found] == [0.0, *ends[:-1]]
+    times = [
+        (row["start"], row["start"] + row["duration"]) for kind in rows if kind != "cuda_sync" for row in rows[kind]
+    ]
+    launched = {row["correlation"] for row in rows["kernel"]}
+    assert launched and ends[-1] * US <= max(end for _, end in times) - min(start for start, _ in times)
+    assert all(row["duration_us"] >= 0 for row in found)
 
 
 def test_of_equal_paths_the_one_by_the_earlier_edge_counts() -> None:

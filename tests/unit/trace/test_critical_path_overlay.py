@@ -18,7 +18,7 @@ from support.h200 import recording
 from support.ranks import context, event, launched, step
 
 EVENTS = [
-    step(1, 0, 100),
+    step(1, 0, 60),
     event("cpu_op", "aten::mm", 0, 20, **{"External id": 1}),
     event("cpu_op", "aten::relu", 25, 5, **{"External id": 2}),
     *launched("gemm", 5, 15, 60, 1),

@@ -70,10 +70,10 @@ def find_path(
     usual = tuple(data_loading) == DATA_LOADING and infer
     graph = context.get(_default_graph) if usual else build(context, data_loading=data_loading, infer=infer)
     path = critical_path(graph, window.start_ns, window.end_ns)
-    return Found(graph, path, window, [*window.notes, *_notes(context, path)])
+    return Found(graph, path, window, [*window.notes, *_notes(context, graph, path)])
 
 
-def _notes(context: Context, path: Path) -> list[str]:
+def _notes(context: Context, graph: Graph, path: Path) -> list[str]:
     notes = []
     if not len(context.trace.table("cuda_sync")):
         inferred = int(path.inferred.sum())
@@ -81,9 +81,11 @@ def _notes(context: Context, path: Path) -> list[str]:
             "the trace has no CUDA synchronisation records (cuda_sync): what synchronising calls and streams waited "
             f"for is inferred from times, {inferred} of {len(path)} edges of the path so"
         )
-    unknown = int(((path.first < 0) & (path.end > path.start)).sum())
-    if unknown:
-        notes.append(f"the first {_us(path.end[:1] - path.start[:1])[0]:.3f} us have no recorded cause")
+    if len(path) and path.first[0] < 0 and path.last[0] >> 1 >= graph.events.host:
+        before = _us(path.end[0] - path.start[0])
+        notes.append(
+            f"the call that launched the path's first GPU activity is not in the trace: {before:.3f} us before it"
+        )
     return notes
 
 
@@ -200,10 +202,11 @@ def critical_path_edges(
     """The chain of events that the time of a window went through, edge by edge in the order of time.
 
     The window is that of the annotations whose names contain `annotation` ("": the whole trace): of all of them, or
-    of the `instance`-th (from 0 on; "2:4" for a range with both ends). It ends with the last GPU activity that was
-    launched in it. The path is found from its end backwards: of all that an event had to wait for (the event before
-    it on its thread or stream, its launch, a synchronisation, the backward pass's thread, the runtime's lock) the
-    last to happen is the one that held it up. So the durations add up to the time of the window.
+    of the `instance`-th (from 0 on; "2:4" for a range with both ends). It ends with the annotation, or with the last
+    GPU activity that was launched in it if that is later. The path is found from its end backwards: of all that an
+    event had to wait for (the event before it on its thread or stream, its launch, a synchronisation, the backward
+    pass's thread, the runtime's lock) the last to happen is the one that held it up. So the durations add up to the
+    time of the window.
 
     Shortening an event that is not on the path does not shorten the window.
 
