@@ -69,7 +69,7 @@ def kernel_type_breakdown(
             ran = union_of(events, chosen)
             merged = Merged(ran.start, ran.end)
         sets.append((1 << place, merged))
-    return _by_class(sweep(sets, one_by_one=True), compat)
+    return _by_class(sweep(sets, one_by_one=compat is Compat.HTA), compat)
 
 
 def _by_class(running: Sweep, compat: Compat) -> dict[str, int]:
