@@ -94,6 +94,7 @@ _OP = (
     Arg("Fwd thread id", "forward_thread", U32),
     Arg("Ev Idx", "event_index", I64),
     Arg("finished", "finished", BOOL, 1),
+    Arg("Profiler Event Index", "event_index", I64),  # the same, by an older name
 )
 
 KINDS: dict[str, tuple[Arg, ...]] = {
@@ -148,6 +149,7 @@ KINDS: dict[str, tuple[Arg, ...]] = {
         Arg("Ev Idx", "event_index", I64),
         Arg("finished", "finished", BOOL),
         Arg("Device", "device_number", I64),
+        Arg("Profiler Event Index", "event_index", I64),
     ),
     "overhead": (Arg("External id", "external_id", I64), Arg("Ev Idx", "event_index", I64)),
     "python_function": (
@@ -173,6 +175,9 @@ KINDS: dict[str, tuple[Arg, ...]] = {
         Arg("bytes", "bytes", I64),
         Arg("Bytes", "memory_bytes", I64),
         Arg("Addr", "address", U64),
+        Arg("k_work_ptr", "k_work_ptr", U64),  # this one and those below: of mtia_ccp_events
+        Arg("seq_num", "seq_num", I64),
+        Arg("size", "size", I64),
     ),
 }
 MEMORY, FLOW, OTHER = "cpu_instant_event", "flow", "other"

@@ -28,12 +28,13 @@ from kineto_agent.arena import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
 from kineto_trace.analysis.threads import nest_tables
 from kineto_trace.arrays import distinct, lookup
 from kineto_trace.decode.names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES
-from kineto_trace.decode.python_calls import depths, parent_rows
+from kineto_trace.decode.python_calls import depths
 from kineto_trace.load.chrome_kinds import FIRST_ARG_BIT, KINDS, TS
 from kineto_trace.load.chrome_native import Parser
 from kineto_trace.model import (
     API_TABLES,
     FILE_TABLES,
+    NO_ROW,
     OP_TABLES,
     SCHEMAS,
     TEXT_ID,
@@ -318,7 +319,9 @@ def _moments(table: Table, rows: AnyArray) -> npt.NDArray[np.uint64]:
 def _callers(columns: Columns) -> None:
     """parent and depth of Python calls."""
     if "python_id" in columns and "python_parent_id" in columns:
-        parent = parent_rows(columns["python_id"], columns["python_parent_id"])
+        ids, rows = columns["python_id"], np.arange(len(columns["python_id"]))
+        parent = lookup(_keys(columns["python_parent_id"]), _keys(ids), rows, NO_ROW)
+        parent[(parent == rows) | (columns["python_parent_id"] < 0)] = NO_ROW
         columns["depth"] = depths(parent)
         columns["parent"] = parent.astype(np.int32)
         return
