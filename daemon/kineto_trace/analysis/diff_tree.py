@@ -40,7 +40,8 @@ Floats = npt.NDArray[np.float64]
 class Side:
     """One trace. An item is a node of its tree or, below 0, -1 less the place of a backward node.
 
-    device: per node of the tree its own GPU time, µs.
+    device: per node of the tree its own GPU time, µs. hosted: which backward nodes hang directly below which node
+    (NOTHING: the root of the main thread).
     """
 
     def __init__(self, context: Context, device: Floats) -> None:
@@ -51,7 +52,7 @@ class Side:
         self.device_total = self.tree.below(device)
         self._gone = np.zeros(len(self.tree), np.bool_)
         self._gone[self.moved.removed] = True
-        self._hosted: dict[int, list[int]] = {}  # node (or -1: root of the main thread) -> outermost backward nodes
+        self.hosted: dict[int, list[int]] = {}
         self._lists: dict[int, Ints] = {}
         for place in np.flatnonzero((self.moved.parent == NOTHING) & self.moved.placed):
             self._hang(-1 - int(place))
@@ -81,7 +82,7 @@ class Side:
             at = int(np.argmax(ends > start)) if (ends > start).any() else len(siblings)
             if at == len(siblings) or siblings[at] < 0 or end < self.span(int(siblings[at]))[0]:
                 self._lists[node if node != NOTHING else -1 - track] = np.insert(siblings, at, item)
-                self._hosted.setdefault(node, []).append(item)
+                self.hosted.setdefault(node, []).append(item)
                 return
             node = int(siblings[at])
 
@@ -159,7 +160,7 @@ class Side:
             weight[:-1] += inside
             removed = self.moved.removed
             weight[:-1] -= self._spread(np.repeat(removed, np.where(np.isin(removed, nodes), 0, inside[removed])))
-            hosted = [each for node, each in self._hosted.items() for _ in range(int(inside[node]) if node >= 0 else 0)]
+            hosted = [each for node, each in self.hosted.items() for _ in range(int(inside[node]) if node >= 0 else 0)]
             backward = [self.children(item) for item in waiting[waiting < 0].tolist()]
             waiting = np.concatenate([np.empty(0, np.int64), *map(np.array, hosted), *backward]).astype(np.int64)
         found: Ints = np.where(self.tree.operator, weight[:-1], 0)

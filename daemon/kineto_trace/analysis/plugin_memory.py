@@ -3,7 +3,7 @@
 Theory of operation
     The plug-in walks down the tree of the record's thread to the deepest node around its time. Only where that is an
     operator the record counts. Backward operators that went below a module's backward node are found in the main
-    thread's tree; those of other threads, and those that have no place, are not.
+    thread's tree by the times of these nodes, which may hide other nodes; those that have no place are not found.
 
     Calls of an operator count only where something was allocated or released inside the node around it: the plug-in
     does not look into nodes without a record.
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
+from kineto_trace.analysis.diff_tree import Side
 from kineto_trace.analysis.memory import CPU, CUDA, Records, memory_records
 from kineto_trace.analysis.plugin_backward import Backward, plugin_backward
 from kineto_trace.analysis.plugin_nodes import NOTHING, base_ns, file_threads, in_categories, microseconds, orderable
@@ -25,6 +26,7 @@ from kineto_trace.model import GPU_TABLES
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+NO_TRACK = np.uint32(2**32 - 1)
 _STARTING = ("cpu_op", "user_annotation", "gpu_user_annotation", "python_function", "cuda_runtime", *GPU_TABLES)
 
 
@@ -44,40 +46,57 @@ class PluginMemory:
 def plugin_memory(context: Context) -> PluginMemory:
     """The nodes of all memory records."""
     tree, moved, records = context.get(plugin_tree), context.get(plugin_backward), context.get(memory_records)
-    node = _deepest(context, tree, records)
-    inside = node >= 0
-    lost = inside & (moved.visits[node] == 0) if len(tree) else inside
+    time = microseconds(records.time, base_ns(context.trace))
+    track = _tracks(context, tree, records)
+    node = _deepest(tree, track, time)
+    entered = np.zeros(len(moved.module), np.int64)
     if len(moved.removed):
-        lost |= inside & _below_any(tree, moved.removed)[node] & (tree.track[node] != moved.main)
-    node = np.where(lost, NOTHING, node)
-    inside = node >= 0
-    held = tree.below(np.bincount(node[inside], minlength=len(tree)))
-    is_operator = inside & (tree.operator[node] if len(tree) else False)
+        path = _up_to(tree, node, ~_below_any(tree, moved.removed))
+        node, entered = _into_backward(context, path, track, time)
+        held = tree.below(np.bincount(path[path >= 0], minlength=len(tree)))
+        changed = (node != path) & (node >= 0)
+        held += tree.below(np.bincount(node[changed], minlength=len(tree)))
+    else:
+        held = tree.below(np.bincount(node[node >= 0], minlength=len(tree)))
     types = np.array([*records.device_types, 0])[records.device]
     return PluginMemory(
         node=node,
-        operator=np.where(is_operator, node, NOTHING),
-        reached=_reached(tree, moved, held),
+        operator=np.where((node >= 0) & np.append(tree.operator, False)[node], node, NOTHING),
+        reached=_reached(tree, moved, held, entered),
         known=np.isin(types, (CPU, CUDA)),
     )
 
 
-def _deepest(context: Context, tree: Tree, records: Records) -> Ints:
+def _tracks(context: Context, tree: Tree, records: Records) -> npt.NDArray[np.uint32]:
+    """The track of each record's thread; NO_TRACK: it has no nodes."""
     if not len(tree) or not len(records):
-        return np.full(len(records), NOTHING, np.int64)
-    table = context.trace.table("cpu_instant_event")
-    thread = file_threads(table)[records.row]
+        return np.full(len(records), NO_TRACK)
+    thread = file_threads(context.trace.table("cpu_instant_event"))[records.row]
     threads, first = np.unique(tree.thread, return_index=True)
     place = np.minimum(np.searchsorted(threads, thread), len(threads) - 1)
-    no_track = np.uint32(2**32 - 1)
-    track = np.where(threads[place] == thread, tree.track[first[place]].astype(np.uint32), no_track)
+    return np.where(threads[place] == thread, tree.track[first[place]].astype(np.uint32), NO_TRACK)
+
+
+def _deepest(tree: Tree, track: npt.NDArray[np.uint32], time: Floats) -> Ints:
+    """For each moment (µs) of a track the deepest node around it; NOTHING: none."""
+    if not len(tree) or not len(time):
+        return np.full(len(time), NOTHING, np.int64)
     events = Events(tree.track, orderable(tree.start), orderable(tree.end))
-    time = orderable(microseconds(records.time, base_ns(context.trace)))
-    moments = Events(track, time)
+    moments = Events(track, orderable(time))
     order = moments.order()
     found = np.empty(len(order), np.int64)
     found[order] = events.enclosing(tree.parent.astype(np.int32), moments.take(order))
     return found
+
+
+def _up_to(tree: Tree, node: Ints, wanted: npt.NDArray[np.bool_]) -> Ints:
+    """For each node itself or the innermost one around it that is wanted; NOTHING: none."""
+    node = node.copy()
+    while True:
+        further = np.flatnonzero((node >= 0) & ~np.append(wanted, True)[node])
+        if not len(further):
+            return node
+        node[further] = tree.parent[node[further]]
 
 
 def _below_any(tree: Tree, roots: Ints) -> npt.NDArray[np.bool_]:
@@ -87,21 +106,49 @@ def _below_any(tree: Tree, roots: Ints) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _reached(tree: Tree, moved: Backward, held: Floats) -> Ints:
+def _into_backward(context: Context, path: Ints, track: npt.NDArray[np.uint32], time: Floats) -> tuple[Ints, Ints]:
+    """The deepest node of each record where backward nodes are part of the tree, and how many came into each of these.
+
+    path: the deepest node of each record without backward nodes. A record in a backward node, but in none of the
+    operators below it, has no node.
+    """
+    tree, moved = context.get(plugin_tree), context.get(plugin_backward)
+    side = Side(context, tree.device_self)
+    node, entered = path.copy(), np.zeros(len(moved.module), np.int64)
+    deepest = {
+        each: _deepest(tree, np.full(len(time), each, np.uint32), time)
+        for each in np.unique(tree.track[moved.roots]).tolist()
+    }
+    for host, items in side.hosted.items():
+        inside = np.flatnonzero(track == moved.main)
+        if host != NOTHING:
+            inside = inside[(path[inside] >= host) & (path[inside] < tree.stop[host])]
+        waiting = [(item, inside) for item in items]
+        while waiting:
+            item, rows = waiting.pop()
+            start, end = side.span(item)
+            rows = rows[(time[rows] >= start) & (time[rows] < end)]
+            if item < 0:
+                entered[-1 - item] += len(rows)
+                node[rows] = NOTHING
+                for child in side.children(item).tolist():  # the first one that has not ended takes a record, or none
+                    if len(rows):
+                        first, last = side.span(child)
+                        waiting.append((child, rows[(time[rows] >= first) & (time[rows] < last)]))
+                        rows = rows[time[rows] >= last]
+            else:
+                found = deepest[int(tree.track[item])][rows]
+                node[rows] = np.where((found >= item) & (found < tree.stop[item]), found, item)
+    return node, entered
+
+
+def _reached(tree: Tree, moved: Backward, held: Floats, entered: Ints) -> Ints:
     """How often each node is come by: its parent is the root of its thread, or has records inside."""
     if not len(tree):
         return np.empty(0, np.int64)
     reached = np.where((tree.parent < 0) | (held[tree.parent] > 0), moved.visits, 0)
-    if len(moved.removed):
-        inside = np.bincount(moved.below, weights=held[moved.roots], minlength=len(moved.module))
-        total = inside.copy()
-        above = moved.parent.copy()
-        while (above >= 0).any():
-            outer = np.flatnonzero(above >= 0)
-            np.add.at(total, above[outer], inside[outer])
-            above[outer] = moved.parent[above[outer]]
-        reached[moved.removed] = 0
-        np.add.at(reached, moved.roots, ((total > 0) & moved.placed)[moved.below].astype(np.int64))
+    reached[moved.removed] = 0
+    np.add.at(reached, moved.roots, ((entered > 0) & moved.placed)[moved.below].astype(np.int64))
     return reached
 
 
