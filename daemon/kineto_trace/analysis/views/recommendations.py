@@ -233,10 +233,14 @@ def _capabilities(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     return {
         number: float(f"{major}.{minor}")
         for number, (major, minor) in known.items()
-        if isinstance(major, int) and isinstance(minor, int)
+        if _is_count(major) and _is_count(minor)
     }
 
 
 def _major(properties: Mapping[str, Any]) -> int:
-    found = properties.get("computeMajor")
-    return found if isinstance(found, int) else 0
+    found: Any = properties.get("computeMajor")
+    return int(found) if _is_count(found) else 0
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
