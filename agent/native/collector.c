@@ -385,13 +385,15 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     }
     (void)self.api.set_thread_id_type(CUPTI_THREAD_ID_SYSTEM);
     calls_select(&self.calls, &self.api, self.arena);
+    clocks_begin(self.arena);
+    /* Before the thread, which would have to drop a stray as long as nothing is lent. */
+    pool_open(self.arena, &self.work, self.config.may_decline != 0);
     const int number = start_thread();
     if (number != 0) {
+        pool_close();
         return refuse_system(error, error_bytes, "pthread_create", number);
     }
     self.phase = RECORDING;
-    clocks_begin(self.arena);
-    pool_open(self.arena, &self.work, self.config.may_decline != 0);
     /* Copies enabled while kernels are not make CUPTI lose kernels later on (sources/cupti.py). */
     const bool kernels = count == 0 || kinds[0] == CUPTI_KIND_CONCURRENT_KERNEL;
     if (!kernels) {
