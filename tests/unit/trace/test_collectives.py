@@ -1,5 +1,7 @@
 """Collectives over ranks: what they are, how fast they were and who came last."""
 
+from typing import Any
+
 import pytest
 from kineto_trace.analysis.nccl import bus_factor, collective_name, describe
 from kineto_trace.analysis.result import Result
@@ -12,7 +14,7 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4
 GATHER = "ncclDevKernel_AllGather_RING_SIMPLE(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def over(view: View, *ranks: list[Event], hosts: tuple[str, ...] = ("a", "a"), **options: str) -> Result:
+def over(view: View, *ranks: list[Event], hosts: tuple[str, ...] = ("a", "a"), **options: Any) -> Result:
     partials = [
         (rank, view.partial(context(events, rank=rank, size=len(ranks), host=hosts[rank]), **options))
         for rank, events in enumerate(ranks)

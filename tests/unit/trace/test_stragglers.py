@@ -1,5 +1,7 @@
 """Stragglers: who began collectives last, what that cost, and whom HTA blames."""
 
+from typing import Any
+
 import pytest
 from kineto_trace.analysis.result import Result
 from kineto_trace.analysis.view import Compat
@@ -8,7 +10,7 @@ from kineto_trace.errors import ViewError
 from support.ranks import Event, context, launched, nccl, step
 
 
-def over(*ranks: list[Event], compat: Compat = Compat.NONE, **options: object) -> Result:
+def over(*ranks: list[Event], compat: Compat = Compat.NONE, **options: Any) -> Result:
     partials = [
         (rank, stragglers.partial(context(events, rank=rank, size=len(ranks)), compat=compat, **options))
         for rank, events in enumerate(ranks)
