@@ -126,7 +126,8 @@ class _Words:
 
 
 def _mark(marks: npt.NDArray[np.bool_], numbers: AnyArray) -> None:
-    marks[numbers] = True  # the last mark is that of -1: none
+    same = len(numbers) > 0 and bool((numbers == numbers[0]).all())
+    marks[numbers[:1] if same else numbers] = True  # the last mark is that of -1: none
 
 
 def _other_args(table: Table) -> AnyArray:
@@ -151,14 +152,16 @@ class _Forms:
         other = _other_args(table)
         rest = (other >= 0).astype(np.uint64) | (table.origin["members"] >= 0).astype(np.uint64) << np.uint64(1)
         mask = masks.intern(table.origin["present"] ^ rest << np.uint64(_FREE_BIT))
-        # Not needed for what is written, but rows of one category have more members in common.
-        split = mask.astype(np.uint64) << np.uint64(40) | (table.origin["category"] + 1).astype(np.uint64)
-        if "phase" in table.columns:
-            split |= table.columns["phase"].astype(np.uint64) << np.uint64(32)
-        form = forms.intern(split)
-        first = len(self.forms)
-        keys = masks.keys()[(forms.keys() >> np.uint64(40)).astype(np.int64)].tolist()
-        found = [self._form(table, key & ~(3 << _FREE_BIT), key >> _FREE_BIT & 3, other) for key in keys]
+        form, keys, first = mask, masks.keys(), len(self.forms)
+        category = table.origin["category"]
+        if "phase" in table.columns or (category != category[:1]).any():
+            # Not needed for what is written, but rows of one category have more members in common.
+            split = mask.astype(np.uint64) << np.uint64(40) | (category + 1).astype(np.uint64)
+            if "phase" in table.columns:
+                split |= table.columns["phase"].astype(np.uint64) << np.uint64(32)
+            form = forms.intern(split)
+            keys = keys[(forms.keys() >> np.uint64(40)).astype(np.int64)]
+        found = [self._form(table, key & ~(3 << _FREE_BIT), key >> _FREE_BIT & 3, other) for key in keys.tolist()]
         if len(found) <= _MAX_FOLDED:
             rows = [np.flatnonzero(form == number) for number in range(len(found))] if len(found) > 1 else [None]
             found = [folded(fields, own) for fields, own in zip(found, rows, strict=True)]
