@@ -61,7 +61,7 @@ class Node(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes, not sorted. Times in µs as doubles.
+    """Nodes in the order of the file, which decides between equal intervals, else table by table. Times in µs.
 
     table: number into TABLES; row: in that table. typed: its event is of the type Operator. external: its external
     id; NOTHING: none.
@@ -132,7 +132,13 @@ def nodes(context: Context) -> Nodes:
     trace = context.trace
     base, kinds = base_ns(trace), _kinds_of_names(trace)
     parts = [_nodes_of(trace, number, base, kinds) for number in range(len(TABLES))]
-    return Nodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in Nodes.__slots__))
+    found = Nodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in Nodes.__slots__))
+    tables = [trace.table(name) for name in TABLES]
+    if not all("place" in table.origin for table in tables if len(table)):
+        return found
+    own = [table.origin["place"][part.row] for table, part in zip(tables, parts, strict=True) if len(part.row)]
+    order = np.argsort(np.concatenate([np.empty(0, np.int64), *own]), kind="stable")
+    return Nodes(*(getattr(found, name)[order] for name in Nodes.__slots__))
 
 
 def _kinds_of_names(trace: Trace) -> npt.NDArray[np.uint8]:
