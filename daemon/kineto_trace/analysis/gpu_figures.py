@@ -78,6 +78,17 @@ def device_properties(context: Context) -> dict[int, Mapping[str, Any]]:
     return {item["id"]: item for item in context.trace.devices if isinstance(item.get("id"), int)}
 
 
+def is_count(value: Any) -> bool:
+    """Whether what a file says is a number of something."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def global_memory(properties: Mapping[str, Any]) -> int | None:
+    """The bytes of a GPU's memory; None: unknown."""
+    found = properties.get("totalGlobalMem")
+    return found if is_count(found) else None
+
+
 def gpu_figures(context: Context) -> list[GpuFigures]:
     """Every GPU with any activity."""
     devices = {device for kind in GPU_TABLES for device in np.unique(context.trace.table(kind)["device"]).tolist()}
@@ -121,7 +132,7 @@ def _one(
     return GpuFigures(
         device=device,
         name=None if properties.get("name") is None else str(properties["name"]),
-        memory_bytes=memory if isinstance(memory := properties.get("totalGlobalMem"), int) else None,
+        memory_bytes=global_memory(properties),
         compute_capability=None if major is None or minor is None else f"{major}.{minor}",
         kernels=len(rows),
         kernel_ns=int(table["duration"][rows].sum()),

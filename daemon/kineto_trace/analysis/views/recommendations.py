@@ -12,7 +12,9 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_figures import (
     GpuFigures,
     device_properties,
+    global_memory,
     gpu_figures,
+    is_count,
     peaks_of_devices,
     plugin_gpu_figures,
 )
@@ -207,8 +209,7 @@ def _plugin_facts(context: Context) -> _Facts:
         peaks=[
             (device, peak, memory)
             for (_, device), peak in context.get(peaks_of_devices).items()
-            if -len(devices) <= device < len(devices)
-            and isinstance(memory := devices[device].get("totalGlobalMem"), int)
+            if -len(devices) <= device < len(devices) and (memory := global_memory(devices[device])) is not None
         ],
     )
 
@@ -233,14 +234,10 @@ def _capabilities(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     return {
         number: float(f"{major}.{minor}")
         for number, (major, minor) in known.items()
-        if _is_count(major) and _is_count(minor)
+        if is_count(major) and is_count(minor)
     }
 
 
 def _major(properties: Mapping[str, Any]) -> int:
     found: Any = properties.get("computeMajor")
-    return int(found) if _is_count(found) else 0
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return int(found) if is_count(found) else 0
