@@ -8,6 +8,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     counters,
     critical_path,
     diff,
+    diff_events,
     distributed,
     findings,
     frequent,

@@ -50,11 +50,11 @@ def _suffix(unit: str) -> str:
     return f"_{unit}" if unit else ""
 
 
-NAME = (
+NAME: tuple[tuple[str, Any, str, str], ...] = (
     ("name", "text", "", "name"),
     ("change", "text", "", "by calls: added, deleted, increased, decreased, unchanged"),
 )
-CALLS = (
+CALLS: tuple[tuple[str, Any, str, str], ...] = (
     ("calls_baseline", "int", "", "calls, baseline"),
     ("calls_other", "int", "", "calls, other trace"),
     ("calls_delta", "int", "", "other less baseline"),
@@ -94,7 +94,7 @@ def _two(partials: Sequence[tuple[int, Any]]) -> tuple[Any, Any]:
     return partials[0][1], partials[1][1]
 
 
-def _by_name(
+def by_name(
     partials: Sequence[tuple[int, Side]], measures: Mapping[str, str], order: Sequence[str]
 ) -> Mapping[str, Any]:
     """All names of both sides; the largest change of the first measure of `order` that changed comes first."""
@@ -155,7 +155,7 @@ def _schema(measures: Mapping[str, str]) -> tuple[ResultColumn, ...]:
 
 
 def _operators(partials: Sequence[tuple[int, Side]]) -> Answer:
-    return Answer(_by_name(partials, OPERATORS, ("device_total", "host_total")))
+    return Answer(by_name(partials, OPERATORS, ("device_total", "host_total")))
 
 
 @view("diff_operators", _schema(OPERATORS), reduce=_operators)
@@ -173,7 +173,7 @@ def diff_operators(context: Context) -> Side:
 
 
 def _kernels(partials: Sequence[tuple[int, Side]]) -> Answer:
-    return Answer(_by_name(partials, KERNELS, ("total",)))
+    return Answer(by_name(partials, KERNELS, ("total",)))
 
 
 @view("diff_kernel_names", _schema(KERNELS), reduce=_kernels)
@@ -270,7 +270,7 @@ def diff_tree_ops(baseline: Context, other: Context, *, path: str = "0", compat:
     left, right = (_side(context, compat) for context in (baseline, other))
     node = diff_node(left, right, path)
     partials = [(0, _inside(left, node.left)), (1, _inside(right, node.right))]
-    values = _by_name(partials, OPERATORS, ("device_total", "host_total"))
+    values = by_name(partials, OPERATORS, ("device_total", "host_total"))
     return make_result("diff_tree_ops", diff_operators.columns, values)
 
 

@@ -1,0 +1,101 @@
+"""Two traces beside each other: all their events by name, as HTA's TraceDiff does."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.context import Context
+from kineto_trace.analysis.groups import group
+from kineto_trace.analysis.hta_frame import hta_frame, step_numbers
+from kineto_trace.analysis.parts import calls, gpu, steps
+from kineto_trace.analysis.result import Result, columns
+from kineto_trace.analysis.view import Answer, Compat, view
+from kineto_trace.analysis.views.diff import CALLS, NAME, Side, by_name, compare, measured
+from kineto_trace.errors import ViewError
+from kineto_trace.model import OP_TABLES
+
+NS_PER_US = 1000
+CPU, GPU, ALL = "cpu", "gpu", "all"
+MEASURES = {"total": "sum of the durations"}
+
+Ints = npt.NDArray[np.int64]
+
+
+def diff_events(baseline: Context, other: Context, **options: Any) -> Result:
+    """All events by name: see the view diff_event_names. Raises ViewError."""
+    return compare(diff_event_names, baseline, other, **options)
+
+
+def _events(partials: Sequence[tuple[int, Side]]) -> Answer:
+    return Answer(by_name(partials, MEASURES, ("total",)))
+
+
+@view(
+    "diff_event_names",
+    columns(*NAME, *CALLS, *measured("total", "us", "sum of the durations")),
+    compat=(Compat.HTA,),
+    reduce=_events,
+)
+def diff_event_names(
+    context: Context, *, compat: Compat = Compat.NONE, device: str = ALL, step: int | None = None
+) -> Side:
+    """All events of two traces by name: how many there are and how long they took together, and what changed.
+
+    device: "cpu" for operators, annotations and calls, "gpu" for kernels, copies and fills, "all". step: only what
+    began in this training step (N of ProfilerStep#N), GPU work by its call; none: all of it.
+
+    compat=hta: TraceDiff.compare_traces of HTA: all rows that it keeps (Python functions too), with its rounding; of
+    the first step if none is given; what changed is what TraceDiff.ops_diff says.
+    """
+    if device not in (CPU, GPU, ALL):
+        raise ViewError(f"view diff_event_names: device={device!r} is not known; use {CPU}, {GPU} or {ALL}")
+    name, duration = _hta(context, device, step) if compat is Compat.HTA else _all(context, device, step)
+    groups = group([name])
+    names = [context.trace.strings[number] for number in name[groups.first].tolist()]
+    total = groups.sums(duration) / NS_PER_US
+    return Side(names, {"calls": groups.sizes().astype(np.float64), "total": total})
+
+
+def _hta(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
+    frame = context.get(hta_frame)
+    if step is None:
+        numbers = step_numbers(context.trace.strings, np.arange(len(context.trace.strings), dtype=np.int32))
+        known = numbers[numbers >= 0]
+        if not len(known):
+            raise ViewError("view diff_event_names: HTA compares one step, and the trace has none (ProfilerStep#N)")
+        step = int(known.min())
+    chosen = frame.iteration == step
+    if device != ALL:
+        chosen &= (frame.stream >= 0) == (device == GPU)
+    return frame.name[chosen], frame.duration[chosen]
+
+
+def _all(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
+    activity, called = context.get(gpu), context.get(calls)
+    names, durations, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    if device != GPU:
+        for kind in OP_TABLES:
+            table = context.trace.table(kind)
+            names.append(table["name"])
+            durations.append(table["duration"])
+            times.append(table["start"])
+        names.append(called.name)
+        durations.append(called.end - called.start)
+        times.append(called.start)
+    if device != CPU:
+        names.append(activity.name)
+        durations.append(activity.end - activity.start)
+        times.append(np.where(activity.call >= 0, np.append(called.start, 0)[activity.call], activity.start))
+    name, duration, time = np.concatenate(names), np.concatenate(durations), np.concatenate(times)
+    if step is None:
+        return name, duration
+    found = context.get(steps)
+    rows = np.flatnonzero(found.number == step)
+    if not len(rows):
+        raise ViewError(f"view diff_event_names: the trace has no step {step}; there are: {found.number.tolist()}")
+    inside = np.zeros(len(time), np.bool_)
+    for row in rows.tolist():
+        inside |= (time >= found.start[row]) & (time < found.end[row])
+    return name[inside], duration[inside]
