@@ -10,13 +10,11 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_library import Counts, NativeInterface
 
-ABI = 2
 LIBRARY = collector_library.INSTALLED
 _MARKER = "_kineto_cupti"  # attribute of sys, while an agent records CUPTI: whose collector does
 
-_ERROR_BYTES = 1024
-_SIZE = ctypes.c_size_t(_ERROR_BYTES)
 _NOT_ASKED = -1  # no CUPTI result
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
 _REASONS = {
@@ -50,15 +48,6 @@ class Config(ctypes.Structure):
         ("may_decline", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     ]
-
-
-class Counts(ctypes.Structure):
-    """kc_counts."""
-
-    records: int
-    bytes: int
-    dropped: int
-    _fields_ = [("records", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("dropped", ctypes.c_uint64)]
 
 
 class StopResult(ctypes.Structure):
@@ -103,47 +92,28 @@ class Enabled(NamedTuple):
     error: str
 
 
-class Collector:
+class Collector(NativeInterface):
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
+
+    ABI_FUNCTION = "kc_abi"
+    ABI = 2
+    REASONS = _REASONS
 
     def __init__(self, path: str = LIBRARY) -> None:
         self._claim = (os.getpid(), path)
-        try:
-            self._library = ctypes.CDLL(path)
-        except OSError as exc:
-            raise SourceError(
-                "COLLECTOR_MISSING",
-                "the agent's native collector cannot be loaded (%s): install kineto-agent from a wheel for this "
-                "platform, or run `python agent/native/build_hook.py` in a checkout" % exc,
-            ) from exc
-        abi = self._library.kc_abi()
-        if abi != ABI:
-            raise SourceError(
-                "COLLECTOR_MISSING",
-                "%s has interface %d, this agent needs %d: reinstall kineto-agent so that both are of one version"
-                % (path, abi, ABI),
-            )
-        self._error = ctypes.create_string_buffer(_ERROR_BYTES)
-
-    def _text(self) -> str:
-        return self._error.value.decode("utf-8", "replace")
-
-    def _check(self, code: int) -> int:
-        if code < 0:
-            raise SourceError(_REASONS[code], self._text())
-        return code
+        super().__init__(path)
 
     def open(self, path: str) -> int:
         """Open libcupti; gives its version number."""
         version = ctypes.c_uint32()
-        self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), self._error, _SIZE))
+        self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), *self._error.room))
         return version.value
 
     def prepare(self, config: Config) -> int:
         """Make the arena; gives its file descriptor, which stays the collector's."""
         self._claim_cupti()
         try:
-            return self._check(self._library.kc_prepare(ctypes.byref(config), self._error, _SIZE))
+            return self._check(self._library.kc_prepare(ctypes.byref(config), *self._error.room))
         except SourceError:
             self._release_cupti()
             raise
@@ -181,8 +151,8 @@ class Collector:
 
     def record_calls(self) -> str:
         """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
-        self._error.value = b""
-        return self._text() if self._library.kc_record_calls(self._error, _SIZE) < 0 else ""
+        self._error.clear()
+        return str(self._error) if self._library.kc_record_calls(*self._error.room) < 0 else ""
 
     def yield_subscriber(self) -> None:
         """Let go of the subscriber at once."""
@@ -196,9 +166,9 @@ class Collector:
         """Begin to record; never raises."""
         results = (ctypes.c_int32 * len(kinds))()
         wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
-        self._error.value = b""
-        code = self._library.kc_start(wanted, len(kinds), results, self._error, _SIZE)
-        return Enabled(code, dict(zip(kinds, results)), self._text())
+        self._error.clear()
+        code = self._library.kc_start(wanted, len(kinds), results, *self._error.room)
+        return Enabled(code, dict(zip(kinds, results)), str(self._error))
 
     def counts(self) -> Counts:
         """Zeros when nothing is recorded."""
@@ -225,8 +195,8 @@ class Collector:
 
     def result_text(self, result: int) -> str:
         """CUPTI's own words for one of its results."""
-        self._library.kc_result_text(result, self._error, _SIZE)
-        return self._text()
+        self._library.kc_result_text(result, *self._error.room)
+        return str(self._error)
 
 
 _loaded: List[Collector] = []

@@ -9,12 +9,12 @@ from kineto_agent.debuglog import log
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.cupti_library import mapped_files
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_library import ErrorText
 
 # External correlation, runtime, driver. Our own CUPTI source switches on what it wants after this; external
 # correlation alone gives one record per op.
 KINDS = (39, 5, 4)
 LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
-_ERROR_BYTES = 512
 _NOTHING = 1  # KG_NOTHING
 
 
@@ -40,19 +40,17 @@ def kept_off(maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[
 def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
     """The collector whose gate is up; None if the library does not use CUPTI."""
     kinds = (ctypes.c_uint32 * len(KINDS))(*KINDS)
-    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    error = ErrorText()
     try:
         collector = ctypes.CDLL(collector_library.path())
         collector.kg_down.restype = ctypes.c_uint64
-        code = collector.kg_up(
-            os.fsencode(library), os.fsencode(cupti), kinds, len(KINDS), error, ctypes.c_size_t(_ERROR_BYTES)
-        )
+        code = collector.kg_up(os.fsencode(library), os.fsencode(cupti), kinds, len(KINDS), *error.room)
     except (OSError, AttributeError) as exc:
         raise _unavailable(str(exc)) from exc
     if code == _NOTHING:
         return None
     if code != 0:
-        raise _unavailable(error.value.decode("utf-8", "replace"))
+        raise _unavailable(str(error))
     collector_library.loaded()
     return collector
 

@@ -8,12 +8,9 @@ import os
 from typing import Dict, NamedTuple, Optional, Tuple
 
 from kineto_agent.sources import collector_library
-from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_library import Counts, NativeInterface
 from kineto_agent.sources.torch_layouts import TorchLayout
 
-ABI = 1
-_ERROR_BYTES = 1024
-_SIZE = ctypes.c_size_t(_ERROR_BYTES)
 _DESCRIPTION_BYTES = 512
 _LIBRARY, _SYSTEM, _CALLBACK, _ORDER = -1, -2, -3, -4
 _REASONS = {
@@ -42,15 +39,6 @@ class Config(ctypes.Structure):
         ("record_inputs", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     ]
-
-
-class Counts(ctypes.Structure):
-    """ko_counts."""
-
-    records: int
-    bytes: int
-    dropped: int
-    _fields_ = [("records", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("dropped", ctypes.c_uint64)]
 
 
 class StopResult(ctypes.Structure):
@@ -85,38 +73,20 @@ class Described(NamedTuple):
     storage_data: int  # address
 
 
-class Observer:
+class Observer(NativeInterface):
     """The one observer of this process. Methods raise SourceError where the C side gives a reason."""
 
-    def __init__(self, path: str) -> None:
-        try:
-            self._library = ctypes.CDLL(path)
-            abi = self._library.ko_abi()
-        except (OSError, AttributeError) as exc:
-            raise SourceError(
-                "COLLECTOR_MISSING",
-                "the agent's native collector cannot be loaded (%s): install kineto-agent from a wheel for this "
-                "platform, or run `python agent/native/build_hook.py` in a checkout" % exc,
-            ) from exc
-        if abi != ABI:
-            raise SourceError(
-                "COLLECTOR_MISSING",
-                "%s has interface %d for operators, this agent needs %d: reinstall kineto-agent so that both are of "
-                "one version" % (path, abi, ABI),
-            )
-        self._error = ctypes.create_string_buffer(_ERROR_BYTES)
-
-    def _check(self, code: int) -> int:
-        if code < 0:
-            raise SourceError(_REASONS[code], self._error.value.decode("utf-8", "replace"))
-        return code
+    ABI_FUNCTION = "ko_abi"
+    ABI = 1
+    USE = " for operators"
+    REASONS = _REASONS
 
     def open(self, path: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
         """Find torch's functions in libtorch_cpu; gives the layout that it keeps to, None if it is none of these."""
         fits = ctypes.c_uint32()
         for layout in (*layouts, None):
             numbers = None if layout is None else ctypes.byref(Layout(*layout[: len(_NUMBERS)]))
-            code = self._library.ko_open(os.fsencode(path), numbers, ctypes.byref(fits), self._error, _SIZE)
+            code = self._library.ko_open(os.fsencode(path), numbers, ctypes.byref(fits), *self._error.room)
             self._check(code)
             if fits.value:
                 break
@@ -131,11 +101,11 @@ class Observer:
 
     def prepare(self, config: Config) -> int:
         """Make the arena; gives its file descriptor, which stays the observer's."""
-        return self._check(self._library.ko_prepare(ctypes.byref(config), self._error, _SIZE))
+        return self._check(self._library.ko_prepare(ctypes.byref(config), *self._error.room))
 
     def start(self) -> None:
         """Register the callbacks."""
-        self._check(self._library.ko_start(self._error, _SIZE))
+        self._check(self._library.ko_start(*self._error.room))
 
     def counts(self) -> Counts:
         """Zeros when nothing is recorded."""

@@ -19,15 +19,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from kineto_agent.sources import cupti_devices
 from kineto_agent.sources.cupti_native import (
-    ABI,
     Collector,
     Config,
-    Counts,
     DetachResult,
     Enabled,
     StopResult,
 )
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_library import Counts
 
 _REQUEST = struct.Struct("=4sII")  # magic, command, sequence
 _ANSWER = struct.Struct("=4sIIiII")  # magic, command, sequence, code, result bytes, text bytes
@@ -42,13 +41,12 @@ _FDS_SPACE = socket.CMSG_SPACE(4 * _INT.size)
 ) = range(1, 16)  # fmt: skip
 
 _LIMIT_S = 10.0  # opening a library and backing an arena with memory on a busy machine
-_SYSTEM, _ORDER = -2, -4
+_SYSTEM = -2
 _NOT_ASKED = -1
 _ENDED = "its collector's thread has ended"
 _MOST_DEVICES = 64
 _DEVICE_VALUES = 32
 _FACTS = struct.Struct(f"=iiiIQ{_DEVICE_VALUES}i256s")  # device_facts
-_REASONS = {-1: "CUPTI_LIBRARY", -2: "ARENA_FAILED", -3: "CUPTI_FAILED", -4: "CUPTI_BUSY", -5: "CUPTI_FORKED"}
 
 _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 
@@ -95,8 +93,8 @@ def read_greeting(packet: bytes) -> None:
 
 def _check_abi(result: bytes) -> None:
     (abi,) = _UINT.unpack(result)
-    if abi != ABI:
-        raise RemoteEnded(f"its collector has interface {abi}, this daemon needs {ABI}: restart the process")
+    if abi != Collector.ABI:
+        raise RemoteEnded(f"its collector has interface {abi}, this daemon needs {Collector.ABI}: restart the process")
 
 
 class RemoteCollector(Collector):
@@ -187,7 +185,7 @@ class RemoteCollector(Collector):
         except RemoteEnded as exc:
             raise SourceError("COLLECTOR_GONE", f"the process cannot be recorded any more: {exc}") from exc
         if answer.code < 0:
-            raise SourceError(_REASONS.get(answer.code, "SOURCE_FAILED"), answer.text or f"error {answer.code}")
+            raise SourceError(self.REASONS.get(answer.code, "SOURCE_FAILED"), answer.text or f"error {answer.code}")
         if len(answer.result) != size:
             raise SourceError("SOURCE_FAILED", "the collector gave no result")
         return answer
