@@ -1,6 +1,6 @@
 """The state machine, as tables of events and commands. Times are small numbers of nanoseconds."""
 
-from typing import Any, List, Optional, Type
+from typing import Any, List, Optional
 
 import pytest
 from kineto_agent import session as module
@@ -33,33 +33,20 @@ from kineto_agent.events import (
 )
 from kineto_agent.session import Session
 from support.agent_daemon import start_request
-
-WAIT, WARMUP = SessionState.WAIT_FOR_REQUEST, SessionState.WARMUP
-COLLECT, PROCESS = SessionState.COLLECT, SessionState.PROCESS
-S = 1_000_000_000
-NOW = 1000 * S
-WAITING = {"wait_for_user_profiler": True}
-
-
-def timed(**changes: Any) -> StartRequested:
-    return StartRequested(start_request(duration_ns=5 * S, **changes), NOW, iteration=-1)
-
-
-def counted(iteration: int = 10, **changes: Any) -> StartRequested:
-    fields = {"duration_ns": None, "iterations": 3, **changes}
-    return StartRequested(start_request(**fields), NOW, iteration)
-
-
-def run(session: Session, *events: Event) -> List[Command]:
-    """The commands of the last event."""
-    commands: List[Command] = []
-    for event in events:
-        commands = session.handle(event)
-    return commands
-
-
-def has(commands: List[Command], kind: Type[object]) -> bool:
-    return any(isinstance(command, kind) for command in commands)
+from support.session_events import (
+    COLLECT,
+    NOW,
+    PROCESS,
+    WAIT,
+    WAITING,
+    WARMUP,
+    S,
+    conclusion,
+    counted,
+    has,
+    run,
+    timed,
+)
 
 
 def exactly(commands: List[Command], *expected: Command) -> bool:
@@ -70,10 +57,6 @@ def exactly(commands: List[Command], *expected: Command) -> bool:
 def rejection(event: StartRequested) -> Optional[Reject]:
     commands = Session().handle(event)
     return commands[0] if len(commands) == 1 and isinstance(commands[0], Reject) else None
-
-
-def conclusion(commands: List[Command]) -> Conclude:
-    return next(command for command in commands if isinstance(command, Conclude))
 
 
 def collecting() -> Session:

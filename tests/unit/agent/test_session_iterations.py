@@ -1,20 +1,16 @@
 """Captures by iteration: which ones are recorded, and what happens when they do not come. Small numbers of ns."""
 
-from typing import Any, List, Type
+from typing import Any, List
 
 import pytest
 from kineto_agent.events import (
     Command,
-    Conclude,
-    Event,
     Refusal,
     Reject,
     Report,
-    SessionState,
     SetTimer,
     SourcesStarted,
     SourcesStopped,
-    StartRequested,
     StartSources,
     Stepped,
     StopSources,
@@ -23,34 +19,9 @@ from kineto_agent.events import (
 )
 from kineto_agent.requests import NO_STEP_NS
 from kineto_agent.session import Session
-from support.agent_daemon import start_request
+from support.session_events import COLLECT, NOW, WAIT, WARMUP, S, conclusion, counted, has, run
 
-WAIT, WARMUP = SessionState.WAIT_FOR_REQUEST, SessionState.WARMUP
-COLLECT, PROCESS = SessionState.COLLECT, SessionState.PROCESS
-S = 1_000_000_000
-NOW = 1000 * S
 OVERDUE = SetTimer(NOW + NO_STEP_NS)
-
-
-def counted(iteration: int = 10, hooked_ns: int = 0, step_ns: int = 0, **changes: Any) -> StartRequested:
-    fields = {"duration_ns": None, "iterations": 3, **changes}
-    return StartRequested(start_request(**fields), NOW, iteration, hooked_ns=hooked_ns, step_ns=step_ns)
-
-
-def run(session: Session, *events: Event) -> List[Command]:
-    """The commands of the last event."""
-    commands: List[Command] = []
-    for event in events:
-        commands = session.handle(event)
-    return commands
-
-
-def has(commands: List[Command], kind: Type[object]) -> bool:
-    return any(isinstance(command, kind) for command in commands)
-
-
-def conclusion(commands: List[Command]) -> Conclude:
-    return next(command for command in commands if isinstance(command, Conclude))
 
 
 def started(commands: List[Command]) -> Any:

@@ -1,21 +1,18 @@
 """The state machine when the program's own torch.profiler is in the way. Times are small numbers of nanoseconds."""
 
-from typing import Any, List
+from typing import Any
 
 import pytest
 from kineto_agent.events import (
     AwaitProfiler,
     CancelRequested,
-    Command,
     Conclude,
-    Event,
     FreeSources,
     ProfilerActive,
     ProfilerIdle,
     Refusal,
     Reject,
     Report,
-    SessionState,
     SetTimer,
     SourcesGaveWay,
     SourcesStarted,
@@ -29,35 +26,18 @@ from kineto_agent.events import (
 )
 from kineto_agent.requests import NO_STEP_NS
 from kineto_agent.session import PROFILER_WAIT_NS, Session
-from support.agent_daemon import start_request
+from support import session_events
+from support.session_events import COLLECT, NOW, PROCESS, WAIT, WAITING, WARMUP, S, conclusion, run
 
-WAIT, WARMUP = SessionState.WAIT_FOR_REQUEST, SessionState.WARMUP
-COLLECT, PROCESS = SessionState.COLLECT, SessionState.PROCESS
-S = 1_000_000_000
-NOW = 1000 * S
-WAITING = {"wait_for_user_profiler": True}
 BUSY = Refusal("USER_PROFILER_ACTIVE", "it records")
 
 
 def timed(**changes: Any) -> StartRequested:
-    return StartRequested(start_request(duration_ns=5 * S, **changes), NOW, -1, profiler=BUSY)
+    return session_events.timed(**changes)._replace(profiler=BUSY)
 
 
 def counted(**changes: Any) -> StartRequested:
-    fields = {"duration_ns": None, "iterations": 3, **changes}
-    return StartRequested(start_request(**fields), NOW, 10, profiler=BUSY)
-
-
-def run(session: Session, *events: Event) -> List[Command]:
-    """The commands of the last event."""
-    commands: List[Command] = []
-    for event in events:
-        commands = session.handle(event)
-    return commands
-
-
-def conclusion(commands: List[Command]) -> Conclude:
-    return next(command for command in commands if isinstance(command, Conclude))
+    return session_events.counted(**changes)._replace(profiler=BUSY)
 
 
 def verdict(end: Conclude) -> Any:
