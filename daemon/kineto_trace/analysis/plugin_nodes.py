@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
-from kineto_trace.arrays import lookup
+from kineto_trace.arrays import distinct, lookup
 from kineto_trace.load.chrome_kinds import DUR_REAL, FIRST_ARG_BIT, KINDS, TS_REAL
 from kineto_trace.model import GPU_TABLES, NO_MODULE, OP_TABLES, Table, Trace
 
@@ -255,7 +255,7 @@ def _calls_of(
 ) -> Ints:
     """For each activity the call with its correlation id: of several the last one before it, else the first one."""
     places = np.arange(len(called))
-    if len(np.unique(called)) == len(called):
+    if len(distinct(called)) == len(called):
         found: Ints = lookup(correlation, called, places, NOTHING)
         return found
     order = np.lexsort((call_start, called))

@@ -29,7 +29,7 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.plugin_nodes import NO_OPERATORS, NOTHING, Launches, Node, Nodes, launches, nodes, orderable
 from kineto_trace.analysis.tensor_cores import plugin_eligible_names, plugin_tensor_names
 from kineto_trace.arrays import lookup
-from kineto_trace.codec import OVERLAPS, Events
+from kineto_trace.codec import OVERLAPS, Events, Interner
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -93,7 +93,8 @@ def plugin_tree(context: Context) -> Tree:
     tree = events.take(np.flatnonzero(kept)).nest(0)
     merged, top = _chains(tree.parent, tree.children, found.name[order], found.typed[order])
     place = np.flatnonzero(~merged)  # of the nodes that are left
-    number = np.cumsum(~merged) - 1
+    left_before = np.concatenate([[0], np.cumsum(~merged)])
+    number = left_before[1:] - 1
     bottom = np.append(place, len(order))[1:] - 1
     call_node = _owners(found, launched, track)
     position = np.full(len(found.kind) + 1, NOTHING)  # of each given node among those left; NOTHING: its calls are lost
@@ -102,7 +103,7 @@ def plugin_tree(context: Context) -> Tree:
     left = order[place]
     above = tree.parent[place]
     parent = np.where(above >= 0, number[top[above]], NOTHING)
-    stop = np.searchsorted(place, tree.stop[place])
+    stop = left_before[tree.stop[place]]
     return _figures(context, found, launched, _Shape(left, track[left], parent, stop, owner), kept)
 
 
@@ -120,11 +121,8 @@ class _Shape:
 def _sorted(found: Nodes) -> tuple[npt.NDArray[np.uint32], Ints]:
     """The number of each node's thread by its first node, and the order of the nodes."""
     by_time = np.argsort(found.start, kind="stable")
-    _, first, of_thread = np.unique(found.thread[by_time], return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.uint32)
-    rank[np.argsort(first)] = np.arange(len(first))
     track = np.empty(len(by_time), np.uint32)
-    track[by_time] = rank[of_thread]
+    track[by_time] = Interner().intern(found.thread[by_time].view(np.uint64))
     order = by_time[Events(track[by_time], orderable(found.start[by_time]), orderable(found.end[by_time])).order()]
     return track, order
 
@@ -143,7 +141,9 @@ def _chains(
 
 def _owners(found: Nodes, launched: Launches, track: npt.NDArray[np.uint32]) -> Ints:
     """For each call the node (of those given) with its external id; NOTHING: none."""
-    rows = np.lexsort((found.start, track))[::-1]  # of equal ids the last one counts in lookup()
+    rows = np.argsort(found.start, kind="stable")
+    small = track.astype(np.uint16) if int(track.max(initial=0)) < 1 << 16 else track  # sorts by radix
+    rows = rows[np.argsort(small[rows], kind="stable")][::-1]  # of equal ids the last one counts in lookup()
     keys, wanted = ((ids + 1).astype(np.uint64) for ids in (found.external[rows], launched.external))
     owner: Ints = lookup(wanted, keys, rows, NOTHING)
     return owner
