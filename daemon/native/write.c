@@ -162,7 +162,7 @@ static char *put_real(char *p, double value)
     return p;
 }
 
-static uint64_t get_unsigned(const kc_field *f, uint64_t row)
+static inline uint64_t get_unsigned(const kc_field *f, uint64_t row)
 {
     switch (f->width) {
     case 1: return ((const uint8_t *)f->column)[row];
@@ -172,7 +172,7 @@ static uint64_t get_unsigned(const kc_field *f, uint64_t row)
     }
 }
 
-static int64_t get_signed(const kc_field *f, uint64_t row)
+static inline int64_t get_signed(const kc_field *f, uint64_t row)
 {
     switch (f->width) {
     case 1: return ((const int8_t *)f->column)[row];
@@ -183,7 +183,7 @@ static int64_t get_signed(const kc_field *f, uint64_t row)
 }
 
 /* Copies in whole blocks: texts may be read, and the output written, up to KC_PADDING bytes past their ends. */
-static char *put_bytes(char *p, const char *end, const char *bytes, uint64_t size)
+static inline __attribute__((always_inline)) char *put_bytes(char *p, const char *end, const char *bytes, uint64_t size)
 {
     if (end - p < KC_PADDING || size > (uint64_t)(end - p - KC_PADDING))
         return NULL;
@@ -193,7 +193,7 @@ static char *put_bytes(char *p, const char *end, const char *bytes, uint64_t siz
 }
 
 /* Writes one field; NULL if it does not fit. */
-static char *put_field(const kc_field *f, uint64_t row, char *p, const char *end)
+static inline __attribute__((always_inline)) char *put_field(const kc_field *f, uint64_t row, char *p, const char *end)
 {
     if (f->operation == KC_OPTIONAL && get_signed(f, row) == f->base)
         return p;
