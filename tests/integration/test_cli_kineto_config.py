@@ -1,51 +1,21 @@
 """Kineto's and Dynolog's configurations through a real daemon and a real agent."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli import Result, kinetoctl, run_process, wait_for_agent
-from support.daemon import Daemon, running_daemon
-
-# Works until its stdin ends, so that no test leaves it behind; says when it does.
-PROGRAM = """
-import sys, threading, kineto_agent
-threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
-def crunch_numbers():
-    return sum(i * i for i in range(20_000))
-print("working", flush=True)
-while True:
-    crunch_numbers()
-    kineto_agent.step()
-"""
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
+from support.cli import Result, run_process, wait_for_agent
+from support.daemon import Daemon
+from support.programs import crunching, program
 
 
 @pytest.fixture(scope="module")
 def pid(daemon: Daemon) -> Iterator[int]:
     """A process that crunches numbers in iterations; its agent is ready."""
-    with subprocess.Popen(
-        kinetoctl("--quiet", "run", "--", sys.executable, "-c", PROGRAM),
-        env={**daemon.client_environ(), "KINETO_AGENT_SOCKET": str(daemon.agent_socket)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "working\n"
-            wait_for_agent(daemon, child.pid)
-            yield child.pid
-        finally:
-            child.kill()
+    with program(crunching(), daemon) as child:
+        wait_for_agent(daemon, child.pid)
+        yield child.pid
 
 
 def trace(daemon: Daemon, pid: int, folder: Path, *arguments: str) -> Result:

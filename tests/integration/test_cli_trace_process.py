@@ -7,54 +7,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.cli import Result, kinetoctl, run_process, wait_for_agent, wait_for_records
 from support.daemon import Daemon, running_daemon
+from support.programs import crunching, program
 
-# Works until its stdin ends, so that no test leaves it behind; says when it does.
-PROGRAM = """
-import sys, threading, kineto_agent
-threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
-def crunch_numbers():
-    return sum(i * i for i in range(20_000))
-print("working", flush=True)
-while True:
-    crunch_numbers()
-    kineto_agent.step()
-"""
-PLAIN_PROGRAM = "import sys; print('working', flush=True); sys.stdin.read()"
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
-
-
-@contextmanager
-def program(arguments: list[str], daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
-    environ = {**daemon.client_environ(), "KINETO_AGENT_SOCKET": str(daemon.agent_socket)}
-    with subprocess.Popen(
-        arguments, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "working\n"
-            yield child
-        finally:
-            child.kill()
-
-
-def traceable() -> list[str]:
-    return kinetoctl("--quiet", "run", "--", sys.executable, "-c", PROGRAM)
+PLAIN_PROGRAM = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def child(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
-    with program(traceable(), daemon) as started:
+    with program(crunching(), daemon, quiet=True) as started:
         wait_for_agent(daemon, started.pid)
         yield started
 
@@ -145,7 +110,7 @@ def test_no_such_pid_is_code_3(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_a_process_without_agent_says_exactly_what_to_do(daemon: Daemon, tmp_path: Path) -> None:
-    with program([sys.executable, "-c", PLAIN_PROGRAM], daemon) as plain:
+    with program([sys.executable, "-c", PLAIN_PROGRAM], daemon, quiet=True) as plain:
         result = run(daemon, "trace", "--pid", str(plain.pid), "--no-attach", cwd=tmp_path)
         assert result.code == 5
         assert "[NO_AGENT]" in result.stderr
@@ -214,7 +179,7 @@ def test_a_day_is_refused_by_the_daemon_with_its_limit(
 
 
 def test_a_daemon_that_restarts_does_not_lose_the_capture(tmp_path: Path) -> None:
-    with running_daemon() as own, program(traceable(), own) as child:
+    with running_daemon() as own, program(crunching(), own, quiet=True) as child:
         wait_for_agent(own, child.pid)
         with start_trace(own, child.pid, tmp_path, "60s") as process:
             own.kill()
@@ -233,7 +198,7 @@ def test_the_host_knows_its_agents(daemon: Daemon, child: subprocess.Popen[str])
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be another user")
 def test_a_process_of_another_user_is_denied(tmp_path: Path) -> None:
     nobody = 65534
-    with running_daemon(uid=nobody) as own, program([sys.executable, "-c", PLAIN_PROGRAM], own) as roots:
+    with running_daemon(uid=nobody) as own, program([sys.executable, "-c", PLAIN_PROGRAM], own, quiet=True) as roots:
         result = run(own, "trace", "--pid", str(roots.pid), cwd=tmp_path)
     assert result.code == 6
     assert "[NOT_YOUR_PROCESS]" in result.stderr

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import grpc
 import psutil
@@ -20,12 +19,6 @@ from support.scripted_agent import ScriptedAgent, hello_message
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS
 OWN = pb.Selector(pids=[os.getpid()])
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
 
 
 @pytest.fixture

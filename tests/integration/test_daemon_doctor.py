@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -13,12 +12,6 @@ from support.daemon import Daemon, error_of, running_daemon
 from support.waiting import until
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
 
 
 def diagnose(daemon: Daemon, pid: int) -> pb.Diagnosis:

@@ -2,17 +2,14 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.daemon import Daemon, running_daemon, watch_to_end
-from support.waiting import until
+from support.programs import Program, connected, ready_pids
 
 SECOND_NS = 10**9
 # Steps until its standard input ends: arguments are the steps before it says "ready", the steps after that (-1: as many
@@ -31,37 +28,11 @@ while not select.select([sys.stdin], [], [], period_ms / 1000)[0]:
 """
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
-
-
 @contextmanager
-def training(daemon: Daemon, before: int, after: int, period_ms: int) -> Iterator["subprocess.Popen[str]"]:
+def training(daemon: Daemon, before: int, after: int, period_ms: int) -> Iterator[Program]:
     """A process with the agent, connected."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(before), str(after), str(period_ms)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=daemon.client_environ(),
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        until(lambda: process.pid in ready_pids(daemon.stub()), "the agent is connected")
+    with connected(daemon, TRAINING, str(before), str(after), str(period_ms)) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-
-
-def ready_pids(stub: ProfilerStub) -> set[int]:
-    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
-    return {process.pid for process in processes if process.agent_state == pb.AGENT_STATE_READY}
 
 
 def iterations_of(stub: ProfilerStub, pid: int) -> int:
@@ -70,9 +41,7 @@ def iterations_of(stub: ProfilerStub, pid: int) -> int:
     return number
 
 
-def captured(
-    stub: ProfilerStub, processes: Sequence["subprocess.Popen[str]"], window: pb.IterationWindow, **more: Any
-) -> pb.Capture:
+def captured(stub: ProfilerStub, processes: Sequence[Program], window: pb.IterationWindow, **more: Any) -> pb.Capture:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[each.pid for each in processes]), iterations=window, **more)
     return watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=20).id)
 

@@ -2,19 +2,12 @@
 
 import os
 import socket
-from collections.abc import Iterator
 
 import pytest
 from kineto_agent import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import Daemon, running_daemon
+from support.daemon import Daemon
 from support.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
 
 
 def agents(daemon: Daemon) -> int:

@@ -2,27 +2,21 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.daemon import Daemon, running_daemon, watch_to_end
+from support.programs import LISTEN, Program, connected, ready_pids, tell
 from support.waiting import until
 
 SECOND_NS = 10**9
 # Says "ready" once, works until its standard input ends or a line tells it to do something else.
-TARGET = """
-import os, sys, threading
-commands = []
-def listen():
-    for line in sys.stdin:
-        commands.append(line.strip())
-    commands.append("end")
-threading.Thread(target=listen, daemon=True).start()
+TARGET = f"""
+import kineto_agent
+kineto_agent.start()
+{LISTEN}
 def train_step():
     return sum(range(2000))
 print("ready", flush=True)
@@ -37,37 +31,11 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
-
-
 @contextmanager
-def target(daemon: Daemon) -> Iterator["subprocess.Popen[str]"]:
+def target(daemon: Daemon) -> Iterator[Program]:
     """A process with the agent, connected."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import kineto_agent; kineto_agent.start()\n" + TARGET],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=daemon.client_environ(),
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        until(lambda: process.pid in ready_pids(daemon.stub()), "the agent is connected")
+    with connected(daemon, TARGET) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-
-
-def ready_pids(stub: ProfilerStub) -> set[int]:
-    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
-    return {process.pid for process in processes if process.agent_state == pb.AGENT_STATE_READY}
 
 
 def create(stub: ProfilerStub, pid: int, duration_ns: int) -> str:
@@ -114,9 +82,7 @@ def test_a_target_that_exits_normally_leaves_a_partial_trace(daemon: Daemon) -> 
     with target(daemon) as process:
         capture_id = create(stub, process.pid, 60 * SECOND_NS)
         until_records(stub, capture_id)
-        assert process.stdin is not None
-        process.stdin.write("end\n")
-        process.stdin.flush()
+        tell(process, "end")
         (traced,) = watch_to_end(stub, capture_id).targets
         assert process.wait(10) == 0
     assert (traced.verdict, traced.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
@@ -128,9 +94,7 @@ def test_a_target_that_forks_is_traced_to_the_end(daemon: Daemon) -> None:
     with target(daemon) as process:
         capture_id = create(stub, process.pid, SECOND_NS)
         until_records(stub, capture_id)
-        assert process.stdin is not None
-        process.stdin.write("fork\n")
-        process.stdin.flush()
+        tell(process, "fork")
         (traced,) = watch_to_end(stub, capture_id).targets
         assert traced.verdict == pb.VERDICT_DONE
         assert ready_pids(stub) == {process.pid}

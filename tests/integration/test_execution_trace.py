@@ -2,32 +2,24 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import Daemon, running_daemon, watch_to_end
-from support.waiting import until
+from support.daemon import Daemon, watch_to_end
+from support.programs import LISTEN, Program, connected, hear, tell
 
 pytestmark = pytest.mark.torch
 
-TARGET = """
-import os, sys, threading, time
+TARGET = f"""
+import time
 import torch
 from torch.profiler import ExecutionTraceObserver
 import kineto_agent
 kineto_agent.start()
-commands = []
-def listen():
-    for line in sys.stdin:
-        commands.append(line.strip())
-    commands.append("end")
-threading.Thread(target=listen, daemon=True).start()
+{LISTEN}
 torch.set_num_threads(1)
 model = torch.nn.Linear(8, 8)
 own = None
@@ -61,62 +53,17 @@ while True:
 """
 
 
-class Program:
-    """The training program and what it says."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-        self.pid = process.pid
-
-    def ask(self, command: str) -> str:
-        """One command; its answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return self.hear()
-
-    def hear(self) -> str:
-        """The next line."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
-
-
-@contextmanager
-def running(daemon: Daemon) -> Iterator[Program]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", TARGET],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=daemon.client_environ(),
-        text=True,
-    )
-    try:
-        started = Program(process)
-        assert started.hear().startswith("ready")
-        until(lambda: started.pid in ready_pids(daemon.stub()), "the agent is connected")
-        yield started
-    finally:
-        process.kill()
-        process.communicate()
+def ask(process: Program, command: str) -> str:
+    """One command; its answer."""
+    tell(process, command)
+    return hear(process)
 
 
 @pytest.fixture(scope="module")
 def program(daemon: Daemon) -> Iterator[Program]:
     """For tests that leave it as they found it."""
-    with running(daemon) as started:
+    with connected(daemon, TARGET, quiet=True) as started:
         yield started
-
-
-def ready_pids(stub: ProfilerStub) -> set[int]:
-    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
-    return {process.pid for process in processes if process.agent_state == pb.AGENT_STATE_READY}
 
 
 def create(stub: ProfilerStub, pid: int, *types: str, duration_ns: int = 300_000_000) -> str:
@@ -178,10 +125,10 @@ def test_it_is_not_recorded_unless_it_is_named(daemon: Daemon, program: Program)
 def test_a_program_that_uses_the_observer_itself_is_left_alone(daemon: Daemon, program: Program, tmp_path: Any) -> None:
     stub = daemon.stub()
     own = tmp_path / "own.json"
-    assert program.ask(f"own {own}") == "own runs"
+    assert ask(program, f"own {own}") == "own runs"
     capture = watch_to_end(stub, create(stub, program.pid, "execution_trace"))
     assert verdict(capture)[:2] == ("VERDICT_FAILED", "USER_OBSERVER_ACTIVE")
-    assert program.ask("stop own") == "own ended"
+    assert ask(program, "stop own") == "own ended"
     assert json.loads(own.read_text())["nodes"]
     again = watch_to_end(stub, create(stub, program.pid, "execution_trace"))
     assert verdict(again)[0] == "VERDICT_DONE"
@@ -192,12 +139,12 @@ def test_ours_ends_when_the_program_registers_its_own(daemon: Daemon, program: P
     own = tmp_path / "own.json"
     capture_id = create(stub, program.pid, "execution_trace", duration_ns=3_000_000_000)
     until_collecting(stub, capture_id)
-    assert program.ask(f"own {own}") == "own runs"
+    assert ask(program, f"own {own}") == "own runs"
     capture = watch_to_end(stub, capture_id)
     assert verdict(capture)[:2] == ("VERDICT_DONE", "")
     assert "registered an ExecutionTraceObserver of its own" in capture.targets[0].warnings[0]
     assert execution_trace(stub, capture)["nodes"]
-    assert program.ask("stop own") == "own ended"
+    assert ask(program, "stop own") == "own ended"
     assert json.loads(own.read_text())["nodes"]
 
 
@@ -205,7 +152,7 @@ def test_a_forked_child_neither_hangs_nor_writes_into_the_file(daemon: Daemon, p
     stub = daemon.stub()
     capture_id = create(stub, program.pid, "execution_trace", duration_ns=3_000_000_000)
     until_collecting(stub, capture_id)
-    assert program.ask("fork") == "child 0"
+    assert ask(program, "fork") == "child 0"
     capture = watch_to_end(stub, capture_id)
     assert verdict(capture)[0] == "VERDICT_DONE"
     assert len({node["id"] for node in execution_trace(stub, capture)["nodes"]}) > 10
@@ -213,12 +160,12 @@ def test_a_forked_child_neither_hangs_nor_writes_into_the_file(daemon: Daemon, p
 
 def test_a_process_that_dies_leaves_a_cut_file_and_a_verdict_that_says_so(daemon: Daemon) -> None:
     stub = daemon.stub()
-    with running(daemon) as started:
+    with connected(daemon, TARGET, quiet=True) as started:
         capture_id = create(stub, started.pid, "execution_trace", duration_ns=60_000_000_000)
         events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=30)
         next(event for event in events if any(each.records for each in event.target.counts))
         events.cancel()
-        started.process.kill()
+        started.kill()
         name, code, reason = verdict(watch_to_end(stub, capture_id))
         assert (name, code) == ("VERDICT_PARTIAL", "TARGET_EXITED")
         assert "the execution-trace file is not whole" in reason

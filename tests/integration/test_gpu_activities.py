@@ -12,17 +12,11 @@ from typing import Any
 
 import pytest
 from support.cli import kinetoctl, run_process, wait_for_agent, wait_for_records
-from support.daemon import Daemon, running_daemon
+from support.daemon import Daemon
 from support.native import FAKES, fake_cupti
 
 KERNELS_A_STEP = 30
 EVERYTHING = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,cuda_sync,overhead"
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
 
 
 @pytest.fixture

@@ -48,12 +48,6 @@ def allowed_to_trace() -> bool:
 pytestmark = pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
-
-
 @contextmanager
 def plain(program: str = LOOP, python: str = sys.executable) -> Iterator["subprocess.Popen[str]"]:
     """An unprepared process, which must live to the end of the test."""

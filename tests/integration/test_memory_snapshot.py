@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import run_process, wait_for_agent
-from support.daemon import REPOSITORY, Daemon, running_daemon
+from support.daemon import REPOSITORY, Daemon
 
 # A torch with CUDA that is a fake in the process; all the rest is real.
 WITH_CUDA = f"""
@@ -37,12 +37,6 @@ while True:
     step()
     time.sleep(0.001)
 """
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
 
 
 @contextmanager

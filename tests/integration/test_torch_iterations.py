@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.cli import run_process
-from support.daemon import Daemon, running_daemon
+from support.daemon import Daemon
 
 pytestmark = pytest.mark.torch
 
@@ -41,12 +41,6 @@ while True:
     if step == 3:
         print("ready", flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support import programs
 from support.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
 
@@ -34,26 +34,12 @@ class Recorded:
 
 
 @contextmanager
-def program(daemon: Daemon) -> Iterator["subprocess.Popen[str]"]:
+def program(daemon: Daemon) -> Iterator[programs.Program]:
     """The torch program with the agent, connected."""
     code = f"import kineto_agent, runpy; kineto_agent.start(); runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=daemon.client_environ(),
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
+    with programs.program([sys.executable, "-c", code], daemon) as process:
         until(lambda: "cpu_op" in offered(daemon.stub(), process.pid), "the agent offers operators")
         yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
 
 
 def offered(stub: ProfilerStub, pid: int) -> list[str]:
@@ -61,17 +47,15 @@ def offered(stub: ProfilerStub, pid: int) -> list[str]:
     return [name for process in processes if process.pid == pid for name in process.activity_types]
 
 
-def do(process: "subprocess.Popen[str]", command: str) -> None:
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(command + "\n")
-    process.stdin.flush()
-    answer = process.stdout.readline()
+def do(process: programs.Program, command: str) -> None:
+    programs.tell(process, command)
+    answer = programs.hear(process)
     while answer.startswith("USDT"):
-        answer = process.stdout.readline()
+        answer = programs.hear(process)
     assert json.loads(answer) == {"did": command.split()[0]}
 
 
-def record(stub: ProfilerStub, process: "subprocess.Popen[str]", options: pb.Options) -> tuple[pb.Target, Any]:
+def record(stub: ProfilerStub, process: programs.Program, options: pb.Options) -> tuple[pb.Target, Any]:
     """A capture around one piece of work, ended as soon as that is done."""
     spec = pb.CaptureSpec(
         selector=pb.Selector(pids=[process.pid]),

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from support.attach_harness import Attempt
 from support.attachers import HelperAttacher
 from support.cli import run_process
 from support.containers import ALL, SYSTEM_PYTHON, Contained, Kind, need
-from support.daemon import Daemon, running_daemon
+from support.daemon import Daemon
 from support.native import fake_cuda, fake_cupti
 from support.waiting import until
 
@@ -208,12 +207,6 @@ def test_a_stopped_target_is_refused_and_attached_to_when_it_goes_on(attacher: H
         os.kill(target.pid, signal.SIGCONT)
         succeeds(attacher, target)
         assert target.end() == RIGHT
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
 
 
 def trace(daemon: Daemon, pid: int, folder: Path, *arguments: str) -> "tuple[Any, Counter[str]]":

@@ -24,12 +24,6 @@ from support.fake_program import FakeProgram, sockets
 from support.waiting import until
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as started:
-        yield started
-
-
 @pytest.fixture
 def program() -> Iterator[FakeProgram]:
     with FakeProgram() as started:
