@@ -60,7 +60,9 @@ def test_otherwise_the_files_are_fetched(server: FakeServer, run: Run, tmp_path:
 
 def test_a_capture_without_a_trace_says_so(server: FakeServer, run: Run) -> None:
     server.profiler.host = pb.Host()
-    server.profiler.stored.ClearField("targets")
+    stored = server.profiler.stored
+    assert isinstance(stored, pb.Capture)
+    stored.ClearField("targets")
     result = kernels(run, CAPTURE)
     assert (result.code, f"capture {CAPTURE} has no trace" in result.stderr) == (3, True)
 
