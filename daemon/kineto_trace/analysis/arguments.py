@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.arrays import distinct
-from kineto_trace.load.chrome_kinds import BOOL, FIRST_ARG_BIT, I32X3, KINDS
+from kineto_trace.load.chrome_kinds import BOOL, FIRST_ARG_BIT, I32X3, KINDS, SIGNED_U32
 from kineto_trace.model import NO_STRING, Table
 
 NOTHING = -1
@@ -127,6 +127,8 @@ def _column(table: Table, key: str) -> Floats:
         column = table.origin.get(arg.column) if column is None else column
         if column is None and arg.column == "external_id":
             column = table.columns.get("id")  # ops: it is their id
+        if column is not None and arg.type == SIGNED_U32:
+            column = column.view(np.int32)
         if column is not None:
             found = np.where(present >> np.uint64(FIRST_ARG_BIT + place) & np.uint64(1) != 0, column, found)
     return found

@@ -65,7 +65,7 @@ def _is(strings: Sequence[str], column: npt.NDArray[Any], *names: str) -> Flags:
 
 def launches(strings: Sequence[str], frame: HtaFrame) -> Flags:
     """Calls that HTA takes for launches: of these names, and with a GPU row."""
-    found: Flags = _is(strings, frame.name, *LAUNCHES) & (frame.link != NOTHING)
+    found: Flags = _is(strings, frame.name, *LAUNCHES) & (frame.link != NOTHING) & ~frame.links_to_first()
     return found
 
 

@@ -12,7 +12,9 @@ Theory of operation
       stream: that makes cuda_sync one, and gpu_user_annotation none.
     - A "GPU side" row has a stream and a correlation, or is called "Event Sync" or "Context Sync"; all others are
       the "CPU side", gpu_user_annotation too. Rows of the two sides with one correlation are linked.
-    - A CPU row is of the last named step in which it begins, a GPU row of that of its link, else -1.
+    - A CPU row is of the last named step in which it begins, a GPU row of that of its link, else -1. A link to what
+      stands first in the file (there its number is 0) is none to steps and queues; a row with a correlation and no
+      partner has this link, of which only the causes of idle time know.
     - If rows of at least two different ProfilerSteps are there, the CPU side loses everything from the start of the
       last one on (of a gpu_user_annotation of that name, where there is one: it starts later), and the GPU side
       what has no partner left; a GPU row with several partners is there several times.
@@ -68,9 +70,9 @@ class HtaFrame:
     """HTA's rows. Times in Unix ns, whole microseconds if the file's times had to be rounded.
 
     kind: number into KINDS; row: in that table. pid, tid: GPU rows: device and stream. stream, correlation: -1: none.
-    link: place in this frame of the row of the other side; NOTHING: none. iteration: -1: none. origin_ns: the first
-    start before anything was dropped: HTA counts times from there. time_type: of its times, the smallest that holds
-    those of the file.
+    leads: it stands first in the file. link: place in this frame of the row of the other side; NOTHING: none.
+    iteration: -1: none. origin_ns: the first start before anything was dropped: HTA counts times from there.
+    time_type: of its times, the smallest that holds those of the file.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -82,6 +84,7 @@ class HtaFrame:
     tid: Ints
     stream: Ints
     correlation: Ints
+    leads: Flags
     link: Ints
     iteration: Ints
     origin_ns: int
@@ -89,6 +92,11 @@ class HtaFrame:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def links_to_first(self) -> Flags:
+        """Whether the link of each row is to what stands first in the file."""
+        found: Flags = np.append(self.leads, False)[self.link]
+        return found
 
     @property
     def end(self) -> Ints:
@@ -159,6 +167,7 @@ def _rows(context: Context, kind: str) -> dict[str, npt.NDArray[Any]]:
         "tid": tid,
         "stream": _argument(context, table, "stream"),
         "correlation": _argument(context, table, "correlation"),
+        "leads": table.origin["place"] == 0 if "place" in table.origin else np.zeros(len(table), np.bool_),
     }
     return {name: column[kept] for name, column in rows.items()}
 
@@ -188,18 +197,17 @@ def _tracks(trace: Trace, table: Table) -> tuple[Ints, Ints]:
 
 
 def _argument(context: Context, table: Table, name: str) -> Ints:
-    """Streams and correlations; what CUPTI's number of no stream is, is -1."""
+    """Streams and correlations; of captures -1 for CUPTI's number of no stream, which older files have as it is."""
     missing = np.full(len(table), NOTHING, np.int64)
     if table.origin:
         without_column = name not in table.columns and table.kind != "other"
         if without_column and not any(f'"{name}"' in text for text in context.trace.strings):
             return missing
         found = argument(context, table.kind, name)
-        values = np.where(np.isfinite(found), np.trunc(found), NOTHING).astype(np.int64)
-    elif name not in table.columns or table.kind == "gpu_user_annotation":
+        return np.where(np.isfinite(found), np.trunc(found), NOTHING).astype(np.int64)
+    if name not in table.columns or table.kind == "gpu_user_annotation":
         return missing
-    else:
-        values = table[name].astype(np.int64)
+    values = table[name].astype(np.int64)
     return np.where(values >= 1 << 31, values - (1 << 32), values) if name == "stream" else values
 
 
@@ -288,7 +296,8 @@ def _iterations(columns: Mapping[str, npt.NDArray[Any]], link: Ints, numbers: In
         iteration[order[low:high]] = numbers[step]
     on_gpu = stream > 0
     iteration[(stream == 0) & (columns["kind"] != KIND["cpu_op"])] = NOTHING
-    iteration[on_gpu] = np.where(link[on_gpu] >= 0, iteration[link[on_gpu]], NOTHING)
+    linked = (link >= 0) & ~np.append(columns["leads"], False)[link]
+    iteration[on_gpu] = np.where(linked[on_gpu], iteration[link[on_gpu]], NOTHING)
     return iteration
 
 

@@ -92,7 +92,11 @@ def hta_queues(context: Context) -> Queues:
     """HTA's."""
     frame, events, names = context.get(hta_frame), context.get(hta_events), context.trace.strings
     launches = np.array([text in HTA_LAUNCHES for text in names], np.bool_)
-    is_launch = launches[frame.name] & (frame.link != NOTHING) if len(launches) else np.zeros(0, np.bool_)
+    is_launch = (
+        launches[frame.name] & (frame.link != NOTHING) & ~frame.links_to_first()
+        if len(launches)
+        else np.zeros(0, np.bool_)
+    )
     correlation = frame.correlation[events.row]
     known = (correlation >= 0) & is_in(correlation.astype(np.uint64), frame.correlation[is_launch].astype(np.uint64))
     rows = np.flatnonzero(known)

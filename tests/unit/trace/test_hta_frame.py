@@ -87,6 +87,19 @@ def test_the_last_of_two_steps_is_dropped_with_what_it_launched(two_steps: list[
     assert [row[0] for row in frame_rows(two_steps)] == ["first", "ProfilerStep#1", "cudaLaunchKernel"]
 
 
+def test_older_files_number_of_no_stream_is_a_stream() -> None:
+    # Context Sync on "stream" 4294967295 was written until 2023; -1 since then
+    syncs = [
+        event("cuda_sync", "Context Sync", ts, 2, 0, -1, stream=s, correlation=3) for ts, s in ((1, 2**32 - 1), (5, -1))
+    ]
+    assert [row[3] for row in frame_rows(syncs)] == [2**32 - 1, -1]
+
+
+def test_a_kernel_whose_launch_stands_first_in_the_file_has_no_step() -> None:
+    found = frame_rows([launch(1, 1), gpu("k", 3, 1, 1), step(4, 0, 10), launch(2, 5), gpu("k", 8, 1, 2)])
+    assert [row[4] for row in found] == [4, -1, 4, 4, 4]
+
+
 def test_of_one_step_nothing_is_dropped(two_steps: list[Event]) -> None:
     one = [row for row in two_steps if row["name"] != "ProfilerStep#2"]
     assert len(frame_rows(one)) == 5

@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, gpu, launch, rows
+from support.hta_events import Event, gpu, launch, op, rows
 
 COLUMNS = ("stream", "category", "idle_us", "idle_pct", "count")
 
@@ -55,3 +55,29 @@ def test_gaps_without_a_launch_are_told_of() -> None:
 
     result = find_view("idle_breakdown")(context([gpu("a", 0, 5, 1), gpu("b", 9, 1, 2)]))
     assert result.notes == ("2 activities have no launch in the trace; their gaps count as kernel_wait or other",)
+
+
+def test_htas_statistics_have_two_digits() -> None:
+    # gaps of 1, 2 and 2 us; mean 5/3, deviation sqrt(1/3)
+    events = [gpu("k", start, 1, number) for number, start in enumerate((0, 2, 5, 8), 1)]
+    found = rows(events, "idle_breakdown", "category", "mean_us", "std_us")
+    assert found == [("kernel_wait", 1.67, 0.58), ("other", None, None)]
+
+
+def test_to_hta_mtias_events_are_kernels() -> None:
+    # busy [0, 10) and [40, 50) on stream 3; the second one was launched at 20
+    calls = [
+        launch(number, ts, name="runFunction - job_prep_and_submit_for_execution") for number, ts in ((1, -5), (2, 20))
+    ]
+    work = [gpu("pe_exe", ts, 10, number, stream=3, kind="mtia_ccp_events") for number, ts in ((1, 0), (2, 40))]
+    assert rows([op("first", -9, 1), *calls, *work], "idle_breakdown", "stream", "category", "idle_us") == [
+        (3, "host_wait", 30),
+        (3, "other", 0),
+    ]
+
+
+def test_hta_takes_the_files_first_event_for_the_launch_of_what_has_none() -> None:
+    # the kernel at 40 has no launch; the event that the file begins with started after the gap did
+    work = [gpu("k", 0, 10, 1), gpu("k", 40, 10, 2)]
+    assert rows([op("first", 20, 1), *work], "idle_breakdown", "category", "idle_us")[0] == ("host_wait", 30)
+    assert rows([op("first", 5, 1), *work], "idle_breakdown", "category", "idle_us") == [("other", 30)]

@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, event, gpu, launch, rows
+from support.hta_events import Event, event, gpu, launch, op, rows
 
 TEMPORAL = ("device", "idle_us", "compute_us", "non_compute_us", "kernel_time_us", "idle_pct")
 OVERLAP = ("device", "communication_us", "overlapped_us", "overlap_pct")
@@ -60,3 +60,8 @@ def test_new_nccl_kernels_are_computation_to_hta_unless_their_name_begins_with_n
     events = [gpu("void pack_ncclDevKernel()", 0, 10, 1, stream=20), gpu("gemm", 4, 4, 2)]
     assert rows(events, "comm_comp_overlap", *OVERLAP, hta=False) == [(0, 10, 4, 40)]
     assert rows(events, "comm_comp_overlap", *OVERLAP) == [(None, 0, 0, None)]
+
+
+def test_without_gpu_events_hta_has_a_row_without_an_overlap() -> None:
+    assert rows([op("a", 0, 5)], "comm_comp_overlap", *OVERLAP) == [(None, 0, 0, None)]
+    assert rows([op("a", 0, 5)], "comm_comp_overlap", *OVERLAP, hta=False) == []

@@ -49,7 +49,8 @@ def idle_breakdown(
 
     HTA's figures (get_idle_time_breakdown): a gap begins at the end of the activity that started before, so it is
     negative where activities overlap; the first activity of a stream counts as "other" without a gap, and categories
-    without activities have no row; the share has two digits (HTA documents the delay in ns, but takes it as us).
+    without activities have no row; the share and the statistics have two digits; of MTIA the events
+    mtia_ccp_events count (HTA documents the delay in ns, but takes it as us).
     """
     events = gpu_events(context, compat)
     keys = events.stream if compat is Compat.HTA else events.track
@@ -75,6 +76,8 @@ def idle_breakdown(
             ratio = int(chosen.sum()) / total if total else float("nan")
             share = 100 * (float(np.round(ratio, 2)) if compat is Compat.HTA else ratio)
             statistics = describe(chosen / 1000, "_us")
+            if compat is Compat.HTA:
+                statistics = {key: float(np.round(value, 2)) for key, value in statistics.items()}
             row = {
                 "device": None if compat is Compat.HTA else int(events.device[part[0]]),
                 "stream": stream,

@@ -95,7 +95,7 @@ def comm_comp_overlap(context: Context, *, compat: Compat = Compat.NONE) -> Answ
     Communication is told by the kernel's name (nccl, rccl, in all their versions).
 
     HTA's figures (get_comm_comp_overlap): by its patterns, which miss ncclDevKernel in the middle of a name and take
-    all names that begin with hip.
+    all names that begin with hip. Without GPU events there is one row, as there, with nothing in it.
     """
     events = gpu_events(context, compat)
     rows: list[list[float | None]] = []
@@ -111,8 +111,10 @@ def comm_comp_overlap(context: Context, *, compat: Compat = Compat.NONE) -> Answ
         if share is not None and compat is Compat.HTA:
             share = float(np.round(share, 2))
         rows.append([device, length / 1000, both / 1000, share])
-    names = [column.name for column in comm_comp_overlap.columns]
     notes = () if rows else (NO_GPU,)
+    if compat is Compat.HTA and not rows:
+        rows.append([None, 0.0, 0.0, None])
+    names = [column.name for column in comm_comp_overlap.columns]
     return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, notes)
 
 
