@@ -41,6 +41,14 @@ class CaptureStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAPTURE_STATUS_FAILED: _ClassVar[CaptureStatus]
     CAPTURE_STATUS_CANCELLED: _ClassVar[CaptureStatus]
 
+class UploadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UPLOAD_STATE_UNSPECIFIED: _ClassVar[UploadState]
+    UPLOAD_STATE_WAITING: _ClassVar[UploadState]
+    UPLOAD_STATE_RUNNING: _ClassVar[UploadState]
+    UPLOAD_STATE_RETRYING: _ClassVar[UploadState]
+    UPLOAD_STATE_UPLOADED: _ClassVar[UploadState]
+
 class CheckStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CHECK_STATUS_UNSPECIFIED: _ClassVar[CheckStatus]
@@ -71,6 +79,11 @@ CAPTURE_STATUS_DONE: CaptureStatus
 CAPTURE_STATUS_PARTIAL: CaptureStatus
 CAPTURE_STATUS_FAILED: CaptureStatus
 CAPTURE_STATUS_CANCELLED: CaptureStatus
+UPLOAD_STATE_UNSPECIFIED: UploadState
+UPLOAD_STATE_WAITING: UploadState
+UPLOAD_STATE_RUNNING: UploadState
+UPLOAD_STATE_RETRYING: UploadState
+UPLOAD_STATE_UPLOADED: UploadState
 CHECK_STATUS_UNSPECIFIED: CheckStatus
 CHECK_STATUS_OK: CheckStatus
 CHECK_STATUS_NOTE: CheckStatus
@@ -261,16 +274,20 @@ class Attach(_message.Message):
     def __init__(self, method: _Optional[str] = ..., latency_ns: _Optional[int] = ..., stopped_ns: _Optional[int] = ...) -> None: ...
 
 class TraceFile(_message.Message):
-    __slots__ = ("format", "name", "size_bytes", "sha256")
+    __slots__ = ("format", "name", "size_bytes", "sha256", "damage", "verified_ns")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_NS_FIELD_NUMBER: _ClassVar[int]
     format: str
     name: str
     size_bytes: int
     sha256: str
-    def __init__(self, format: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    damage: str
+    verified_ns: int
+    def __init__(self, format: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., damage: _Optional[str] = ..., verified_ns: _Optional[int] = ...) -> None: ...
 
 class KernelStat(_message.Message):
     __slots__ = ("name", "count", "total_ns")
@@ -354,7 +371,7 @@ class Target(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
 
 class Capture(_message.Message):
-    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host")
+    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload")
     ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +379,10 @@ class Capture(_message.Message):
     CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_UID_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
     id: str
     spec: CaptureSpec
     status: CaptureStatus
@@ -369,7 +390,33 @@ class Capture(_message.Message):
     created_ns: int
     ended_ns: int
     host: str
-    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    pinned: bool
+    owner_uid: int
+    local_bytes: int
+    upload: Upload
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ..., pinned: bool = ..., owner_uid: _Optional[int] = ..., local_bytes: _Optional[int] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ...) -> None: ...
+
+class Upload(_message.Message):
+    __slots__ = ("state", "url", "bytes", "total_bytes", "failures", "error", "next_try_ns", "uploaded_ns", "manifest_sha256")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TRY_NS_FIELD_NUMBER: _ClassVar[int]
+    UPLOADED_NS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    state: UploadState
+    url: str
+    bytes: int
+    total_bytes: int
+    failures: int
+    error: str
+    next_try_ns: int
+    uploaded_ns: int
+    manifest_sha256: str
+    def __init__(self, state: _Optional[_Union[UploadState, str]] = ..., url: _Optional[str] = ..., bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., failures: _Optional[int] = ..., error: _Optional[str] = ..., next_try_ns: _Optional[int] = ..., uploaded_ns: _Optional[int] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
 class WatchCaptureRequest(_message.Message):
     __slots__ = ("id",)
@@ -425,14 +472,48 @@ class CancelCaptureRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ..., keep_partial: bool = ...) -> None: ...
 
 class DeleteCaptureRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "keep_uploaded")
     ID_FIELD_NUMBER: _ClassVar[int]
+    KEEP_UPLOADED_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    keep_uploaded: bool
+    def __init__(self, id: _Optional[str] = ..., keep_uploaded: bool = ...) -> None: ...
 
 class DeleteCaptureResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PinCaptureRequest(_message.Message):
+    __slots__ = ("id", "pinned")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    pinned: bool
+    def __init__(self, id: _Optional[str] = ..., pinned: bool = ...) -> None: ...
+
+class VerifyCaptureRequest(_message.Message):
+    __slots__ = ("id", "uploaded")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    UPLOADED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    uploaded: bool
+    def __init__(self, id: _Optional[str] = ..., uploaded: bool = ...) -> None: ...
+
+class FileCheck(_message.Message):
+    __slots__ = ("pid", "format", "name", "uploaded", "size_bytes", "problem")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UPLOADED_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    format: str
+    name: str
+    uploaded: bool
+    size_bytes: int
+    problem: str
+    def __init__(self, pid: _Optional[int] = ..., format: _Optional[str] = ..., name: _Optional[str] = ..., uploaded: bool = ..., size_bytes: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class FetchTraceRequest(_message.Message):
     __slots__ = ("capture_id", "pid", "format", "offset")

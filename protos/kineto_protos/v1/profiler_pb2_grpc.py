@@ -54,6 +54,16 @@ class ProfilerStub(object):
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.FetchTraceRequest.SerializeToString,
                 response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.TraceChunk.FromString,
                 )
+        self.PinCapture = channel.unary_unary(
+                '/kineto.v1.Profiler/PinCapture',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.PinCaptureRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Capture.FromString,
+                )
+        self.VerifyCapture = channel.unary_stream(
+                '/kineto.v1.Profiler/VerifyCapture',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.VerifyCaptureRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.FileCheck.FromString,
+                )
         self.GetHost = channel.unary_unary(
                 '/kineto.v1.Profiler/GetHost',
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.SerializeToString,
@@ -111,14 +121,30 @@ class ProfilerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCapture(self, request, context):
-        """Removes a finished capture and its files. FAILED_PRECONDITION while it is running.
+        """Removes a finished capture and its files, also the uploaded ones. FAILED_PRECONDITION while it is running
+        or pinned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchTrace(self, request, context):
-        """The bytes of one stored file in chunks of at most 1 MiB, from an offset on.
+        """The bytes of one stored file in chunks of at most 1 MiB, from an offset on; from the object store if
+        they are no longer here. The last chunk comes only if the whole file has its checksum, else DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinCapture(self, request, context):
+        """A pinned capture is never removed by retention, and not by DeleteCapture either.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyCapture(self, request, context):
+        """Reads every stored file of a finished capture again and compares size and SHA-256; one answer per file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +206,16 @@ def add_ProfilerServicer_to_server(servicer, server):
                     servicer.FetchTrace,
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.FetchTraceRequest.FromString,
                     response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.TraceChunk.SerializeToString,
+            ),
+            'PinCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinCapture,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.PinCaptureRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Capture.SerializeToString,
+            ),
+            'VerifyCapture': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyCapture,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.VerifyCaptureRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.FileCheck.SerializeToString,
             ),
             'GetHost': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHost,
@@ -334,6 +370,40 @@ class Profiler(object):
         return grpc.experimental.unary_stream(request, target, '/kineto.v1.Profiler/FetchTrace',
             kineto__protos_dot_v1_dot_profiler__pb2.FetchTraceRequest.SerializeToString,
             kineto__protos_dot_v1_dot_profiler__pb2.TraceChunk.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def PinCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/PinCapture',
+            kineto__protos_dot_v1_dot_profiler__pb2.PinCaptureRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.Capture.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def VerifyCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/kineto.v1.Profiler/VerifyCapture',
+            kineto__protos_dot_v1_dot_profiler__pb2.VerifyCaptureRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.FileCheck.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
