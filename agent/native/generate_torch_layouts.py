@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 HERE = Path(__file__).resolve().parent
 TARGET = HERE.parent / "kineto_agent" / "sources" / "torch_layouts.py"
@@ -120,39 +120,48 @@ def layouts_of(folder: Path) -> List[Layout]:
 
 
 def rendered(found: Dict[Tuple[int, int], List[Layout]]) -> str:
-    """The module's text."""
+    """The module's text. Lists of types are told by what they add to an older one, layouts by their changes."""
     fields = list(next(iter(found.values()))[0].numbers)
     lines = ["    %s: int" % field for field in fields]
     lines += ["    dtype_names: Tuple[str, ...]", "", ""]
-    names: Dict[Tuple[str, ...], str] = {}
-    for (major, minor), layouts in sorted(found.items()):
-        if layouts[0].dtypes not in names:
-            name = names[layouts[0].dtypes] = "_DTYPES_%d_%d" % (major, minor)
-            lines += ["%s: Tuple[str, ...] = (" % name, *_wrapped(layouts[0].dtypes), ")", ""]
-    newest = found[max(found)][0]
-    lines += ["", "_NEWEST = TorchLayout("]
-    lines += ["    %s=%d," % (field, newest.numbers[field]) for field in fields]
-    lines += ["    dtype_names=%s," % names[newest.dtypes], ")", ""]
-    lines.append("LAYOUTS: Dict[Tuple[int, int], Tuple[TorchLayout, ...]] = {")
+    types: Dict[Tuple[str, ...], str] = {}
     for version, layouts in sorted(found.items()):
-        lines.append("    %r: (" % (version,))
-        for layout in layouts:
-            lines += ["        %s," % text for text in _difference(layout, newest, names)]
-        lines.append("    ),")
-    lines.append("}")
+        if layouts[0].dtypes not in types:
+            name = "_DTYPES_%d_%d" % version
+            lines += _types(name, layouts[0].dtypes, types)
+            types[layouts[0].dtypes] = name
+    newest = found[max(found)][0]
+    names = [(newest, "_TORCH_%d_%d" % max(found))]
+    lines += ["", "%s = TorchLayout(" % names[0][1]]
+    lines += ["    %s=%d," % (field, newest.numbers[field]) for field in fields]
+    lines += ["    dtype_names=%s," % types[newest.dtypes], ")"]
+    table: List[str] = []
+    for version, layouts in sorted(found.items(), reverse=True):
+        for number, layout in enumerate(layouts):
+            if layout not in (known for known, _name in names):
+                names.append((layout, "_TORCH_%d_%d%s" % (*version, "_OLD_STRINGS" * number)))
+                lines.append("%s = %s" % (names[-1][1], _difference(layout, names[:-1], types)))
+        of_version = [next(name for known, name in names if known == layout) for layout in layouts]
+        table.append("    %r: (%s)," % (version, ", ".join(of_version) if of_version[1:] else of_version[0] + ","))
+    lines += ["", "LAYOUTS: Dict[Tuple[int, int], Tuple[TorchLayout, ...]] = {", *reversed(table), "}"]
     return HEADER + "\n".join(lines) + "\n"
 
 
-def _difference(layout: Layout, newest: Layout, names: Dict[Tuple[str, ...], str]) -> Iterator[str]:
-    changed = ["%s=%d" % item for item in layout.numbers.items() if newest.numbers[item[0]] != item[1]]
-    if layout.dtypes != newest.dtypes:
-        changed.append("dtype_names=%s" % names[layout.dtypes])
-    yield "_NEWEST._replace(%s)" % ", ".join(changed) if changed else "_NEWEST"
+def _types(name: str, dtypes: Tuple[str, ...], known: Dict[Tuple[str, ...], str]) -> List[str]:
+    older = max((each for each in known if each == dtypes[: len(each)]), key=len, default=())
+    added = ['    "%s",' % text for text in dtypes[len(older) :]]
+    return ["%s: Tuple[str, ...] = (" % name, *(["    *%s," % known[older]] if older else []), *added, ")", ""]
 
 
-def _wrapped(texts: Tuple[str, ...]) -> Iterator[str]:
-    for text in texts:
-        yield '    "%s",' % text
+def _difference(layout: Layout, known: List[Tuple[Layout, str]], types: Dict[Tuple[str, ...], str]) -> str:
+    """By the fewest changes to a known one."""
+
+    def changes(base: Layout) -> List[str]:
+        changed = ["%s=%d" % item for item in layout.numbers.items() if base.numbers[item[0]] != item[1]]
+        return changed + (["dtype_names=%s" % types[layout.dtypes]] if layout.dtypes != base.dtypes else [])
+
+    base, name = min(known, key=lambda each: len(changes(each[0])))
+    return "%s._replace(%s)" % (name, ", ".join(changes(base)))
 
 
 def main() -> int:
