@@ -20,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.traces import cpu
 from kineto_trace.analysis.annotations import gpu_annotations
 from kineto_trace.analysis.attribution import attribute
 from kineto_trace.analysis.links import forward_backward
@@ -114,16 +115,6 @@ def tables_of(ops: Columns) -> dict[str, Table]:
     }
 
 
-def best(work: Callable[[], Any], repeat: int) -> float:
-    """The best CPU time (s) of some repetitions."""
-    seconds = float("inf")
-    for _ in range(repeat):
-        begin = time.process_time()
-        work()
-        seconds = min(seconds, time.process_time() - begin)
-    return seconds
-
-
 def measure(name: str, tables: Mapping[str, Table], repeat: int) -> tuple[list[str], float]:
     """Rows of the report, and events per second of the tree and the attribution together."""
     window_end = int(tables["cpu_op"].end().max()) + 1
@@ -134,7 +125,7 @@ def measure(name: str, tables: Mapping[str, Table], repeat: int) -> tuple[list[s
         "forward-backward links": (lambda: forward_backward(tables), ("cpu_op",)),
         "tensor ids": (lambda: tensor_ids(tables), ("op_tensor",)),
     }
-    seconds = {work: best(run, repeat) for work, (run, _) in works.items()}
+    seconds = {work: cpu(run, repeat) for work, (run, _) in works.items()}
     rows = []
     for work, (_, kinds) in works.items():
         events = sum(len(tables[kind]) for kind in kinds)

@@ -5,23 +5,9 @@ from pathlib import Path
 from kineto_trace.columns import save_columns
 from kineto_trace.target import TargetInfo
 
-from support.traces import target, trace
+from support.traces import H100, target, trace
 
-DEVICE = {
-    "id": 0,
-    "name": "H200",
-    "totalGlobalMem": 150_000_000_000,
-    "computeMajor": 9,
-    "computeMinor": 0,
-    "numSms": 132,
-    "warpSize": 32,
-    "maxThreadsPerBlock": 1024,
-    "maxThreadsPerMultiprocessor": 2048,
-    "regsPerBlock": 65536,
-    "regsPerMultiprocessor": 65536,
-    "sharedMemPerBlock": 49152,
-    "sharedMemPerMultiprocessor": 233472,
-}
+DEVICE = {**H100, "name": "H200", "totalGlobalMem": 150_000_000_000, "sharedMemPerBlock": 49152}
 
 
 def step(start_us: int, correlation: int, kernel_us: int) -> dict[str, list[dict[str, object]]]:

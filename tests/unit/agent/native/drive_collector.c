@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,20 +19,13 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "check.h"
 #include "kineto_collector.h"
 
 #define LAUNCHERS 8u
 #define LAUNCHES 5000u
 #define BUFFER_BYTES (256u << 10)
 #define RUNTIME_DOMAIN 2u
-
-#define CHECK(condition)                                                                \
-    do {                                                                                \
-        if (!(condition)) {                                                             \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);   \
-            exit(1);                                                                    \
-        }                                                                               \
-    } while (0)
 
 static struct {
     int (*set)(const char *, long);
