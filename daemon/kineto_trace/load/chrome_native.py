@@ -272,8 +272,8 @@ class Parser:
         pointer = ctypes.c_void_p()
         data = self._library.kc_chrome_strings(self._handle, ctypes.byref(pointer))
         ends = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64)), (count + 1,)).tolist()
-        text = ctypes.string_at(data, ends[-1])
-        return [text[first:last].decode("utf-8", "replace") for first, last in zip(ends, ends[1:], strict=False)]
+        text = memoryview((ctypes.c_char * ends[-1]).from_address(data)) if ends[-1] else memoryview(b"")
+        return [str(text[first:last], "utf-8", "replace") for first, last in zip(ends, ends[1:], strict=False)]
 
     def tracks(self) -> npt.NDArray[np.int64]:
         """pid and tid of every track, one row each."""
