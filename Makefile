@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-fuzz views protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-fuzz views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -82,6 +82,10 @@ campaign-profiler: $(STAMP)
 # The reference of all views and tables, from the code.
 views: $(STAMP)
 	$(BIN)/python docs/generate_views.py
+
+# The table of settings in docs/configuration.md and deploy/config/config.toml, from the code.
+config-docs: $(STAMP)
+	$(BIN)/python docs/generate_config.py
 
 # Ten minutes of damaged traces through the loaders.
 campaign-fuzz: $(STAMP)

@@ -1,153 +1,108 @@
 """`kinetod`: the command line of the daemon."""
 
-import logging
-import os
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from kineto_protos.options import Parsed
-from kineto_protos.units import parse_duration_ns, parse_size_bytes
 
-from kinetod import __version__
-from kinetod.config import (
-    Config,
-    ListenAddress,
-    checked_socket_path,
-    default_agent_socket,
-    default_listen,
-    default_state_dir,
-    parse_listen,
-)
+from kinetod import __version__, logs
+from kinetod.config_file import ConfigError, Loaded, Origin
+from kinetod.config_keys import CONFIG_VARIABLE, KEYS, Key
+from kinetod.config_kinds import ListOf
+from kinetod.config_text import default_file, effective
 from kinetod.errors import StartError
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 EXIT_CANNOT_START = 1
+EXIT_CONFIG = 2  # of the configuration as of the command line
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _positive(_ctx: click.Context, param: click.Parameter, value: int) -> int:
-    if value <= 0:
-        raise click.BadParameter("must be greater than 0", param=param)
-    return value
+def _parameter(key: Key) -> str:
+    return key.option.removeprefix("--").replace("-", "_")
 
 
-def _not_negative(_ctx: click.Context, param: click.Parameter, value: int) -> int:
-    if value < 0:
-        raise click.BadParameter("must be 0 or more", param=param)
-    return value
+def _settings(command: F) -> F:
+    """Adds the options of all settings."""
+    return reduce(lambda wrapped, key: _option(key)(wrapped), reversed([key for key in KEYS if key.option]), command)
 
 
-_option = partial(click.option, show_envvar=True)
-_size = partial(_option, type=Parsed("size", parse_size_bytes))
-_duration = partial(_option, type=Parsed("duration", parse_duration_ns), callback=_positive)
+def _option(key: Key) -> Callable[[F], F]:
+    """Variables are read by `config_file`, all at once; here they are only named."""
+    help_text = f"{key.meaning[0].upper()}{key.meaning[1:]}."
+    if key.off_switch:
+        return click.option(key.option, is_flag=True, help=f"{help_text}  [env var: {key.variable}]")
+    many = isinstance(key.kind, ListOf)
+    kind = key.kind.item if isinstance(key.kind, ListOf) else key.kind
+    default = key.says or key.kind.show(key.default()).strip('"')
+    return click.option(
+        key.option,
+        type=Parsed(kind.name, kind.parse),
+        multiple=many,
+        metavar=kind.name.upper(),
+        help=f"{help_text}{' Repeatable.' if many else ''}  [env var: {key.variable}; default: {default}]",
+    )
 
 
-@click.command(context_settings={"auto_envvar_prefix": "KINETOD", "show_default": True, "max_content_width": 100})
-@_option(
-    "--listen",
-    type=Parsed("address", parse_listen),
-    multiple=True,
-    metavar="ADDRESS",
-    help="Where clients connect: unix:/path, or host:port on loopback (open to every user of this host). "
-    "Repeatable.  [default: unix:<runtime dir>/kinetod.sock]",
+@click.command(context_settings={"max_content_width": 100})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help=f"The configuration file.  [env var: {CONFIG_VARIABLE}; default: /etc/kinetod/config.toml for root, else "
+    "~/.config/kinetod/config.toml; these may be missing]",
 )
-@_option(
-    "--agent-socket",
-    type=Parsed("path", checked_socket_path),
-    help="Where agents connect.  [default: <runtime dir>/agent.sock]",
-)
-@_option(
-    "--state-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where captures are stored.  [default: /var/lib/kineto for root, else ~/.local/state/kineto]",
-)
-@_size(
-    "--buffer-limit",
-    default="128MiB",
-    callback=_positive,
-    help="Recording buffers per target unless a request says otherwise.",
-)
-@_duration("--max-duration", default="10min", help="Longest capture that may be asked for.")
-@_option("--max-captures", type=click.IntRange(min=1), default=16, help="Captures that may run at the same time.")
-@_size(
-    "--max-trace-bytes",
-    default="8GiB",
-    callback=_positive,
-    help="Raw bytes per target after which a capture is stopped.",
-)
-@_size(
-    "--min-free-bytes",
-    default="1GiB",
-    help="Space to leave free on the disk of the state folder; captures stop at it.",
-)
-@_duration("--agent-deadline", default="10s", help="How long an agent may take to answer before its target has failed.")
-@_duration("--process-deadline", default="30s", help="How long an agent may take to stop its sources.")
-@_duration("--decode-deadline", default="10min", help="How long decoding one target may take.")
-@_option(
-    "--decode-workers",
-    type=click.IntRange(min=1, max=64),
-    default=min(max(2, os.cpu_count() or 2), 4),
-    show_default="2 to 4 by CPU count",
-    help="Processes that decode traces.",
-)
-@_option(
-    "--no-attach",
-    is_flag=True,
-    help="Only trace processes that have an agent; never bring one into a process.",
-)
-@_duration("--attach-deadline", default="10s", help="How long bringing an agent into a process may take.")
-@_option(
-    "--keep-agent",
-    type=Parsed("duration", parse_duration_ns),
-    callback=_not_negative,
-    default="10min",
-    help="How long an agent that was brought in stays after its last capture; 0: it leaves at once.",
-)
-@_option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    default="info",
-    help="What to log to standard error.",
-)
+@click.option("--check-config", is_flag=True, help="Print every setting and where it comes from, then exit: 0, or 2.")
+@click.option("--print-default-config", is_flag=True, help="Print a configuration file with every key, then exit.")
+@_settings
 @click.version_option(__version__, prog_name="kinetod")
+@click.pass_context
 def command(
-    listen: tuple[ListenAddress, ...], agent_socket: Path | None, state_dir: Path | None, **options: Any
+    context: click.Context, /, config: Path | None, *, check_config: bool, print_default_config: bool, **options: Any
 ) -> int:
     """Trace running processes on demand.
 
     Agents in training processes connect to the agent socket, clients such as kinetoctl to the listening
     address. Without options everything lies in this user's own folders; run by root it serves all users'
-    processes.
+    processes. Options count more than variables, variables more than the configuration file. SIGHUP reads the
+    file again.
     """
-    logging.basicConfig(stream=sys.stderr, level=options["log_level"].upper(), format=_LOG_FORMAT)
-    for chatty in ("grpc", "asyncio"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    config = Config(
-        listen=listen or (default_listen(),),
-        agent_socket=agent_socket or default_agent_socket(),
-        state_dir=(state_dir or default_state_dir()).absolute(),
-        buffer_limit_bytes=options["buffer_limit"],
-        max_duration_ns=options["max_duration"],
-        max_captures=options["max_captures"],
-        max_trace_bytes=options["max_trace_bytes"],
-        min_free_bytes=options["min_free_bytes"],
-        agent_deadline_ns=options["agent_deadline"],
-        process_deadline_ns=options["process_deadline"],
-        decode_deadline_ns=options["decode_deadline"],
-        decode_workers=options["decode_workers"],
-        attach=not options["no_attach"],
-        attach_deadline_ns=options["attach_deadline"],
-        keep_agent_ns=options["keep_agent"],
-    )
+    if print_default_config:
+        click.echo(default_file(), nl=False)
+        return 0
+    origin = Origin(named_file=config and config.absolute(), options=_given(context, options))
+    loaded = origin.load()
+    if check_config:
+        return _show(loaded)
+    logs.configure(loaded.config.log_level)
     from kinetod.app import run  # gRPC and protobuf are not needed for --help and usage errors
 
-    return run(config)
+    return run(loaded, origin)
+
+
+def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings that the command line has, by key name."""
+    given = {}
+    for key in KEYS:
+        name = _parameter(key)
+        if key.option and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given[key.name] = not options[name] if key.off_switch else options[name]
+    return given
+
+
+def _show(loaded: Loaded) -> int:
+    for line in effective(loaded):
+        click.echo(line)
+    for warning in loaded.warnings:
+        click.echo(f"kinetod: {warning}", err=True)
+    return 0
 
 
 def main() -> int:
-    """Entry point; the exit status is 0 after a clean stop, 1 if the daemon cannot start, 2 for usage errors."""
+    """Entry point; exit status 0 after a clean stop, 1 if the daemon cannot start, 2 for usage and configuration."""
     try:
         return int(command.main(standalone_mode=False) or 0)
     except click.ClickException as exc:
@@ -155,9 +110,17 @@ def main() -> int:
         return exc.exit_code
     except click.Abort:
         return 130
+    except ConfigError as exc:
+        for problem in exc.problems:
+            _complain(str(problem))
+        return EXIT_CONFIG
     except StartError as exc:
-        click.echo(f"kinetod: {exc}", err=True)
+        _complain(str(exc))
         return EXIT_CANNOT_START
+
+
+def _complain(text: str) -> None:
+    click.echo(f"{logs.ERROR_PREFIX if logs.to_journal() else ''}kinetod: {text}", err=True)
 
 
 if __name__ == "__main__":

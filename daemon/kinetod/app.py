@@ -24,7 +24,8 @@ from kinetod.attach.helpers import AttachHelpers
 from kinetod.attaching import Attacher
 from kinetod.captures.manager import CaptureManager
 from kinetod.captures.services import Services
-from kinetod.config import Config
+from kinetod.config import Config, Settings
+from kinetod.config_file import Loaded, Origin
 from kinetod.errors import StartError
 from kinetod.host import HostInfo
 from kinetod.link import LinkServer
@@ -46,15 +47,18 @@ STOP_CALLS_S = 1.0
 FILE_THREADS = 4
 
 
-def run(config: Config) -> int:
-    """Runs until a signal. Raises StartError."""
+def run(loaded: Loaded, origin: Origin) -> int:
+    """Runs until a signal; SIGHUP loads `origin` again. Raises StartError."""
+    config = loaded.config
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
     _raise_file_limit()
     with contextlib.ExitStack() as stack:
         _make_folders(config)
         lock_path = config.agent_socket.with_name(config.agent_socket.name + ".lock")
         stack.enter_context(Lock(config.state_dir / LOCK_FILE, f"the state folder {config.state_dir}"))
         stack.enter_context(Lock(lock_path, f"the agent socket {config.agent_socket}"))
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(Settings(config), origin))
     return 0
 
 
@@ -94,13 +98,14 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(settings: Settings, origin: Origin) -> None:
+    config = settings.current
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        daemon = await _start(config, stack)
+        daemon = await _start(settings, stack)
         notify(f"READY=1\nSTATUS=serving on {', '.join(map(str, config.listen))}")
         log.info("kinetod %s serves on %s", __version__, ", ".join(map(str, config.listen)))
         housekeeping = asyncio.create_task(daemon.keep_house())
@@ -137,7 +142,8 @@ class _Daemon:
         self._link.close()
 
 
-async def _start(config: Config, stack: contextlib.AsyncExitStack) -> _Daemon:
+async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemon:
+    config = settings.current
     store = Store(config.state_dir)
     stack.callback(store.close)
     workers = WorkerPool(config.decode_workers)
@@ -146,14 +152,16 @@ async def _start(config: Config, stack: contextlib.AsyncExitStack) -> _Daemon:
     executor = ThreadPoolExecutor(FILE_THREADS, "files")
     stack.callback(executor.shutdown)
     hostname = socket.gethostname()
-    services = Services(config=config, workers=workers, executor=executor, free_bytes=store.free_bytes, host=hostname)
+    services = Services(
+        settings=settings, workers=workers, executor=executor, free_bytes=store.free_bytes, host=hostname
+    )
     hub = AgentHub()
     registry = Registry(hub)
     # root's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
     link = LinkServer(config.agent_socket, hub, mode=0o666 if os.geteuid() == 0 else 0o600)
-    attacher = await _start_attacher(config, link, hub, workers, stack) if config.attach else None
-    captures = CaptureManager(config, registry, store, services, attacher)
-    host = HostInfo(config, store, hostname)
+    attacher = await _start_attacher(settings, link, hub, workers, stack) if config.attach else None
+    captures = CaptureManager(settings, registry, store, services, attacher)
+    host = HostInfo(settings, store, hostname)
     diagnoser = Diagnoser(registry, attaching=config.attach)
     service = ProfilerService(
         hub=hub, registry=registry, captures=captures, store=store, host=host, diagnoser=diagnoser
@@ -167,7 +175,7 @@ async def _start(config: Config, stack: contextlib.AsyncExitStack) -> _Daemon:
 
 
 async def _start_attacher(
-    config: Config, link: LinkServer, hub: AgentHub, workers: WorkerPool, stack: contextlib.AsyncExitStack
+    settings: Settings, link: LinkServer, hub: AgentHub, workers: WorkerPool, stack: contextlib.AsyncExitStack
 ) -> Attacher:
     helpers = AttachHelpers(WARM_HELPERS)
     await helpers.start()
@@ -176,9 +184,12 @@ async def _start_attacher(
         helpers,
         link,
         hub,
-        deadline_ns=config.attach_deadline_ns,
-        keep_ns=config.keep_agent_ns,
+        deadline_ns=settings.current.attach_deadline_ns,
+        keep_ns=settings.current.keep_agent_ns,
         own_pids=lambda: helpers.pids() | workers.pids(),
     )
     stack.push_async_callback(attacher.stop)
+    settings.subscribe(
+        lambda config: attacher.configure(deadline_ns=config.attach_deadline_ns, keep_ns=config.keep_agent_ns)
+    )
     return attacher

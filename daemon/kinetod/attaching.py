@@ -49,6 +49,11 @@ class Attacher:
         self._proxies = proxies or Proxies()
         self._attempts: dict[ProcessKey, asyncio.Task[Agent]] = {}
 
+    def configure(self, *, deadline_ns: int, keep_ns: int) -> None:
+        """For attempts from now on."""
+        self._deadline_ns = deadline_ns
+        self._keep_ns = keep_ns
+
     async def attach(self, key: ProcessKey) -> Agent:
         """The agent in this process, which may have connected by itself meanwhile. Raises AttachError."""
         attempt = self._attempts.get(key)

@@ -1,8 +1,11 @@
-"""The daemon's settings as one frozen value, and where it listens."""
+"""The daemon's settings as one frozen value, the value in force, and where things are.
+
+The rows that say how each field is set are in `config_keys`.
+"""
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from kineto_protos import endpoints
 
 _SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with its NUL
 _SECOND_NS = 10**9
+SYSTEM_CONFIG_DIR = Path("/etc/kinetod")
+CONFIG_FILE_NAME = "config.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,28 @@ class Config:
     attach: bool = True  # whether processes without an agent get one
     attach_deadline_ns: int = 10 * _SECOND_NS
     keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture
+    log_level: str = "info"
+
+
+class Settings:
+    """The configuration in force. Only a reload replaces it, as a whole, on the event loop.
+
+    Read `current` at every use: a value that is kept does not change with a reload.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.current = config
+        self._subscribers: list[Callable[[Config], None]] = []
+
+    def subscribe(self, changed: Callable[[Config], None]) -> None:
+        """Calls `changed` with every later configuration, on the event loop; it must not block or raise."""
+        self._subscribers.append(changed)
+
+    def replace(self, config: Config) -> None:
+        """Puts another configuration in force and tells the subscribers."""
+        self.current = config
+        for changed in self._subscribers:
+            changed(config)
 
 
 def parse_listen(text: str) -> ListenAddress:
@@ -84,17 +111,42 @@ def checked_socket_path(text: str) -> Path:
 
 def default_listen(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> ListenAddress:
     """The Unix socket in this user's runtime folder."""
-    return ListenAddress(path=endpoints.runtime_dir(uid, environ) / endpoints.RPC_SOCKET_NAME)
+    return ListenAddress(path=_runtime_dir(uid, environ) / endpoints.RPC_SOCKET_NAME)
 
 
 def default_agent_socket(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     """Where the agents of this user's processes connect (root: everybody's)."""
-    return endpoints.runtime_dir(uid, environ) / endpoints.AGENT_SOCKET_NAME
+    return _runtime_dir(uid, environ) / endpoints.AGENT_SOCKET_NAME
 
 
 def default_state_dir(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """root: /var/lib/kineto; others: $XDG_STATE_HOME/kineto, else ~/.local/state/kineto."""
+    """The service's StateDirectory; root: /var/lib/kineto; others: $XDG_STATE_HOME/kineto or ~/.local/state/kineto."""
+    if given := _service_dir("STATE_DIRECTORY", "kineto", environ):
+        return given
     if (os.getuid() if uid is None else uid) == 0:
         return Path("/var/lib/kineto")
     base = environ.get("XDG_STATE_HOME")
     return Path(base, "kineto") if base else Path.home() / ".local/state/kineto"
+
+
+def default_config_file(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The service's ConfigurationDirectory; root: /etc/kinetod; others: $XDG_CONFIG_HOME/kinetod or ~/.config/kinetod.
+
+    A daemon of one's own does not take the system's file: the sockets and folders in it are not its own.
+    """
+    if given := _service_dir("CONFIGURATION_DIRECTORY", "kinetod", environ):
+        return given / CONFIG_FILE_NAME
+    if (os.getuid() if uid is None else uid) == 0:
+        return SYSTEM_CONFIG_DIR / CONFIG_FILE_NAME
+    base = environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "kinetod" / CONFIG_FILE_NAME
+
+
+def _runtime_dir(uid: int | None, environ: Mapping[str, str]) -> Path:
+    return _service_dir("RUNTIME_DIRECTORY", "kineto", environ) or endpoints.runtime_dir(uid, environ)
+
+
+def _service_dir(variable: str, name: str, environ: Mapping[str, str]) -> Path | None:
+    """The folder of this name among those that systemd made for the service; those of other services do not count."""
+    folders = map(Path, filter(None, environ.get(variable, "").split(":")))
+    return next((folder for folder in folders if folder.name == name and folder.is_absolute()), None)

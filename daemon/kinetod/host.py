@@ -9,7 +9,7 @@ from typing import Any
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
-from kinetod.config import Config
+from kinetod.config import Settings
 from kinetod.store import Store, folder_bytes
 from kinetod.text import clean
 
@@ -27,14 +27,14 @@ class Gpus:
 class HostInfo:
     """Answers GetHost. Blocking; call it in a thread."""
 
-    config: Config
+    settings: Settings
     store: Store
     hostname: str
     started_ns: int = field(default_factory=time.time_ns)
 
     def describe(self, *, agents: int, captures_running: int) -> pb.Host:
         """Everything, fresh."""
-        gpus = read_gpus()
+        gpus, config = read_gpus(), self.settings.current
         return pb.Host(
             hostname=self.hostname,
             version=__version__,
@@ -48,9 +48,9 @@ class HostInfo:
             store_used_bytes=folder_bytes(self.store.captures_dir),
             agents=agents,
             captures_running=captures_running,
-            agent_socket=str(self.config.agent_socket),
-            max_duration_ns=self.config.max_duration_ns,
-            default_buffer_limit_bytes=self.config.buffer_limit_bytes,
+            agent_socket=str(config.agent_socket),
+            max_duration_ns=config.max_duration_ns,
+            default_buffer_limit_bytes=config.buffer_limit_bytes,
         )
 
 

@@ -15,6 +15,8 @@ from kinetoctl.app import cli
 from kinetoctl.exit_codes import MEANINGS, ExitCode
 from kinetoctl.kineto_config import KEYS, Effect
 from kinetod.__main__ import command as kinetod_command
+from kinetod.config_keys import CONFIG_VARIABLE
+from kinetod.config_keys import KEYS as KINETOD_KEYS
 from kinetod.errors import Reason, VerdictReason
 
 ROOT = Path(__file__).parents[2]
@@ -103,12 +105,12 @@ def test_exit_codes_are_documented_in_the_help_and_in_the_docs() -> None:
 
 def test_kinetod_options_and_variables_are_documented() -> None:
     text = section(read("docs/configuration.md"), "kinetod")
-    assert table_options(text) == options(kinetod_command) | {"--help"}
-    assert kinetod_command.context_settings["auto_envvar_prefix"] == "KINETOD"
-    for parameter in kinetod_command.params:
-        if isinstance(parameter, click.Option) and parameter.show_envvar:
-            row = next(line for line in text.splitlines() if f"`{parameter.opts[-1]}`" in line)
-            assert f"`KINETOD_{(parameter.name or '').upper()}`" in row
+    keys = {key.option for key in KINETOD_KEYS if key.option}
+    assert table_options(text) | keys == options(kinetod_command) | {"--help"}
+    assert table_options(text) & keys == set()
+    for key in KINETOD_KEYS:
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{key.name}` |"))
+        assert key.option in row and f"`{key.variable}`" in row
 
 
 def agent_variables() -> set[str]:
@@ -125,7 +127,7 @@ def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
 
 
 def test_documents_name_no_variable_that_does_not_exist() -> None:
-    daemon = {f"KINETOD_{(parameter.name or '').upper()}" for parameter in kinetod_command.params}
+    daemon = {CONFIG_VARIABLE, *(key.variable for key in KINETOD_KEYS)}
     known = agent_variables() | {endpoints.ADDRESS_VARIABLE} | daemon
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         assert set(_VARIABLE.findall(path.read_text())) <= known, path.name
@@ -134,6 +136,7 @@ def test_documents_name_no_variable_that_does_not_exist() -> None:
 def test_variables_are_read_by_their_constants_only() -> None:
     """A variable's name as a literal outside the modules that define it would escape the other tests."""
     defined = {"agent/kineto_agent/env.py", "protos/kineto_protos/endpoints.py", "cli/kinetoctl/inject.py"}
+    defined |= {"daemon/kinetod/config_keys.py"}
     startup = {"agent/kineto_agent/boot/inject/sitecustomize.py"}  # runs before anything can be imported
     for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -28,7 +28,7 @@ from kinetod.captures.spec import CaptureRequest, checked_key, checked_spec, req
 from kinetod.captures.target import TargetRun
 from kinetod.captures.verdict import Ending, Outcome, capture_status
 from kinetod.captures.watch import Watchers
-from kinetod.config import Config
+from kinetod.config import Config, Settings
 from kinetod.errors import (
     AlreadyExists,
     Exhausted,
@@ -68,9 +68,9 @@ class CaptureManager:
     """Makes, runs, finds and removes captures."""
 
     def __init__(
-        self, config: Config, registry: Registry, store: Store, services: Services, attacher: Attacher | None = None
+        self, settings: Settings, registry: Registry, store: Store, services: Services, attacher: Attacher | None = None
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._attacher = attacher  # None: only processes that have an agent
         self._registry = registry
         self._store = store
@@ -78,6 +78,10 @@ class CaptureManager:
         self._running: dict[str, _Running] = {}
         self._creating = asyncio.Lock()
         self._stopping = False
+
+    @property
+    def _config(self) -> Config:
+        return self._settings.current
 
     @property
     def running(self) -> int:

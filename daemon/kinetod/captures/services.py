@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from kinetod.config import Config
+from kinetod.config import Config, Settings
 from kinetod.workers import WorkerPool
 
 
@@ -12,8 +12,13 @@ from kinetod.workers import WorkerPool
 class Services:
     """Shared by all targets of all captures."""
 
-    config: Config
+    settings: Settings
     workers: WorkerPool
     executor: Executor  # for draining and files
     free_bytes: Callable[[], int]
     host: str
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force now."""
+        return self.settings.current

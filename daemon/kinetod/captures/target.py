@@ -96,6 +96,7 @@ class TargetRun:
         self.target = target
         self.garbage: Path | None = None  # to be removed once the verdict is stored
         self._services = services
+        self._config = services.config  # a reload changes later captures only
         self._capture_id = capture_id
         self.agent = agent
         self.request = start
@@ -112,8 +113,8 @@ class TargetRun:
         self._spool = Spool(
             directory,
             buffer_limit_bytes=start.buffer_limit_bytes,
-            max_trace_bytes=services.config.max_trace_bytes,
-            min_free_bytes=services.config.min_free_bytes,
+            max_trace_bytes=self._config.max_trace_bytes,
+            min_free_bytes=self._config.min_free_bytes,
             free_bytes=services.free_bytes,
         )
 
@@ -272,7 +273,7 @@ class TargetRun:
                 Outcome.FAILED,
                 VerdictReason.AGENT_SILENT,
                 f"the agent of process {target.pid} did not answer within "
-                f"{format_duration(self._services.config.agent_deadline_ns)}; is the process stopped or stuck in a "
+                f"{format_duration(self._config.agent_deadline_ns)}; is the process stopped or stuck in a "
                 "call that holds the interpreter?",
             )
         elif state >= pb.TARGET_STATE_PROCESS:
@@ -280,14 +281,14 @@ class TargetRun:
                 Outcome.PARTIAL,
                 VerdictReason.AGENT_STUCK,
                 f"the agent of process {target.pid} did not finish stopping its sources within "
-                f"{format_duration(self._services.config.process_deadline_ns)}",
+                f"{format_duration(self._config.process_deadline_ns)}",
             )
         elif self._may_wait() and state < pb.TARGET_STATE_COLLECT:
-            waited = format_duration(self._services.config.max_duration_ns)
+            waited = format_duration(self._config.max_duration_ns)
             reason = f"the own torch.profiler of process {target.pid} did not end within {waited}; trace again after it"
             self.stop(Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason))
         elif self.request.iterations is not None:
-            self.stop(iterations_not_reached(target.pid, self.request, self._services.config.max_duration_ns))
+            self.stop(iterations_not_reached(target.pid, self.request, self._config.max_duration_ns))
         else:
             name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
             reason = f"the agent of process {target.pid} did not get out of {name} in time"
@@ -300,7 +301,7 @@ class TargetRun:
         self.agent.send(wire.Cancel(self._capture_id, False))
 
     def _config_s(self, name: str) -> float:
-        return float(getattr(self._services.config, name)) / 1e9
+        return float(getattr(self._config, name)) / 1e9
 
     def _move_deadline(self, seconds: float) -> None:
         if self._stop is None:
@@ -388,7 +389,7 @@ class TargetRun:
         self._publish_counts()
 
     def _trace_limit_ending(self) -> Ending:
-        limit = format_size(self._services.config.max_trace_bytes)
+        limit = format_size(self._config.max_trace_bytes)
         reason = f"the limit of {limit} of raw records per target was reached (kinetod --max-trace-bytes)"
         return Ending(Outcome.PARTIAL, VerdictReason.TRACE_LIMIT, reason)
 

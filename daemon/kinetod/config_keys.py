@@ -1,0 +1,239 @@
+"""The table of all settings. Options, environment variables, the file, its documents and their checks come from it.
+
+To add a setting: one row in KEYS and a field of the same meaning with its default in `config.Config`; then
+`make config-docs`. A rule about several settings at once is a function in RULES.
+
+    name        section.key, as in the file
+    field       of Config
+    kind        how it is read and written (config_kinds)
+    meaning     one sentence, without the default
+    option      on the command line, where there is one; its variable is then KINETOD_<OPTION>, else
+                KINETOD_<SECTION>_<KEY>. Secrets have none: everybody can read command lines
+    reload      a SIGHUP is enough: whoever uses it reads `settings.current.<field>` each time, or subscribes
+    computed    the default where it depends on the host or the user (Config's own is then not used)
+    says        that default in words, and `shown` as the example file has it
+    off_switch  the option and its variable turn the setting off (--no-attach)
+    secret      the value is never shown, and its file must not be readable by everybody
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kinetod.config import (
+    Config,
+    checked_socket_path,
+    default_agent_socket,
+    default_listen,
+    default_state_dir,
+    parse_listen,
+)
+from kinetod.config_kinds import Choice, Count, Duration, Folder, Kind, ListOf, Parsed, Size, Switch
+
+VARIABLE_PREFIX = "KINETOD_"
+CONFIG_VARIABLE = "KINETOD_CONFIG"
+
+SECTIONS = {
+    "server": "Where the daemon can be reached, and what it logs.",
+    "captures": "What a capture may take, and how long its parts may.",
+    "attach": "Bringing the agent into processes that were started without it.",
+    "store": "Where captures are kept.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One setting; see the top of this module."""
+
+    name: str
+    field: str
+    kind: Kind
+    meaning: str
+    option: str = ""
+    reload: bool = False
+    computed: Callable[[], Any] | None = None
+    says: str = ""
+    shown: str = ""
+    off_switch: bool = False
+    secret: bool = False
+
+    @property
+    def section(self) -> str:
+        """The part before the last dot."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that overrides the file."""
+        stem = self.option.removeprefix("--") or self.name
+        return VARIABLE_PREFIX + stem.replace("-", "_").replace(".", "_").upper()
+
+    def default(self) -> Any:
+        """The value if nothing is said."""
+        return self.computed() if self.computed is not None else _DEFAULTS[self.field]
+
+    def default_text(self) -> str:
+        """The default as TOML, as for root where it depends on the user."""
+        return self.shown or self.kind.show(self.default())
+
+    def show(self, value: Any) -> str:
+        """As TOML; a secret is not shown."""
+        return '"(not shown)"' if self.secret and value else self.kind.show(value)
+
+    def parse(self, text: str) -> Any:
+        """The value of an option or variable. Raises ValueError."""
+        value = self.kind.parse(text)
+        return not value if self.off_switch else value
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Config)}
+
+
+def _default_decode_workers() -> int:
+    return min(max(2, os.cpu_count() or 2), 4)
+
+
+KEYS: tuple[Key, ...] = (
+    Key(
+        name="server.listen",
+        field="listen",
+        kind=ListOf(Parsed("address", parse_listen)),
+        meaning="where clients connect: unix:/path, or host:port on loopback, which is open to every user of this host",
+        option="--listen",
+        computed=lambda: (default_listen(),),
+        says="unix:<runtime dir>/kinetod.sock",
+        shown='["unix:/run/kineto/kinetod.sock"]',
+    ),
+    Key(
+        name="server.agent_socket",
+        field="agent_socket",
+        kind=Parsed("path", checked_socket_path),
+        meaning="where agents connect",
+        option="--agent-socket",
+        computed=default_agent_socket,
+        says="<runtime dir>/agent.sock",
+        shown='"/run/kineto/agent.sock"',
+    ),
+    Key(
+        name="server.log_level",
+        field="log_level",
+        kind=Choice("debug", "info", "warning", "error"),
+        meaning="what to log to standard error: debug, info, warning or error",
+        option="--log-level",
+        reload=True,
+    ),
+    Key(
+        name="captures.buffer_limit",
+        field="buffer_limit_bytes",
+        kind=Size(),
+        meaning="recording buffers per target unless a request says otherwise",
+        option="--buffer-limit",
+        reload=True,
+    ),
+    Key(
+        name="captures.max_duration",
+        field="max_duration_ns",
+        kind=Duration(),
+        meaning="longest capture that may be asked for",
+        option="--max-duration",
+        reload=True,
+    ),
+    Key(
+        name="captures.max_captures",
+        field="max_captures",
+        kind=Count(1),
+        meaning="captures that may run at the same time",
+        option="--max-captures",
+        reload=True,
+    ),
+    Key(
+        name="captures.max_trace_bytes",
+        field="max_trace_bytes",
+        kind=Size(),
+        meaning="raw bytes per target after which a capture is stopped; what was recorded until then is kept",
+        option="--max-trace-bytes",
+        reload=True,
+    ),
+    Key(
+        name="captures.agent_deadline",
+        field="agent_deadline_ns",
+        kind=Duration(),
+        meaning="how long an agent may take to answer before its target has failed",
+        option="--agent-deadline",
+        reload=True,
+    ),
+    Key(
+        name="captures.process_deadline",
+        field="process_deadline_ns",
+        kind=Duration(),
+        meaning="how long an agent may take to stop its sources",
+        option="--process-deadline",
+        reload=True,
+    ),
+    Key(
+        name="captures.decode_deadline",
+        field="decode_deadline_ns",
+        kind=Duration(),
+        meaning="how long decoding one target may take",
+        option="--decode-deadline",
+        reload=True,
+    ),
+    Key(
+        name="captures.decode_workers",
+        field="decode_workers",
+        kind=Count(1, 64),
+        meaning="processes that decode traces",
+        option="--decode-workers",
+        computed=_default_decode_workers,
+        says="2 to 4, by CPU count",
+        shown="2",
+    ),
+    Key(
+        name="attach.enabled",
+        field="attach",
+        kind=Switch(),
+        meaning="whether processes that have no agent get one; --no-attach: only trace processes that have one",
+        option="--no-attach",
+        off_switch=True,
+    ),
+    Key(
+        name="attach.deadline",
+        field="attach_deadline_ns",
+        kind=Duration(),
+        meaning="how long bringing an agent into a process may take",
+        option="--attach-deadline",
+        reload=True,
+    ),
+    Key(
+        name="attach.keep_agent",
+        field="keep_agent_ns",
+        kind=Duration(least_ns=0),
+        meaning="how long an agent that was brought in stays after its last capture; 0: it leaves at once",
+        option="--keep-agent",
+        reload=True,
+    ),
+    Key(
+        name="store.state_dir",
+        field="state_dir",
+        kind=Folder(),
+        meaning="where captures are stored",
+        option="--state-dir",
+        computed=default_state_dir,
+        says="/var/lib/kineto for root, else ~/.local/state/kineto",
+        shown='"/var/lib/kineto"',
+    ),
+    Key(
+        name="store.min_free_bytes",
+        field="min_free_bytes",
+        kind=Size(least=0),
+        meaning="space to leave free on the disk of the state folder; captures stop at it",
+        option="--min-free-bytes",
+        reload=True,
+    ),
+)
+
+# What must hold between settings: each yields (name of a key, problem) for what is wrong.
+RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = ()
+
+BY_NAME = {key.name: key for key in KEYS}

@@ -1,0 +1,377 @@
+"""What a setting can be: how its value is read from text and from TOML, and how it is written.
+
+Text is what options and environment variables hold. Every reader raises ValueError with the rest of a sentence that
+begins with the setting's name: `'5 parsecs' is no duration; write 500ms, 5s or 10min`. A problem in one item of a list
+or table is an ItemError, which knows the item.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomllib
+from kineto_protos.units import BINARY_UNITS, parse_duration_ns, parse_size_bytes
+
+MAX_INT64 = 2**63 - 1
+MAX_DURATION_NS = 3650 * 86_400 * 10**9  # ten years: beyond it clocks and timers overflow
+MAX_TEXT_CHARS = 4096
+CREDENTIAL_PREFIX = "credential:"
+_CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # systemd's, for LoadCredential=
+_EXACT_UNITS_NS = (
+    ("d", 86_400 * 10**9), ("h", 3600 * 10**9), ("min", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3),
+)  # fmt: skip
+_YES = ("1", "true", "t", "yes", "y", "on")
+_NO = ("0", "false", "f", "no", "n", "off")
+_TOML_NAMES = {bool: "true or false", int: "a number", float: "a fraction", list: "a list", dict: "a table"}
+
+
+class ItemError(ValueError):
+    """A wrong item: `path` is what to put after the setting's name, such as `[2]` or `.ada`."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(problem)
+        self.path = path
+
+
+class Kind:
+    """A kind of value; the base is any text up to MAX_TEXT_CHARS characters."""
+
+    name = "text"
+    many = False  # an option of it may be given several times
+
+    def parse(self, text: str) -> Any:
+        """The value of an option or variable. Raises ValueError."""
+        if len(text) > MAX_TEXT_CHARS:
+            raise ValueError(f"is longer than {MAX_TEXT_CHARS} characters")
+        if "\0" in text:
+            raise ValueError("has a NUL character in it")
+        return text
+
+    def check(self, value: object) -> Any:
+        """The value of a TOML value. Raises ValueError."""
+        if not isinstance(value, str):
+            raise ValueError(f"must be a text in quotes, not {toml_name(value)}")
+        return self.parse(value)
+
+    def show(self, value: Any) -> str:
+        """As TOML, exact: `check` makes the same value of it."""
+        return quoted(str(value))
+
+
+class Duration(Kind):
+    """Nanoseconds, written with a unit."""
+
+    name = "duration"
+
+    def __init__(self, *, least_ns: int = 1) -> None:
+        self._least_ns = least_ns
+
+    def parse(self, text: str) -> int:
+        """Nanoseconds. Raises ValueError."""
+        try:
+            value = parse_duration_ns(super().parse(text))
+        except ValueError:
+            raise ValueError(f"{_short(text)} is no duration; write 500ms, 5s or 10min") from None
+        return _between(value, self._least_ns, MAX_DURATION_NS, _duration_text)
+
+    def check(self, value: object) -> int:
+        """Also a bare 0, which needs no unit."""
+        if type(value) is int and value != 0:
+            raise ValueError(f'{value} has no unit; write "{value}s" or "{value}ms"')
+        return self.parse("0") if type(value) is int else self.parse(super().check(value))
+
+    def show(self, value: Any) -> str:
+        """In the largest unit that leaves no rest."""
+        return quoted(_duration_text(value))
+
+
+class Size(Kind):
+    """Bytes, written with a unit or as a plain number."""
+
+    name = "size"
+
+    def __init__(self, *, least: int = 1) -> None:
+        self._least = least
+
+    def parse(self, text: str) -> int:
+        """Bytes. Raises ValueError."""
+        try:
+            value = parse_size_bytes(super().parse(text))
+        except ValueError:
+            raise ValueError(f"{_short(text)} is no size; write 128MiB, 8GiB or 4096") from None
+        return _between(value, self._least, MAX_INT64, str)
+
+    def check(self, value: object) -> int:
+        """Also a number of bytes."""
+        return self.parse(str(value) if type(value) is int else super().check(value))
+
+    def show(self, value: Any) -> str:
+        """In the largest unit that leaves no rest."""
+        for unit, factor in BINARY_UNITS:
+            if value and value % factor == 0:
+                return quoted(f"{value // factor}{unit}")
+        return str(value)
+
+
+class Count(Kind):
+    """A whole number in a range."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: int = MAX_INT64) -> None:
+        self._least = least
+        self._most = most
+
+    def parse(self, text: str) -> int:
+        """The number. Raises ValueError."""
+        try:
+            value = int(super().parse(text))
+        except ValueError:
+            raise ValueError(f"{_short(text)} is no whole number") from None
+        return _between(value, self._least, self._most, str)
+
+    def check(self, value: object) -> int:
+        """Only a TOML integer."""
+        if type(value) is not int:
+            raise ValueError(f"must be a whole number, not {toml_name(value)}")
+        return _between(value, self._least, self._most, str)
+
+    def show(self, value: Any) -> str:
+        """Digits."""
+        return str(value)
+
+
+class Switch(Kind):
+    """True or false."""
+
+    name = "switch"
+
+    def parse(self, text: str) -> bool:
+        """Raises ValueError."""
+        word = text.strip().lower()
+        if word not in _YES + _NO:
+            raise ValueError(f"{_short(text)} is neither true nor false")
+        return word in _YES
+
+    def check(self, value: object) -> bool:
+        """Only TOML's own two words."""
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false, not {toml_name(value)}")
+        return value
+
+    def show(self, value: Any) -> str:
+        """TOML's word."""
+        return "true" if value else "false"
+
+
+class Choice(Kind):
+    """One of a few words, whatever their case."""
+
+    name = "word"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def parse(self, text: str) -> str:
+        """The word in lower case. Raises ValueError."""
+        if (word := text.strip().lower()) not in self.words:
+            raise ValueError(f"{_short(text)} is not one of {', '.join(self.words)}")
+        return word
+
+
+class Parsed(Kind):
+    """What a function makes of a text; it raises ValueError with the whole explanation. Written as `str` of it."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def parse(self, text: str) -> Any:
+        """Raises ValueError."""
+        return self._parse(super().parse(text))
+
+
+class Folder(Kind):
+    """A path: in a file absolute, in options and variables relative to where the daemon was started."""
+
+    name = "path"
+
+    def parse(self, text: str) -> Path:
+        """Absolute. Raises ValueError."""
+        if not text:
+            raise ValueError("is empty; write a path")
+        return Path(super().parse(text)).absolute()
+
+    def check(self, value: object) -> Path:
+        """Raises ValueError."""
+        text = Kind.check(self, value)
+        if text and not Path(text).is_absolute():
+            raise ValueError(f"{_short(text)} is no absolute path; it must begin with /")
+        return self.parse(text)
+
+
+class ExistingFile(Folder):
+    """A file that can be read; `credential:NAME` is one that the service manager loads (LoadCredential=NAME:…)."""
+
+    name = "file"
+    private = False
+
+    def parse(self, text: str) -> Path:
+        """The path, after a look at the file. Raises ValueError."""
+        path = super().parse(credential_path(text) if text.startswith(CREDENTIAL_PREFIX) else text)
+        try:
+            mode = path.stat().st_mode
+            readable = os.access(path, os.R_OK, effective_ids=True)
+        except OSError as exc:
+            raise ValueError(f"{path}: {exc.strerror}") from exc
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{path} is no file")
+        if not readable:
+            raise ValueError(f"{path} cannot be read by this user (uid {os.geteuid()})")
+        if self.private and mode & stat.S_IROTH:
+            raise ValueError(
+                f"{path} holds a secret and can be read by everybody (mode {stat.S_IMODE(mode):04o}); "
+                f"do chmod o-rwx {path}"
+            )
+        return path
+
+    def check(self, value: object) -> Path:
+        """Raises ValueError."""
+        if isinstance(value, str) and value.startswith(CREDENTIAL_PREFIX):
+            return self.parse(value)
+        return super().check(value)
+
+
+class SecretFile(ExistingFile):
+    """A file with a key or password, which others must not be able to read."""
+
+    name = "secret file"
+    private = True
+
+
+class Maybe(Kind):
+    """A value or none; none is the empty text."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self.name = kind.name
+
+    def parse(self, text: str) -> Any:
+        """None for the empty text. Raises ValueError."""
+        return self._kind.parse(text) if text else None
+
+    def check(self, value: object) -> Any:
+        """None for the empty text. Raises ValueError."""
+        return None if value == "" else self._kind.check(value)
+
+    def show(self, value: Any) -> str:
+        """The empty text for None."""
+        return '""' if value is None else self._kind.show(value)
+
+
+class ListOf(Kind):
+    """A tuple. Variables separate its items by spaces; options are repeated."""
+
+    many = True
+
+    def __init__(self, kind: Kind) -> None:
+        self.item = kind
+        self.name = f"list of {kind.name}"
+
+    def parse(self, text: str) -> tuple[Any, ...]:
+        """Raises ItemError."""
+        return tuple(_item(f"[{index}]", self.item.parse, each) for index, each in enumerate(text.split()))
+
+    def check(self, value: object) -> tuple[Any, ...]:
+        """A list, or one item alone. Raises ValueError."""
+        if not isinstance(value, list):
+            return (self.item.check(value),)
+        return tuple(_item(f"[{index}]", self.item.check, each) for index, each in enumerate(value))
+
+    def show(self, value: Any) -> str:
+        """A TOML array on one line."""
+        return f"[{', '.join(map(self.item.show, value))}]"
+
+
+class TableOf(Kind):
+    """A dict from names that the site chooses, such as users, to values. Variables hold it as a TOML inline table."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.item = kind
+        self.name = f"table of {kind.name}"
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """Raises ValueError."""
+        try:
+            found = tomllib.loads(f"value = {Kind.parse(self, text).strip()}")
+        except (ValueError, RecursionError):
+            found = {}
+        if found.keys() != {"value"}:
+            raise ValueError(f"{_short(text)} is no table; write it like {{ada = 1}}")
+        return self.check(found["value"])
+
+    def check(self, value: object) -> dict[str, Any]:
+        """Raises ValueError."""
+        if not isinstance(value, Mapping):
+            raise ValueError(f"must be a table, not {toml_name(value)}")
+        return {name: _item(f".{name}", self.item.check, each) for name, each in value.items()}
+
+    def show(self, value: Any) -> str:
+        """A TOML inline table."""
+        items = ", ".join(f"{quoted(name)} = {self.item.show(each)}" for name, each in value.items())
+        return f"{{{items}}}"
+
+
+def credential_path(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Where the service manager has put `credential:NAME`. Raises ValueError."""
+    name = text.removeprefix(CREDENTIAL_PREFIX)
+    if not name or "/" in name or name in (".", ".."):
+        raise ValueError(f"{_short(text)} names no credential; write credential:NAME")
+    if not (folder := environ.get(_CREDENTIALS_VARIABLE)):
+        raise ValueError(f"{_short(text)}: the service manager has loaded no credentials; add LoadCredential={name}:…")
+    return f"{folder}/{name}"
+
+
+def toml_name(value: object) -> str:
+    """What a TOML value is, for error messages."""
+    return "a text" if isinstance(value, str) else _TOML_NAMES.get(type(value), "a date or time")
+
+
+def quoted(text: str) -> str:
+    """A TOML basic string."""
+    escaped = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return escaped.encode("utf-8", "backslashreplace").decode()
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "…")
+
+
+def _item(path: str, read: Callable[[Any], Any], value: object) -> Any:
+    try:
+        return read(value)
+    except ItemError as exc:
+        raise ItemError(path + exc.path, str(exc)) from exc
+    except ValueError as exc:
+        raise ItemError(path, str(exc)) from exc
+
+
+def _between(value: int, least: int, most: int, show: Callable[[int], str]) -> int:
+    if value < least:
+        what = "must be greater than 0" if least == 1 else f"must be {show(least)} or more"
+        raise ValueError(f"{what}, got {show(value)}" if value > -MAX_INT64 else what)
+    if value > most:
+        raise ValueError(f"must be {show(most)} or less")
+    return value
+
+
+def _duration_text(value_ns: int) -> str:
+    if value_ns == 0:
+        return "0"
+    for unit, unit_ns in _EXACT_UNITS_NS:
+        if value_ns % unit_ns == 0:
+            return f"{value_ns // unit_ns}{unit}"
+    return f"{value_ns}ns"

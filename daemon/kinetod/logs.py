@@ -1,0 +1,53 @@
+"""The daemon's log on standard error: with times for people, with priorities for the journal.
+
+The journal reads `<n>` at the beginning of a line as its priority and knows the time itself. Standard error is the
+journal if it is the stream that JOURNAL_STREAM names (device:inode); a redirected one is not.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_JOURNAL_FORMAT = "%(name)s: %(message)s"
+_CHATTY = ("grpc", "asyncio")
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))  # syslog's
+_DEBUG = 7
+ERROR_PREFIX = "<3>"  # for what is written before or without logging
+
+
+def configure(level: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Logs to standard error from now on; `level` is debug, info, warning or error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JournalFormatter() if to_journal(environ) else logging.Formatter(_FORMAT))
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level)
+    for chatty in _CHATTY:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def set_level(level: str) -> None:
+    """What is logged from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def to_journal(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> bool:
+    """Whether a descriptor (default: standard error) leads to the journal."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+class JournalFormatter(logging.Formatter):
+    """Every line with its priority; those of a traceback too."""
+
+    def __init__(self) -> None:
+        super().__init__(_JOURNAL_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines of one record."""
+        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), _DEBUG)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines() or [""])
