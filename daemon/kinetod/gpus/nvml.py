@@ -1,0 +1,239 @@
+"""NVIDIA's GPUs by NVML, through nvidia-ml-py."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kinetod.gpus.interface import GpuProcess, GpuState, LibraryError, LibraryState
+from kinetod.text import clean
+
+T = TypeVar("T")
+
+INSTALL = "nvidia-ml-py is not installed (pip install 'kinetod[nvidia]')"
+_KIB = 1024
+_ALL_LINKS = 0xFFFFFFFF  # NVML: the sum over all NVLinks
+_MAX_EVENTS = 1000  # Xids taken per reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    handle: Any
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str
+    device: str
+
+    def state(self, **values: Any) -> GpuState:
+        return GpuState(
+            vendor="nvidia",
+            index=self.index,
+            uuid=self.uuid,
+            name=self.name,
+            pci_bus_id=self.pci_bus_id,
+            device=self.device,
+            **values,
+        )
+
+
+class _Lost(Exception):
+    """The GPU does not answer any more."""
+
+
+class Nvml:
+    """NVML. `module` is pynvml (default: the installed one)."""
+
+    name = "nvml"
+
+    def __init__(self, module: Any = None) -> None:
+        self._nvml: Any = module
+        self._devices: list[_Device] = []
+        self._events: Any = None
+        self._xids: dict[str, dict[int, int]] = {}  # UUID -> Xid -> count
+        self._sampled_us: dict[str, int] = {}  # UUID -> time of the last utilisation sample that was seen
+
+    def open(self) -> str:
+        """Loads libnvidia-ml.so.1; the driver's version. Raises LibraryError."""
+        if self._nvml is None:
+            try:
+                import pynvml
+            except ImportError as exc:
+                raise LibraryError(LibraryState.ABSENT, INSTALL) from exc
+            self._nvml = pynvml
+        nvml = self._nvml
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as exc:
+            missing = exc.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+            raise LibraryError(LibraryState.ABSENT if missing else LibraryState.FAILED, _said(exc)) from exc
+        try:
+            self._devices = [self._device(index) for index in range(nvml.nvmlDeviceGetCount())]
+            version = _text(nvml.nvmlSystemGetDriverVersion())
+        except (nvml.NVMLError, _Lost) as exc:
+            self.close()
+            raise LibraryError(LibraryState.FAILED, _said(exc)) from exc
+        self._watch_xids()
+        return version
+
+    def _device(self, index: int) -> _Device:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        minor = self._maybe(nvml.nvmlDeviceGetMinorNumber, handle)
+        pci = self._maybe(nvml.nvmlDeviceGetPciInfo, handle)
+        return _Device(
+            handle=handle,
+            index=index,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            pci_bus_id=_text(pci.busId) if pci is not None else "",
+            device=f"nvidia{minor}" if minor is not None else "",
+        )
+
+    def close(self) -> None:
+        """Lets go of the devices."""
+        nvml = self._nvml
+        self._devices = []
+        if self._events is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlEventSetFree(self._events)
+            self._events = None
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+    def read(self) -> list[GpuState]:
+        """Every GPU now. Raises LibraryError."""
+        self._take_xids()
+        states = []
+        for device in self._devices:
+            try:
+                states.append(device.state(**self._values(device)))
+            except _Lost:
+                states.append(device.state(works=False, xid_errors=dict(self._xids.get(device.uuid, {}))))
+        return states
+
+    def _values(self, device: _Device) -> dict[str, Any]:
+        """All but the identity, by the names of GpuState's fields."""
+        nvml, handle = self._nvml, device.handle
+        memory = self._maybe(nvml.nvmlDeviceGetMemoryInfo, handle)
+        busy = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
+        return {
+            "memory_total_bytes": int(memory.total) if memory is not None else None,
+            "memory_used_bytes": int(memory.used) if memory is not None else None,
+            "utilization": busy.gpu / 100 if busy is not None else None,
+            "memory_utilization": busy.memory / 100 if busy is not None else None,
+            "power_watts": self._scaled(1e-3, nvml.nvmlDeviceGetPowerUsage, handle),
+            "power_limit_watts": self._scaled(1e-3, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+            "energy_joules": self._scaled(1e-3, nvml.nvmlDeviceGetTotalEnergyConsumption, handle),
+            "temperature_celsius": self._scaled(1, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "memory_temperature_celsius": self._field(handle, nvml.NVML_FI_DEV_MEMORY_TEMP) or None,  # 0: no sensor
+            "sm_clock_hertz": self._scaled(1e6, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_hertz": self._scaled(1e6, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "xid_errors": dict(self._xids.get(device.uuid, {})),
+            "processes": self._processes(device),
+            **self._traffic(handle),
+            **self._ecc(handle),
+        }
+
+    def _traffic(self, handle: Any) -> dict[str, Any]:
+        nvml = self._nvml
+        sent = self._field(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS)
+        received = self._field(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
+        pcie = nvml.nvmlDeviceGetPcieThroughput  # NVML counts for 20 ms in each of these calls
+        return {
+            "pcie_transmit_bytes_per_second": self._scaled(_KIB, pcie, handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
+            "pcie_receive_bytes_per_second": self._scaled(_KIB, pcie, handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
+            "nvlink_transmit_bytes": None if sent is None else sent * _KIB,
+            "nvlink_receive_bytes": None if received is None else received * _KIB,
+        }
+
+    def _ecc(self, handle: Any) -> dict[str, Any]:
+        nvml = self._nvml
+        count, since = nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_VOLATILE_ECC
+        return {
+            "ecc_corrected": self._maybe(count, handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, since),
+            "ecc_uncorrected": self._maybe(count, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, since),
+        }
+
+    def _maybe(self, function: Callable[..., T], *args: Any) -> T | None:
+        """What the function returns; None where the GPU or the driver does not know it.
+
+        Raises _Lost, and LibraryError if the library must be opened anew.
+        """
+        nvml = self._nvml
+        try:
+            return function(*args)
+        except nvml.NVMLError as exc:
+            if exc.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+                raise _Lost(str(exc)) from exc
+            if exc.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
+                raise LibraryError(LibraryState.FAILED, _said(exc)) from exc
+            return None
+
+    def _scaled(self, factor: float, function: Callable[..., int], *args: Any) -> float | None:
+        value = self._maybe(function, *args)
+        return None if value is None else value * factor
+
+    def _field(self, handle: Any, field: int, scope: int = 0) -> int | None:
+        nvml = self._nvml
+        values = self._maybe(nvml.nvmlDeviceGetFieldValues, handle, [(field, scope)])
+        if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+            return None
+        member = {
+            nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+            nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        }.get(values[0].valueType)
+        return None if member is None else int(getattr(values[0].value, member))
+
+    def _processes(self, device: _Device) -> tuple[GpuProcess, ...]:
+        nvml = self._nvml
+        memory: dict[int, int | None] = {}
+        for function in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
+            for process in self._maybe(function, device.handle) or ():
+                memory[process.pid] = process.usedGpuMemory
+        busy = self._busy(device) if memory else {}
+        return tuple(
+            GpuProcess(pid=pid, memory_bytes=used, utilization=busy.get(pid)) for pid, used in sorted(memory.items())
+        )
+
+    def _busy(self, device: _Device) -> dict[int, float]:
+        """What each process used of the multiprocessors since the last reading; the driver keeps a few seconds."""
+        since_us = self._sampled_us.get(device.uuid, 0)
+        samples = self._maybe(self._nvml.nvmlDeviceGetProcessUtilization, device.handle, since_us)
+        latest: dict[int, tuple[int, float]] = {}
+        for sample in samples or ():
+            if sample.timeStamp >= latest.get(sample.pid, (0, 0.0))[0]:
+                latest[sample.pid] = (sample.timeStamp, min(sample.smUtil, 100) / 100)
+        if latest:
+            self._sampled_us[device.uuid] = max(at for at, _ in latest.values())
+        return {pid: ratio for pid, (_, ratio) in latest.items()}
+
+    def _watch_xids(self) -> None:
+        """Xids come as events; where they are not supported there are none."""
+        nvml = self._nvml
+        with contextlib.suppress(nvml.NVMLError):
+            self._events = nvml.nvmlEventSetCreate()
+            for device in self._devices:
+                with contextlib.suppress(nvml.NVMLError):
+                    nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def _take_xids(self) -> None:
+        nvml = self._nvml
+        if self._events is None:
+            return
+        with contextlib.suppress(nvml.NVMLError):  # "timeout": no more events
+            for _ in range(_MAX_EVENTS):
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+                    counts = self._xids.setdefault(_text(nvml.nvmlDeviceGetUUID(event.device)), {})
+                    counts[int(event.eventData)] = counts.get(int(event.eventData), 0) + 1
+
+
+def _said(exc: Exception) -> str:
+    return f"NVML: {clean(str(exc), 200)}"
+
+
+def _text(value: str | bytes) -> str:
+    return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value, 128)

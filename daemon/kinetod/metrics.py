@@ -1,0 +1,298 @@
+"""What the daemon counts about itself, for Prometheus. All collectors live here; others call the functions.
+
+Theory of operation
+    The functions only change numbers in memory: cheap, from any thread, whether somebody scrapes or not. What is
+    read when somebody scrapes (the host, the GPUs, the disk) is in metrics_host.py and metrics_gpus.py, and
+    metrics_server.py serves all of it.
+
+    Labels have few values: never a pid, a capture or a user. What an agent or another process may choose (reason
+    codes, names of sources) goes through `_Few`, which makes "OTHER" of what comes after the first MAX_VALUES.
+"""
+
+import contextlib
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import prometheus_client
+from kineto_protos.v1 import profiler_pb2 as pb
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+
+from kinetod import __version__
+from kinetod.errors import Reason, VerdictReason
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
+
+MAX_VALUES = 64
+OTHER = "OTHER"
+_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LONG_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_STOP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1)
+
+REGISTRY = CollectorRegistry(auto_describe=True)
+ProcessCollector(registry=REGISTRY)
+
+
+class _Few:
+    """Bounds the values of a label that others choose."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._values = set(known)
+        self._room = MAX_VALUES
+
+    def __call__(self, value: str) -> str:
+        if value not in self._values:
+            if self._room == 0:
+                return OTHER
+            self._room -= 1
+            self._values.add(value)
+        return value
+
+
+_few_reasons = _Few(str(code) for codes in (VerdictReason, Reason) for code in codes)
+_few_sources = _Few()
+
+_BUILD = Info("kineto_build", "The running daemon: its version and its Python's.", registry=REGISTRY)
+_BUILD.info({"version": __version__, "python_version": platform.python_version()})
+
+_CAPTURES = Counter("kineto_captures", "Captures that have ended.", ["status"], registry=REGISTRY)
+_CAPTURE_S = Histogram(
+    "kineto_capture_duration_seconds",
+    "From the request for a capture until its last target has its verdict.",
+    ["status"],
+    buckets=_LONG_S,
+    registry=REGISTRY,
+)
+_RUNNING = Gauge("kineto_captures_running", "Captures that have not ended.", registry=REGISTRY)
+_TARGETS = Counter(
+    "kineto_targets", "Processes whose capture has ended, by verdict.", ["verdict", "reason"], registry=REGISTRY
+)
+_START_S = Histogram(
+    "kineto_capture_start_seconds",
+    "From the request until a process collects: attaching, waiting for an iteration or a start time, warming up.",
+    buckets=_WAIT_S,
+    registry=REGISTRY,
+)
+_RECORDS = Counter("kineto_records", "Records taken by captures that have ended.", ["source"], registry=REGISTRY)
+_DROPPED = Counter(
+    "kineto_records_dropped", "Records lost since buffers were full, in ended captures.", ["source"], registry=REGISTRY
+)
+_RAW_BYTES = Counter("kineto_raw_bytes", "Raw records of captures that have ended.", ["source"], registry=REGISTRY)
+
+_ATTACHES = Counter("kineto_attaches", "Agents brought into processes.", ["method"], registry=REGISTRY)
+_ATTACH_FAILURES = Counter(
+    "kineto_attach_failures", "Processes that an agent could not be brought into.", ["reason"], registry=REGISTRY
+)
+_ATTACH_S = Histogram(
+    "kineto_attach_duration_seconds",
+    "From the request until our code ran in the process.",
+    ["method"],
+    buckets=_FAST_S,
+    registry=REGISTRY,
+)
+_STOPPED_S = Histogram(
+    "kineto_attach_stopped_seconds",
+    "The longest time that a thread of the process stood still in an attach.",
+    ["method"],
+    buckets=_STOP_S,
+    registry=REGISTRY,
+)
+
+_STORED = Counter("kineto_stored_bytes", "Bytes of finished trace files.", ["format"], registry=REGISTRY)
+_UPLOADED = Counter("kineto_uploaded_bytes", "Bytes uploaded and verified.", registry=REGISTRY)
+_UPLOAD_S = Histogram("kineto_upload_duration_seconds", "Uploading one capture.", buckets=_LONG_S, registry=REGISTRY)
+_UPLOAD_FAILURES = Counter("kineto_upload_failures", "Uploads that failed, each try.", ["reason"], registry=REGISTRY)
+_UPLOADS_WAITING = Gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.", registry=REGISTRY)
+_PRUNED = Counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"], registry=REGISTRY)
+_PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"], registry=REGISTRY)
+
+_DECODE_WAIT_S = Histogram(
+    "kineto_decode_queue_seconds", "How long a target waits for a decode worker.", buckets=_WAIT_S, registry=REGISTRY
+)
+_DECODE_S = Histogram(
+    "kineto_decode_duration_seconds", "Decoding one target.", ["outcome"], buckets=_LONG_S, registry=REGISTRY
+)
+_DECODE_WAITING = Gauge("kineto_decode_waiting", "Targets that wait for a decode worker.", registry=REGISTRY)
+_CRASHES = Counter("kineto_decode_worker_crashes", "Decode workers that crashed.", registry=REGISTRY)
+
+_AGENTS = Gauge("kineto_agents", "Agents that are connected.", ["state"], registry=REGISTRY)
+_REFUSED = Counter(
+    "kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"], registry=REGISTRY
+)
+_THROTTLED = Counter(
+    "kineto_link_throttled", "How often an agent that sent too much was read more slowly.", registry=REGISTRY
+)
+
+_CALLS = Counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method", "code"], registry=REGISTRY)
+_CALL_S = Histogram(
+    "kineto_grpc_request_duration_seconds", "gRPC calls.", ["method"], buckets=_FAST_S, registry=REGISTRY
+)
+_CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls under way.", ["method"], registry=REGISTRY)
+
+LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
+AGENT_STATES = ("READY", "BUSY", "INCOMPATIBLE")
+for _reason in LINK_REASONS:
+    _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
+for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
+    _CAPTURES.labels(_status)
+for _state in AGENT_STATES:
+    _AGENTS.labels(_state)
+
+
+# captures
+
+
+def capture_ended(capture: pb.Capture) -> None:
+    """A capture has its status."""
+    status = pb.CaptureStatus.Name(capture.status).removeprefix("CAPTURE_STATUS_")
+    _CAPTURES.labels(status).inc()
+    _CAPTURE_S.labels(status).observe(max(0, capture.ended_ns - capture.created_ns) / 1e9)
+
+
+def captures_running(count: int) -> None:
+    """How many have not ended."""
+    _RUNNING.set(count)
+
+
+def target_ended(target: pb.Target) -> None:
+    """A target has its verdict."""
+    verdict = pb.Verdict.Name(target.verdict).removeprefix("VERDICT_")
+    _TARGETS.labels(verdict, _few_reasons(target.reason_code)).inc()
+    if target.collecting_ns and target.requested_ns:
+        _START_S.observe(max(0, target.collecting_ns - target.requested_ns) / 1e9)
+    for counts in target.counts:
+        source = _few_sources(counts.source)
+        _RECORDS.labels(source).inc(max(0, counts.records))
+        _DROPPED.labels(source).inc(max(0, counts.dropped))
+        _RAW_BYTES.labels(source).inc(max(0, counts.bytes))
+    for file in target.files:
+        _STORED.labels(file.format).inc(max(0, file.size_bytes))
+
+
+# attaching
+
+
+def attached(method: str, latency_ns: int, stopped_ns: int) -> None:
+    """An agent was brought in."""
+    _ATTACHES.labels(method).inc()
+    _ATTACH_S.labels(method).observe(latency_ns / 1e9)
+    _STOPPED_S.labels(method).observe(stopped_ns / 1e9)
+
+
+def attach_failed(reason: str) -> None:
+    """It could not be; a code of attach.interface.AttachCode."""
+    _ATTACH_FAILURES.labels(reason).inc()
+
+
+# store
+
+
+def uploaded(size_bytes: int, seconds: float) -> None:
+    """One capture is uploaded and verified."""
+    _UPLOADED.inc(size_bytes)
+    _UPLOAD_S.observe(seconds)
+
+
+def upload_failed(reason: str) -> None:
+    """One try failed; `reason` is a code."""
+    _UPLOAD_FAILURES.labels(_few_reasons(reason)).inc()
+
+
+def uploads_waiting(count: int) -> None:
+    """Captures that should be uploaded and are not yet."""
+    _UPLOADS_WAITING.set(count)
+
+
+def pruned(reason: str, size_bytes: int) -> None:
+    """Retention removed one capture; `reason`: age, bytes, user, …"""
+    _PRUNED_CAPTURES.labels(_few_reasons(reason)).inc()
+    _PRUNED.labels(_few_reasons(reason)).inc(size_bytes)
+
+
+# decoding
+
+
+@contextlib.contextmanager
+def decode_waiting() -> Iterator[Callable[[], None]]:
+    """A target waits for a worker; call what is yielded once it has one."""
+    began = time.perf_counter()
+    waiting = True
+    _DECODE_WAITING.inc()
+
+    def got_one() -> None:
+        nonlocal waiting
+        if waiting:
+            waiting = False
+            _DECODE_WAITING.dec()
+            _DECODE_WAIT_S.observe(time.perf_counter() - began)
+
+    try:
+        yield got_one
+    finally:
+        if waiting:
+            _DECODE_WAITING.dec()
+
+
+@contextlib.contextmanager
+def decoding() -> Iterator[None]:
+    """One decoding, as far as it goes."""
+    began = time.perf_counter()
+    outcome = "failed"
+    try:
+        yield
+        outcome = "ok"
+    finally:
+        _DECODE_S.labels(outcome).observe(time.perf_counter() - began)
+
+
+def worker_crashed() -> None:
+    """A decode worker died at its work."""
+    _CRASHES.inc()
+
+
+# agents
+
+
+def agents(counts: Mapping[str, int]) -> None:
+    """How many there are, by AGENT_STATES; absent means 0."""
+    for state in AGENT_STATES:
+        _AGENTS.labels(state).set(counts.get(state, 0))
+
+
+def link_refused(reason: str) -> None:
+    """A connection was refused or cut; one of LINK_REASONS."""
+    _REFUSED.labels(reason).inc()
+
+
+def link_throttled() -> None:
+    """An agent sent too much and is read more slowly."""
+    _THROTTLED.inc()
+
+
+# calls
+
+
+class Call:
+    """One gRPC call. `code` is what it ends with unless it is set before."""
+
+    def __init__(self) -> None:
+        self.code = "OK"
+
+
+@contextlib.contextmanager
+def call(method: str) -> Iterator[Call]:
+    """Around a gRPC call: `method` is one of the service's, `code` a name of gRPC's status codes."""
+    made = Call()
+    began = time.perf_counter()
+    _CALLS_RUNNING.labels(method).inc()
+    try:
+        yield made
+    except BaseException:  # the caller hung up, or the call was aborted
+        if made.code == "OK":
+            made.code = "CANCELLED"
+        raise
+    finally:
+        _CALLS_RUNNING.labels(method).dec()
+        _CALLS.labels(method, made.code).inc()
+        _CALL_S.labels(method).observe(time.perf_counter() - began)
