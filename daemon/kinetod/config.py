@@ -51,6 +51,8 @@ class Config:
     attach_deadline_ns: int = 10 * _SECOND_NS
     keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture
     log_level: str = "info"
+    metrics_listen: ListenAddress | None = None  # None: no metrics are served
+    metrics_allow_remote: bool = False
 
 
 class Settings:
@@ -88,6 +90,31 @@ def parse_listen(text: str) -> ListenAddress:
             "listen on unix:/path or 127.0.0.1:port and forward it, for example with ssh -L"
         )
     return ListenAddress(host=host, port=int(port))
+
+
+def parse_metrics_listen(text: str) -> ListenAddress:
+    """`host:port`, an address of this host. Raises ValueError that says what is wrong."""
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not (port.isascii() and port.isdecimal()) or not 0 <= int(port) <= 65535:
+        raise ValueError(f"expected host:port, for example 127.0.0.1:9417, got {text!r}")
+    if host != "localhost":
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise ValueError(f"expected an IP address of this host before the port, got {text!r}") from None
+    return ListenAddress(host=host, port=int(port))
+
+
+def metrics_problem(config: Config) -> str:
+    """Why metrics.listen is refused; empty if it is not."""
+    address = config.metrics_listen
+    if address is None or config.metrics_allow_remote or _is_loopback(address.host):
+        return ""
+    return (
+        f"{address} can be reached from other hosts, and who asks there is not checked; listen on 127.0.0.1, or set "
+        "metrics.allow_remote = true"
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -27,9 +27,11 @@ from kinetod.config import (
     default_agent_socket,
     default_listen,
     default_state_dir,
+    metrics_problem,
     parse_listen,
+    parse_metrics_listen,
 )
-from kinetod.config_kinds import Choice, Count, Duration, Folder, Kind, ListOf, Parsed, Size, Switch
+from kinetod.config_kinds import Choice, Count, Duration, Folder, Kind, ListOf, Maybe, Parsed, Size, Switch
 
 VARIABLE_PREFIX = "KINETOD_"
 CONFIG_VARIABLE = "KINETOD_CONFIG"
@@ -39,6 +41,7 @@ SECTIONS = {
     "captures": "What a capture may take, and how long its parts may.",
     "attach": "Bringing the agent into processes that were started without it.",
     "store": "Where captures are kept.",
+    "metrics": "What Prometheus can read; docs/metrics.md lists it.",
 }
 
 
@@ -231,9 +234,23 @@ KEYS: tuple[Key, ...] = (
         option="--min-free-bytes",
         reload=True,
     ),
+    Key(
+        name="metrics.listen",
+        field="metrics_listen",
+        kind=Maybe(Parsed("address", parse_metrics_listen)),
+        meaning="where to serve /metrics and /health over HTTP, as host:port such as 127.0.0.1:9417; empty: nowhere",
+    ),
+    Key(
+        name="metrics.allow_remote",
+        field="metrics_allow_remote",
+        kind=Switch(),
+        meaning="whether metrics.listen may be an address that other hosts reach; who asks there is not checked",
+    ),
 )
 
 # What must hold between settings: each yields (name of a key, problem) for what is wrong.
-RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = ()
+RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
+    lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
+)
 
 BY_NAME = {key.name: key for key in KEYS}

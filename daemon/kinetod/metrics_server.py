@@ -11,6 +11,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -111,7 +112,7 @@ class MetricsServer:
             target=self._server.serve_forever, kwargs={"poll_interval": POLL_S}, name="metrics", daemon=True
         )
         self._thread.start()
-        log.info("metrics on http://%s/metrics", self._address)
+        log.info("metrics on http://%s/metrics", replace(self._address, port=self.port))
 
     def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]

@@ -1,0 +1,224 @@
+// A libnvidia-ml.so.1 with the real ABI for the calls that kinetod makes. What its GPUs do stands in the file
+// that FAKE_NVML names, one "key value" a line, read anew at each call:
+//   gpus N          how many there are (default 2)
+//   init CODE       what nvmlInit answers
+//   lost INDEX      this GPU has fallen off the bus
+//   old 1           a driver without NVLink counters, energy, ECC, PCIe throughput and events
+//   hang 1          nvmlDeviceGetMemoryInfo does not return as long as this stands there
+//   crash 1         nvmlDeviceGetMemoryInfo kills the process
+//   xid NUMBER      is reported once for GPU 0 each time an event set is made
+//   process GPU PID MIB PERCENT
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT = 7, TIMEOUT = 10, LOST = 15, MAX_GPUS = 16 };
+typedef int Result;
+typedef struct Gpu {
+    unsigned index;
+} Gpu;
+typedef Gpu *Device;
+typedef struct {
+    char legacy_bus_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+} Pci;
+typedef struct {
+    unsigned long long total, free, used;
+} Memory;
+typedef struct {
+    unsigned gpu, memory;
+} Utilization;
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency_us;
+    unsigned value_type;
+    Result result;
+    union {
+        double d;
+        unsigned u;
+        unsigned long ul;
+        unsigned long long ull;
+    } value;
+} FieldValue;
+typedef struct {
+    unsigned pid;
+    unsigned long long memory;
+    unsigned gpu_instance, compute_instance;
+} Process;
+typedef struct {
+    unsigned pid;
+    unsigned long long time_us;
+    unsigned sm, memory, encoder, decoder;
+} Sample;
+typedef struct {
+    Device device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+} Event;
+
+static Gpu gpus[MAX_GPUS];
+static long pending_xid;
+
+// The value of a key; `fallback` if the file does not have it.
+static long set(const char *key, long fallback) {
+    char line[256], name[64];
+    long value, found = fallback;
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "%63s %ld", name, &value) == 2 && strcmp(name, key) == 0) found = value;
+    if (file) fclose(file);
+    return found;
+}
+
+static int processes(unsigned gpu, Process *list, Sample *samples, unsigned room) {
+    char line[256];
+    unsigned at, pid, mib, percent, count = 0;
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "process %u %u %u %u", &at, &pid, &mib, &percent) == 4 && at == gpu) {
+            if (list && count < room) list[count] = (Process){pid, (unsigned long long)mib << 20, ~0u, ~0u};
+            if (samples && count < room) samples[count] = (Sample){pid, 1000000ull + count, percent, 1, 0, 0};
+            count++;
+        }
+    if (file) fclose(file);
+    return (int)count;
+}
+
+static Result usable(Device device) { return set("lost", -1) == (long)device->index ? LOST : OK; }
+static Result newer(Device device) { return set("old", 0) ? NOT_SUPPORTED : usable(device); }
+
+Result nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    for (unsigned i = 0; i < MAX_GPUS; i++) gpus[i].index = i;
+    return (Result)set("init", OK);
+}
+Result nvmlShutdown(void) { return OK; }
+const char *nvmlErrorString(Result result) { return result == LOST ? "GPU is lost" : "an error of the fake"; }
+Result nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    snprintf(version, size, "580.65.06");
+    return OK;
+}
+Result nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = (unsigned)set("gpus", 2);
+    return OK;
+}
+Result nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
+    *device = &gpus[index];
+    return OK;
+}
+Result nvmlDeviceGetUUID(Device device, char *uuid, unsigned size) {
+    snprintf(uuid, size, "GPU-00000000-0000-0000-0000-%012u", device->index);
+    return OK;
+}
+Result nvmlDeviceGetName(Device device, char *name, unsigned size) {
+    (void)device;
+    snprintf(name, size, "NVIDIA H200");
+    return OK;
+}
+Result nvmlDeviceGetMinorNumber(Device device, unsigned *minor) {
+    *minor = device->index;
+    return OK;
+}
+Result nvmlDeviceGetPciInfo_v3(Device device, Pci *pci) {
+    memset(pci, 0, sizeof *pci);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", 0x18 + device->index);
+    return OK;
+}
+Result nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
+    while (set("hang", 0)) poll(NULL, 0, 5);
+    if (set("crash", 0)) abort();
+    *memory = (Memory){143771ull << 20, 100000ull << 20, 43771ull << 20};
+    return usable(device);
+}
+Result nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
+    *rates = (Utilization){87 - device->index, 43};
+    return usable(device);
+}
+Result nvmlDeviceGetPowerUsage(Device device, unsigned *milliwatts) {
+    *milliwatts = 512345;
+    return usable(device);
+}
+Result nvmlDeviceGetEnforcedPowerLimit(Device device, unsigned *milliwatts) {
+    *milliwatts = 700000;
+    return usable(device);
+}
+Result nvmlDeviceGetTotalEnergyConsumption(Device device, unsigned long long *millijoules) {
+    *millijoules = 123456000;
+    return newer(device);
+}
+Result nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius) {
+    (void)sensor;
+    *celsius = 61;
+    return usable(device);
+}
+Result nvmlDeviceGetClockInfo(Device device, int clock, unsigned *mhz) {
+    *mhz = clock == 2 ? 3201 : 1980;
+    return usable(device);
+}
+Result nvmlDeviceGetPcieThroughput(Device device, int counter, unsigned *kib_per_s) {
+    *kib_per_s = counter == 0 ? 1000 : 2000;
+    return newer(device);
+}
+Result nvmlDeviceGetFieldValues(Device device, int count, FieldValue *values) {
+    for (int i = 0; i < count; i++) {
+        int memory_temperature = values[i].field == 82;
+        int nvlink = (values[i].field == 138 || values[i].field == 139) && values[i].scope == 0xFFFFFFFFu;
+        values[i].result = memory_temperature || (nvlink && !set("old", 0)) ? OK : NOT_SUPPORTED;
+        values[i].value_type = memory_temperature ? 1 : 3;
+        if (memory_temperature)
+            values[i].value.u = 70;
+        else
+            values[i].value.ull = values[i].field == 138 ? 5000 : 6000;
+    }
+    return usable(device);
+}
+Result nvmlDeviceGetTotalEccErrors(Device device, int type, int since, unsigned long long *count) {
+    (void)since;
+    *count = type == 0 ? 3 : 1;
+    return newer(device);
+}
+Result nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *list) {
+    unsigned there = (unsigned)processes(device->index, NULL, NULL, 0), room = *count;
+    *count = there;
+    if (usable(device)) return usable(device);
+    if (there > (list ? room : 0)) return INSUFFICIENT;
+    processes(device->index, list, NULL, room);
+    return OK;
+}
+Result nvmlDeviceGetGraphicsRunningProcesses_v3(Device device, unsigned *count, Process *list) {
+    (void)list;
+    *count = 0;
+    return usable(device);
+}
+Result nvmlDeviceGetProcessUtilization(Device device, Sample *samples, unsigned *count, unsigned long long since) {
+    unsigned there = (unsigned)processes(device->index, NULL, NULL, 0), room = *count;
+    (void)since;
+    *count = there;
+    if (!samples || room < there) return INSUFFICIENT;
+    processes(device->index, NULL, samples, room);
+    return OK;
+}
+Result nvmlEventSetCreate(void **events) {
+    pending_xid = set("xid", 0);
+    *events = &pending_xid;
+    return set("old", 0) ? NOT_SUPPORTED : OK;
+}
+Result nvmlEventSetFree(void *events) {
+    (void)events;
+    return OK;
+}
+Result nvmlDeviceRegisterEvents(Device device, unsigned long long types, void *events) {
+    (void)types, (void)events;
+    return newer(device);
+}
+Result nvmlEventSetWait_v2(void *events, Event *event, unsigned timeout_ms) {
+    (void)events, (void)timeout_ms;
+    if (!pending_xid) return TIMEOUT;
+    *event = (Event){&gpus[0], 8, (unsigned long long)pending_xid, ~0u, ~0u};
+    pending_xid = 0;
+    return OK;
+}
