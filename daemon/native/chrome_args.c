@@ -235,12 +235,9 @@ const char *kc_event_args(kc_chrome *c, kc_scan *s, kc_event *e, const char *p)
             end = taken ? NULL : store(s, e, arg, p); /* taken: two arguments share the column */
             if (s->why == KC_WHY_NO_MEMORY)
                 return NULL;
-            if (again) { /* the text says what came last */
-                e->present &= ~bit;
-                end = NULL;
-            } else if (end) {
-                e->present |= bit;
-            }
+            if (again && !(e->present & bit))
+                end = NULL; /* the text has it already, and what comes last counts */
+            e->present = end ? e->present | bit : e->present & ~bit;
         }
         if (!end) {
             end = kc_scan_value(s, p, NULL);

@@ -58,7 +58,7 @@ static int nanoseconds(const kc_number *n, const char *begin, const char *end, i
         if (!(fabs(us) < MAX_NS / 1000))
             return 0;
         *ns = (int64_t)whole * 1000 + (int64_t)rint((us - whole) * 1000);
-        return !value && n->exact && (n->integer || !n->negative) ? 2 : 1; /* -0.0 is no integer */
+        return us == 0 && (n->integer || !n->negative) ? 2 : 1; /* -0.0 is no integer */
     }
     if (exponent < 0) {
         uint64_t divisor = powers[-exponent], rest = value % divisor;

@@ -50,6 +50,8 @@ static uint32_t hash_of(const char *p, uint64_t size)
 static int grow(kc_strings *t)
 {
     uint64_t capacity = t->capacity ? t->capacity * 2 : 1024, slots = capacity * 2;
+    if (kc_text_reserve(&t->bytes, 1)) /* so that an empty text has a place, too */
+        return -1;
     uint64_t *ends = realloc(t->ends, (capacity + 1) * sizeof *ends);
     if (ends)
         t->ends = ends;

@@ -21,7 +21,7 @@ def test_damaged_traces_never_read_or_write_out_of_bounds(tmp_path: Path) -> Non
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(document, indent=1))
     done = subprocess.run(
-        [str(driver), str(path), "2500"],
+        [str(driver), str(path), "1500"],
         env={**os.environ, "ASAN_OPTIONS": "detect_leaks=1"},
         capture_output=True,
         text=True,

@@ -64,7 +64,7 @@ def typed(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
 
 
-@settings(max_examples=4000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(events, max_size=5),
     st.dictionaries(texts.filter(lambda key: key != "traceEvents"), values, max_size=3),
@@ -80,7 +80,7 @@ def test_a_document_comes_back_as_it_was(
     assert typed(back(text)) == typed(json.loads(text))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(events, min_size=1, max_size=4))
 def test_what_was_written_is_written_again_byte_for_byte(rows: list[dict[str, Any]]) -> None:
     once = written(load(json.dumps([{"ph": "M"}, *rows])))
