@@ -16,7 +16,7 @@ from typing import Protocol, Union
 
 from kineto_agent import wire
 
-from kinetod import __version__
+from kinetod import __version__, metrics
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.identity import Identity, ProcessKey
 from kinetod.link import Connection
@@ -166,6 +166,11 @@ class AgentHub:
         """Those connected now."""
         return list(self._agents.values())
 
+    def states(self) -> dict[str, int]:
+        """How many agents there are in each of metrics.AGENT_STATES."""
+        busy = sum(bool(agent.capture_id or agent.hello.busy_capture_id) for agent in self._agents.values())
+        return {"READY": len(self._agents) - busy, "BUSY": busy, "INCOMPATIBLE": len(self._incompatible)}
+
     def get(self, key: ProcessKey) -> Agent | None:
         """The agent in this process."""
         return self._agents.get(key)
@@ -237,6 +242,7 @@ class AgentHub:
     def on_version_mismatch(self, connection: Connection, theirs: int) -> None:
         """Remembers the process, so that calls about it can say what is wrong."""
         log.warning("%s speaks protocol version %d, this daemon %d", connection, theirs, wire.PROTOCOL_VERSION)
+        metrics.link_refused("version")
         key = connection.identity.key
         if len(self._incompatible) >= MAX_INCOMPATIBLE:
             self._forget_dead()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from kineto_protos.units import format_duration
 
+from kinetod import metrics
 from kinetod.agents import Agent, AgentHub
 from kinetod.attach.helpers import AttachHelpers
 from kinetod.attach.interface import AttachCode, Attached, AttachError
@@ -66,6 +67,7 @@ class Attacher:
         del self._attempts[key]
         if not attempt.cancelled() and (error := attempt.exception()) is not None:  # the caller may be gone
             log.info("process %d: %s", key.pid, error)
+            metrics.attach_failed(str(error.code) if isinstance(error, AttachError) else "INTERNAL")
 
     async def _attach(self, key: ProcessKey) -> Agent:
         if key.pid in (os.getpid(), *self._own_pids(), *self._proxies.pids()):
@@ -90,6 +92,7 @@ class Attacher:
                 "the interpreter? Try again",
             ) from None
         if agent.attached is not None:
+            metrics.attached(attached.method, attached.latency_ns, attached.stopped_ns)
             agent.keep_ns = self._keep_ns
             with agent.held():  # from now on it leaves unless somebody wants it
                 pass

@@ -36,6 +36,7 @@ from typing import Protocol
 
 from kineto_agent import wire
 
+from kinetod import metrics
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.errors import StartError
 from kinetod.identity import Identity, ProcessKey, Unidentified, identify
@@ -119,6 +120,7 @@ class Connection:
         if not self._queue and self._try_send(frame):
             return not self.closed
         if len(self._queue) >= SEND_QUEUE_FRAMES:
+            metrics.link_refused("slow_reader")
             self.close("it does not read what it is sent")
             return False
         self._queue.append(frame)
@@ -159,6 +161,7 @@ class Connection:
         if self._tokens >= 0 or self.closed:
             return True
         log.warning("%s sends too many frames; it is read more slowly", self)
+        metrics.link_throttled()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.call_later(0.5, self._resume_reading)
         return False
@@ -212,6 +215,7 @@ class Connection:
     def fail(self, problem: str) -> None:
         """Ends a connection that breaks the protocol, telling the peer why."""
         log.warning("%s broke the protocol: %s; its connection is closed", self, problem)
+        metrics.link_refused("protocol")
         self.refuse("broken protocol: " + problem[:200])
 
     def refuse(self, reason: str) -> None:
@@ -222,6 +226,7 @@ class Connection:
 
     def _handshake_late(self) -> None:
         self._timer = None
+        metrics.link_refused("handshake")
         self.refuse(f"no Hello within {self._handshake_s:g} s")
 
     def _process_died(self) -> None:
@@ -319,11 +324,13 @@ class LinkServer:
             identity = identify(sock)
         except (Unidentified, OSError) as exc:
             log.warning("a connection was refused: %s", exc)
+            metrics.link_refused("unidentified")
             sock.close()
             return
         silent = sum(not other.greeted and other.identity.uid == identity.uid for other in self._connections)
         if len(self._connections) >= MAX_CONNECTIONS or silent >= MAX_SILENT_PER_UID:
             log.warning("process %d (uid %d) was refused: too many connections", identity.pid, identity.uid)
+            metrics.link_refused("too_many")
             with contextlib.suppress(OSError):
                 sock.send(wire.encode(wire.Refuse("too many connections")), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
             sock.close()

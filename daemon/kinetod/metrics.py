@@ -12,7 +12,7 @@ Theory of operation
 import contextlib
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import prometheus_client
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -144,10 +144,12 @@ for _state in AGENT_STATES:
 
 
 def capture_ended(capture: pb.Capture) -> None:
-    """A capture has its status."""
+    """A capture has its status, and all its targets their verdicts."""
     status = pb.CaptureStatus.Name(capture.status).removeprefix("CAPTURE_STATUS_")
     _CAPTURES.labels(status).inc()
     _CAPTURE_S.labels(status).observe(max(0, capture.ended_ns - capture.created_ns) / 1e9)
+    for target in capture.targets:
+        _target_ended(target)
 
 
 def captures_running(count: int) -> None:
@@ -155,8 +157,7 @@ def captures_running(count: int) -> None:
     _RUNNING.set(count)
 
 
-def target_ended(target: pb.Target) -> None:
-    """A target has its verdict."""
+def _target_ended(target: pb.Target) -> None:
     verdict = pb.Verdict.Name(target.verdict).removeprefix("VERDICT_")
     _TARGETS.labels(verdict, _few_reasons(target.reason_code)).inc()
     if target.collecting_ns and target.requested_ns:
@@ -213,37 +214,38 @@ def pruned(reason: str, size_bytes: int) -> None:
 # decoding
 
 
-@contextlib.contextmanager
-def decode_waiting() -> Iterator[Callable[[], None]]:
-    """A target waits for a worker; call what is yielded once it has one."""
-    began = time.perf_counter()
-    waiting = True
-    _DECODE_WAITING.inc()
+class Decode:
+    """One target's decoding: it waits for a worker until `begins`."""
 
-    def got_one() -> None:
-        nonlocal waiting
-        if waiting:
-            waiting = False
+    def __init__(self) -> None:
+        self.asked = time.perf_counter()
+        self.began: float | None = None
+        _DECODE_WAITING.inc()
+
+    def begins(self) -> None:
+        """It has a worker."""
+        self.began = time.perf_counter()
+        _DECODE_WAITING.dec()
+        _DECODE_WAIT_S.observe(self.began - self.asked)
+
+    def ends(self, outcome: str) -> None:
+        """Whatever became of it: "ok" or "failed"."""
+        if self.began is None:
             _DECODE_WAITING.dec()
-            _DECODE_WAIT_S.observe(time.perf_counter() - began)
-
-    try:
-        yield got_one
-    finally:
-        if waiting:
-            _DECODE_WAITING.dec()
+        else:
+            _DECODE_S.labels(outcome).observe(time.perf_counter() - self.began)
 
 
 @contextlib.contextmanager
-def decoding() -> Iterator[None]:
-    """One decoding, as far as it goes."""
-    began = time.perf_counter()
+def decode() -> Iterator[Decode]:
+    """Around the decoding of one target, the waiting included."""
+    job = Decode()
     outcome = "failed"
     try:
-        yield
+        yield job
         outcome = "ok"
     finally:
-        _DECODE_S.labels(outcome).observe(time.perf_counter() - began)
+        job.ends(outcome)
 
 
 def worker_crashed() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kineto_protos.units import format_duration
 
+from kinetod import metrics
 from kinetod.errors import VerdictReason
 from kinetod.text import clean, clean_code
 
@@ -111,13 +112,21 @@ class WorkerPool:
 
     async def convert(self, target_dir: Path, formats: Sequence[str], *, deadline_ns: int) -> dict[str, Any]:
         """The worker's `conversion` object for a target's folder. Raises DecodeError."""
+        with metrics.decode() as job:
+            return await self._convert(target_dir, formats, deadline_ns, job)
+
+    async def _convert(
+        self, target_dir: Path, formats: Sequence[str], deadline_ns: int, job: metrics.Decode
+    ) -> dict[str, Any]:
         async with self._slots:
+            job.begins()
             for attempt in range(1, _TRIES + 1):
                 try:
                     return await self._try(target_dir, formats, deadline_ns)
                 except _Crashed as exc:
                     log.error("decoding %s crashed its worker (%s), try %d of %d", target_dir, exc, attempt, _TRIES)
                     crash = str(exc)
+                    metrics.worker_crashed()
             raise DecodeError(
                 VerdictReason.DECODE_FAILED,
                 f"the decoder crashed ({crash}); the raw records are kept in {target_dir}/raw",

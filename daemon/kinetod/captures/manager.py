@@ -19,6 +19,7 @@ from pathlib import Path
 from kineto_protos.units import format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetod import metrics
 from kinetod.attaching import Attacher
 from kinetod.captures.alignment import observe, plan
 from kinetod.captures.recovery import recover_target
@@ -259,6 +260,7 @@ class CaptureManager:
         capture.status = capture_status(target.verdict for target in capture.targets)
         saved = await self._save(self._store.save_end, capture)
         running.watchers.ended()
+        metrics.capture_ended(capture)
         if saved:
             del self._running[capture.id]
         log.info("capture %s: %s", capture.id, pb.CaptureStatus.Name(capture.status))

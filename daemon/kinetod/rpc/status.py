@@ -10,7 +10,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kinetod import errors
+from kinetod import errors, metrics
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ def _status(code: grpc.StatusCode, reason: str, message: str, metadata: dict[str
     return status
 
 
+def _code_of(exc: Exception) -> grpc.StatusCode:
+    return STATUS_CODES[type(exc)] if isinstance(exc, errors.KinetodError) else grpc.StatusCode.INTERNAL
+
+
 async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
     if isinstance(exc, errors.KinetodError):
         log.info("%s is refused: %s: %s", method, exc.reason, exc.message)
@@ -63,10 +67,12 @@ def unary(
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
-        try:
-            return await method(self, request)
-        except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
-            return await _abort(context, exc, method.__name__)
+        with metrics.call(method.__name__) as call:
+            try:
+                return await method(self, request)
+            except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
+                call.code = _code_of(exc).name
+                return await _abort(context, exc, method.__name__)
 
     return handler
 
@@ -78,10 +84,12 @@ def streaming(
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
-        try:
-            async for response in method(self, request):
-                yield response
-        except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
-            await _abort(context, exc, method.__name__)
+        with metrics.call(method.__name__) as call:
+            try:
+                async for response in method(self, request):
+                    yield response
+            except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
+                call.code = _code_of(exc).name
+                await _abort(context, exc, method.__name__)
 
     return handler
