@@ -30,9 +30,10 @@ import pyarrow as pa
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.critical_graph import DEPENDENCY, EDGE_TYPES, KERNEL_DELAY, LAUNCH_DELAY, OPERATOR, SYNC
-from kineto_trace.analysis.critical_hta_gpu import gpu_edges
+from kineto_trace.analysis.critical_hta_gpu import gpu_edges, launches
 from kineto_trace.analysis.critical_window import Instance, instance_range
-from kineto_trace.analysis.hta_frame import KIND, KINDS, NOTHING, HtaFrame, hta_frame
+from kineto_trace.analysis.groups import group
+from kineto_trace.analysis.hta_frame import KIND, KINDS, NOTHING, HtaError, HtaFrame, hta_frame
 from kineto_trace.analysis.paths import Edges, longest
 from kineto_trace.analysis.texts import texts
 from kineto_trace.analysis.view import Answer
@@ -122,7 +123,7 @@ def clip(context: Context, annotation: str, instance: Instance, patterns: Sequen
     inside[links[~on_host[links]]] = True
     inside |= ~on_host & np.isin(frame.name, named(strings, ["Stream Wait Event"]))
     loading = np.array([n for n, text in enumerate(strings) if any(part in text for part in patterns)], np.int64)
-    has_nodes = np.isin(frame.kind, [KIND[kind] for kind in ("cpu_op", "cuda_runtime", "cuda_driver")])
+    has_nodes = frame.exact & np.isin(frame.kind, [KIND[kind] for kind in ("cpu_op", "cuda_runtime", "cuda_driver")])
     has_nodes |= np.isin(frame.name, loading)
     has_nodes |= ~on_host & ((frame.correlation >= 0) | (frame.link != NOTHING))
     rows = np.flatnonzero(inside & has_nodes)
@@ -173,7 +174,7 @@ def _lock_edges(strings: Sequence[str], clipped: Clipped) -> AddedEdges:
 def _thread_of(strings: Sequence[str], clipped: Clipped, part: str) -> int:
     """The only thread with operators or annotations that have this in their names; 0: none or several."""
     frame = clipped.frame
-    rows = clipped.inside & np.isin(frame.kind, [KIND["cpu_op"], KIND["user_annotation"]])
+    rows = clipped.inside & frame.exact & np.isin(frame.kind, [KIND["cpu_op"], KIND["user_annotation"]])
     rows &= np.isin(frame.name, [number for number, text in enumerate(strings) if part in text])
     threads = np.unique(frame.tid[rows])
     return int(threads[0]) if len(threads) == 1 else 0
@@ -263,9 +264,14 @@ class HtaPath(NamedTuple):
 
 
 def find(context: Context, annotation: str, instance: Instance, patterns: Sequence[str]) -> HtaPath:
-    """HTA's critical path. Raises ViewError where HTA gives none."""
+    """HTA's critical path. Raises HtaError where HTA gives none, ViewError where it finds no window."""
     strings = context.trace.strings
     clipped = clip(context, annotation, instance, patterns)
+    if not launches(strings, clipped.frame).any():
+        raise HtaError("no call launches anything")
+    frame, rows = clipped.frame, np.flatnonzero(clipped.start_node != NOTHING)
+    if len(group([frame.kind[rows].astype(np.int64), frame.row[rows]])) < len(rows):
+        raise HtaError("a kernel of several calls is there several times")
     added = [_lock_edges(strings, clipped), _stack_edges(strings, clipped), AddedEdges(*gpu_edges(context, clipped))]
     edges = _replaced(
         AddedEdges(*(np.concatenate(column) for column in zip(*added, strict=True))), len(clipped.node_time)
@@ -274,9 +280,11 @@ def find(context: Context, annotation: str, instance: Instance, patterns: Sequen
     sync = edges.type == SYNC
     first, last = stream[edges.first[sync]], stream[edges.last[sync]]
     if ((first == last) & (first != NOTHING)).any():
-        raise ViewError("HTA gives no critical path here: it sees a stream that waits for itself")
+        raise HtaError("it sees a stream that waits for itself")
     weight = np.maximum(edges.weight, 0)
     path = longest(len(clipped.node_time), Edges(edges.first, edges.last, weight))
+    if not len(path):
+        raise HtaError("nothing in the window has a place in its graph")
     return HtaPath(clipped, AddedEdges(*(column[path] for column in edges)))
 
 
@@ -349,7 +357,7 @@ def _notes(context: Context) -> list[str]:
 
 
 def edges(context: Context, annotation: str, instance: Instance, patterns: Sequence[str]) -> Answer:
-    """The columns of the view critical_path. Raises ViewError."""
+    """The columns of the view critical_path. Raises HtaError, ViewError."""
     found = find(context, annotation, instance, patterns)
     frame, path, strings = found.clipped.frame, found.edges, context.trace.strings
     times = found.clipped.node_time
@@ -376,7 +384,7 @@ def edges(context: Context, annotation: str, instance: Instance, patterns: Seque
 
 
 def breakdown(context: Context, annotation: str, instance: Instance, patterns: Sequence[str]) -> Answer:
-    """The columns of the view critical_path_breakdown. Raises ViewError."""
+    """The columns of the view critical_path_breakdown. Raises HtaError, ViewError."""
     found = find(context, annotation, instance, patterns)
     bound, weight = _bounds(context, found, patterns), found.edges.weight
     known = bound != NOTHING

@@ -25,7 +25,7 @@ from kineto_trace.analysis.critical_graph import (
     SYNC,
     LatestEnds,
 )
-from kineto_trace.analysis.hta_frame import KIND, NOTHING, HtaFrame
+from kineto_trace.analysis.hta_frame import KIND, NOTHING, HtaError, HtaFrame
 from kineto_trace.model import Trace
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ def _sorted(frame: HtaFrame, rows: Ints, is_sync: Flags) -> Ints:
 
 
 def gpu_edges(context: Context, clipped: "Clipped") -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """The edges in HTA's order: first node, last node, type, weight (ns), event whose time it is."""
+    """The edges in HTA's order: first node, last node, type, weight (ns), event whose time it is. Raises HtaError."""
     trace, frame = context.trace, clipped.frame
     strings = trace.strings
-    is_sync = frame.kind == KIND["cuda_sync"]
+    is_sync = frame.exact & (frame.kind == KIND["cuda_sync"])
     rows = clipped.inside & ((frame.stream != NOTHING) | _is(strings, frame.name, _EVENT_SYNC, _CONTEXT_SYNC))
     rows = np.flatnonzero(rows & ((frame.correlation >= 0) | (frame.link != NOTHING)))
     rows = rows[_sorted(frame, rows, is_sync[rows])]
@@ -189,7 +189,7 @@ def _sync_edges(
     strings: Sequence[str], clipped: "Clipped", rows: Ints, waits: _Waits
 ) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     frame = clipped.frame
-    is_sync = frame.kind[rows] == KIND["cuda_sync"]
+    is_sync = frame.exact[rows] & (frame.kind[rows] == KIND["cuda_sync"])
     last = _last_on_stream(frame, rows, ~is_sync)
     found: list[tuple[Ints, Ints, Ints]] = []  # order, source row, row of the synchronisation
 
@@ -220,7 +220,7 @@ def _waited_for(clipped: "Clipped", strings: Sequence[str], rows: Ints, waits: _
     at = np.full(len(frame), NOTHING)
     place = np.full(len(frame), NOTHING)
     place[rows] = np.arange(len(rows))
-    is_wait = (frame.kind[rows] == KIND["cuda_sync"]) & _is(strings, frame.name[rows], _STREAM_WAIT)
+    is_wait = frame.exact[rows] & (frame.kind[rows] == KIND["cuda_sync"]) & _is(strings, frame.name[rows], _STREAM_WAIT)
     waiting = np.flatnonzero(is_wait)
     source, target = waits.sources(rows[waiting]), waits.targets(rows[waiting])
     use = (source >= 0) & (target >= 0)
@@ -233,7 +233,7 @@ def _activity_edges(
     strings: Sequence[str], clipped: "Clipped", rows: Ints, place: Ints, waits: _Waits
 ) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     frame, time = clipped.frame, clipped.node_time
-    activity = frame.kind[rows] != KIND["cuda_sync"]
+    activity = ~frame.exact[rows] | (frame.kind[rows] != KIND["cuda_sync"])
     lengths = queue_lengths(strings, frame)
     source = _waited_for(clipped, strings, rows, waits)[activity]
     previous = _last_on_stream(frame, rows, activity).latest(frame.stream[rows[activity]], place[activity] - 1)
@@ -246,7 +246,8 @@ def _activity_edges(
     empty = (call >= 0) & (lengths[rows] == 0) & (np.where(call >= 0, lengths[call], NO_QUEUE) == 1)
     empty &= (last_end < 0) | (time[last_end] < called)
     empty &= (waited < 0) | (time[waited] < called)
-    empty &= np.where(call >= 0, clipped.start_node[call], NOTHING) >= 0
+    if (clipped.start_node[call[empty]] < 0).any():
+        raise HtaError("a call that launched a kernel has no place in its graph")
     delayed = ~empty & (last_end >= 0) & (time[start] - time[last_end] < KERNEL_DELAY_LIMIT_NS)
     delayed &= (waited < 0) | (time[waited] < time[last_end])
     synced = waited >= 0

@@ -7,13 +7,12 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.classify import HTA_COMMUNICATION, HTA_COMPUTATION, HTA_MEMORY, hta_types
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.hta_frame import KIND, HtaFrame, hta_frame
+from kineto_trace.analysis.hta_frame import KIND, hta_frame
 from kineto_trace.analysis.parts import KERNEL, calls, gpu
 from kineto_trace.analysis.view import Compat
 from kineto_trace.model import GPU_TABLES
 
 NOTHING = -1
-_MTIA_KERNELS = "mtia_ccp_events"
 
 Ints = npt.NDArray[np.int64]
 
@@ -84,15 +83,5 @@ def hta_events(context: Context) -> GpuEvents:
         track=np.unique(frame.stream[row], return_inverse=True)[1].astype(np.int64),
         type=types[frame.name[row]],
         launch=np.where(link >= 0, frame.start[link], NOTHING),
-        activity=np.isin(frame.kind[row], [KIND[kind] for kind in GPU_TABLES]) | _named_activity(context, frame, row),
+        activity=frame.exact[row] & np.isin(frame.kind[row], [KIND[kind] for kind in (*GPU_TABLES, "other")]),
     )
-
-
-def _named_activity(context: Context, frame: HtaFrame, row: Ints) -> npt.NDArray[np.bool_]:
-    """Rows of the category of MTIA's kernels."""
-    found = np.zeros(len(row), np.bool_)
-    other = np.flatnonzero(frame.kind[row] == KIND["other"])
-    if len(other):
-        category = context.trace.table("other")["category"][frame.row[row[other]]]
-        found[other] = np.array([*(text == _MTIA_KERNELS for text in context.trace.strings), False])[category]
-    return found

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.arguments import argument
 from kineto_trace.analysis.context import Context
 from kineto_trace.arrays import lookup
+from kineto_trace.errors import ViewError
 from kineto_trace.export.chrome import base_ns
 from kineto_trace.load.chrome_head import base_ns as head_base_ns
 from kineto_trace.load.chrome_kinds import DUR, DUR_REAL, TS, TS_INTEGER, TS_REAL
@@ -55,6 +56,14 @@ KINDS = (
     "other",
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
+# Categories that HTA's rules name, as it spells them: other spellings and older names mean nothing to it.
+_CATEGORIES = {
+    **{kind: (kind,) for kind in KINDS},
+    "gpu_memcpy": ("gpu_memcpy", "Memcpy"),
+    "gpu_memset": ("gpu_memset", "Memset"),
+    "kernel": ("kernel", "Kernel"),
+    "other": ("mtia_ccp_events",),
+}
 NOTHING = -1
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _STEP_OF_ITERATION = re.compile(r"ProfilerStep\s*#\s*(\d+)")
@@ -65,18 +74,28 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
+class HtaError(ViewError):
+    """HTA itself ends with an error on this trace, so that it has no figures to follow."""
+
+    @property
+    def note(self) -> str:
+        """For the right figures in their place."""
+        return f"HTA fails on this trace ({self}): these are the right figures"
+
+
 @dataclass(frozen=True, slots=True)
 class HtaFrame:
     """HTA's rows. Times in Unix ns, whole microseconds if the file's times had to be rounded.
 
-    kind: number into KINDS; row: in that table. pid, tid: GPU rows: device and stream. stream, correlation: -1: none.
-    leads: it stands first in the file. link: place in this frame of the row of the other side; NOTHING: none.
-    iteration: -1: none. origin_ns: the first start before anything was dropped: HTA counts times from there.
-    time_type: of its times, the smallest that holds those of the file.
+    kind: number into KINDS; row: in that table. exact: its category is one that HTA's rules name. pid, tid: GPU rows:
+    device and stream. stream, correlation: -1: none. leads: it stands first in the file. link: place in this frame of
+    the row of the other side; NOTHING: none. iteration: -1: none. origin_ns: the first start before anything was
+    dropped: HTA counts times from there. time_type: of its times, the smallest that holds those of the file.
     """
 
     kind: npt.NDArray[np.uint8]
     row: Ints
+    exact: Flags
     start: Ints
     duration: Ints
     name: npt.NDArray[np.int32]
@@ -123,6 +142,15 @@ _ARRAYS = tuple(field.name for field in fields(HtaFrame) if field.name not in ("
 
 def hta_frame(context: Context) -> HtaFrame:
     """All rows as HTA keeps them after loading."""
+    frame, strings = context.get(hta_rows), context.trace.strings
+    is_step = step_numbers(strings, frame.name, _STEP) >= 0
+    if len(np.unique(frame.name[is_step])) < 2:
+        return frame
+    return _without_last_step(frame, _gpu_side(strings, frame.stream, frame.correlation, frame.name), is_step)
+
+
+def hta_rows(context: Context) -> HtaFrame:
+    """All rows, those of the last step as well: what HTA's TraceDiff compares."""
     trace = context.trace
     parts = [_rows(context, kind) for kind in KINDS]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -130,21 +158,17 @@ def hta_frame(context: Context) -> HtaFrame:
         order = np.argsort(np.concatenate([_places(trace, part) for part in parts]), kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
     columns["start"], columns["duration"] = _rounded(trace, columns)
-    gpu_side = _gpu_side(trace.strings, columns)
+    gpu_side = _gpu_side(trace.strings, columns["stream"], columns["correlation"], columns["name"])
     link = _links(columns["correlation"], gpu_side)
     numbers = step_numbers(trace.strings, columns["name"])
     origin_ns = int(columns["start"].min()) if len(link) else 0
-    frame = HtaFrame(
+    return HtaFrame(
         **columns,
         link=link,
         iteration=_iterations(columns, link, numbers),
         origin_ns=origin_ns,
         time_type=_time_type(trace, columns["start"]),
     )
-    steps = step_numbers(trace.strings, columns["name"], _STEP)
-    if len(np.unique(columns["name"][steps >= 0])) < 2:
-        return frame
-    return _without_last_step(frame, gpu_side, steps >= 0)
 
 
 def _rows(context: Context, kind: str) -> dict[str, npt.NDArray[Any]]:
@@ -167,9 +191,18 @@ def _rows(context: Context, kind: str) -> dict[str, npt.NDArray[Any]]:
         "tid": tid,
         "stream": _argument(context, table, "stream"),
         "correlation": _argument(context, table, "correlation"),
+        "exact": _exact(trace, table),
         "leads": table.origin["place"] == 0 if "place" in table.origin else np.zeros(len(table), np.bool_),
     }
     return {name: column[kept] for name, column in rows.items()}
+
+
+def _exact(trace: Trace, table: Table) -> Flags:
+    if not table.origin:
+        return np.ones(len(table), np.bool_)
+    names = _CATEGORIES[table.kind]
+    found: Flags = np.array([*(text in names for text in trace.strings), False])[table.origin["category"]]
+    return found
 
 
 def _places(trace: Trace, part: Mapping[str, npt.NDArray[Any]]) -> Ints:
@@ -260,10 +293,10 @@ def _microseconds(ns: Ints) -> npt.NDArray[np.float64]:
     return ns // _US + (ns % _US) / _US
 
 
-def _gpu_side(strings: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> Flags:
+def _gpu_side(strings: Sequence[str], stream: Ints, correlation: Ints, name: npt.NDArray[np.int32]) -> Flags:
     syncs = np.array([text in _SYNC_NAMES for text in strings], np.bool_)
-    found: Flags = (columns["stream"] >= 0) & (columns["correlation"] >= 0)
-    return found | syncs[columns["name"]] if len(syncs) else found
+    found: Flags = (stream >= 0) & (correlation >= 0)
+    return found | syncs[name] if len(syncs) else found
 
 
 def _links(correlation: Ints, gpu_side: Flags) -> Ints:
@@ -295,7 +328,7 @@ def _iterations(columns: Mapping[str, npt.NDArray[Any]], link: Ints, numbers: In
         low, high = np.searchsorted(in_order, [start[step], start[step] + columns["duration"][step]])
         iteration[order[low:high]] = numbers[step]
     on_gpu = stream > 0
-    iteration[(stream == 0) & (columns["kind"] != KIND["cpu_op"])] = NOTHING
+    iteration[(stream == 0) & ~(columns["exact"] & (columns["kind"] == KIND["cpu_op"]))] = NOTHING
     linked = (link >= 0) & ~np.append(columns["leads"], False)[link]
     iteration[on_gpu] = np.where(linked[on_gpu], iteration[link[on_gpu]], NOTHING)
     return iteration

@@ -11,7 +11,8 @@ Theory of operation
     HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off. Of an equal time
     closings come before openings, unless a row of no length lies there: then it is inside both what opens and what
     closes there, and the openings come first. Rows that end before they start, which HTA's rounding makes, close first
-    and leave one too many on the stack; at some of these HTA fails instead, which is not followed here.
+    and leave one too many on the stack. HTA fails where one of them shares a time with one of no length, and where the
+    tid of a thread is a text.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
-from kineto_trace.analysis.hta_frame import NOTHING, HtaFrame, hta_frame
+from kineto_trace.analysis.hta_frame import KINDS, NOTHING, HtaError, HtaFrame, hta_frame
+from kineto_trace.load.chrome_kinds import TID_TEXT
 
 LOST = -2
 _BACKWARD = "## backward ##"
@@ -63,10 +65,11 @@ class HtaStacks:
 
 
 def hta_stacks(context: Context) -> HtaStacks:
-    """The stacks of the whole frame."""
+    """The stacks of the whole frame. Raises HtaError."""
     frame = context.get(hta_frame)
     rows = np.flatnonzero((frame.stream == NOTHING) & (frame.pid != 0) & (frame.tid != 0))
     track = group([frame.pid[rows], frame.tid[rows]]).number
+    _check(context, frame, rows, track)
     order, level, stop = _nested(track, frame.start[rows], frame.end[rows])
     row, track = rows[order], track[order]
     outermost = np.flatnonzero(level == 0)
@@ -80,6 +83,20 @@ def hta_stacks(context: Context) -> HtaStacks:
     gpu = gpu[place[frame.link[gpu]] >= 0]
     depth[gpu] = depth[frame.link[gpu]] + 1
     return HtaStacks(depth, place, row, stop, outermost, under)
+
+
+def _check(context: Context, frame: HtaFrame, rows: Ints, track: Ints) -> None:
+    """Raises HtaError where HTA fails: it cannot compare some events, nor negate the name of a thread."""
+    for kind in np.unique(frame.kind[rows]).tolist():
+        origin = context.trace.table(KINDS[kind]).origin
+        own = frame.row[rows[frame.kind[rows] == kind]]
+        if origin and (origin["present"][own] & np.uint64(TID_TEXT)).any():
+            raise HtaError("the thread of some calls or operators is a text")
+    length = np.tile(frame.duration[rows], 2)
+    keys = group([np.tile(track, 2), np.concatenate([frame.start[rows], frame.end[rows]])])
+    empty, backwards = (np.bincount(keys.number[chosen], minlength=len(keys)) for chosen in (length == 0, length < 0))
+    if (empty * backwards).any():
+        raise HtaError("its rounding made events of 0 and of -1 us at one time")
 
 
 def _nested(track: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:

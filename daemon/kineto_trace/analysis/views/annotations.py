@@ -70,7 +70,7 @@ def gpu_annotations(
     names = context.trace.strings
     if compat is Compat.HTA:
         frame = context.get(hta_frame)
-        chosen = frame.kind == KIND["gpu_user_annotation" if on == "gpu" else "user_annotation"]
+        chosen = frame.exact & (frame.kind == KIND["gpu_user_annotation" if on == "gpu" else "user_annotation"])
         name, duration = frame.name[chosen], frame.duration[chosen]
     else:
         table = context.get(annotations_on_gpu) if on == "gpu" else context.trace.table("user_annotation")
@@ -146,7 +146,7 @@ def _names_of_calls(table: Table, called: Calls, window_end_ns: int) -> Ints:
 
 def _hta_rows(context: Context) -> Answer:
     frame = context.get(hta_frame)
-    spans = np.flatnonzero(frame.kind == KIND["gpu_user_annotation"])
+    spans = np.flatnonzero(frame.exact & (frame.kind == KIND["gpu_user_annotation"]))
     if not len(spans):
         empty = Answer({column.name: [] for column in kernels_with_annotations.columns}, ())
         return empty._replace(notes=("there are no annotations on the GPU in the trace",))

@@ -23,6 +23,7 @@ from kineto_trace.analysis.critical_graph import (
     critical_path,
 )
 from kineto_trace.analysis.critical_window import Instance, Window, find_window
+from kineto_trace.analysis.hta_frame import HtaError
 from kineto_trace.analysis.parts import NOTHING
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.texts import texts
@@ -216,14 +217,23 @@ def critical_path_edges(
     compat "hta": the graph and longest path of HTA's critical_path_analysis (its 0.6.1): times rounded to whole
     microseconds, no time between outermost operators, none in synchronising calls, launch delays only where the
     queue was empty, kernel-kernel delays below 1500 us; `instance` is the first one if not given and `data_loading`
-    is of no effect unless given, as there.
+    is of no effect unless given, as there. Where HTA fails on a trace, a note says so and the path is the right one.
     """
+    notes: list[str] = []
     if compat is Compat.HTA:
-        return critical_hta.edges(context, annotation, instance, _hta_patterns(data_loading))
+        try:
+            return critical_hta.edges(context, annotation, instance, _hta_patterns(data_loading))
+        except HtaError as exc:
+            notes, instance = [exc.note], _hta_instance(annotation, instance)
     found = find_path(
         context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
     )
-    return Answer(_rows(context, found), found.notes)
+    return Answer(_rows(context, found), [*notes, *found.notes])
+
+
+def _hta_instance(annotation: str, instance: Instance) -> Instance:
+    """The instance that HTA means."""
+    return 0 if annotation and instance is None else instance
 
 
 def _patterns(given: Sequence[str]) -> Sequence[str]:
@@ -265,8 +275,12 @@ def critical_path_breakdown(
     compat "hta": the figures of CPGraph.summary(): copies and fills count as gpu_compute_bound; edges without a
     weight (dependency, sync_dependency) are left out.
     """
+    notes: list[str] = []
     if compat is Compat.HTA:
-        return critical_hta.breakdown(context, annotation, instance, _hta_patterns(data_loading))
+        try:
+            return critical_hta.breakdown(context, annotation, instance, _hta_patterns(data_loading))
+        except HtaError as exc:
+            notes, instance = [exc.note], _hta_instance(annotation, instance)
     found = find_path(
         context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
     )
@@ -281,4 +295,4 @@ def critical_path_breakdown(
         "share_pct": 100 * time[order] / total,
         "edges": edges[order],
     }
-    return Answer(values, found.notes)
+    return Answer(values, [*notes, *found.notes])

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
-from kineto_trace.analysis.hta_frame import hta_frame, step_numbers
+from kineto_trace.analysis.hta_frame import NOTHING, hta_rows, step_numbers
 from kineto_trace.analysis.parts import calls, gpu, steps
 from kineto_trace.analysis.result import Result, columns
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -46,8 +46,8 @@ def diff_event_names(
     device: "cpu" for operators, annotations and calls, "gpu" for kernels, copies and fills, "all". step: only what
     began in this training step (N of ProfilerStep#N), GPU work by its call; none: all of it.
 
-    compat=hta: TraceDiff.compare_traces of HTA: all rows that it keeps (Python functions too), with its rounding; of
-    the first step if none is given; what changed is what TraceDiff.ops_diff says.
+    compat=hta: TraceDiff.compare_traces of HTA: all rows that it keeps (Python functions too; here also those of the
+    last step), with its rounding; of the first step if none is given; what changed is what TraceDiff.ops_diff says.
     """
     if device not in (CPU, GPU, ALL):
         raise ViewError(f"view diff_event_names: device={device!r} is not known; use {CPU}, {GPU} or {ALL}")
@@ -59,7 +59,7 @@ def diff_event_names(
 
 
 def _hta(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
-    frame = context.get(hta_frame)
+    frame = context.get(hta_rows)
     if step is None:
         numbers = step_numbers(context.trace.strings, np.arange(len(context.trace.strings), dtype=np.int32))
         known = numbers[numbers >= 0]
@@ -68,7 +68,7 @@ def _hta(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[n
         step = int(known.min())
     chosen = frame.iteration == step
     if device != ALL:
-        chosen &= (frame.stream >= 0) == (device == GPU)
+        chosen &= (frame.stream != NOTHING) == (device == GPU)
     return frame.name[chosen], frame.duration[chosen]
 
 

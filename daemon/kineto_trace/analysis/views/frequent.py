@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import sums
-from kineto_trace.analysis.hta_frame import NOTHING, hta_frame
+from kineto_trace.analysis.hta_frame import NOTHING, HtaError, hta_frame
 from kineto_trace.analysis.hta_stacks import hta_stacks
 from kineto_trace.analysis.parts import calls, gpu
 from kineto_trace.analysis.result import columns
@@ -61,9 +61,10 @@ def frequent_sequences(
 
     HTA's figures (get_frequent_cuda_kernel_sequences): all sequences (there top_k is only for pictures); of the events
     whose name fits only those count that are as deep in their call stack as the least deep one; activities of the
-    backward thread can belong to the other thread's annotations; stream 0 does not count, synchronisations do.
+    backward thread can belong to the other thread's annotations; stream 0 does not count, synchronisations do. Where
+    HTA fails the figures are the right ones (of all sequences).
     """
-    found = _hta_launched(context, op) if compat is Compat.HTA else _exact_launched(context, op)
+    found, notes = _launched(context, op, compat)
     runs, size = np.unique(found.root, return_counts=True)
     long = np.zeros(len(found.root_name), np.bool_)
     long[runs[size >= min_pattern_len]] = True
@@ -89,8 +90,18 @@ def frequent_sequences(
     if top_k and compat is not Compat.HTA:
         rows = rows[:top_k]
     names = [column.name for column in frequent_sequences.columns]
-    notes = [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
+    notes += [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
     return Answer({name_: [row[place] for row in rows] for place, name_ in enumerate(names)}, notes)
+
+
+def _launched(context: Context, op: str, compat: Compat) -> tuple[_Launched, list[str]]:
+    """And notes."""
+    if compat is Compat.HTA:
+        try:
+            return _hta_launched(context, op), []
+        except HtaError as exc:
+            return _exact_launched(context, op), [exc.note]
+    return _exact_launched(context, op), []
 
 
 def _fitting(context: Context, op: str) -> Flags:
@@ -118,6 +129,7 @@ def _exact_launched(context: Context, op: str) -> _Launched:
 
 
 def _hta_launched(context: Context, op: str) -> _Launched:
+    """Raises HtaError."""
     frame, stacks = context.get(hta_frame), context.get(hta_stacks)
     empty = np.empty(0, np.int64)
     fits = _fitting(context, op)

@@ -98,6 +98,8 @@ def _last_kernels(
 def _hta_rows(partials: Sequence[tuple[int, HtaRank]], wanted: set[int] | None, candidates: int) -> Answer:
     available = {number for _, part in partials for number in part.steps}
     valid = available if wanted is None else wanted & available
+    if not valid and wanted is None:
+        return Answer({name: [] for name in _COLUMNS}, ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
     if not valid:
         raise ViewError(
             f"none of the steps {sorted(wanted or ())} is in the traces as HTA keeps them: {sorted(available)}"
