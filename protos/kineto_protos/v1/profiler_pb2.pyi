@@ -587,6 +587,145 @@ class Host(_message.Message):
     default_buffer_limit_bytes: int
     def __init__(self, hostname: _Optional[str] = ..., version: _Optional[str] = ..., started_ns: _Optional[int] = ..., now_ns: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., gpu_note: _Optional[str] = ..., driver_version: _Optional[str] = ..., store_path: _Optional[str] = ..., store_free_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., agents: _Optional[int] = ..., captures_running: _Optional[int] = ..., agent_socket: _Optional[str] = ..., max_duration_ns: _Optional[int] = ..., default_buffer_limit_bytes: _Optional[int] = ...) -> None: ...
 
+class WatchHostRequest(_message.Message):
+    __slots__ = ("interval_ns", "selector", "include_without_agent")
+    INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_WITHOUT_AGENT_FIELD_NUMBER: _ClassVar[int]
+    interval_ns: int
+    selector: Selector
+    include_without_agent: bool
+    def __init__(self, interval_ns: _Optional[int] = ..., selector: _Optional[_Union[Selector, _Mapping]] = ..., include_without_agent: bool = ...) -> None: ...
+
+class HostSample(_message.Message):
+    __slots__ = ("time_ns", "hostname", "version", "cpus", "cpu_busy", "cpu_iowait", "load_1m", "memory_total_bytes", "memory_available_bytes", "swap_total_bytes", "swap_used_bytes", "disk_read_bytes_per_second", "disk_written_bytes_per_second", "network_receive_bytes_per_second", "network_transmit_bytes_per_second", "store_free_bytes", "agents", "captures_running", "gpus", "gpu_libraries", "processes")
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    HOSTNAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    CPU_BUSY_FIELD_NUMBER: _ClassVar[int]
+    CPU_IOWAIT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_1M_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DISK_WRITTEN_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_RECEIVE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_TRANSMIT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    STORE_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURES_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPU_LIBRARIES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    time_ns: int
+    hostname: str
+    version: str
+    cpus: int
+    cpu_busy: float
+    cpu_iowait: float
+    load_1m: float
+    memory_total_bytes: int
+    memory_available_bytes: int
+    swap_total_bytes: int
+    swap_used_bytes: int
+    disk_read_bytes_per_second: float
+    disk_written_bytes_per_second: float
+    network_receive_bytes_per_second: float
+    network_transmit_bytes_per_second: float
+    store_free_bytes: int
+    agents: int
+    captures_running: int
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuSample]
+    gpu_libraries: _containers.RepeatedCompositeFieldContainer[GpuLibrary]
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessSample]
+    def __init__(self, time_ns: _Optional[int] = ..., hostname: _Optional[str] = ..., version: _Optional[str] = ..., cpus: _Optional[int] = ..., cpu_busy: _Optional[float] = ..., cpu_iowait: _Optional[float] = ..., load_1m: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_total_bytes: _Optional[int] = ..., swap_used_bytes: _Optional[int] = ..., disk_read_bytes_per_second: _Optional[float] = ..., disk_written_bytes_per_second: _Optional[float] = ..., network_receive_bytes_per_second: _Optional[float] = ..., network_transmit_bytes_per_second: _Optional[float] = ..., store_free_bytes: _Optional[int] = ..., agents: _Optional[int] = ..., captures_running: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., gpu_libraries: _Optional[_Iterable[_Union[GpuLibrary, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessSample, _Mapping]]] = ...) -> None: ...
+
+class GpuSample(_message.Message):
+    __slots__ = ("gpu", "vendor", "pci_bus_id", "device", "works", "utilization", "memory_utilization", "memory_used_bytes", "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_hertz", "memory_clock_hertz", "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second", "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second", "ecc_uncorrected", "xid_errors")
+    class XidErrorsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    VENDOR_FIELD_NUMBER: _ClassVar[int]
+    PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    WORKS_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_WATTS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    SM_CLOCK_HERTZ_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_CLOCK_HERTZ_FIELD_NUMBER: _ClassVar[int]
+    PCIE_TRANSMIT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PCIE_RECEIVE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_TRANSMIT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_RECEIVE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ECC_UNCORRECTED_FIELD_NUMBER: _ClassVar[int]
+    XID_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    gpu: Gpu
+    vendor: str
+    pci_bus_id: str
+    device: str
+    works: bool
+    utilization: float
+    memory_utilization: float
+    memory_used_bytes: int
+    power_watts: float
+    power_limit_watts: float
+    temperature_celsius: float
+    sm_clock_hertz: float
+    memory_clock_hertz: float
+    pcie_transmit_bytes_per_second: float
+    pcie_receive_bytes_per_second: float
+    nvlink_transmit_bytes_per_second: float
+    nvlink_receive_bytes_per_second: float
+    ecc_uncorrected: int
+    xid_errors: _containers.ScalarMap[int, int]
+    def __init__(self, gpu: _Optional[_Union[Gpu, _Mapping]] = ..., vendor: _Optional[str] = ..., pci_bus_id: _Optional[str] = ..., device: _Optional[str] = ..., works: bool = ..., utilization: _Optional[float] = ..., memory_utilization: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., power_watts: _Optional[float] = ..., power_limit_watts: _Optional[float] = ..., temperature_celsius: _Optional[float] = ..., sm_clock_hertz: _Optional[float] = ..., memory_clock_hertz: _Optional[float] = ..., pcie_transmit_bytes_per_second: _Optional[float] = ..., pcie_receive_bytes_per_second: _Optional[float] = ..., nvlink_transmit_bytes_per_second: _Optional[float] = ..., nvlink_receive_bytes_per_second: _Optional[float] = ..., ecc_uncorrected: _Optional[int] = ..., xid_errors: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class GpuLibrary(_message.Message):
+    __slots__ = ("name", "state", "detail")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: str
+    detail: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class GpuUse(_message.Message):
+    __slots__ = ("gpu", "vendor", "memory_bytes", "utilization")
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    VENDOR_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    gpu: int
+    vendor: str
+    memory_bytes: int
+    utilization: float
+    def __init__(self, gpu: _Optional[int] = ..., vendor: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., utilization: _Optional[float] = ...) -> None: ...
+
+class ProcessSample(_message.Message):
+    __slots__ = ("process", "cpu", "memory_bytes", "gpus")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    cpu: float
+    memory_bytes: int
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuUse]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuUse, _Mapping]]] = ...) -> None: ...
+
 class Check(_message.Message):
     __slots__ = ("name", "status", "detail", "advice")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -69,6 +69,11 @@ class ProfilerStub(object):
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.SerializeToString,
                 response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Host.FromString,
                 )
+        self.WatchHost = channel.unary_stream(
+                '/kineto.v1.Profiler/WatchHost',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.WatchHostRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.HostSample.FromString,
+                )
         self.DiagnoseProcess = channel.unary_unary(
                 '/kineto.v1.Profiler/DiagnoseProcess',
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseProcessRequest.SerializeToString,
@@ -157,6 +162,13 @@ class ProfilerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchHost(self, request, context):
+        """What this host, its GPUs and its processes do, again and again until the caller goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DiagnoseProcess(self, request, context):
         """Whether and how an agent could get into a process, looked at from outside: the process is not touched.
         """
@@ -221,6 +233,11 @@ def add_ProfilerServicer_to_server(servicer, server):
                     servicer.GetHost,
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.FromString,
                     response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Host.SerializeToString,
+            ),
+            'WatchHost': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchHost,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.WatchHostRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.HostSample.SerializeToString,
             ),
             'DiagnoseProcess': grpc.unary_unary_rpc_method_handler(
                     servicer.DiagnoseProcess,
@@ -421,6 +438,23 @@ class Profiler(object):
         return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/GetHost',
             kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.SerializeToString,
             kineto__protos_dot_v1_dot_profiler__pb2.Host.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def WatchHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/kineto.v1.Profiler/WatchHost',
+            kineto__protos_dot_v1_dot_profiler__pb2.WatchHostRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.HostSample.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
