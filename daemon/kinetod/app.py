@@ -27,14 +27,17 @@ from kinetod.captures.services import Services
 from kinetod.config import Config, Settings
 from kinetod.config_file import Loaded, Origin
 from kinetod.errors import StartError
+from kinetod.gpus.reader import GpuReader
 from kinetod.host import HostInfo
 from kinetod.link import LinkServer
 from kinetod.lock import Lock
 from kinetod.notify import notify
+from kinetod.observing import start_metrics
 from kinetod.registry import Registry
 from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.server import RpcServer
 from kinetod.rpc.service import ProfilerService
+from kinetod.rpc.watch_host import HostWatcher
 from kinetod.store import LOCK_FILE, Store
 from kinetod.workers import WorkerPool
 
@@ -157,25 +160,49 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     )
     hub = AgentHub()
     registry = Registry(hub)
+    gpus = GpuReader()
+    stack.push_async_callback(asyncio.to_thread, gpus.close)
     # root's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
     link = LinkServer(config.agent_socket, hub, mode=0o666 if os.geteuid() == 0 else 0o600)
-    attacher = await _start_attacher(settings, link, hub, workers, stack) if config.attach else None
+    attacher = await _start_attacher(settings, link, hub, workers, gpus, stack) if config.attach else None
     captures = CaptureManager(settings, registry, store, services, attacher)
-    host = HostInfo(settings, store, hostname)
+    host = HostInfo(settings, store, hostname, gpus)
+    watcher = HostWatcher(
+        hub=hub,
+        registry=registry,
+        gpus=gpus,
+        captures_running=lambda: captures.running,
+        state_dir=config.state_dir,
+        hostname=hostname,
+    )
     diagnoser = Diagnoser(registry, attaching=config.attach)
     service = ProfilerService(
-        hub=hub, registry=registry, captures=captures, store=store, host=host, diagnoser=diagnoser
+        hub=hub, registry=registry, captures=captures, store=store, host=host, watcher=watcher, diagnoser=diagnoser
     )
     rpc = RpcServer(service, config.listen)
     await captures.recover()
     await rpc.start()
     link.start()
+    start_metrics(
+        config,
+        hub=hub,
+        captures_running=lambda: captures.running,
+        gpus=gpus,
+        hostname=hostname,
+        healthy=lambda: rpc.serving,
+        stack=stack,
+    )
     await rpc.set_serving(True)
     return _Daemon(hub, link, captures, store, rpc)
 
 
 async def _start_attacher(
-    settings: Settings, link: LinkServer, hub: AgentHub, workers: WorkerPool, stack: contextlib.AsyncExitStack
+    settings: Settings,
+    link: LinkServer,
+    hub: AgentHub,
+    workers: WorkerPool,
+    gpus: GpuReader,
+    stack: contextlib.AsyncExitStack,
 ) -> Attacher:
     helpers = AttachHelpers(WARM_HELPERS)
     await helpers.start()
@@ -186,7 +213,7 @@ async def _start_attacher(
         hub,
         deadline_ns=settings.current.attach_deadline_ns,
         keep_ns=settings.current.keep_agent_ns,
-        own_pids=lambda: helpers.pids() | workers.pids(),
+        own_pids=lambda: helpers.pids() | workers.pids() | gpus.pids(),
     )
     stack.push_async_callback(attacher.stop)
     settings.subscribe(

@@ -1,22 +1,20 @@
 """This host: GPUs, disk, limits."""
 
-import contextlib
 import time
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
 from kinetod.config import Settings
+from kinetod.gpus.interface import LibraryState
+from kinetod.gpus.reader import DEADLINE_S, GpuReader
 from kinetod.store import Store, folder_bytes
-from kinetod.text import clean
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What NVML says, or why it says nothing."""
+    """What their libraries say, or why they say nothing."""
 
     gpus: tuple[pb.Gpu, ...] = ()
     driver_version: str = ""
@@ -30,11 +28,12 @@ class HostInfo:
     settings: Settings
     store: Store
     hostname: str
+    gpus: GpuReader
     started_ns: int = field(default_factory=time.time_ns)
 
     def describe(self, *, agents: int, captures_running: int) -> pb.Host:
         """Everything, fresh."""
-        gpus, config = read_gpus(), self.settings.current
+        gpus, config = read_gpus(self.gpus), self.settings.current
         return pb.Host(
             hostname=self.hostname,
             version=__version__,
@@ -54,43 +53,14 @@ class HostInfo:
         )
 
 
-def _load_nvml() -> ModuleType | None:
-    with contextlib.suppress(ImportError):
-        import pynvml
-
-        return pynvml  # type: ignore[no-any-return]  # untyped, and optional
-    return None
-
-
-def read_gpus(nvml: Any = None) -> Gpus:
-    """The GPUs by NVML; `nvml` is the module pynvml (default: the installed one)."""
-    nvml = nvml or _load_nvml()
-    if nvml is None:
-        return Gpus(note="nvidia-ml-py is not installed (pip install 'kinetod[nvidia]')")
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as exc:
-        return Gpus(note=f"NVML: {clean(str(exc), 200)}")
-    try:
-        gpus = tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-        note = "" if gpus else "the driver finds no GPU"
-        return Gpus(gpus, _text(nvml.nvmlSystemGetDriverVersion()), note)
-    except nvml.NVMLError as exc:
-        return Gpus(note=f"NVML: {clean(str(exc), 200)}")
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, index: int) -> pb.Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    return pb.Gpu(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+def read_gpus(reader: GpuReader, deadline_s: float = DEADLINE_S) -> Gpus:
+    """The GPUs by their vendors' libraries. Blocking, for `deadline_s` at most."""
+    snapshot = reader.read(deadline_s=deadline_s)
+    gpus = tuple(
+        pb.Gpu(index=gpu.index, uuid=gpu.uuid, name=gpu.name, memory_bytes=gpu.memory_total_bytes or 0)
+        for gpu in snapshot.gpus
     )
-
-
-def _text(value: str | bytes) -> str:
-    return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value, 128)
+    versions = [library.driver_version for library in snapshot.libraries if library.driver_version]
+    problems = [library.detail for library in snapshot.libraries if library.state is not LibraryState.OK]
+    note = "" if gpus else "; ".join(dict.fromkeys(problems)) or "the driver finds no GPU"
+    return Gpus(gpus, ", ".join(versions), note)

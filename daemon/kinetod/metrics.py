@@ -2,8 +2,8 @@
 
 Theory of operation
     The functions only change numbers in memory: cheap, from any thread, whether somebody scrapes or not. What is
-    read when somebody scrapes (the host, the GPUs, the disk) is in metrics_host.py and metrics_gpus.py, and
-    metrics_server.py serves all of it.
+    read when somebody scrapes is in metrics_daemon.py, metrics_host.py and metrics_gpus.py; metrics_server.py serves
+    all of it.
 
     Labels have few values: never a pid, a capture or a user. What an agent or another process may choose (reason
     codes, names of sources) goes through `_Few`, which makes "OTHER" of what comes after the first MAX_VALUES.
@@ -12,7 +12,7 @@ Theory of operation
 import contextlib
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import prometheus_client
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -64,7 +64,6 @@ _CAPTURE_S = Histogram(
     buckets=_LONG_S,
     registry=REGISTRY,
 )
-_RUNNING = Gauge("kineto_captures_running", "Captures that have not ended.", registry=REGISTRY)
 _TARGETS = Counter(
     "kineto_targets", "Processes whose capture has ended, by verdict.", ["verdict", "reason"], registry=REGISTRY
 )
@@ -116,7 +115,6 @@ _DECODE_S = Histogram(
 _DECODE_WAITING = Gauge("kineto_decode_waiting", "Targets that wait for a decode worker.", registry=REGISTRY)
 _CRASHES = Counter("kineto_decode_worker_crashes", "Decode workers that crashed.", registry=REGISTRY)
 
-_AGENTS = Gauge("kineto_agents", "Agents that are connected.", ["state"], registry=REGISTRY)
 _REFUSED = Counter(
     "kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"], registry=REGISTRY
 )
@@ -131,13 +129,10 @@ _CALL_S = Histogram(
 _CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls under way.", ["method"], registry=REGISTRY)
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
-AGENT_STATES = ("READY", "BUSY", "INCOMPATIBLE")
 for _reason in LINK_REASONS:
     _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
-for _state in AGENT_STATES:
-    _AGENTS.labels(_state)
 
 
 # captures
@@ -150,11 +145,6 @@ def capture_ended(capture: pb.Capture) -> None:
     _CAPTURE_S.labels(status).observe(max(0, capture.ended_ns - capture.created_ns) / 1e9)
     for target in capture.targets:
         _target_ended(target)
-
-
-def captures_running(count: int) -> None:
-    """How many have not ended."""
-    _RUNNING.set(count)
 
 
 def _target_ended(target: pb.Target) -> None:
@@ -253,13 +243,7 @@ def worker_crashed() -> None:
     _CRASHES.inc()
 
 
-# agents
-
-
-def agents(counts: Mapping[str, int]) -> None:
-    """How many there are, by AGENT_STATES; absent means 0."""
-    for state in AGENT_STATES:
-        _AGENTS.labels(state).set(counts.get(state, 0))
+# the link
 
 
 def link_refused(reason: str) -> None:

@@ -77,8 +77,14 @@ class Nvml:
         return version
 
     def _device(self, index: int) -> _Device:
+        """Raises NVMLError, unless only this GPU is lost."""
         nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as exc:
+            if exc.value not in self._lost_codes():
+                raise
+            return _Device(handle=None, index=index, uuid="", name="", pci_bus_id="", device="")
         minor = self._maybe(nvml.nvmlDeviceGetMinorNumber, handle)
         pci = self._maybe(nvml.nvmlDeviceGetPciInfo, handle)
         return _Device(
@@ -113,7 +119,9 @@ class Nvml:
         return states
 
     def _values(self, device: _Device) -> dict[str, Any]:
-        """All but the identity, by the names of GpuState's fields."""
+        """All but the identity, by the names of GpuState's fields. Raises _Lost, LibraryError."""
+        if device.handle is None:
+            raise _Lost
         nvml, handle = self._nvml, device.handle
         memory = self._maybe(nvml.nvmlDeviceGetMemoryInfo, handle)
         busy = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -164,11 +172,15 @@ class Nvml:
         try:
             return function(*args)
         except nvml.NVMLError as exc:
-            if exc.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+            if exc.value in self._lost_codes():
                 raise _Lost(str(exc)) from exc
             if exc.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
                 raise LibraryError(LibraryState.FAILED, _said(exc)) from exc
             return None
+
+    def _lost_codes(self) -> tuple[int, ...]:
+        nvml = self._nvml
+        return nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED, nvml.NVML_ERROR_GPU_NOT_FOUND
 
     def _scaled(self, factor: float, function: Callable[..., int], *args: Any) -> float | None:
         value = self._maybe(function, *args)
@@ -215,7 +227,7 @@ class Nvml:
         nvml = self._nvml
         with contextlib.suppress(nvml.NVMLError):
             self._events = nvml.nvmlEventSetCreate()
-            for device in self._devices:
+            for device in (each for each in self._devices if each.handle is not None):
                 with contextlib.suppress(nvml.NVMLError):
                     nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, self._events)
 

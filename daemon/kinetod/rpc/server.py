@@ -31,6 +31,7 @@ class RpcServer:
     """Serves until `stop`. Not serving is the health until `set_serving`."""
 
     def __init__(self, service: ProfilerService, listen: Sequence[ListenAddress]) -> None:
+        self.serving = False
         self._listen = listen
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
@@ -62,6 +63,7 @@ class RpcServer:
 
     async def set_serving(self, serving: bool) -> None:
         """What the health service says."""
+        self.serving = serving
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", SERVICE_NAME):
             await self._health.set(name, status)

@@ -13,6 +13,7 @@ from kinetod.host import HostInfo
 from kinetod.registry import Registry, checked_selector
 from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.status import streaming, unary
+from kinetod.rpc.watch_host import HostWatcher
 from kinetod.store import Store
 
 
@@ -27,6 +28,7 @@ class ProfilerService(ProfilerServicer):
         captures: CaptureManager,
         store: Store,
         host: HostInfo,
+        watcher: HostWatcher,
         diagnoser: Diagnoser,
     ) -> None:
         self._hub = hub
@@ -34,6 +36,7 @@ class ProfilerService(ProfilerServicer):
         self._captures = captures
         self._store = store
         self._host = host
+        self._watcher = watcher
         self._diagnoser = diagnoser
 
     @unary
@@ -88,6 +91,12 @@ class ProfilerService(ProfilerServicer):
         """This host."""
         agents, running = len(self._hub), self._captures.running
         return await asyncio.to_thread(self._host.describe, agents=agents, captures_running=running)
+
+    @streaming
+    async def WatchHost(self, request: pb.WatchHostRequest) -> AsyncIterator[pb.HostSample]:
+        """This host, its GPUs and processes, again and again."""
+        async for sample in self._watcher.watch(request):
+            yield sample
 
     @unary
     async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest) -> pb.Diagnosis:

@@ -13,7 +13,6 @@ from kinetod.captures.conversion import checked, overhead_of
 from kinetod.captures.manager import new_id
 from kinetod.captures.watch import Watchers
 from kinetod.errors import StartError
-from kinetod.host import read_gpus
 from kinetod.link import remove_stale_socket
 from kinetod.lock import Lock
 from kinetod.notify import notify
@@ -155,48 +154,3 @@ def test_a_wrong_answer_is_refused(tmp_path: Path, changes: dict[str, Any], code
 def test_figures_of_an_agent_are_taken_as_far_as_they_are_numbers() -> None:
     values = {"start_ns": 5, "stop_ns": -1, "detach_ns": "x", "agent_cpu_ns": 2**70, "step_ratio": 1.5}
     assert overhead_of(values) == pb.Overhead(start_ns=5, step_ratio=1.5)
-
-
-class Nvml:
-    """As much of pynvml as is used, with one GPU."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, broken: bool = False) -> None:
-        self._broken = broken
-
-    def nvmlInit(self) -> None:  # NVML's names
-        if self._broken:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlShutdown(self) -> None:
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.1"
-
-    def nvmlDeviceGetUUID(self, _handle: int) -> str:
-        return "GPU-1"
-
-    def nvmlDeviceGetName(self, _handle: int) -> bytes:
-        return b"NVIDIA H200"
-
-    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> Any:
-        return type("Memory", (), {"total": 150 << 30})()
-
-
-def test_gpus_come_from_nvml() -> None:
-    found = read_gpus(Nvml())
-    assert found.gpus == (pb.Gpu(index=0, uuid="GPU-1", name="NVIDIA H200", memory_bytes=150 << 30),)
-    assert (found.driver_version, found.note) == ("580.1", "")
-
-
-def test_without_a_driver_there_is_a_note() -> None:
-    assert read_gpus(Nvml(broken=True)).note == "NVML: Driver Not Loaded"

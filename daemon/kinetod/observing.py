@@ -1,0 +1,42 @@
+"""Starts what lets others see the daemon and its host: the metrics endpoint."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from kinetod.agents import AgentHub
+from kinetod.config import Config
+from kinetod.gpus.reader import GpuReader
+from kinetod.metrics_daemon import DaemonCollector, DaemonState
+from kinetod.metrics_gpus import GpuCollector
+from kinetod.metrics_host import HostCollector
+from kinetod.metrics_server import MetricsServer
+
+
+def start_metrics(
+    config: Config,
+    *,
+    hub: AgentHub,
+    captures_running: Callable[[], int],
+    gpus: GpuReader,
+    hostname: str,
+    healthy: Callable[[], bool],
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    """Serves them if metrics.listen says where. Raises StartError."""
+    if config.metrics_listen is None:
+        return
+    server = MetricsServer(
+        config.metrics_listen,
+        [
+            DaemonCollector(
+                asyncio.get_running_loop(),
+                lambda: DaemonState(agents=hub.states(), captures_running=captures_running()),
+            ),
+            HostCollector(config.state_dir),
+            GpuCollector(lambda deadline_s: gpus.read(deadline_s=deadline_s), hostname),
+        ],
+        healthy=healthy,
+    )
+    server.start()
+    stack.push_async_callback(asyncio.to_thread, server.stop)
