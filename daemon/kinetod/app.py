@@ -22,6 +22,7 @@ from kinetod import __version__
 from kinetod.agents import AgentHub
 from kinetod.attach.helpers import AttachHelpers
 from kinetod.attaching import Attacher
+from kinetod.captures.keeping_parts import start_keeping
 from kinetod.captures.manager import CaptureManager
 from kinetod.captures.services import Services
 from kinetod.config import Config, Settings
@@ -165,7 +166,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     # root's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
     link = LinkServer(config.agent_socket, hub, mode=0o666 if os.geteuid() == 0 else 0o600)
     attacher = await _start_attacher(settings, link, hub, workers, gpus, stack) if config.attach else None
-    captures = CaptureManager(settings, registry, store, services, attacher)
+    keeping = await start_keeping(settings, store, hostname, stack)
+    captures = CaptureManager(settings, registry, store, services, keeping, attacher)
     host = HostInfo(settings, store, hostname, gpus)
     watcher = HostWatcher(
         hub=hub,
@@ -177,7 +179,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     )
     diagnoser = Diagnoser(registry, attaching=config.attach)
     service = ProfilerService(
-        hub=hub, registry=registry, captures=captures, store=store, host=host, watcher=watcher, diagnoser=diagnoser
+        hub=hub, registry=registry, captures=captures, host=host, watcher=watcher, diagnoser=diagnoser
     )
     rpc = RpcServer(service, config.listen)
     await captures.recover()

@@ -13,6 +13,7 @@ from kineto_protos import endpoints
 
 _SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with its NUL
 _SECOND_NS = 10**9
+_DAY_NS = 86_400 * _SECOND_NS
 SYSTEM_CONFIG_DIR = Path("/etc/kinetod")
 CONFIG_FILE_NAME = "config.toml"
 
@@ -51,6 +52,20 @@ class Config:
     attach_deadline_ns: int = 10 * _SECOND_NS
     keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture
     log_level: str = "info"
+    start_free_bytes: int = 256 << 20  # beyond min_free_bytes, for a capture to begin
+    max_age_ns: int = 30 * _DAY_NS  # of captures; 0: no limit, as with the sizes below
+    max_store_bytes: int = 100 << 30
+    max_user_bytes: int = 0
+    max_entry_age_ns: int = 365 * _DAY_NS  # of uploaded captures that are no longer here
+    retention_interval_ns: int = 600 * _SECOND_NS
+    keep_local: bool = True  # also once it is uploaded
+    upload_url: str = ""  # empty: no uploads
+    upload_credentials: Path | None = None
+    upload_endpoint: str = ""
+    upload_parallel: int = 2
+    upload_bytes_per_second: int = 0  # 0: no limit
+    upload_retry_pause_ns: int = 600 * _SECOND_NS  # the longest one
+    upload_timeout_ns: int = 60 * _SECOND_NS
     metrics_listen: ListenAddress | None = None  # None: no metrics are served
     metrics_allow_remote: bool = False
 

@@ -31,7 +31,8 @@ from kinetod.config import (
     parse_listen,
     parse_metrics_listen,
 )
-from kinetod.config_kinds import Choice, Count, Duration, Folder, Kind, ListOf, Maybe, Parsed, Size, Switch
+from kinetod.config_kinds import Choice, Count, Duration, Folder, Kind, ListOf, Maybe, Parsed, SecretFile, Size, Switch
+from kinetod.upload.urls import checked_endpoint, checked_url, missing_extra
 
 VARIABLE_PREFIX = "KINETOD_"
 CONFIG_VARIABLE = "KINETOD_CONFIG"
@@ -40,7 +41,8 @@ SECTIONS = {
     "server": "Where the daemon can be reached, and what it logs.",
     "captures": "What a capture may take, and how long its parts may.",
     "attach": "Bringing the agent into processes that were started without it.",
-    "store": "Where captures are kept.",
+    "store": "Where captures are kept, and how long; docs/storage.md explains it.",
+    "upload": "Captures in an object store; docs/storage.md explains it.",
     "metrics": "What Prometheus can read; docs/metrics.md lists it.",
 }
 
@@ -235,6 +237,104 @@ KEYS: tuple[Key, ...] = (
         reload=True,
     ),
     Key(
+        name="store.start_free_bytes",
+        field="start_free_bytes",
+        kind=Size(least=0),
+        meaning="space that must be free beyond store.min_free_bytes for a new capture to begin",
+        reload=True,
+    ),
+    Key(
+        name="store.max_age",
+        field="max_age_ns",
+        kind=Duration(least_ns=0),
+        meaning="how long a capture stays after its end, unless it is pinned or yet to be uploaded; 0: no limit",
+        reload=True,
+    ),
+    Key(
+        name="store.max_bytes",
+        field="max_store_bytes",
+        kind=Size(least=0),
+        meaning="what all captures may take on this disk; beyond it the oldest go; 0: no limit",
+        reload=True,
+    ),
+    Key(
+        name="store.max_bytes_per_user",
+        field="max_user_bytes",
+        kind=Size(least=0),
+        meaning="what the captures of one user may take; beyond it that user's oldest go; 0: no limit",
+        reload=True,
+    ),
+    Key(
+        name="store.max_entry_age",
+        field="max_entry_age_ns",
+        kind=Duration(least_ns=0),
+        meaning="how long an uploaded capture stays in the list once its files are no longer here; 0: for good",
+        reload=True,
+    ),
+    Key(
+        name="store.retention_interval",
+        field="retention_interval_ns",
+        kind=Duration(),
+        meaning="how often to look for captures that have to go, apart from the end of each capture",
+        reload=True,
+    ),
+    Key(
+        name="store.keep_local",
+        field="keep_local",
+        kind=Switch(),
+        meaning="whether a capture stays on this disk once it is uploaded and verified, until retention removes it",
+        reload=True,
+    ),
+    Key(
+        name="upload.url",
+        field="upload_url",
+        kind=Parsed("address", checked_url),
+        meaning="where ended captures go: s3://bucket/prefix, gs://…, az://container/… or file:///…; empty: nowhere",
+        reload=True,
+    ),
+    Key(
+        name="upload.credentials",
+        field="upload_credentials",
+        kind=Maybe(SecretFile()),
+        meaning="file with the object store's credentials, or credential:NAME; empty: where its library looks for them",
+        reload=True,
+    ),
+    Key(
+        name="upload.endpoint",
+        field="upload_endpoint",
+        kind=Parsed("address", checked_endpoint),
+        meaning="https://host:port of an S3-compatible store; empty: Amazon's, or what AWS_ENDPOINT_URL says",
+        reload=True,
+    ),
+    Key(
+        name="upload.parallel",
+        field="upload_parallel",
+        kind=Count(1, 32),
+        meaning="captures that are uploaded at the same time",
+        reload=True,
+    ),
+    Key(
+        name="upload.max_bytes_per_second",
+        field="upload_bytes_per_second",
+        kind=Size(least=0),
+        meaning="what all uploads together may send in a second; 0: no limit",
+        reload=True,
+    ),
+    Key(
+        name="upload.retry_pause",
+        field="upload_retry_pause_ns",
+        kind=Duration(),
+        meaning="the longest pause between two tries; the first is a second, then they double",
+        reload=True,
+    ),
+    Key(
+        name="upload.timeout",
+        field="upload_timeout_ns",
+        kind=Duration(),
+        meaning="how long the object store may be silent before a try has failed",
+        reload=True,
+    ),
+    Key(
         name="metrics.listen",
         field="metrics_listen",
         kind=Maybe(Parsed("address", parse_metrics_listen)),
@@ -251,6 +351,7 @@ KEYS: tuple[Key, ...] = (
 # What must hold between settings: each yields (name of a key, problem) for what is wrong.
 RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
     lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
+    lambda config: [("upload.url", problem)] if (problem := missing_extra(config.upload_url)) else [],
 )
 
 BY_NAME = {key.name: key for key in KEYS}

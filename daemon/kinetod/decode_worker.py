@@ -8,7 +8,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A daemon that was killed must not leave a worker that writes into a store of the next one."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -18,7 +18,7 @@ def _die_with_parent() -> None:
 
 def main() -> int:
     """Runs until the end of standard input."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
     from kineto_trace.worker import main as work
 

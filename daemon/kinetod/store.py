@@ -5,11 +5,14 @@ Theory of operation
     <state>/captures/<id>/targets/<pid>-<start time>/    what `kineto_trace` reads and writes
     <state>/trash/              folders on their way out
 
-    The index is the truth; a folder is made before its row and removed (renamed into the trash) before
-    its row goes. So after a crash a folder without a row is garbage, and a row that has not ended is a
-    capture that the daemon did not finish: `recovery` gives it its verdict.
+    The index is the truth; a folder is made before its row. So after a crash a folder without a row is garbage,
+    and a row that has not ended is a capture that the daemon did not finish: `recovery` gives it its verdict.
 
-    Every method blocks; `run` executes one in the store's own thread.
+    Files go in three steps: the folder is renamed into the trash and emptied there, which frees the disk before
+    anything is written; the row goes, or says that nothing is here any more if an uploaded copy exists; the empty
+    folder in the trash goes. A folder in the trash thus is the note that its row has to follow, also after a crash.
+
+    Every method blocks but `run`, which executes one in the store's own thread, and `remove`.
 """
 
 import asyncio
@@ -24,39 +27,23 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetod import store_schema
 from kinetod.errors import Exhausted, KinetodError, Precondition, Reason, StartError
 from kinetod.identity import ProcessKey
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
 INDEX_FILE = "index.sqlite"
 LOCK_FILE = "lock"
 _BUSY_TIMEOUT_MS = 5000
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_SCHEMA = """
-CREATE TABLE captures (
-    id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
-    host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX captures_by_time ON captures (created_ns, id);
-CREATE TABLE targets (
-    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, number INTEGER NOT NULL,
-    pid INTEGER NOT NULL, start_time_ns INTEGER NOT NULL, verdict INTEGER NOT NULL, target TEXT NOT NULL,
-    PRIMARY KEY (capture_id, number)
-) WITHOUT ROWID;
-CREATE TABLE labels (
-    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
-    PRIMARY KEY (capture_id, key)
-) WITHOUT ROWID;
-CREATE INDEX labels_by_key ON labels (key, value);
-"""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -71,6 +58,19 @@ def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
         f"the store {state_dir} cannot be written ({exc}); check its permissions and its mount, "
         "or give the daemon another --state-dir",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One capture in the store. Bytes are those on this disk; None: not measured, or nobody known."""
+
+    id: str
+    created_ns: int
+    ended_ns: int  # 0: not ended
+    pinned: bool
+    owner_uid: int | None
+    local_bytes: int | None
+    uploaded: bool
 
 
 class Store:
@@ -95,15 +95,15 @@ class Store:
     def _prepare(self) -> None:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
             self._db.execute(f"PRAGMA {pragma}")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif version != SCHEMA_VERSION:
+        found = store_schema.prepare(self._db)
+        if not store_schema.is_known(found):
             self._db.close()
             raise StartError(
-                f"the store {self.state_dir} was written by another version of kinetod (schema {version}, this one "
-                f"knows {SCHEMA_VERSION}); use that version or another --state-dir"
+                f"the store {self.state_dir} was written by another version of kinetod (schema {found}, this one "
+                f"knows {store_schema.VERSION}); use that version or another --state-dir"
             )
+        if 0 < found < store_schema.VERSION:
+            log.info("the index of %s is brought from version %d to %d", self.state_dir, found, store_schema.VERSION)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Executes a method in the store's thread; write errors become KinetodError."""
@@ -137,9 +137,10 @@ class Store:
             self.target_dir(capture.id, key_of(target)).mkdir(mode=0o700, parents=True)
         spec = json_format.MessageToJson(capture.spec, indent=None)
         row = (capture.id, capture.created_ns, capture.ended_ns, int(capture.status), capture.host, key or None)
+        owner_uid = capture.owner_uid if capture.HasField("owner_uid") else None
         try:
             with self._transaction():
-                self._db.execute("INSERT INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, request_hash, spec))
+                self._db.execute(_INSERT, (*row, request_hash, spec, owner_uid))
                 self._db.executemany(
                     "INSERT INTO labels VALUES (?, ?, ?)",
                     [(capture.id, name, value) for name, value in capture.spec.labels.items()],
@@ -163,21 +164,79 @@ class Store:
 
     def save_end(self, capture: pb.Capture) -> None:
         """The capture has ended."""
+        local_bytes = capture.local_bytes if capture.HasField("local_bytes") else None
         with self._transaction():
             self._db.execute(
-                "UPDATE captures SET ended_ns = ?, status = ? WHERE id = ?",
-                (capture.ended_ns, int(capture.status), capture.id),
+                "UPDATE captures SET ended_ns = ?, status = ?, local_bytes = ? WHERE id = ?",
+                (capture.ended_ns, int(capture.status), local_bytes, capture.id),
             )
 
-    def delete(self, capture_id: str) -> None:
-        """Removes the folder, then the rows."""
-        self._remove_folder(self.captures_dir / capture_id)
+    def set_pinned(self, capture_id: str, pinned: bool) -> None:
+        """Whether the capture is kept until it is unpinned."""
         with self._transaction():
-            self._db.execute("DELETE FROM captures WHERE id = ?", (capture_id,))
+            self._db.execute("UPDATE captures SET pinned = ? WHERE id = ?", (int(pinned), capture_id))
+
+    def set_local_bytes(self, capture_id: str, size: int) -> None:
+        """What the capture takes on this disk."""
+        with self._transaction():
+            self._db.execute("UPDATE captures SET local_bytes = ? WHERE id = ?", (size, capture_id))
+
+    def set_upload(self, capture_id: str, upload: pb.Upload | None) -> None:
+        """What is known of the uploaded copy."""
+        text = None if upload is None else _json(upload)
+        with self._transaction():
+            self._db.execute("UPDATE captures SET upload = ? WHERE id = ?", (text, capture_id))
+
+    def note_check(self, capture_id: str, key: ProcessKey, format_: str, *, damage: str, now_ns: int) -> None:
+        """Notes what was found when a file was read: `damage`, or that it is as it was written (empty)."""
+        with self._transaction():
+            row = self._db.execute(
+                "SELECT number, target FROM targets WHERE capture_id = ? AND pid = ? AND start_time_ns = ?",
+                (capture_id, key.pid, key.start_time_ns),
+            ).fetchone()
+            if row is None:
+                return
+            target = json_format.Parse(row[1], pb.Target(), ignore_unknown_fields=True)
+            for file in target.files:
+                if file.format == format_:
+                    file.damage = damage
+                    file.verified_ns = file.verified_ns if damage else now_ns
+            self._db.execute(
+                "UPDATE targets SET target = ? WHERE capture_id = ? AND number = ?", (_json(target), capture_id, row[0])
+            )
+
+    # removing
+
+    async def remove(self, capture_id: str) -> None:
+        """Removes the files of a capture; its entry too, unless it says where the uploaded copy is."""
+        trash = await self.run(self._take_out, capture_id)
+        await asyncio.to_thread(_empty, trash)  # large files: not in the store's thread
+        await self.run(self._settle, trash)
+
+    def _take_out(self, capture_id: str) -> Path:
+        trash = self._trash / capture_id
+        _empty(trash)
+        with contextlib.suppress(FileNotFoundError):
+            (self.captures_dir / capture_id).rename(trash)  # over an empty folder, if there is one
+        trash.mkdir(mode=0o700, exist_ok=True)
+        return trash
+
+    def _settle(self, trash: Path) -> None:
+        """The row of an emptied folder in the trash, then the folder."""
+        capture_id = trash.name
+        if not (self.captures_dir / capture_id).exists():
+            with self._transaction():
+                row = self._db.execute("SELECT upload FROM captures WHERE id = ?", (capture_id,)).fetchone()
+                if row is not None and _is_uploaded(row[0]):
+                    self._db.execute("UPDATE captures SET local_bytes = 0 WHERE id = ?", (capture_id,))
+                else:
+                    self._db.execute("DELETE FROM captures WHERE id = ?", (capture_id,))
+        shutil.rmtree(trash, ignore_errors=True)
 
     def _remove_folder(self, folder: Path) -> None:
+        """Of a capture that has no row."""
         trash = self._trash / folder.name
-        shutil.rmtree(trash, ignore_errors=True)
+        _empty(trash)
         with contextlib.suppress(FileNotFoundError):
             folder.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
@@ -214,16 +273,46 @@ class Store:
         rows = self._db.execute(_SELECT + " WHERE ended_ns = 0 ORDER BY created_ns").fetchall()
         return [self._capture(row) for row in rows]
 
-    def _capture(self, row: tuple[str, int, int, int, str, str]) -> pb.Capture:
+    def holdings(self) -> list[Holding]:
+        """Every capture with what decides about its fate, oldest first."""
+        rows = self._db.execute(
+            "SELECT id, created_ns, ended_ns, pinned, owner_uid, local_bytes, upload FROM captures "
+            "ORDER BY created_ns, id"
+        ).fetchall()
+        return [
+            Holding(
+                id=row[0],
+                created_ns=row[1],
+                ended_ns=row[2],
+                pinned=bool(row[3]),
+                owner_uid=row[4],
+                local_bytes=row[5],
+                uploaded=_is_uploaded(row[6]),
+            )
+            for row in rows
+        ]
+
+    def _capture(self, row: tuple[Any, ...]) -> pb.Capture:
         status = pb.CaptureStatus.Name(row[3])
         capture = pb.Capture(id=row[0], created_ns=row[1], ended_ns=row[2], status=status, host=row[4])
         json_format.Parse(row[5], capture.spec, ignore_unknown_fields=True)
+        capture.pinned = bool(row[6])
+        if row[7] is not None:
+            capture.owner_uid = row[7]
+        if row[8] is not None:
+            capture.local_bytes = row[8]
+        if row[9] is not None:
+            json_format.Parse(row[9], capture.upload, ignore_unknown_fields=True)
         targets = self._db.execute("SELECT target FROM targets WHERE capture_id = ? ORDER BY number", (row[0],))
         for (text,) in targets.fetchall():
             json_format.Parse(text, capture.targets.add(), ignore_unknown_fields=True)
         return capture
 
     # files
+
+    def capture_dir(self, capture_id: str) -> Path:
+        """The folder of one capture."""
+        return self.captures_dir / capture_id
 
     def target_dir(self, capture_id: str, key: ProcessKey) -> Path:
         """The folder of one target."""
@@ -240,9 +329,10 @@ class Store:
             probe.write(b"x")
 
     def clean_up(self) -> None:
-        """After a crash: empties the trash, removes folders that have no row and half-written files."""
-        shutil.rmtree(self._trash, ignore_errors=True)
-        self._trash.mkdir(mode=0o700, exist_ok=True)
+        """After a crash: ends removals, removes folders that have no row and half-written files."""
+        for trash in self._trash.iterdir():
+            _empty(trash)
+            self._settle(trash)
         known = {row[0] for row in self._db.execute("SELECT id FROM captures").fetchall()}
         for folder in self.captures_dir.iterdir():
             if folder.name not in known:
@@ -253,11 +343,36 @@ class Store:
                 leftover.unlink(missing_ok=True)
 
 
-_SELECT = "SELECT id, created_ns, ended_ns, status, host, spec FROM captures"
+_SELECT = "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload FROM captures"
+_INSERT = (
+    "INSERT INTO captures (id, created_ns, ended_ns, status, host, idempotency_key, request_hash, spec, owner_uid) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 
-def _json(target: pb.Target) -> str:
-    return json_format.MessageToJson(target, indent=None)
+def _json(message: pb.Target | pb.Upload) -> str:
+    return json_format.MessageToJson(message, indent=None)
+
+
+def _is_uploaded(text: str | None) -> bool:
+    if text is None:
+        return False
+    upload = json_format.Parse(text, pb.Upload(), ignore_unknown_fields=True)
+    return upload.state == pb.UPLOAD_STATE_UPLOADED
+
+
+def _empty(folder: Path) -> None:
+    """Removes what is in a folder, not the folder; a file or link of that name goes."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        folder.unlink(missing_ok=True)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    Path(entry.path).unlink()
 
 
 def key_of(target: pb.Target) -> ProcessKey:

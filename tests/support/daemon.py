@@ -116,7 +116,7 @@ class Daemon:
                 os.chown(notify_path, self.uid, self.uid)
             self.process = subprocess.Popen(
                 self.command(),
-                env={**self.client_environ(), "NOTIFY_SOCKET": str(notify_path)},
+                env={"KINETOD_STORE_START_FREE_BYTES": "0", **self.client_environ(), "NOTIFY_SOCKET": str(notify_path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

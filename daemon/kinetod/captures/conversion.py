@@ -72,6 +72,7 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
     stem = f"{_FILE_NAME.sub('_', host)}_{pid}.{time.time_ns() // 10**6}.pt"
     for file in files:
         file.name = f"{stem}.{STORED_NAMES[file.format]}"
+        file.verified_ns = time.time_ns()
     return Converted(files, summary, warnings, unreadable, cut)
 
 

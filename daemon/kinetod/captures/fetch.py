@@ -1,6 +1,16 @@
-"""The bytes of a stored file, in chunks, from an offset on."""
+"""The bytes of a stored file, in chunks, from an offset on, and never wrong ones.
+
+Theory of operation
+    A file on this host is hashed while it is sent, from its beginning even if the caller wants less, and the last chunk
+    is held back until the checksum is right: whoever gets the end of the stream without an error has the file. A
+    file that is damaged is marked in the capture's record; where an uploaded copy exists, that one is sent instead.
+    Of an uploaded file each block has a checksum of its own, which the upload worker compares.
+"""
 
 import asyncio
+import hashlib
+import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
@@ -8,13 +18,20 @@ from typing import BinaryIO
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats import STORED_NAMES
 
-from kinetod.errors import DataLoss, NotFound, OutOfRange, Precondition, Reason, invalid
-from kinetod.store import Store, key_of
+from kinetod.errors import DataLoss, KinetodError, NotFound, OutOfRange, Precondition, Reason, invalid
+from kinetod.store import Store, file_digest, key_of
+from kinetod.upload.queue import stored_path
+from kinetod.upload.reader import RemoteReader
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
+VERIFIED_AGAIN_NS = 3600 * 10**9  # a right checksum is noted so often at most
 
 
-async def fetch(store: Store, capture: pb.Capture, request: pb.FetchTraceRequest) -> AsyncIterator[pb.TraceChunk]:
+async def fetch(
+    store: Store, remote: RemoteReader, capture: pb.Capture, request: pb.FetchTraceRequest
+) -> AsyncIterator[pb.TraceChunk]:
     """The chunks; at least one, with the file's size and digest. Raises KinetodError."""
     target = _target(capture, request.pid)
     file = _file(capture, target, request.format)
@@ -26,18 +43,89 @@ async def fetch(store: Store, capture: pb.Capture, request: pb.FetchTraceRequest
             f"the offset {request.offset} is beyond the {file.size_bytes} bytes of {file.name}; start again at 0",
             size_bytes=file.size_bytes,
         )
-    path = store.target_dir(capture.id, key_of(target)) / STORED_NAMES[file.format]
-    stream = await asyncio.to_thread(_open, path, file)
+    uploaded = capture.upload.state == pb.UPLOAD_STATE_UPLOADED
+    stream: BinaryIO | None = None
+    if is_here(capture) and not (uploaded and file.damage):
+        path = store.target_dir(capture.id, key_of(target)) / STORED_NAMES[file.format]
+        try:
+            stream = await asyncio.to_thread(_open, path, file)
+        except DataLoss as exc:
+            await note_check(store, capture, target, file, exc.metadata["problem"])
+            if not uploaded:
+                raise
+    if stream is not None:
+        chunks = _local(store, capture, target, file, stream, request.offset)
+    elif uploaded:
+        chunks = _uploaded(remote, capture, target, file, request.offset)
+    else:
+        raise _damaged(file.name, "is not in the store")
+    first = True
+    async for chunk in chunks:
+        if first:
+            chunk.file.CopyFrom(file)
+            first = False
+        yield chunk
+
+
+def is_here(capture: pb.Capture) -> bool:
+    """Whether its files are on this host."""
+    return not capture.HasField("local_bytes") or capture.local_bytes > 0
+
+
+def check_local(path: Path, file: pb.TraceFile) -> str:
+    """What is wrong with a file, empty: nothing. Blocking; reads all of it."""
     try:
-        offset = request.offset
-        data = await asyncio.to_thread(_read, stream, offset, file)
-        yield pb.TraceChunk(offset=offset, data=data, file=file)
-        while data and offset + len(data) < file.size_bytes:
-            offset += len(data)
-            data = await asyncio.to_thread(_read, stream, offset, file)
+        size, digest = file_digest(path)
+    except OSError as exc:
+        return f"cannot be read ({exc.strerror})"
+    if size != file.size_bytes:
+        return f"has {size} bytes instead of {file.size_bytes}"
+    return "" if digest == file.sha256 else _wrong_digest(digest, file)
+
+
+async def note_check(store: Store, capture: pb.Capture, target: pb.Target, file: pb.TraceFile, problem: str) -> None:
+    """Marks a file in the capture's record, if that says something else."""
+    now_ns = time.time_ns()
+    if problem == file.damage and (problem or now_ns - file.verified_ns < VERIFIED_AGAIN_NS):
+        return
+    try:
+        await store.run(store.note_check, capture.id, key_of(target), file.format, damage=problem, now_ns=now_ns)
+    except KinetodError as exc:
+        log.error("the state of %s of capture %s cannot be noted: %s", file.format, capture.id, exc)
+
+
+async def _local(
+    store: Store, capture: pb.Capture, target: pb.Target, file: pb.TraceFile, stream: BinaryIO, offset: int
+) -> AsyncIterator[pb.TraceChunk]:
+    digest = hashlib.sha256()
+    try:
+        await asyncio.to_thread(_skip, stream, offset, digest, file)
+        while True:
+            data = await asyncio.to_thread(_read, stream, offset, digest, file)
+            if offset + len(data) == file.size_bytes and digest.hexdigest() != file.sha256:
+                raise _damaged(file.name, _wrong_digest(digest.hexdigest(), file))
             yield pb.TraceChunk(offset=offset, data=data)
+            offset += len(data)
+            if offset >= file.size_bytes:
+                break
+    except DataLoss as exc:
+        log.error("capture %s: %s", capture.id, exc.message)
+        await note_check(store, capture, target, file, exc.metadata["problem"])
+        raise
     finally:
         stream.close()
+    await note_check(store, capture, target, file, "")
+
+
+async def _uploaded(
+    remote: RemoteReader, capture: pb.Capture, target: pb.Target, file: pb.TraceFile, offset: int
+) -> AsyncIterator[pb.TraceChunk]:
+    name = stored_path(target, file.format)
+    async for block in remote.blocks(capture.upload, name, file.size_bytes, offset):
+        for begin in range(0, max(1, len(block)), CHUNK_BYTES):
+            data = block[begin : begin + CHUNK_BYTES]
+            yield pb.TraceChunk(offset=offset, data=data)
+            offset += len(data)
 
 
 def _target(capture: pb.Capture, pid: int) -> pb.Target:
@@ -70,8 +158,16 @@ def _file(capture: pb.Capture, target: pb.Target, format_: str) -> pb.TraceFile:
     )
 
 
-def _damaged(path: Path, problem: str) -> DataLoss:
-    return DataLoss(Reason.FILE_DAMAGED, f"{path} {problem}; it was changed or removed behind the daemon's back")
+def _damaged(what: Path | str, problem: str) -> DataLoss:
+    return DataLoss(
+        Reason.FILE_DAMAGED,
+        f"{what} {problem}; it was changed or removed behind the daemon's back, or the disk is bad",
+        problem=problem,
+    )
+
+
+def _wrong_digest(digest: str, file: pb.TraceFile) -> str:
+    return f"has the SHA-256 {digest} instead of {file.sha256}"
 
 
 def _open(path: Path, file: pb.TraceFile) -> BinaryIO:
@@ -86,12 +182,23 @@ def _open(path: Path, file: pb.TraceFile) -> BinaryIO:
     return stream
 
 
-def _read(stream: BinaryIO, offset: int, file: pb.TraceFile) -> bytes:
+def _skip(stream: BinaryIO, offset: int, digest: "hashlib._Hash", file: pb.TraceFile) -> None:
+    """What the caller has already: only its part of the checksum is needed."""
+    done = 0
+    while done < offset:
+        done += len(_read_at(stream, done, min(CHUNK_BYTES, offset - done), digest, file))
+
+
+def _read(stream: BinaryIO, offset: int, digest: "hashlib._Hash", file: pb.TraceFile) -> bytes:
+    return _read_at(stream, offset, min(CHUNK_BYTES, file.size_bytes - offset), digest, file)
+
+
+def _read_at(stream: BinaryIO, offset: int, size: int, digest: "hashlib._Hash", file: pb.TraceFile) -> bytes:
     try:
-        stream.seek(offset)
-        data = stream.read(min(CHUNK_BYTES, file.size_bytes - offset))
+        data = stream.read(size)
     except OSError as exc:
-        raise _damaged(Path(file.name), f"cannot be read at {offset} ({exc.strerror})") from exc
-    if not data and offset < file.size_bytes:
-        raise _damaged(Path(file.name), f"ends at {offset} instead of {file.size_bytes}")
+        raise _damaged(file.name, f"cannot be read at {offset} ({exc.strerror})") from exc
+    if not data and size:
+        raise _damaged(file.name, f"ends at {offset} instead of {file.size_bytes}")
+    digest.update(data)
     return data

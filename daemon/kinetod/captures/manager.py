@@ -22,6 +22,8 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod import metrics
 from kinetod.attaching import Attacher
 from kinetod.captures.alignment import observe, plan
+from kinetod.captures.fetch import fetch
+from kinetod.captures.keeping import Keeping
 from kinetod.captures.recovery import recover_target
 from kinetod.captures.resolve import Resolved, Wanted, resolve, still_there
 from kinetod.captures.services import Services
@@ -42,7 +44,7 @@ from kinetod.errors import (
     invalid,
 )
 from kinetod.registry import Registry
-from kinetod.store import Store, key_of, store_error
+from kinetod.store import Store, folder_bytes, key_of, store_error
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +71,20 @@ class CaptureManager:
     """Makes, runs, finds and removes captures."""
 
     def __init__(
-        self, settings: Settings, registry: Registry, store: Store, services: Services, attacher: Attacher | None = None
+        self,
+        settings: Settings,
+        registry: Registry,
+        store: Store,
+        services: Services,
+        keeping: Keeping,
+        attacher: Attacher | None = None,
     ) -> None:
         self._settings = settings
         self._attacher = attacher  # None: only processes that have an agent
         self._registry = registry
         self._store = store
         self._services = services
+        self._keeping = keeping
         self._running: dict[str, _Running] = {}
         self._creating = asyncio.Lock()
         self._stopping = False
@@ -162,16 +171,25 @@ class CaptureManager:
         self._check_count()
         try:
             free = await asyncio.to_thread(self._store.free_bytes)
-            if free < self._config.min_free_bytes:
-                raise Exhausted(
-                    Reason.LOW_DISK,
-                    f"only {format_size(free)} are free on the disk of {self._store.state_dir}, "
-                    f"{format_size(self._config.min_free_bytes)} must stay free (kinetod --min-free-bytes); "
-                    "delete captures or free space",
-                )
+            if free < self._config.min_free_bytes + self._config.start_free_bytes:
+                raise self._low_disk(free)
             await asyncio.to_thread(self._store.check_writable)
         except OSError as exc:
             raise store_error(exc, self._store.state_dir) from exc
+
+    def _low_disk(self, free: int) -> Exhausted:
+        config, path = self._config, self._store.state_dir
+        needed = config.min_free_bytes + config.start_free_bytes
+        return Exhausted(
+            Reason.LOW_DISK,
+            f"only {format_size(free)} are free on the disk of {path}, a new capture needs {format_size(needed)}: "
+            f"{format_size(config.min_free_bytes)} must stay free (store.min_free_bytes), and "
+            f"{format_size(config.start_free_bytes)} are for itself (store.start_free_bytes); "
+            "delete captures or free space",
+            path=str(path),
+            free_bytes=free,
+            needed_bytes=needed,
+        )
 
     def _new_capture(self, spec: pb.CaptureSpec, targets: list[Resolved], requested_ns: int) -> pb.Capture:
         now_ns = time.time_ns()
@@ -182,6 +200,8 @@ class CaptureManager:
             created_ns=now_ns,
             host=self._services.host,
         )
+        if targets:
+            capture.owner_uid = targets[0].process.uid
         for resolved in targets:
             process = resolved.process
             target = capture.targets.add(pid=process.pid, start_time_ns=process.start_time_ns, process=process)
@@ -258,11 +278,13 @@ class CaptureManager:
         capture = running.capture
         capture.ended_ns = time.time_ns()
         capture.status = capture_status(target.verdict for target in capture.targets)
+        capture.local_bytes = await asyncio.to_thread(folder_bytes, self._store.capture_dir(capture.id))
         saved = await self._save(self._store.save_end, capture)
         running.watchers.ended()
         metrics.capture_ended(capture)
         if saved:
             del self._running[capture.id]
+            self._keeping.ended(capture)
         log.info("capture %s: %s", capture.id, pb.CaptureStatus.Name(capture.status))
 
     async def _save_target(self, capture_id: str, number: int, target: pb.Target, garbage: Path | None) -> None:
@@ -312,7 +334,7 @@ class CaptureManager:
         capture = await self._store.run(self._store.get, capture_id)
         if capture is None:
             raise _no_such_capture(capture_id)
-        return capture
+        return self._keeping.annotate(capture)
 
     async def page(self, labels: Mapping[str, str], size: int, token: str) -> tuple[list[pb.Capture], str]:
         """One page, newest first, and the token of the next one (empty: no more). Raises InvalidRequest."""
@@ -321,7 +343,10 @@ class CaptureManager:
         size = min(size or DEFAULT_PAGE, MAX_PAGE)
         before = _from_token(token) if token else None
         found = await self._store.run(self._store.page, labels, size=size + 1, before=before)
-        captures = [self._running[each.id].capture if each.id in self._running else each for each in found[:size]]
+        captures = [
+            self._running[each.id].capture if each.id in self._running else self._keeping.annotate(each)
+            for each in found[:size]
+        ]
         captures = _fitting(captures)
         return captures, _to_token(captures[-1]) if len(found) > len(captures) else ""
 
@@ -349,14 +374,30 @@ class CaptureManager:
             await asyncio.wait([running.task], timeout=CANCEL_WAIT_S)
         return await self.get(capture_id)
 
-    async def delete(self, capture_id: str) -> None:
-        """Raises NotFound, Precondition while it runs."""
+    async def delete(self, capture_id: str, *, keep_uploaded: bool = False) -> None:
+        """Raises NotFound, Precondition while it runs or is pinned."""
         if capture_id in self._running:
             raise Precondition(
                 Reason.CAPTURE_RUNNING, f"capture {capture_id} is running; cancel it first", capture_id=capture_id
             )
-        await self.get(capture_id)
-        await self._store.run(self._store.delete, capture_id)
+        await self._keeping.delete(await self.get(capture_id), keep_uploaded=keep_uploaded)
+
+    async def pin(self, capture_id: str, *, pinned: bool) -> pb.Capture:
+        """Keeps a capture from retention, or no longer. Raises NotFound."""
+        await self._keeping.pin(await self.get(capture_id), pinned)
+        if running := self._running.get(capture_id):
+            running.capture.pinned = pinned
+        return await self.get(capture_id)
+
+    async def verify(self, capture_id: str, *, uploaded: bool) -> AsyncIterator[pb.FileCheck]:
+        """Every stored file, read again. Raises NotFound, Precondition."""
+        async for check in self._keeping.verify(await self.get(capture_id), uploaded=uploaded):
+            yield check
+
+    async def fetch(self, request: pb.FetchTraceRequest) -> AsyncIterator[pb.TraceChunk]:
+        """The bytes of one file. Raises KinetodError."""
+        async for chunk in fetch(self._store, self._keeping.remote, await self.get(request.capture_id), request):
+            yield chunk
 
     async def stop(self, grace_s: float) -> None:
         """Ends all captures, keeping what is quickly decoded; the rest is done by the next daemon."""

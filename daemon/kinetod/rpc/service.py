@@ -7,14 +7,12 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerServicer
 
 from kinetod.agents import AgentHub
-from kinetod.captures.fetch import fetch
 from kinetod.captures.manager import CaptureManager
 from kinetod.host import HostInfo
 from kinetod.registry import Registry, checked_selector
 from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.status import streaming, unary
 from kinetod.rpc.watch_host import HostWatcher
-from kinetod.store import Store
 
 
 class ProfilerService(ProfilerServicer):
@@ -26,7 +24,6 @@ class ProfilerService(ProfilerServicer):
         hub: AgentHub,
         registry: Registry,
         captures: CaptureManager,
-        store: Store,
         host: HostInfo,
         watcher: HostWatcher,
         diagnoser: Diagnoser,
@@ -34,7 +31,6 @@ class ProfilerService(ProfilerServicer):
         self._hub = hub
         self._registry = registry
         self._captures = captures
-        self._store = store
         self._host = host
         self._watcher = watcher
         self._diagnoser = diagnoser
@@ -76,15 +72,25 @@ class ProfilerService(ProfilerServicer):
     @unary
     async def DeleteCapture(self, request: pb.DeleteCaptureRequest) -> pb.DeleteCaptureResponse:
         """Removes a finished capture."""
-        await self._captures.delete(request.id)
+        await self._captures.delete(request.id, keep_uploaded=request.keep_uploaded)
         return pb.DeleteCaptureResponse()
 
     @streaming
     async def FetchTrace(self, request: pb.FetchTraceRequest) -> AsyncIterator[pb.TraceChunk]:
         """The bytes of one file."""
-        capture = await self._captures.get(request.capture_id)
-        async for chunk in fetch(self._store, capture, request):
+        async for chunk in self._captures.fetch(request):
             yield chunk
+
+    @unary
+    async def PinCapture(self, request: pb.PinCaptureRequest) -> pb.Capture:
+        """Keeps a capture from retention, or no longer."""
+        return await self._captures.pin(request.id, pinned=request.pinned)
+
+    @streaming
+    async def VerifyCapture(self, request: pb.VerifyCaptureRequest) -> AsyncIterator[pb.FileCheck]:
+        """Reads every stored file again."""
+        async for check in self._captures.verify(request.id, uploaded=request.uploaded):
+            yield check
 
     @unary
     async def GetHost(self, _request: pb.GetHostRequest) -> pb.Host:

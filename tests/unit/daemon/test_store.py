@@ -1,3 +1,4 @@
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +7,20 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.errors import Exhausted, Precondition, StartError
 from kinetod.store import Store, file_digest, folder_bytes, key_of, store_error
+
+FIRST_SCHEMA = """
+CREATE TABLE captures (id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL,
+    status INTEGER NOT NULL, host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL,
+    spec TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE targets (capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, number INTEGER NOT NULL,
+    pid INTEGER NOT NULL, start_time_ns INTEGER NOT NULL, verdict INTEGER NOT NULL, target TEXT NOT NULL,
+    PRIMARY KEY (capture_id, number)) WITHOUT ROWID;
+CREATE TABLE labels (capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, key TEXT NOT NULL,
+    value TEXT NOT NULL, PRIMARY KEY (capture_id, key)) WITHOUT ROWID;
+INSERT INTO captures VALUES ('c1', 1, 2, 2, 'h', NULL, 'x', '{}');
+INSERT INTO targets VALUES ('c1', 0, 5, 6, 1, '{"pid": 5, "process": {"uid": 7}}');
+PRAGMA user_version=1;
+"""
 
 
 @pytest.fixture
@@ -65,11 +80,58 @@ def test_pages_are_newest_first_and_filtered(store: Store) -> None:
 
 def test_a_deleted_capture_leaves_nothing(store: Store) -> None:
     store.insert(capture(1, run="1"), key="k", request_hash="h")
-    store.delete("c1")
+    asyncio.run(store.remove("c1"))
     assert store.get("c1") is None
     assert store.by_key("k") is None
     assert list(store.captures_dir.iterdir()) == []
     store.insert(capture(1, run="1"), key="k", request_hash="h")
+
+
+def test_an_uploaded_capture_whose_files_go_keeps_its_entry(store: Store) -> None:
+    store.insert(capture(1), key="", request_hash="h")
+    store.set_upload("c1", pb.Upload(state=pb.UPLOAD_STATE_UPLOADED, url="s3://b/c1"))
+    asyncio.run(store.remove("c1"))
+    left = store.get("c1")
+    assert left is not None
+    assert (left.local_bytes, left.upload.url) == (0, "s3://b/c1")
+    assert not store.capture_dir("c1").exists()
+
+
+def test_a_removal_that_a_crash_interrupted_is_ended_at_the_next_start(store: Store) -> None:
+    for number, upload in ((1, None), (2, pb.Upload(state=pb.UPLOAD_STATE_UPLOADED))):
+        store.insert(capture(number), key="", request_hash="h")
+        store.set_upload(f"c{number}", upload)
+        store.capture_dir(f"c{number}").rename(store.state_dir / "trash" / f"c{number}")
+    store.clean_up()
+    assert [(each.id, each.local_bytes) for each in store.holdings()] == [("c2", 0)]
+    assert list((store.state_dir / "trash").iterdir()) == []
+
+
+def test_what_is_found_at_a_file_is_noted_in_its_record(store: Store) -> None:
+    made = capture(1)
+    made.targets[1].files.add(format="chrome", sha256="1")
+    made.targets[1].files.add(format="perfetto", sha256="2")
+    store.insert(made, key="", request_hash="h")
+    key = key_of(made.targets[1])
+    store.note_check("c1", key, "perfetto", damage="", now_ns=5)
+    store.note_check("c1", key, "chrome", damage="is gone", now_ns=6)
+    found = store.get("c1")
+    assert found is not None
+    assert [(file.damage, file.verified_ns) for file in found.targets[1].files] == [("is gone", 0), ("", 5)]
+
+
+def test_an_index_of_the_first_version_is_brought_forward(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with sqlite3.connect(state / "index.sqlite") as old:
+        old.executescript(FIRST_SCHEMA)
+    old.close()
+    store = Store(state)
+    store.insert(capture(2), key="", request_hash="h")
+    first, second = store.holdings()
+    store.close()
+    assert (first.id, first.owner_uid, first.pinned, first.local_bytes, first.uploaded) == ("c1", 7, False, None, False)
+    assert second.id == "c2"
 
 
 def test_a_failed_insert_leaves_no_folder(store: Store) -> None:
@@ -87,6 +149,7 @@ def test_cleaning_up_removes_what_no_row_knows_and_what_is_half_written(store: S
     (folder / "target.json").write_bytes(b"{}")
     (store.captures_dir / "orphan").mkdir()
     (store.state_dir / "trash" / "old").mkdir()
+    (store.state_dir / "trash" / "old" / "file").write_bytes(b"")
     store.clean_up()
     assert [path.name for path in folder.iterdir()] == ["target.json"]
     assert [path.name for path in store.captures_dir.iterdir()] == ["c1"]

@@ -1,0 +1,54 @@
+"""The tables of the store's index, and the way from older versions of them to this one."""
+
+import sqlite3
+
+VERSION = 2
+_TABLES = """
+CREATE TABLE captures (
+    id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
+    host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL,
+    pinned INTEGER NOT NULL DEFAULT 0, owner_uid INTEGER, local_bytes INTEGER, upload TEXT
+) WITHOUT ROWID;
+CREATE INDEX captures_by_time ON captures (created_ns, id);
+CREATE TABLE targets (
+    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, number INTEGER NOT NULL,
+    pid INTEGER NOT NULL, start_time_ns INTEGER NOT NULL, verdict INTEGER NOT NULL, target TEXT NOT NULL,
+    PRIMARY KEY (capture_id, number)
+) WITHOUT ROWID;
+CREATE TABLE labels (
+    capture_id TEXT NOT NULL REFERENCES captures (id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (capture_id, key)
+) WITHOUT ROWID;
+CREATE INDEX labels_by_key ON labels (key, value);
+"""
+# By the version that they start from.
+_STEPS = {
+    1: """
+ALTER TABLE captures ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE captures ADD COLUMN owner_uid INTEGER;
+ALTER TABLE captures ADD COLUMN local_bytes INTEGER;
+ALTER TABLE captures ADD COLUMN upload TEXT;
+UPDATE captures SET owner_uid = (
+    SELECT coalesce(json_extract(target, '$.process.uid'), 0) FROM targets WHERE capture_id = id AND number = 0
+);
+""",
+}
+
+
+def prepare(db: sqlite3.Connection) -> int:
+    """Makes or brings forward the tables, in one transaction; the version that was found (0: an empty file).
+
+    Does nothing to a version that it does not know. Raises sqlite3.Error.
+    """
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    if found == 0:
+        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version={VERSION}; COMMIT;")
+    elif found in _STEPS:
+        steps = "".join(_STEPS[version] for version in range(found, VERSION))
+        db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version={VERSION}; COMMIT;")
+    return int(found)
+
+
+def is_known(version: int) -> bool:
+    """Whether this kinetod can use an index of that version."""
+    return version in (0, VERSION, *_STEPS)

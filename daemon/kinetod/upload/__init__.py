@@ -1,0 +1,1 @@
+"""Uploads of captures to object storage, and reading them back."""

@@ -1,0 +1,54 @@
+"""manifest.json: what an uploaded capture consists of. It is written last, so that it says that all of it is there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kinetod.upload.interface import BLOCK_BYTES, RemoteDamage, Stored
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`capture` is the capture as the interface shows it; `damaged` are files that were lost before the upload."""
+
+    capture: Mapping[str, Any]
+    files: Mapping[str, Stored]  # by path below the capture's folder
+    damaged: Mapping[str, str]
+
+    def to_bytes(self) -> bytes:
+        """As it is stored."""
+        files = {path: asdict(stored) for path, stored in sorted(self.files.items())}
+        document = {
+            "version": VERSION,
+            "block_bytes": BLOCK_BYTES,
+            "capture": self.capture,
+            "files": files,
+            "damaged": dict(self.damaged),
+        }
+        return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def from_bytes(data: bytes) -> Manifest:
+    """Raises RemoteDamage."""
+    try:
+        document = json.loads(data)
+        if document["version"] != VERSION or document["block_bytes"] != BLOCK_BYTES:
+            raise RemoteDamage(f"the manifest has version {document['version']}, this kinetod knows {VERSION}")
+        files = {path: to_stored(each) for path, each in document["files"].items()}
+        return Manifest(capture=document["capture"], files=files, damaged=document["damaged"])
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise RemoteDamage(f"the manifest cannot be read: {exc!r}") from exc
+
+
+def to_stored(value: Mapping[str, Any]) -> Stored:
+    """From JSON. Raises ValueError, KeyError, TypeError."""
+    stored = Stored(
+        size_bytes=int(value["size_bytes"]), sha256=str(value["sha256"]), blocks=tuple(map(str, value["blocks"]))
+    )
+    if len(stored.blocks) != -(-stored.size_bytes // BLOCK_BYTES):
+        raise ValueError(f"{stored.size_bytes} bytes have {len(stored.blocks)} blocks")
+    return stored

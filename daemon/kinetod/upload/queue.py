@@ -1,0 +1,292 @@
+"""The queue of uploads: what has ended and is not uploaded yet, oldest first, until it is.
+
+Theory of operation
+    What is to be uploaded follows from the store (ended, files here, not uploaded), so the queue needs no file of its
+    own: a new daemon makes it again, and upload.json in each capture's folder says how far that one had come.
+    An upload that fails is tried again after a pause that doubles up to `upload.retry_pause`, with jitter, as often
+    as it takes: nothing is given up, and retention removes nothing that is not uploaded.
+    A local file that turns out to be damaged is marked in the index and left out; the rest goes on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format
+from kineto_protos.units import format_duration, format_size
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats import STORED_NAMES
+
+from kinetod import metrics
+from kinetod.config import Config, Settings
+from kinetod.errors import KinetodError
+from kinetod.store import Store, key_of
+from kinetod.upload.client import UploadWorker
+from kinetod.upload.interface import STATE_FILE, LocalDamage, UploadError
+from kinetod.upload.job import file_names
+from kinetod.upload.urls import capture_url
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+_MOST_DOUBLINGS = 30
+
+
+@dataclass(slots=True)
+class _Item:
+    due: float = 0.0  # by the loop's clock
+    failures: int = 0
+    bytes_done: int = 0
+    total_bytes: int = 0
+    task: "asyncio.Task[None] | None" = None
+
+
+class Uploader:
+    """Uploads every ended capture while `upload.url` is set. `uploaded` is called after each."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        worker: UploadWorker,
+        *,
+        host: str,
+        uploaded: Callable[[], None] = lambda: None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._worker = worker
+        self._host = host
+        self._uploaded = uploaded
+        self._jitter = jitter
+        self._items: dict[str, _Item] = {}
+        self._damaged: dict[str, dict[str, str]] = {}  # files that the record does not know, by capture
+        self._wake = asyncio.Event()
+        self._rescan = True
+        settings.subscribe(self._reconfigured)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether captures are uploaded at all."""
+        return bool(self._settings.current.upload_url)
+
+    def add(self, capture_id: str) -> None:
+        """A capture has ended."""
+        if self.enabled:
+            self._items.setdefault(capture_id, _Item())
+            self._changed()
+
+    def _reconfigured(self, _config: Config) -> None:
+        self._rescan = True
+        self._wake.set()
+
+    def _changed(self) -> None:
+        metrics.uploads_waiting(len(self._items))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                if self._rescan:
+                    self._rescan = False
+                    await self._scan()
+                pause = self._start_due(loop.time())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause)
+                self._wake.clear()
+        finally:
+            tasks = [item.task for item in self._items.values() if item.task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _scan(self) -> None:
+        if not self.enabled:
+            for capture_id in [each for each, item in self._items.items() if item.task is None]:
+                del self._items[capture_id]
+        else:
+            for holding in await self._store.run(self._store.holdings):
+                if holding.ended_ns and holding.local_bytes != 0 and not holding.uploaded:
+                    self._items.setdefault(holding.id, _Item())
+        metrics.uploads_waiting(len(self._items))
+
+    def _start_due(self, now: float) -> float | None:
+        """Starts what may start; seconds until something else may, None: when something happens."""
+        config = self._settings.current
+        running = sum(item.task is not None for item in self._items.values())
+        if running and self._worker.outdated():
+            return None  # the changed settings need another worker: let this one finish
+        waiting = sorted((item.due, each) for each, item in self._items.items() if item.task is None)
+        for due, capture_id in waiting:
+            if running >= config.upload_parallel or not self.enabled:
+                return None
+            if due > now:
+                return due - now
+            item = self._items[capture_id]
+            item.task = asyncio.create_task(self._try(capture_id, item), name=f"upload {capture_id}")
+            running += 1
+        return None
+
+    async def _try(self, capture_id: str, item: _Item) -> None:
+        try:
+            if await self._upload(capture_id, item):
+                self._items.pop(capture_id, None)
+                self._damaged.pop(capture_id, None)
+        except LocalDamage as exc:
+            await self._mark(capture_id, exc)
+        except (UploadError, KinetodError, OSError) as exc:
+            await self._failed(capture_id, item, str(exc))
+        except Exception:
+            log.exception("uploading capture %s failed", capture_id)
+            await self._failed(capture_id, item, "an error of the daemon itself; its log has the details")
+        finally:
+            item.task = None
+            self._changed()
+
+    async def _upload(self, capture_id: str, item: _Item) -> bool:
+        """Whether there is nothing left to do. Raises UploadError, KinetodError."""
+        began = time.monotonic()
+        config = self._settings.current
+        capture = await self._store.run(self._store.get, capture_id)
+        folder = self._store.capture_dir(capture_id)
+        if capture is None or not await asyncio.to_thread(file_names, folder):
+            return True
+        url = capture_url(config.upload_url, capture.host, capture_id)
+        item.total_bytes, item.bytes_done = capture.local_bytes, 0
+        capture.ClearField("upload")
+        capture.ClearField("local_bytes")
+        job = {
+            "do": "upload",
+            "folder": str(folder),
+            "url": url,
+            "capture": json_format.MessageToDict(capture, preserving_proto_field_name=True),
+            "known": _known(capture),
+            "damaged": {**_damaged(capture), **self._damaged.get(capture_id, {})},
+        }
+
+        def progress(done: int) -> None:
+            item.bytes_done = done
+
+        answer, _ = await self._worker.ask(job, progress)
+        upload = pb.Upload(
+            state=pb.UPLOAD_STATE_UPLOADED,
+            url=url,
+            bytes=answer["size"],
+            total_bytes=answer["size"],
+            uploaded_ns=time.time_ns(),
+            manifest_sha256=answer["manifest_sha256"],
+        )
+        await self._store.run(self._store.set_upload, capture_id, upload)
+        metrics.uploaded(upload.bytes, time.monotonic() - began)
+        log.info("capture %s is uploaded to %s and verified (%s)", capture_id, url, format_size(upload.bytes))
+        await self._after(capture_id)
+        return True
+
+    async def _after(self, capture_id: str) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread((self._store.capture_dir(capture_id) / STATE_FILE).unlink, missing_ok=True)
+        now = await self._store.run(self._store.get, capture_id)
+        if now is not None and not now.pinned and not self._settings.current.keep_local:
+            await self._store.remove(capture_id)
+            log.info("capture %s: the local copy is removed: it is uploaded and store.keep_local is off", capture_id)
+        self._uploaded()
+
+    async def _mark(self, capture_id: str, exc: LocalDamage) -> None:
+        """A damaged file is left out of the next try, which comes at once."""
+        log.error("capture %s has a damaged file: %s; the others are uploaded", capture_id, exc)
+        metrics.upload_failed("local-damage")
+        self._damaged.setdefault(capture_id, {})[exc.path] = exc.problem
+        capture = await self._store.run(self._store.get, capture_id)
+        for target in capture.targets if capture is not None else ():
+            for file in target.files:
+                if exc.path == stored_path(target, file.format):
+                    note = self._store.note_check
+                    with contextlib.suppress(KinetodError):
+                        await self._store.run(
+                            note, capture_id, key_of(target), file.format, damage=exc.problem, now_ns=time.time_ns()
+                        )
+
+    async def _failed(self, capture_id: str, item: _Item, problem: str) -> None:
+        item.failures += 1
+        metrics.upload_failed("store")
+        pause_s = self._pause_s(item.failures)
+        item.due = asyncio.get_running_loop().time() + pause_s
+        log.warning(
+            "uploading capture %s failed, try %d: %s; again in %s",
+            capture_id, item.failures, problem, format_duration(int(pause_s * 1e9)),
+        )  # fmt: skip
+        upload = pb.Upload(
+            state=pb.UPLOAD_STATE_RETRYING,
+            url=self._url(capture_id),
+            failures=item.failures,
+            error=problem,
+            next_try_ns=time.time_ns() + int(pause_s * 1e9),
+        )
+        with contextlib.suppress(KinetodError):
+            await self._store.run(self._store.set_upload, capture_id, upload)
+
+    def _pause_s(self, failures: int) -> float:
+        most = self._settings.current.upload_retry_pause_ns / 1e9
+        longest = min(most, FIRST_PAUSE_S * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
+        return longest * (0.5 + self._jitter() / 2)
+
+    def _url(self, capture_id: str) -> str:
+        prefix = self._settings.current.upload_url
+        return capture_url(prefix, self._host, capture_id) if prefix else ""
+
+    def annotate(self, capture: pb.Capture) -> None:
+        """Adds what only the queue knows to the public state of an ended capture."""
+        item = self._items.get(capture.id)
+        if item is None or capture.upload.state == pb.UPLOAD_STATE_UPLOADED:
+            if item is None and capture.upload.state == pb.UPLOAD_STATE_RETRYING and not self.enabled:
+                capture.upload.next_try_ns = 0  # not before uploads are switched on again
+            return
+        upload = capture.upload
+        upload.url = upload.url or self._url(capture.id)
+        if item.task is not None:
+            upload.state = pb.UPLOAD_STATE_RUNNING
+            upload.bytes, upload.total_bytes = item.bytes_done, max(item.total_bytes, item.bytes_done)
+        elif not item.failures:
+            upload.state = pb.UPLOAD_STATE_WAITING
+
+    def is_pending(self, capture_id: str) -> bool:
+        """Whether it is to be uploaded and is not yet."""
+        return capture_id in self._items
+
+    async def withdraw(self, capture_id: str) -> None:
+        """Takes a capture out of the queue; returns when nothing of it is under way any more."""
+        item = self._items.pop(capture_id, None)
+        if item is not None and item.task is not None:
+            item.task.cancel()
+            await asyncio.gather(item.task, return_exceptions=True)
+        self._changed()
+
+
+def stored_path(target: pb.Target, format_: str) -> str:
+    """Of a file below the folder of its capture's targets, and of the uploaded capture."""
+    return f"{key_of(target)}/{STORED_NAMES[format_]}"
+
+
+def _known(capture: pb.Capture) -> dict[str, Any]:
+    return {
+        stored_path(target, file.format): (file.size_bytes, file.sha256)
+        for target in capture.targets
+        for file in target.files
+    }
+
+
+def _damaged(capture: pb.Capture) -> dict[str, str]:
+    return {
+        stored_path(target, file.format): file.damage
+        for target in capture.targets
+        for file in target.files
+        if file.damage
+    }

@@ -1,0 +1,22 @@
+"""From the configuration to what the upload worker needs."""
+
+from kinetod.config import Config
+from kinetod.upload.credentials import credential_variables
+from kinetod.upload.interface import WorkerOptions
+from kinetod.upload.urls import scheme_of
+
+
+def worker_options(config: Config) -> WorkerOptions:
+    """Of the worker that is started next."""
+    return WorkerOptions(
+        bytes_per_second=config.upload_bytes_per_second,
+        endpoint=config.upload_endpoint,
+        timeout_s=config.upload_timeout_ns / 1e9,
+    )
+
+
+def worker_environ(config: Config) -> dict[str, str]:
+    """The variables by which the store's library finds `upload.credentials`. Blocking. Raises OSError."""
+    if config.upload_credentials is None or not config.upload_url:
+        return {}
+    return credential_variables(scheme_of(config.upload_url), config.upload_credentials)
