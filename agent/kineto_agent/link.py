@@ -12,7 +12,8 @@ Theory of operation
     After a live attach the link is the channel that the daemon has pulled out of this process (`adopted`): there is
     nowhere else to connect to, so its end is the end of the link.
 
-    Only a daemon of root or of the process's own user is spoken to: anybody can make a socket in /tmp.
+    Only a daemon of root or of the process's own user is spoken to: anybody can make a socket in /tmp. Or one of a
+    user to whom root has given the socket's folder in /run (the system's daemon has a user of its own).
 
     A program may close descriptors that it did not open (daemonizing does). Before each use the link looks
     whether its number still names its socket, and lets go of the number if not.
@@ -45,6 +46,18 @@ REFUSED_BACKOFF_NS = 600_000_000_000  # a refusal does not change until somebody
 MAX_QUEUED_FRAMES = 256
 _CONNECT_TIMEOUT_S = 1.0
 _UCRED = struct.Struct("iII")  # pid, uid, gid
+
+
+def vouched_for(path: str, uid: int, run: str = "/run") -> bool:
+    """Whether the socket lies in a folder of that user directly in /run, where only root makes folders."""
+    folder = os.path.dirname(path)
+    if os.path.dirname(folder) != run:
+        return False
+    try:
+        parent, status = os.lstat(run), os.lstat(folder)
+    except OSError:
+        return False
+    return status.st_uid == uid and parent.st_uid == 0 and not parent.st_mode & 0o022
 
 
 class LinkClosed(Exception):
@@ -126,7 +139,7 @@ class Link:
             connection.settimeout(_CONNECT_TIMEOUT_S)
             connection.connect(path)
             _pid, uid, _gid = _UCRED.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
-            if uid not in (0, os.geteuid()):
+            if uid not in (0, os.geteuid()) and not vouched_for(path, uid):
                 raise OSError("its owner is uid %d, neither root nor this user" % uid)
             connection.setblocking(False)
         except (OSError, ValueError) as exc:  # ValueError: a NUL in the path

@@ -16,8 +16,7 @@ from kineto_protos.units import format_duration
 
 from kinetod import metrics
 from kinetod.agents import Agent, AgentHub
-from kinetod.attach.helpers import AttachHelpers
-from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach.interface import AttachCode, Attached, AttachError, Helpers
 from kinetod.attach.proxies import Proxies
 from kinetod.identity import ProcessKey, Unidentified, identity_of
 from kinetod.link import Connection, LinkServer
@@ -32,7 +31,7 @@ class Attacher:
 
     def __init__(
         self,
-        helpers: AttachHelpers,
+        helpers: Helpers,
         link: LinkServer,
         hub: AgentHub,
         *,
@@ -107,7 +106,7 @@ class Attacher:
             channel.close()
             raise AttachError(AttachCode.GONE, f"{exc}, while it was attached to") from exc
         try:
-            link = await self._proxies.start(key.pid, channel)
+            link = await self._proxies.start(key, channel)
         except BaseException:
             identity.close()
             raise

@@ -197,6 +197,8 @@ def _exit_status_of_zombie(identity: Identity, proc: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         stat = _stat_fields(identity.pid, proc)
         same = start_time_ns(identity.pid, proc) == identity.key.start_time_ns
-        if same and stat[0] == "Z":
-            return int(stat[_STAT_EXIT_CODE])
+        status = int(stat[_STAT_EXIT_CODE])
+        # To who may not trace the process the kernel says 0, whatever it is.
+        if same and stat[0] == "Z" and (status or os.geteuid() in (0, identity.uid)):
+            return status
     return None

@@ -1,9 +1,10 @@
 """What the kernel says of processes: owner, command, GPUs, launcher. Blocking; call it in a thread."""
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,30 @@ class ProcessFacts:
     is_python: bool
     parent_pid: int = 0
     is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
+    hidden: bool = False  # the kernel does not show us what PrivateFacts has
+
+    def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
+        """The same with what somebody else could read."""
+        return replace(
+            self,
+            gpus=private.gpus,
+            rank=private.rank,
+            world_size=private.world_size,
+            job_id=private.job_id,
+            is_python=self.is_python or private.is_python,
+            hidden=False,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateFacts:
+    """What the kernel shows to the process's own user and to those who may trace it."""
+
+    gpus: tuple[int, ...] = ()
+    rank: int | None = None
+    world_size: int | None = None
+    job_id: str = ""
+    is_python: bool = False  # by its executable
 
 
 def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
@@ -48,24 +73,43 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
                 return None
             uid = process.uids().effective
             user = clean(process.username(), 64)
-            command = process.cmdline() or [process.name()]
+            arguments = process.cmdline()  # none: a thread of the kernel
+            command = arguments or [process.name()]
             parent_pid = process.ppid()
     except (OSError, psutil.Error, ValueError):
         return None
-    environ = _environ(pid, proc)
+    private = read_private(pid, proc)
     return ProcessFacts(
         key=key,
         uid=uid,
         user=user,
         command=_clipped(command),
+        gpus=private.gpus,
+        rank=private.rank,
+        world_size=private.world_size,
+        job_id=private.job_id,
+        is_python=private.is_python or bool(command[0] and _PYTHON.fullmatch(Path(command[0]).name)),
+        parent_pid=parent_pid,
+        is_ours=_is_ours(command),
+        hidden=bool(arguments) and _hidden(pid, proc),
+    )
+
+
+def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
+    """What may not be read is empty."""
+    environ = _environ(pid, proc)
+    return PrivateFacts(
         gpus=open_gpus(pid, proc),
         rank=_number(environ, RANK_VARIABLES),
         world_size=_number(environ, WORLD_SIZE_VARIABLES),
         job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
-        is_python=_is_python(pid, command, proc),
-        parent_pid=parent_pid,
-        is_ours=_is_ours(command),
+        is_python=_runs_python(pid, proc),
     )
+
+
+def _hidden(pid: int, proc: Path) -> bool:
+    """Whether its open files may not be seen."""
+    return not os.access(proc / str(pid) / "fd", os.R_OK, effective_ids=True)
 
 
 def _is_ours(command: list[str]) -> bool:
@@ -123,8 +167,7 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text) <= _INT32_MAX else None
 
 
-def _is_python(pid: int, command: list[str], proc: Path) -> bool:
-    names = [Path(command[0]).name] if command and command[0] else []
+def _runs_python(pid: int, proc: Path) -> bool:
     with contextlib.suppress(OSError):
-        names.append((proc / str(pid) / "exe").readlink().name)
-    return any(_PYTHON.fullmatch(name) for name in names)
+        return _PYTHON.fullmatch((proc / str(pid) / "exe").readlink().name) is not None
+    return False

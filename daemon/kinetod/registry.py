@@ -2,16 +2,17 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.agents import Agent, AgentHub
 from kinetod.errors import invalid
 from kinetod.identity import PROC, ProcessKey
-from kinetod.procs import ProcessFacts, foreign_pids, read_facts
+from kinetod.procs import PrivateFacts, ProcessFacts, foreign_pids, read_facts
 
 DESCRIBE_DEADLINE_S = 0.5
 MAX_REGEX_CHARS = 512
@@ -94,12 +95,20 @@ class Candidate:
         return self.process.agent_state != pb.AGENT_STATE_NONE
 
 
-class Registry:
-    """Joins AgentHub and /proc."""
+class Privileged(Protocol):
+    """Who may read of processes what we may not: the attach helper service."""
 
-    def __init__(self, hub: AgentHub, *, proc: Path = PROC) -> None:
+    async def private_facts(self, keys: Iterable[ProcessKey]) -> Mapping[ProcessKey, PrivateFacts]:
+        """Of as many as can be had."""
+
+
+class Registry:
+    """Joins AgentHub and /proc. Without `privileged` the facts of processes that we may not read are left out."""
+
+    def __init__(self, hub: AgentHub, *, proc: Path = PROC, privileged: Privileged | None = None) -> None:
         self._hub = hub
         self._proc = proc
+        self._privileged = privileged
 
     async def processes(self, match: Match, *, include_without_agent: bool) -> list[pb.Process]:
         """The selected processes with fresh data, by pid."""
@@ -113,12 +122,12 @@ class Registry:
         """Those of `pids` that exist and have an agent, are Python, or use a GPU; `fresh` asks the agents."""
         wanted = set(pids)
         agents = [agent for agent in self._hub.agents() if agent.key.pid in wanted]
-        facts_task = asyncio.to_thread(lambda: [read_facts(pid, self._proc) for pid in pids])
+        facts_task = self._facts(pids)
         if fresh:
             facts, _ = await asyncio.gather(facts_task, self._hub.refresh(agents, DESCRIBE_DEADLINE_S))
         else:
             facts = await facts_task
-        joined = [self._join(each) for each in facts if each is not None]
+        joined = [self._join(each) for each in facts]
         return [candidate for candidate in joined if candidate is not None]
 
     async def selected(self, match: Match, *, attachable: bool) -> list[Candidate]:
@@ -141,8 +150,17 @@ class Registry:
 
     async def candidate(self, pid: int) -> Candidate | None:
         """One process whatever it is; None if there is no such process."""
-        facts = await asyncio.to_thread(read_facts, pid, self._proc)
-        return None if facts is None else self._join(facts, anything=True)
+        facts = await self._facts([pid])
+        return self._join(facts[0], anything=True) if facts else None
+
+    async def _facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
+        """Of those that exist."""
+        found = await asyncio.to_thread(lambda: [read_facts(pid, self._proc) for pid in pids])
+        facts = [each for each in found if each is not None]
+        if self._privileged is None:
+            return facts
+        private = await self._privileged.private_facts([each.key for each in facts if each.hidden])
+        return [each.with_private(private[each.key]) if each.key in private else each for each in facts]
 
     def agent_pids(self) -> list[int]:
         """Processes with an agent, also with one that we cannot talk to."""

@@ -6,6 +6,8 @@ Theory of operation
     and one packet its answer:
         {"id", "ok": true, "method", "stopped_ns", "latency_ns"} and the channel's descriptor (SCM_RIGHTS)
         {"id", "ok": false, "code", "reason"}
+    With "do" it is something else than an attach, which the attach service lets a helper do because reading a hostile
+    process can block (`questions.py`); the answer is {"id", "ok": true, …}.
     The process ends when the socket is closed. It may be killed at any moment: the target goes on.
 
     All that an attach needs is imported before the first request, and the agent that travels is packed.
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kinetod.attach import questions
 from kinetod.attach.interface import AttachCode, Attached, AttachError, Deadline
 from kinetod.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
 
@@ -74,6 +77,9 @@ def parse(data: bytes) -> tuple[int, Request]:
 
 def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket | None]:
     """Carries one request out."""
+    fields = json.loads(data)
+    if "do" in fields:
+        return {"id": int(fields["id"]), "ok": True, **questions.answer(fields)}, None
     number, request = parse(data)
     pid = request.key.pid
     try:

@@ -33,14 +33,20 @@ log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "kinetod.attach.helper")
 MAX_HELPERS = 8
-MAX_ANSWER_BYTES = 16 << 10
+MAX_ANSWER_BYTES = 64 << 10
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 _EXIT_S = 2.0
 _CMSG_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # one is the most; more are closed
 
 
-class _Crashed(Exception):
-    pass
+class Crashed(Exception):
+    """A helper ended, or said what it should not. how: its exit status."""
+
+    how = ""
+
+
+class TooLate(Exception):
+    """A helper was killed at the deadline of what it did."""
 
 
 class _Helper:
@@ -74,22 +80,22 @@ class _Helper:
                 log.info("attach helper %d: %s", self.process.pid, text)
 
     async def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-        """One request, one answer and its descriptor, which the caller owns. Raises _Crashed."""
+        """One request, one answer and its descriptor, which the caller owns. Raises Crashed."""
         try:
             self._sock.send(json.dumps(request).encode(), socket.MSG_NOSIGNAL)
             await self._readable()
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             data, ancillary, _, _ = self._sock.recvmsg(MAX_ANSWER_BYTES, _CMSG_SPACE, flags)  # recv_fds has no flags
         except OSError as exc:
-            raise _Crashed(str(exc)) from exc
+            raise Crashed(str(exc)) from exc
         fds = descriptors(ancillary)
         try:
             answer = json.loads(data) if data else None
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
-                raise _Crashed("it answered something else" if data else "it ended")
+                raise Crashed("it answered something else" if data else "it ended")
             return answer, fds.pop() if fds else None
         except ValueError as exc:
-            raise _Crashed(str(exc)) from exc
+            raise Crashed(str(exc)) from exc
         finally:
             for fd in fds:
                 os.close(fd)
@@ -144,37 +150,60 @@ class AttachHelpers:
         """Warms all helpers up. Raises OSError if none can be started."""
         self._idle = list(await asyncio.gather(*(_Helper.start(self._command) for _ in range(self._count))))
 
-    async def attach(self, key: ProcessKey, *, deadline_s: float) -> tuple[Attached, socket.socket]:
-        """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
-        async with self._slots:
-            return await self._attach(key, deadline_s)
+    async def attach(
+        self, key: ProcessKey, *, deadline_s: float, boot_time_ns: int = BOOT_TIME_NS
+    ) -> tuple[Attached, socket.socket]:
+        """Brings the agent into a process. The channel is the caller's. Raises AttachError.
 
-    async def _attach(self, key: ProcessKey, deadline_s: float) -> tuple[Attached, socket.socket]:
+        boot_time_ns: from which the key's start time is reckoned.
+        """
+        async with self._slots:
+            return await self._attach(key, deadline_s, boot_time_ns)
+
+    async def _attach(self, key: ProcessKey, deadline_s: float, boot_time_ns: int) -> tuple[Attached, socket.socket]:
         try:
-            helper = await self._take()
+            request = self._request(key, deadline_s, boot_time_ns)
+            answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
         except OSError as exc:
             raise AttachError(
                 AttachCode.FAILED, f"process {key.pid}: the daemon cannot start an attach helper: {exc.strerror}"
             ) from exc
-        self._busy.add(helper)
-        try:
-            async with asyncio.timeout(deadline_s + KILL_GRACE_S):
-                answer, fd = await helper.ask(self._request(key, deadline_s))
-        except TimeoutError:
-            await helper.stop(kill=True)
+        except TooLate:
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
                 "--attach-deadline); it is as it was. Is it stuck in a call that holds the interpreter? Try again",
             ) from None
-        except _Crashed as exc:
-            how = await helper.stop(kill=False)  # killing what has just ended would hide its exit status
-            log.error("attaching to process %d crashed its helper (%s, %s)", key.pid, exc, how)
+        except Crashed as exc:
+            log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
             raise AttachError(
                 AttachCode.FAILED,
-                f"the helper that attached to process {key.pid} crashed ({how}); the process goes on, the daemon's log "
-                "may say more. Try again",
+                f"the helper that attached to process {key.pid} crashed ({exc.how}); the process goes on, the daemon's "
+                "log may say more. Try again",
             ) from exc
+        return _outcome(answer, fd, key)
+
+    async def ask(self, question: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
+        """Something else than an attach (`questions.py`). Raises OSError, TooLate, Crashed."""
+        async with self._slots:
+            answer, fd = await self._answer({"id": self._number(), **question}, deadline_s)
+        if fd is not None:
+            os.close(fd)
+        return answer
+
+    async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
+        """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""
+        helper = await self._take()
+        self._busy.add(helper)
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await helper.ask(request)
+        except TimeoutError:
+            await helper.stop(kill=True)
+            raise TooLate from None
+        except Crashed as exc:
+            exc.how = await helper.stop(kill=False)  # killing what has just ended would hide its exit status
+            raise
         except BaseException:
             await helper.stop(kill=True)
             raise
@@ -183,16 +212,19 @@ class AttachHelpers:
         finally:
             self._busy.discard(helper)
             self._refill()
-        return _outcome(answer, fd, key)
+        return answer
 
-    def _request(self, key: ProcessKey, deadline_s: float) -> dict[str, Any]:
+    def _number(self) -> int:
         self._requests += 1
+        return self._requests
+
+    def _request(self, key: ProcessKey, deadline_s: float, boot_time_ns: int) -> dict[str, Any]:
         self._token = max(self._token + 1, time.time_ns())
         return {
-            "id": self._requests,
+            "id": self._number(),
             "pid": key.pid,
             "start_time_ns": key.start_time_ns,
-            "boot_time_ns": BOOT_TIME_NS,  # start times are reckoned from it, and it moves when the clock is set
+            "boot_time_ns": boot_time_ns,  # start times are reckoned from it, and it moves when the clock is set
             "deadline_s": deadline_s,
             "token": self._token,
         }

@@ -11,6 +11,7 @@ Theory of operation
     sure that it runs once. When the channel is there, or the deadline has passed, `finish` is called.
 """
 
+import socket
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kinetod.attach.image import TargetImage
+    from kinetod.identity import ProcessKey
 
 MAX_BOOTSTRAP_BYTES = 3072  # it travels through one page of the target
 
@@ -85,6 +87,19 @@ class Deadline:
     def passed(self) -> bool:
         """Whether no time is left."""
         return self.left_s == 0.0
+
+
+class Helpers(Protocol):
+    """Who attaches for the daemon: its own helper processes, or the attach helper service."""
+
+    def pids(self) -> set[int]:
+        """Of the daemon's processes among them."""
+
+    async def attach(self, key: "ProcessKey", *, deadline_s: float) -> "tuple[Attached, socket.socket]":
+        """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
+
+    async def stop(self) -> None:
+        """Frees what they hold."""
 
 
 class Method(Protocol):

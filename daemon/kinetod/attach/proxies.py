@@ -7,8 +7,10 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Sequence
+from pathlib import Path
 
 from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.identity import BOOT_TIME_NS, ProcessKey
 
 log = logging.getLogger(__name__)
 
@@ -19,26 +21,29 @@ EXIT_S = 5.0
 class Proxies:
     """Those that run. Each ends by itself when its link is closed or its process is gone."""
 
-    def __init__(self, *, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, *, command: Sequence[str] = COMMAND, helper_socket: Path | None = None) -> None:
+        """helper_socket: of the attach helper service, where the daemon itself may not look into processes."""
         self._command = command
+        self._helper_socket = helper_socket
         self._running: dict[asyncio.Task[None], Process] = {}
 
     def pids(self) -> set[int]:
         """Of those that run now."""
         return {process.pid for process in self._running.values()}
 
-    async def start(self, pid: int, channel: socket.socket) -> socket.socket:
-        """Starts one for process `pid`, whose collector is at the other end of `channel`; our end of its link.
+    async def start(self, key: ProcessKey, channel: socket.socket) -> socket.socket:
+        """Starts one for a process whose collector is at the other end of `channel`; our end of its link.
 
         Takes the channel over. Raises AttachError.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         with theirs, channel:
-            fds = (theirs.fileno(), channel.fileno())
+            fds, pid = (theirs.fileno(), channel.fileno()), key.pid
+            helper = (self._helper_socket, key.start_time_ns, BOOT_TIME_NS) if self._helper_socket else ()
             try:
                 process = await asyncio.create_subprocess_exec(
                     *self._command,
-                    *map(str, (pid, *fds)),
+                    *map(str, (pid, *fds, *helper)),
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     pass_fds=fds,

@@ -1,10 +1,13 @@
-"""`python -m kinetod.attach.proxy PID LINK COLLECTOR`: the agent of a process that has no Python.
+"""`python -m kinetod.attach.proxy PID LINK COLLECTOR [HELPER START BOOT]`: the agent of a process without Python.
 
 Theory of operation
     The agent's own code runs here, in a process of the daemon's: runner, session and the CUPTI source. LINK is a
     descriptor of its end of a link to the daemon, COLLECTOR one of the channel to kc_serve in the process PID, where
     the source's calls go. To the daemon the two look like an agent in the process, because the daemon has made the
     link and knows for whom.
+
+    What may not be read of the process (its variables, which libcupti lies in its file system) is asked of the attach
+    helper service on the socket HELPER, which is told the process's start time and the boot time it is reckoned from.
 
     When the link is closed, the agent ends as it does in a Python process, and then the collector's thread is told to
     leave. When the process is gone (or executes another program), this process ends at once, which closes the link.
@@ -15,6 +18,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,12 @@ from kineto_agent.sources.cupti_native import Collector
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.steps import StepCounter
 
+from kinetod.attach.interface import AttachError
 from kinetod.attach.remote_collector import RemoteCollector
+from kinetod.attach.service.client import Unreachable, toolkit
+from kinetod.attach.service.messages import Tools
 from kinetod.attach.toolkit import find_cupti
+from kinetod.identity import ProcessKey
 
 PROC = Path("/proc")
 _MAX_THREADS = 400
@@ -78,9 +86,16 @@ def thread_names(pid: int, proc: Path = PROC) -> dict[str, str]:
 class RemoteCuptiSource(CuptiSource):
     """GPU activities of another process."""
 
-    def __init__(self, pid: int, environ: Mapping[str, str], collector: RemoteCollector) -> None:
+    def __init__(
+        self,
+        pid: int,
+        environ: Mapping[str, str],
+        collector: RemoteCollector,
+        find: Callable[[], str | None] | None = None,
+    ) -> None:
+        """find: looks for its libcupti, where we may not do so ourselves."""
         super().__init__(environ, f"/proc/{pid}/maps")
-        self._pid = pid
+        self._find = find or (lambda: find_cupti(pid, environ))
         self._collector = collector
 
     def activity_types(self) -> list[str]:
@@ -93,7 +108,7 @@ class RemoteCuptiSource(CuptiSource):
 
     def find_library(self) -> str:
         """As the process sees it. Raises SourceError."""
-        found = find_cupti(self._pid, self._environ)
+        found = self._find()
         if found is None:
             raise SourceError(
                 "CUPTI_LIBRARY",
@@ -142,12 +157,42 @@ class ProxyAgent(Agent):
         return result._replace(threads=thread_names(self._pid) if result.threads else {})
 
 
-def serve(pid: int, link: socket.socket, channel: socket.socket) -> None:
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """The attach helper service, and what it is asked about. Times are Unix nanoseconds."""
+
+    path: Path
+    key: ProcessKey
+    boot_time_ns: int
+
+    def ask(self) -> Tools:
+        """Raises SourceError."""
+        try:
+            return toolkit(self.path, self.key, boot_time_ns=self.boot_time_ns)
+        except Unreachable as exc:
+            raise SourceError("ATTACH_FAILED", f"the attach helper cannot be asked ({self.path}: {exc})") from exc
+        except AttachError as exc:
+            raise SourceError(exc.code, exc.reason) from exc
+
+    def cupti(self) -> str | None:
+        """Its libcupti, as it sees it. Raises SourceError."""
+        return self.ask().cupti or None
+
+    def environ(self) -> dict[str, str]:
+        """Empty if it is not told."""
+        try:
+            return dict(self.ask().environ)
+        except SourceError as exc:
+            print(f"rank and job of process {self.key.pid} are not known: {exc}", file=sys.stderr)  # noqa: T201
+            return {}
+
+
+def serve(pid: int, link: socket.socket, channel: socket.socket, helper: Helper | None = None) -> None:
     """Until the link or the process is gone."""
-    environ = read_environ(pid)
+    environ = read_environ(pid) if helper is None else helper.environ()
     reader, writer = os.pipe2(os.O_CLOEXEC)
     collector = RemoteCollector(channel)
-    source = RemoteCuptiSource(pid, environ, collector)
+    source = RemoteCuptiSource(pid, environ, collector, helper.cupti if helper is not None else None)
     agent = ProxyAgent(pid, environ, Link.adopted(link), source, on_end=lambda: os.close(writer))
     agent.start()
     poller = select.poll()
@@ -158,17 +203,26 @@ def serve(pid: int, link: socket.socket, channel: socket.socket) -> None:
         collector.leave()
 
 
+def _helper(pid: int, arguments: list[str]) -> Helper | None:
+    """Raises ValueError."""
+    if not arguments:
+        return None
+    path, start, boot = arguments
+    return Helper(Path(path), ProcessKey(pid, int(start)), int(boot))
+
+
 def main() -> int:
     """Serve; the exit status is 2 if it was started wrongly."""
     try:
-        pid, link, channel = map(int, sys.argv[1:])
+        pid, link, channel = map(int, sys.argv[1:4])
+        helper = _helper(pid, sys.argv[4:])
         ends = [socket.socket(fileno=link), socket.socket(fileno=channel)]
     except (ValueError, OSError) as exc:
         print(f"not descriptors of a link and a collector ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
         return 2
     for end in ends:
         os.set_inheritable(end.fileno(), False)
-    serve(pid, *ends)
+    serve(pid, ends[0], ends[1], helper)
     sys.stderr.flush()
     os._exit(0)  # not waiting for the agent's thread: the process that it speaks for may be gone
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -22,6 +23,13 @@ _AGENT_STATES = {
 }
 
 
+class Looker(Protocol):
+    """Who looks at a process: one of our own, or the attach helper service."""
+
+    async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
+        """Raises ProcessLookupError if there is no such process."""
+
+
 class Diagnoser:
     """Looks at processes for callers. attaching: whether this daemon brings agents in at all."""
 
@@ -30,12 +38,12 @@ class Diagnoser:
         registry: Registry,
         *,
         attaching: bool = True,
-        process: DiagnosisProcess | None = None,
+        process: Looker | None = None,
         own_uid: int | None = None,
     ) -> None:
         self._registry = registry
         self._attaching = attaching
-        self._process = process or DiagnosisProcess()
+        self._process: Looker = process or DiagnosisProcess()
         self._own_uid = os.geteuid() if own_uid is None else own_uid
 
     async def diagnose(self, pid: int) -> pb.Diagnosis:

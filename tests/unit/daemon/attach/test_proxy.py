@@ -17,6 +17,7 @@ from kinetod.attach.proxies import Proxies
 from kinetod.attach.proxy import RemoteCuptiSource, read_environ, thread_names
 from kinetod.attach.remote_collector import RemoteCollector
 from kinetod.attach.toolkit import find_cupti
+from kinetod.identity import ProcessKey, start_time_ns
 from support import native
 from support.arenas import ArenaReader
 from support.fake_program import FakeProgram, sockets
@@ -76,7 +77,7 @@ def with_proxy(program: FakeProgram, use: Callable[[Link, Proxies], None]) -> No
 
     async def run() -> None:
         proxies = Proxies()
-        link = Link(await proxies.start(program.pid, program.channel))
+        link = Link(await proxies.start(ProcessKey(program.pid, start_time_ns(program.pid)), program.channel))
         await asyncio.to_thread(use, link, proxies)
         link.socket.close()
         await _soon(lambda: not proxies.pids())
@@ -174,7 +175,7 @@ def test_without_a_libcupti_a_capture_is_refused_with_advice() -> None:
 def test_a_proxy_that_cannot_be_started_is_an_error(program: FakeProgram) -> None:
     async def start() -> None:
         with pytest.raises(AttachError, match="cannot start a process that speaks for"):
-            await Proxies(command=["/nowhere/python"]).start(program.pid, program.channel)
+            await Proxies(command=["/nowhere/python"]).start(ProcessKey(program.pid, 1), program.channel)
 
     asyncio.run(start())
 

@@ -1,0 +1,46 @@
+"""What a helper process answers besides attaching: facts that only a process's owner may read.
+
+Every question names processes by pid and start time; of those that are something else by now nothing is said.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetod.attach import facts
+from kinetod.attach.toolkit import find_cupti
+from kinetod.identity import PROC, start_time_ns
+from kinetod.procs import JOB_ID_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES, read_private
+from kinetod.text import clean
+
+LOOK, TOOLKIT = "look", "toolkit"
+_VARIABLES = (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES)  # all that kineto_agent.describe reads
+_MAX_VALUE_CHARS = 256
+
+
+def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
+    """question: {"do": LOOK or TOOLKIT, "boot_time_ns", "targets": [[pid, start_time_ns], …]}. Raises ValueError."""
+    boot_time_ns = int(question["boot_time_ns"])
+    targets = [(int(pid), int(start)) for pid, start in question["targets"]]
+
+    def same(pid: int, start: int) -> bool:
+        with contextlib.suppress(OSError):
+            return start_time_ns(pid, proc, boot_time_ns=boot_time_ns) == start
+        return False
+
+    if question["do"] == LOOK:
+        seen = []
+        for pid, start in targets:
+            if same(pid, start):
+                found = read_private(pid, proc)
+                if same(pid, start):  # what has been read is of this process
+                    seen.append([pid, found.gpus, found.rank, found.world_size, found.job_id, found.is_python])
+        return {"seen": seen}
+    if question["do"] == TOOLKIT:
+        ((pid, start),) = targets
+        environ = facts.environment(pid, proc) or {}
+        cupti = clean(find_cupti(pid, environ, proc) or "", 4096)
+        named = {name: clean(environ[name], _MAX_VALUE_CHARS) for name in _VARIABLES if name in environ}
+        return {"cupti": cupti, "environ": named} if same(pid, start) else {"cupti": "", "environ": {}}
+    raise ValueError(f"no question: {question['do']!r}")

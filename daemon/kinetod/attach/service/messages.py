@@ -1,0 +1,176 @@
+"""What the front end and the attach helper say to each other: one SOCK_SEQPACKET packet is one message.
+
+Theory of operation
+    A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything
+    has a bound, and unknown fields are refused, so that what is not understood is not half done. The caller sends a
+    request and waits for its answer before it sends the next one; an `Attached` brings one descriptor (SCM_RIGHTS).
+
+    A caller of another version gets a `Refused` with the code VERSION in the version that the service speaks. Front
+    end and helper come from one package, so that this happens only in the seconds of an upgrade.
+"""
+
+import struct
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+VERSION = 1
+MAX_REQUEST_BYTES = 16 << 10
+MAX_ANSWER_BYTES = 64 << 10
+MAX_PROCESSES = 64  # of one question for facts
+MAX_DEADLINE_MS = 60_000
+_HEAD = struct.Struct("<4sH")
+_MAGIC = b"KATT"
+_MAX_PID = 1 << 22  # the kernel's own bound
+T = TypeVar("T")
+
+Pid = Annotated[int, msgspec.Meta(gt=0, le=_MAX_PID)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Short = Annotated[str, msgspec.Meta(max_length=128)]
+Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class BadMessage(Exception):
+    """The packet is none of the messages that are expected. The text says why."""
+
+
+class WrongVersion(BadMessage):
+    """The packet's version is another one."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(f"it speaks version {theirs} of the attach helper's protocol, this side version {VERSION}")
+        self.theirs = theirs
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    pass
+
+
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A process: Unix nanoseconds of its start, reckoned from `boot_time_ns` of the question."""
+
+    pid: Pid
+    start_time_ns: Nanoseconds
+
+
+class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the daemon knows of the process's agent (diagnosis.KnownAgent)."""
+
+    state: Short = ""
+    version: Short = ""
+    attached: bool = False
+    capture_id: Short = ""
+    attaching: bool = True
+
+
+class Attach(_Message, frozen=True, tag="attach"):
+    """Bring the agent in. Answered by Attached or Refused."""
+
+    target: Target
+    boot_time_ns: Nanoseconds
+    deadline_ms: Annotated[int, msgspec.Meta(gt=0, le=MAX_DEADLINE_MS)]
+
+
+class Diagnose(_Message, frozen=True, tag="diagnose"):
+    """Look at a process, touching nothing. Answered by Diagnosed or Refused."""
+
+    target: Target
+    boot_time_ns: Nanoseconds
+    agent: Agent
+
+
+class Look(_Message, frozen=True, tag="look"):
+    """What only the process's owner may read of it. Answered by Seen, without those that may not be looked at."""
+
+    targets: Annotated[tuple[Target, ...], msgspec.Meta(min_length=1, max_length=MAX_PROCESSES)]
+    boot_time_ns: Nanoseconds
+
+
+class Toolkit(_Message, frozen=True, tag="toolkit"):
+    """Which libcupti a process without Python should load, and who it is in its job. Answered by Tools or Refused."""
+
+    target: Target
+    boot_time_ns: Nanoseconds
+
+
+Request = Attach | Diagnose | Look | Toolkit
+
+
+class Attached(_Message, frozen=True, tag="attached"):
+    """The agent is in; the channel's descriptor comes with it."""
+
+    method: Short
+    stopped_ns: Nanoseconds
+    latency_ns: Nanoseconds
+
+
+class Diagnosed(_Message, frozen=True, tag="diagnosed"):
+    """What diagnosis.encode says."""
+
+    diagnosis: dict[str, Any]
+
+
+class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What procs.PrivateFacts has, and of which process."""
+
+    pid: Pid
+    gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=256)]
+    rank: Small | None
+    world_size: Small | None
+    job_id: Short
+    is_python: bool
+
+
+class Seen(_Message, frozen=True, tag="seen"):
+    """Of the processes that still are what the question named."""
+
+    facts: Annotated[tuple[PrivateFacts, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
+
+
+class Tools(_Message, frozen=True, tag="tools"):
+    """cupti: a path as the process sees it; empty: none. environ: its variables that describe.hello reads."""
+
+    cupti: Annotated[str, msgspec.Meta(max_length=4096)]
+    environ: Annotated[dict[Short, Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=32)]
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """code: an AttachCode; CALLER, REQUEST or VERSION when nothing was looked at, because of who or what asks."""
+
+    code: Short
+    reason: Annotated[str, msgspec.Meta(max_length=4000)]
+
+
+Answer = Attached | Diagnosed | Seen | Tools | Refused
+
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """One packet."""
+    return _HEAD.pack(_MAGIC, VERSION) + msgspec.json.encode(message)
+
+
+def request(packet: bytes) -> Request:
+    """What a caller asks. Raises BadMessage."""
+    return _decode(packet, _requests, MAX_REQUEST_BYTES)
+
+
+def answer(packet: bytes) -> Answer:
+    """What the service says. Raises BadMessage."""
+    return _decode(packet, _answers, MAX_ANSWER_BYTES)
+
+
+def _decode(packet: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
+    if len(packet) > limit:
+        raise BadMessage(f"a packet of more than {limit} bytes")
+    if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
+        raise BadMessage("a packet that is no message of the attach helper's protocol")
+    _, version = _HEAD.unpack_from(packet)
+    if version != VERSION:
+        raise WrongVersion(version)
+    try:
+        return decoder.decode(packet[_HEAD.size :])
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise BadMessage(f"a message that is not understood: {exc}") from exc

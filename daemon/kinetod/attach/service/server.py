@@ -1,0 +1,358 @@
+"""The attach helper service: takes requests of the front end, decides by itself, lets helper processes do the work.
+
+Theory of operation
+    One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file
+    is read when it connects. Before a process is touched its start time and its owner are checked, and once more when
+    the agent is in: a program that has got other rights meanwhile (a set-user-id executable) is let go again.
+
+    Nothing here reads a target's memory or files: helper processes do (`helpers.AttachHelpers`), which are killed at
+    their deadlines; those that attach and those that look are apart, so that neither waits for the other. When the
+    caller hangs up, what is done for it is given up.
+
+    Every use is logged: who asked, for what, about which process of whom, and what came of it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kinetod.attach.diagnosis import KnownAgent
+from kinetod.attach.diagnosis_process import DiagnosisProcess
+from kinetod.attach.helpers import AttachHelpers, Crashed, TooLate
+from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.questions import LOOK, TOOLKIT
+from kinetod.attach.service import messages
+from kinetod.attach.service.policy import Owner, Policy, PolicyError, load, owner
+from kinetod.identity import ProcessKey, start_time_ns
+from kinetod.text import clean
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+REQUEST_S = 30.0  # how long a connection may say nothing
+SEND_S = 5.0
+LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
+WARM_HELPERS = 2
+_UCRED = struct.Struct("3i")
+_PROC = Path("/proc")
+
+T = TypeVar("T")
+
+
+class _HungUp(Exception):
+    pass
+
+
+class Denied(Exception):
+    """What is asked is refused. The text is the caller's answer."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """By the kernel."""
+
+    pid: int
+    uid: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> "Caller":
+        """The one that connected."""
+        pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return cls(pid, uid)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of uid {self.uid}"
+
+
+class AttachService:
+    """Serves connections. `load_policy` is called for each; `helpers` and `lookers` are started and stopped here."""
+
+    def __init__(
+        self,
+        load_policy: Callable[[], Policy] = load,
+        *,
+        helpers: AttachHelpers | None = None,
+        lookers: AttachHelpers | None = None,
+        proc: Path = _PROC,
+    ) -> None:
+        self._load_policy = load_policy
+        self._helpers = helpers or AttachHelpers(WARM_HELPERS)
+        self._lookers = lookers or AttachHelpers(1)
+        self._diagnosis = DiagnosisProcess()
+        self._proc = proc
+        self._connections: set[asyncio.Task[None]] = set()
+        self._idle_since = time.monotonic()
+
+    async def start(self) -> None:
+        """Warms the helpers up. Raises OSError."""
+        await asyncio.gather(self._helpers.start(), self._lookers.start())
+
+    async def stop(self) -> None:
+        """Hangs up on everybody."""
+        for connection in list(self._connections):
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(self._helpers.stop(), self._lookers.stop())
+
+    def idle_s(self) -> float:
+        """Seconds since there was a connection."""
+        return 0.0 if self._connections else time.monotonic() - self._idle_since
+
+    def accepted(self, sock: socket.socket) -> None:
+        """Takes a connection over."""
+        sock.setblocking(False)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("%s was refused: too many connections", Caller.of(sock))
+            sock.close()
+            return
+        task = asyncio.create_task(self._connection(sock), name="attach connection")
+        self._connections.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._idle_since = time.monotonic()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a connection failed", exc_info=error)
+
+    async def _connection(self, sock: socket.socket) -> None:
+        with sock:
+            caller = Caller.of(sock)
+            with contextlib.suppress(_HungUp, TimeoutError, OSError):
+                await _Connection(self, sock, caller).serve()
+
+    def policy_for(self, caller: Caller) -> Policy:
+        """Raises Denied."""
+        try:
+            policy = self._load_policy()
+        except PolicyError as exc:
+            log.error("%s was refused: %s", caller, exc)
+            raise Denied("CALLER", f"the attach helper serves nobody: {exc}") from exc
+        if why := policy.refuses_caller(caller.uid):
+            log.warning("%s was refused: %s", caller, why)
+            raise Denied("CALLER", why)
+        return policy
+
+    def check(self, caller: Caller, policy: Policy, key: ProcessKey, boot_time_ns: int) -> Owner:
+        """Whether the process still is the one that is named, and may be touched. Raises Denied."""
+        try:
+            before = start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns)
+            found = owner(key.pid, self._proc)
+            if not before == start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns) == key.start_time_ns:
+                raise ProcessLookupError
+        except (OSError, ValueError):
+            raise Denied(
+                AttachCode.GONE, f"process {key.pid} has ended; `kinetoctl ps --all` lists the others"
+            ) from None
+        if key.pid == caller.pid:
+            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is who asks; name another process")
+        if why := policy.refuses_owner(found):
+            raise Denied(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
+        return found
+
+    async def attach(
+        self, caller: Caller, policy: Policy, asked: messages.Attach
+    ) -> tuple[messages.Attached, socket.socket]:
+        """Raises Denied, AttachError."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        self.check(caller, policy, key, asked.boot_time_ns)
+        attached, channel = await self._helpers.attach(
+            key, deadline_s=asked.deadline_ms / 1000, boot_time_ns=asked.boot_time_ns
+        )
+        try:
+            self.check(caller, policy, key, asked.boot_time_ns)  # it may have got other rights meanwhile
+        except BaseException:
+            channel.close()  # the agent leaves
+            raise
+        said = messages.Attached(method=attached.method, stopped_ns=attached.stopped_ns, latency_ns=attached.latency_ns)
+        return said, channel
+
+    async def diagnose(self, caller: Caller, policy: Policy, asked: messages.Diagnose) -> messages.Diagnosed:
+        """Raises Denied."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        self.check(caller, policy, key, asked.boot_time_ns)
+        agent = KnownAgent(**msgspec.structs.asdict(asked.agent))
+        try:
+            found = await self._diagnosis.diagnose(key.pid, agent)
+        except ProcessLookupError as exc:
+            raise Denied(AttachCode.GONE, f"process {key.pid} has ended") from exc
+        self.check(caller, policy, key, asked.boot_time_ns)
+        return messages.Diagnosed(diagnosis=asdict(found))
+
+    async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
+        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        allowed = []
+        for target in asked.targets:
+            with contextlib.suppress(Denied):
+                self.check(caller, policy, ProcessKey(target.pid, target.start_time_ns), asked.boot_time_ns)
+                allowed.append([target.pid, target.start_time_ns])
+        if not allowed:
+            return messages.Seen(facts=())
+        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
+        return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFacts, ...]))
+
+    async def toolkit(self, caller: Caller, policy: Policy, asked: messages.Toolkit) -> messages.Tools:
+        """Raises Denied."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        self.check(caller, policy, key, asked.boot_time_ns)
+        targets = [[key.pid, key.start_time_ns]]
+        said = await self._ask({"do": TOOLKIT, "boot_time_ns": asked.boot_time_ns, "targets": targets})
+        return messages.Tools(cupti=said["cupti"], environ=said["environ"])
+
+    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._lookers.ask(question, deadline_s=LOOK_S)
+        except TooLate:
+            reason = f"looking at these processes took longer than {LOOK_S:g} s: what one of them maps does not answer"
+        except (OSError, Crashed) as exc:
+            reason = f"looking at these processes failed: {exc}"
+        raise Denied(AttachCode.FAILED, reason)
+
+
+class _Connection:
+    """One caller."""
+
+    def __init__(self, service: AttachService, sock: socket.socket, caller: Caller) -> None:
+        self._service = service
+        self._sock = sock
+        self._caller = caller
+        self._loop = asyncio.get_running_loop()
+        self._looked_at = self._seen = 0
+
+    async def serve(self) -> None:
+        """Until it hangs up, says nothing for long, or what is none of the messages."""
+        try:
+            await self._serve()
+        finally:
+            if self._looked_at:  # once: a list of processes takes many questions
+                log.info("look by %s: %d of %d processes seen", self._caller, self._seen, self._looked_at)
+
+    async def _serve(self) -> None:
+        try:
+            policy = self._service.policy_for(self._caller)
+            while True:
+                async with asyncio.timeout(REQUEST_S):
+                    packet = await self._receive()
+                await self._carry_out(policy, messages.request(packet))
+        except Denied as exc:
+            await self._send(messages.Refused(code=exc.code, reason=str(exc)[:4000]))
+        except messages.WrongVersion as exc:
+            log.warning("%s was refused: %s", self._caller, exc)
+            await self._send(messages.Refused(code="VERSION", reason=str(exc)))
+        except messages.BadMessage as exc:
+            log.warning("%s was refused: %s", self._caller, clean(str(exc), 500))
+            await self._send(messages.Refused(code="REQUEST", reason=clean(str(exc), 500)))
+
+    async def _receive(self) -> bytes:
+        packet = await self._loop.sock_recv(self._sock, messages.MAX_REQUEST_BYTES + 1)
+        if not packet:
+            raise _HungUp
+        return packet
+
+    async def _carry_out(self, policy: Policy, asked: messages.Request) -> None:
+        began = time.monotonic()
+        service, caller, channel = self._service, self._caller, None
+        said: messages.Answer
+        try:
+            if isinstance(asked, messages.Attach):
+                said, channel = await self._unless_it_hangs_up(service.attach(caller, policy, asked))
+            elif isinstance(asked, messages.Diagnose):
+                said = await self._unless_it_hangs_up(service.diagnose(caller, policy, asked))
+            elif isinstance(asked, messages.Look):
+                said = await self._unless_it_hangs_up(service.look(caller, policy, asked))
+            else:
+                said = await self._unless_it_hangs_up(service.toolkit(caller, policy, asked))
+        except Denied as exc:
+            said = messages.Refused(code=exc.code, reason=str(exc)[:4000])
+        except AttachError as exc:
+            said = messages.Refused(code=exc.code, reason=exc.reason[:4000])
+        except _HungUp:
+            self._note(asked, "given up: the caller hung up", began)
+            raise
+        try:
+            self._seen += len(said.facts) if isinstance(said, messages.Seen) else 0
+            self._note(asked, _result(said), began)
+            await self._send(said, channel)
+        finally:
+            if channel is not None:
+                channel.close()
+
+    async def _unless_it_hangs_up(self, work: Coroutine[Any, Any, T]) -> T:
+        """A caller that says something before its answer breaks the protocol, and is treated the same."""
+        doing = asyncio.create_task(work)
+        listening = asyncio.create_task(self._receive())
+        try:
+            await asyncio.wait((doing, listening), return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            raise _HungUp
+        finally:
+            for task in (doing, listening):
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(doing, listening, return_exceptions=True)
+
+    def _note(self, asked: messages.Request, result: str, began: float) -> None:
+        if isinstance(asked, messages.Look):
+            self._looked_at += len(asked.targets)
+            return
+        took_ms = (time.monotonic() - began) * 1000
+        kind = type(asked).__name__.lower()
+        whose = _describe(asked.target.pid)
+        level = logging.INFO if not result.startswith("refused") else logging.WARNING
+        log.log(
+            level,
+            "%s by %s to process %d (%s): %s in %.0f ms",
+            kind, self._caller, asked.target.pid, whose, result, took_ms,
+        )  # fmt: skip
+
+    async def _send(self, said: messages.Answer, channel: socket.socket | None = None) -> None:
+        """Raises OSError, TimeoutError."""
+        packet = messages.encode(said)
+        descriptors = [channel.fileno()] if channel is not None else []
+        async with asyncio.timeout(SEND_S):
+            while True:
+                try:
+                    socket.send_fds(self._sock, [packet], descriptors, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                    return
+                except BlockingIOError:
+                    await _writable(self._sock)
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(sock)
+
+
+def _result(said: messages.Answer) -> str:
+    if isinstance(said, messages.Refused):
+        return f"refused {said.code}: {clean(said.reason, 500)}"
+    if isinstance(said, messages.Attached):
+        return f"done by {said.method}, one thread stood for {said.stopped_ns / 1e6:.2f} ms"
+    return "done"
+
+
+def _describe(pid: int) -> str:
+    """Owner and name, as far as it is still there."""
+    with contextlib.suppress(OSError, IndexError):
+        name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+        return f"uid {owner(pid).uids[1]}, {clean(name, 32)}"
+    return "ended"
