@@ -269,8 +269,8 @@ def find(context: Context, annotation: str, instance: Instance, patterns: Sequen
     clipped = clip(context, annotation, instance, patterns)
     if not launches(strings, clipped.frame).any():
         raise HtaError("no call launches anything")
-    frame, rows = clipped.frame, np.flatnonzero(clipped.start_node != NOTHING)
-    if len(group([frame.kind[rows].astype(np.int64), frame.row[rows]])) < len(rows):
+    same = group([clipped.frame.kind.astype(np.int64), clipped.frame.row])
+    if (same.sizes()[same.number[clipped.start_node != NOTHING]] > 1).any():
         raise HtaError("a kernel of several calls is there several times")
     added = [_lock_edges(strings, clipped), _stack_edges(strings, clipped), AddedEdges(*gpu_edges(context, clipped))]
     edges = _replaced(

@@ -8,11 +8,9 @@ Theory of operation
     there are further outermost annotations, HTA puts these under themselves and so loses all that is in them. All
     other rows have the depth -1, which hides everything else from a search by depth.
 
-    HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off. Of an equal time
-    closings come before openings, unless a row of no length lies there: then it is inside both what opens and what
-    closes there, and the openings come first. Rows that end before they start, which HTA's rounding makes, close first
-    and leave one too many on the stack. HTA fails where one of them shares a time with one of no length, and where the
-    tid of a thread is a text.
+    HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off (the order: hta_order.py).
+    Rows that end before they start, which HTA's rounding makes, close first and leave one too many on the stack. HTA
+    fails where one of them shares a time with one of no length, and where the tid of a thread is a text.
 """
 
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.hta_frame import KINDS, NOTHING, HtaError, HtaFrame, hta_frame
+from kineto_trace.analysis.hta_order import boundaries
 from kineto_trace.load.chrome_kinds import TID_TEXT
 
 LOST = -2
@@ -104,7 +103,7 @@ def _nested(track: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     count = len(track)
     if not count:
         return track, track, track
-    order = _boundaries(track, start, end)
+    order = boundaries(track, start, end)
     opens = order < count
     track, row = np.tile(track, 2)[order], order
     first = np.flatnonzero(np.diff(track, prepend=-1))
@@ -126,21 +125,6 @@ def _nested(track: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     stop = np.empty(count, np.int64)
     stop[opened[here]] = opened[close]
     return row[opens], level[opens], stop
-
-
-def _boundaries(track: Ints, start: Ints, end: Ints) -> Ints:
-    """The order of openings (numbers from 0 on) and closings (from the number of rows on) of all rows."""
-    count = len(track)
-    opens = np.arange(2 * count) < count
-    tracks, time = np.tile(track, 2), np.concatenate([start, end])
-    empty = np.tile(start == end, 2)
-    number = group([tracks, time]).number
-    bridged = np.zeros(int(number.max()) + 1, np.bool_)
-    bridged[number[empty]] = True
-    rank = np.where(opens, np.where(bridged[number], 0, 1), np.where(bridged[number], 3, 0))
-    rank = np.where(empty, np.where(opens, 1, 2), rank)
-    length = np.where(opens, np.tile(start - end, 2), 0)  # of those that open together the longest first
-    return np.lexsort((length, rank, time, tracks))
 
 
 def _running_minimum(values: Ints, first: Ints) -> Ints:

@@ -20,8 +20,19 @@ def test_what_begins_when_another_row_ends_comes_after_it() -> None:
     assert depths(op("a", 0, 5), op("b", 5, 5)) == [0, 0]
 
 
-def test_a_row_of_no_length_joins_what_ends_and_what_begins_there() -> None:
-    assert depths(op("a", 0, 5), op("point", 5, 0), op("b", 5, 5), op("c", 7, 2)) == [0, 2, 1, 1]
+def test_a_row_of_no_length_is_inside_what_begins_there() -> None:
+    assert depths(op("b", 5, 5), op("point", 5, 0), op("c", 7, 2)) == [0, 1, 1]
+
+
+def test_a_row_of_no_length_is_inside_what_ends_there() -> None:
+    assert depths(op("a", 0, 5), op("point", 5, 0)) == [0, 1]
+
+
+def test_where_a_row_of_no_length_meets_an_end_and_a_beginning_the_sort_decides() -> None:
+    # by time, in the order of the file: a( point( b( a) point) c( c) b). Then one after the other is put before the
+    # last one that is not less: b( < point(, as it is inside; a) < b(, as ends come first; point) > point(.
+    # So a( a) b( point( point) c( c) b), although point( < a)
+    assert depths(op("a", 0, 5), op("point", 5, 0), op("b", 5, 5), op("c", 7, 2)) == [0, 1, 0, 1]
 
 
 def test_threads_do_not_nest_into_each_other() -> None:
