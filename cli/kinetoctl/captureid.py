@@ -19,6 +19,11 @@ def capture_argument(function: F) -> F:
     return click.argument("capture_id", metavar="ID", shell_complete=_complete)(function)
 
 
+def some_captures_argument(function: F) -> F:
+    """Adds the argument [ID]..., possibly none."""
+    return click.argument("capture_ids", metavar="[ID]...", nargs=-1, shell_complete=_complete)(function)
+
+
 def captures_argument(function: F) -> F:
     """Adds the argument ID..., at least one."""
     return click.argument("capture_ids", metavar="ID...", nargs=-1, required=True, shell_complete=_complete)(function)

@@ -180,9 +180,17 @@ class Client:
         capture: pb.Capture = self._call(self._stub.CancelCapture, request)
         return capture
 
-    def delete(self, capture_id: str) -> None:
+    def delete(self, capture_id: str, *, keep_uploaded: bool = False) -> None:
         """Remove an ended capture and its files."""
-        self._call(self._stub.DeleteCapture, pb.DeleteCaptureRequest(id=capture_id))
+        self._call(self._stub.DeleteCapture, pb.DeleteCaptureRequest(id=capture_id, keep_uploaded=keep_uploaded))
+
+    def pin(self, capture_id: str, *, pinned: bool) -> None:
+        """Keep a capture from retention, or no longer."""
+        self._call(self._stub.PinCapture, pb.PinCaptureRequest(id=capture_id, pinned=pinned))
+
+    def verify(self, capture_id: str, *, uploaded: bool = False) -> Iterator[pb.FileCheck]:
+        """Have the stored files of an ended capture read again."""
+        return self._stream(self._stub.VerifyCapture, pb.VerifyCaptureRequest(id=capture_id, uploaded=uploaded))
 
     def fetch(self, capture_id: str, *, pid: int, file_format: str, offset: int) -> Iterator[pb.TraceChunk]:
         """The bytes of one stored file from an offset on."""
@@ -193,6 +201,10 @@ class Client:
         """The daemon's host."""
         host: pb.Host = self._call(self._stub.GetHost, pb.GetHostRequest())
         return host
+
+    def watch_host(self, request: pb.WatchHostRequest) -> Iterator[pb.HostSample]:
+        """Samples of the host. Ends with an error after STREAM_DEADLINE_S at the latest."""
+        return self._stream(self._stub.WatchHost, request)
 
     def diagnose(self, pid: int) -> pb.Diagnosis:
         """Whether and how a process could be traced."""

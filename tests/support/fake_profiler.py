@@ -63,6 +63,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
     host: pb.Host | Abort = field(default_factory=pb.Host)
     diagnosis: pb.Diagnosis | Abort = field(default_factory=pb.Diagnosis)
+    checks: list[pb.FileCheck] = field(default_factory=list)
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
     content: bytes = b""  # of the stored file
     chunk_bytes: int = 1 << 20
@@ -97,6 +98,14 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
 
     async def DeleteCapture(self, request: pb.DeleteCaptureRequest, context: Any) -> Any:
         return await self._answer(request, pb.DeleteCaptureResponse(), context)
+
+    async def PinCapture(self, request: pb.PinCaptureRequest, context: Any) -> Any:
+        return await self._answer(request, self.stored, context)
+
+    async def VerifyCapture(self, request: pb.VerifyCaptureRequest, context: Any) -> AsyncIterator[pb.FileCheck]:
+        self.requests.append(request)
+        for check in self.checks:
+            yield check
 
     async def GetHost(self, request: pb.GetHostRequest, context: Any) -> Any:
         return await self._answer(request, self.host, context)

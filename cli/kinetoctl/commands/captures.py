@@ -10,6 +10,9 @@ COMMANDS = {
     "show": "kinetoctl.commands.captures_show",
     "fetch": "kinetoctl.commands.captures_fetch",
     "cancel": "kinetoctl.commands.captures_cancel",
+    "pin": "kinetoctl.commands.captures_pin",
+    "unpin": "kinetoctl.commands.captures_unpin",
+    "verify": "kinetoctl.commands.captures_verify",
     "delete": "kinetoctl.commands.captures_delete",
 }
 
@@ -17,4 +20,4 @@ COMMANDS = {
 @click.group("captures", cls=LazyGroup, modules=COMMANDS)
 @common_options
 def command() -> None:
-    """List, show, fetch, cancel and delete captures."""
+    """List, show, fetch, cancel, keep, verify and delete captures."""

@@ -11,14 +11,15 @@ from kinetoctl.settings import common_options, current
 
 @click.command("delete")
 @captures_argument
+@click.option("--keep-uploaded", is_flag=True, help="Leave what was uploaded where it is.")
 @common_options
-def command(capture_ids: tuple[str, ...]) -> int:
-    """Remove ended captures and their files from the daemon's store."""
+def command(capture_ids: tuple[str, ...], keep_uploaded: bool) -> int:
+    """Remove ended captures and their files, also from the object store that they were uploaded to."""
     settings = current()
     deleted = []
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         for capture_id in capture_ids:
-            client.delete(capture_id)
+            client.delete(capture_id, keep_uploaded=keep_uploaded)
             deleted.append(capture_id)
             if settings.output == "table":
                 click.echo(f"{capture_id} deleted")

@@ -8,10 +8,11 @@ from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output import names, units
 from kinetoctl.output.console import print_table
 from kinetoctl.output.documents import emit, plain
+from kinetoctl.output.kept import where
 from kinetoctl.parsing import LABEL
 from kinetoctl.settings import common_options, current
 
-COLUMNS = ("ID", "STATUS", "CREATED", "TARGETS", "SIZE", "LABELS")
+COLUMNS = ("ID", "STATUS", "CREATED", "TARGETS", "SIZE", "WHERE", "LABELS")
 
 
 def _row(capture: pb.Capture) -> tuple[str, ...]:
@@ -22,6 +23,7 @@ def _row(capture: pb.Capture) -> tuple[str, ...]:
         units.moment(capture.created_ns),
         str(len(capture.targets)),
         units.size(stored),
+        where(capture),
         ",".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels)),
     )
 

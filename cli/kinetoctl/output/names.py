@@ -32,6 +32,11 @@ def capture_status(value: pb.CaptureStatus) -> str:
     return _name(pb.CaptureStatus, value, "CAPTURE_STATUS_")
 
 
+def upload_state(value: pb.UploadState) -> str:
+    """WAITING, RUNNING, RETRYING, UPLOADED."""
+    return _name(pb.UploadState, value, "UPLOAD_STATE_")
+
+
 def check_status(value: pb.CheckStatus) -> str:
     """OK, NOTE, PROBLEM, UNKNOWN."""
     return _name(pb.CheckStatus, value, "CHECK_STATUS_")

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kinetoctl.output import names, units
 from kinetoctl.output.console import stdout_console
+from kinetoctl.output.kept import damage, kept_lines
 
 Line = tuple[str, str]
 NAME_WIDTH = 76
@@ -35,6 +36,8 @@ def _file_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path
         else:
             fetch = f"kinetoctl captures fetch {capture.id}"
             yield "file", f"{file.format}, {units.size(file.size_bytes)} in the daemon's store: `{fetch}`"
+        if text := damage(file):
+            yield "damaged", text
 
 
 def _window_lines(target: pb.Target) -> Iterator[Line]:
@@ -165,6 +168,8 @@ def print_capture(capture: pb.Capture, paths: Mapping[tuple[int, int, str], Path
     if capture.spec.labels:
         labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
         console.print(Text(f"labels {labels}"))
+    for line in kept_lines(capture):
+        console.print(Text(line))
     for target in capture.targets:
         own = {f: path for (pid, start, f), path in paths.items() if (pid, start) == (target.pid, target.start_time_ns)}
         _print_target(console, capture, target, own)

@@ -77,9 +77,9 @@ def test_ps_with_a_selector_that_matches_nothing_is_code_3(server: FakeServer, r
 def test_captures_list_shows_status_size_and_labels(server: FakeServer, run: Run) -> None:
     server.profiler.pages = [pb.ListCapturesResponse(captures=[finished()])]
     lines = run("captures", "list", "--label", "team=vision").stdout.splitlines()
-    assert lines[0].split() == ["ID", "STATUS", "CREATED", "TARGETS", "SIZE", "LABELS"]
+    assert lines[0].split() == ["ID", "STATUS", "CREATED", "TARGETS", "SIZE", "WHERE", "LABELS"]
     assert lines[1].startswith("c0ffee  DONE    20")
-    assert lines[1].endswith("  1        300.0 KiB  team=vision")
+    assert lines[1].endswith("  1        300.0 KiB  local  team=vision")
     assert dict(server.profiler.requests[0].labels) == {"team": "vision"}
 
 
