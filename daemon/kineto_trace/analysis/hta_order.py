@@ -2,10 +2,11 @@
 
 Theory of operation
     HTA sorts the beginnings and ends of rows by time; of an equal time ends come before beginnings, of beginnings the
-    longest row first, of ends the shortest, of equally long rows the first one outside. Rows of no length come after what begins there and before what ends
-    there. Where all three meet these rules go round in a circle, and the order is what Python's sort makes of it, from
-    an order that numpy's unstable sort by time left. So threads with such places are sorted by Python here as well.
-    Only what meets there is compared by the rules: all else is a plain number, which costs Python little.
+    longest row first, of ends the shortest, of equally long rows the first one outside. Rows of no length come after
+    what begins there and before what ends there. Where all three meet these rules go round in a circle, and the order
+    is what Python's sort makes of it, from an order that numpy's unstable sort by time left. So threads with such
+    places are sorted by Python here as well. Only what meets there is compared by the rules: all else is a plain
+    number, which costs Python little.
 """
 
 import numpy as np

@@ -8,9 +8,9 @@ Theory of operation
     there are further outermost annotations, HTA puts these under themselves and so loses all that is in them. All
     other rows have the depth -1, which hides everything else from a search by depth.
 
-    HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off (the order: hta_order.py).
-    Rows that end before they start, which HTA's rounding makes, close first and leave one too many on the stack. HTA
-    fails where one of them shares a time with one of no length, and where the tid of a thread is a text.
+    HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off; in which order, says
+    hta_order.py. Rows that end before they start, which HTA's rounding makes, leave one too many on the stack. HTA fails
+    where one of them shares a time with one of no length, and where the tid of a thread is a text.
 """
 
 from dataclasses import dataclass
