@@ -6,21 +6,25 @@ The rows that say how each field is set are in `config_keys`.
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kineto_protos import endpoints
+
+from kinetod.access.policy import Role
+from kinetod.access.roles import Grant
 
 _SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with its NUL
 _SECOND_NS = 10**9
 _DAY_NS = 86_400 * _SECOND_NS
 SYSTEM_CONFIG_DIR = Path("/etc/kinetod")
 CONFIG_FILE_NAME = "config.toml"
+HELPER_SOCKET = Path("/run/kinetod-attach/attach.sock")  # as kinetod-attach.socket makes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
-    """A gRPC address: a Unix socket path, or a loopback host and port."""
+    """A gRPC address: a Unix socket path, or a host and port."""
 
     path: Path | None = None
     host: str = ""
@@ -30,6 +34,11 @@ class ListenAddress:
         if self.path is not None:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is a host and port that only this host can reach."""
+        return self.path is None and _is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +60,7 @@ class Config:
     attach: bool = True  # whether processes without an agent get one
     attach_deadline_ns: int = 10 * _SECOND_NS
     keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture
+    helper_socket: Path | None = None  # of the attach helper service; None: this daemon attaches by itself
     log_level: str = "info"
     start_free_bytes: int = 256 << 20  # beyond min_free_bytes, for a capture to begin
     max_age_ns: int = 30 * _DAY_NS  # of captures; 0: no limit, as with the sizes below
@@ -68,6 +78,26 @@ class Config:
     upload_timeout_ns: int = 60 * _SECOND_NS
     metrics_listen: ListenAddress | None = None  # None: no metrics are served
     metrics_allow_remote: bool = False
+    local_roles: tuple[Role, ...] = (Role.OWN, Role.JOBS)  # of every user of this host
+    admin_users: tuple[str, ...] = ()
+    admin_groups: tuple[str, ...] = ()
+    viewer_users: tuple[str, ...] = ()
+    viewer_groups: tuple[str, ...] = ()
+    certificates: Mapping[str, Grant] = field(default_factory=dict)  # by URI:…, DNS:… or CN:…
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    loopback_without_tls: bool = False
+    audit_file: Path | None = None  # None: the journal
+    requests_per_second: int = 50  # of one caller
+    max_connections: int = 128  # of one user or remote address
+    max_captures_per_user: int = 8
+    quota_per_user_bytes: int = 0  # 0: no limit
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether there are certificates."""
+        return all((self.tls_certificate, self.tls_key, self.tls_client_ca))
 
 
 class Settings:
@@ -98,13 +128,7 @@ def parse_listen(text: str) -> ListenAddress:
     host, separator, port = text.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"expected unix:/path or host:port, got {text!r}")
-    host = host.removeprefix("[").removesuffix("]")
-    if not _is_loopback(host):
-        raise ValueError(
-            f"{text!r} is not a loopback address. Without TLS anybody on the network could trace processes here; "
-            "listen on unix:/path or 127.0.0.1:port and forward it, for example with ssh -L"
-        )
-    return ListenAddress(host=host, port=int(port))
+    return ListenAddress(host=host.removeprefix("[").removesuffix("]"), port=int(port))
 
 
 def parse_metrics_listen(text: str) -> ListenAddress:
@@ -182,6 +206,17 @@ def default_config_file(uid: int | None = None, environ: Mapping[str, str] = os.
         return SYSTEM_CONFIG_DIR / CONFIG_FILE_NAME
     base = environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "kinetod" / CONFIG_FILE_NAME
+
+
+def default_helper_socket(uid: int | None = None, path: Path = HELPER_SOCKET) -> Path | None:
+    """The installed attach helper's, where this user may use it. None for root, who needs none."""
+    uid = os.geteuid() if uid is None else uid
+    return path if uid != 0 and os.access(path, os.W_OK, effective_ids=True) else None
+
+
+def serves_everybody(config: Config) -> bool:
+    """Whether processes of all users are within reach, or only those of one's own user."""
+    return os.geteuid() == 0 or config.helper_socket is not None
 
 
 def _runtime_dir(uid: int | None, environ: Mapping[str, str]) -> Path:

@@ -18,23 +18,23 @@ To add a setting: one row in KEYS and a field of the same meaning with its defau
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from typing import Any
 
+from kinetod.access.keys import ACCESS_KEYS, access_problems
 from kinetod.config import (
     Config,
     checked_socket_path,
     default_agent_socket,
+    default_helper_socket,
     default_listen,
     default_state_dir,
     metrics_problem,
     parse_listen,
     parse_metrics_listen,
 )
-from kinetod.config_kinds import Choice, Count, Duration, Folder, Kind, ListOf, Maybe, Parsed, SecretFile, Size, Switch
+from kinetod.config_key import Key
+from kinetod.config_kinds import Choice, Count, Duration, Folder, ListOf, Maybe, Parsed, SecretFile, Size, Switch
 from kinetod.upload.urls import checked_endpoint, checked_url, missing_extra
 
-VARIABLE_PREFIX = "KINETOD_"
 CONFIG_VARIABLE = "KINETOD_CONFIG"
 
 SECTIONS = {
@@ -43,56 +43,9 @@ SECTIONS = {
     "attach": "Bringing the agent into processes that were started without it.",
     "store": "Where captures are kept, and how long; docs/storage.md explains it.",
     "upload": "Captures in an object store; docs/storage.md explains it.",
+    "access": "Who may do what, and how much; docs/access.md explains it.",
     "metrics": "What Prometheus can read; docs/metrics.md lists it.",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """One setting; see the top of this module."""
-
-    name: str
-    field: str
-    kind: Kind
-    meaning: str
-    option: str = ""
-    reload: bool = False
-    computed: Callable[[], Any] | None = None
-    says: str = ""
-    shown: str = ""
-    off_switch: bool = False
-    secret: bool = False
-
-    @property
-    def section(self) -> str:
-        """The part before the last dot."""
-        return self.name.rpartition(".")[0]
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that overrides the file."""
-        stem = self.option.removeprefix("--") or self.name
-        return VARIABLE_PREFIX + stem.replace("-", "_").replace(".", "_").upper()
-
-    def default(self) -> Any:
-        """The value if nothing is said."""
-        return self.computed() if self.computed is not None else _DEFAULTS[self.field]
-
-    def default_text(self) -> str:
-        """The default as TOML, as for root where it depends on the user."""
-        return self.shown or self.kind.show(self.default())
-
-    def show(self, value: Any) -> str:
-        """As TOML; a secret is not shown."""
-        return '"(not shown)"' if self.secret and value else self.kind.show(value)
-
-    def parse(self, text: str) -> Any:
-        """The value of an option or variable. Raises ValueError."""
-        value = self.kind.parse(text)
-        return not value if self.off_switch else value
-
-
-_DEFAULTS = {field.name: field.default for field in fields(Config)}
 
 
 def _default_decode_workers() -> int:
@@ -104,7 +57,7 @@ KEYS: tuple[Key, ...] = (
         name="server.listen",
         field="listen",
         kind=ListOf(Parsed("address", parse_listen)),
-        meaning="where clients connect: unix:/path, or host:port on loopback, which is open to every user of this host",
+        meaning="where clients connect: unix:/path, or host:port, which needs certificates (access.tls_…)",
         option="--listen",
         computed=lambda: (default_listen(),),
         says="unix:<runtime dir>/kinetod.sock",
@@ -217,6 +170,16 @@ KEYS: tuple[Key, ...] = (
         meaning="how long an agent that was brought in stays after its last capture; 0: it leaves at once",
         option="--keep-agent",
         reload=True,
+    ),
+    Key(
+        name="attach.helper_socket",
+        field="helper_socket",
+        kind=Maybe(Parsed("path", checked_socket_path)),
+        meaning="socket of the attach helper service, which enters other users' processes for a daemon that has no "
+        "rights to; empty: this daemon does it by itself, as far as its own rights go",
+        computed=default_helper_socket,
+        says="/run/kinetod-attach/attach.sock if this user may use it; root needs none",
+        shown='"/run/kinetod-attach/attach.sock"',
     ),
     Key(
         name="store.state_dir",
@@ -334,6 +297,7 @@ KEYS: tuple[Key, ...] = (
         meaning="how long the object store may be silent before a try has failed",
         reload=True,
     ),
+    *ACCESS_KEYS,
     Key(
         name="metrics.listen",
         field="metrics_listen",
@@ -350,6 +314,7 @@ KEYS: tuple[Key, ...] = (
 
 # What must hold between settings: each yields (name of a key, problem) for what is wrong.
 RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
+    access_problems,
     lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
     lambda config: [("upload.url", problem)] if (problem := missing_extra(config.upload_url)) else [],
 )

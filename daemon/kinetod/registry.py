@@ -1,6 +1,7 @@
 """The processes of this host as callers see them: the kernel's facts joined with what agents said."""
 
 import asyncio
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class Registry:
         self._hub = hub
         self._proc = proc
         self._privileged = privileged
+        self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
     async def processes(self, match: Match, *, include_without_agent: bool) -> list[pb.Process]:
         """The selected processes with fresh data, by pid."""

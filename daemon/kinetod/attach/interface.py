@@ -92,6 +92,9 @@ class Deadline:
 class Helpers(Protocol):
     """Who attaches for the daemon: its own helper processes, or the attach helper service."""
 
+    async def start(self) -> None:
+        """Gets them ready. Raises OSError."""
+
     def pids(self) -> set[int]:
         """Of the daemon's processes among them."""
 

@@ -9,7 +9,6 @@ Theory of operation
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -58,7 +57,7 @@ async def resolve(
 
     Raises KinetodError: for named pids on the first that cannot be traced, else if none is selected.
     """
-    match, own_uid = wanted.match, os.geteuid() if own_uid is None else own_uid
+    match, own_uid = wanted.match, registry.own_uid if own_uid is None else own_uid
     if match.pids:
         found = await _named(registry, wanted, own_uid)
     else:

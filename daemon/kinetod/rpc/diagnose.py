@@ -1,7 +1,6 @@
 """DiagnoseProcess: what the daemon knows of a process, joined with what can be seen from outside."""
 
 import asyncio
-import os
 from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -44,7 +43,7 @@ class Diagnoser:
         self._registry = registry
         self._attaching = attaching
         self._process: Looker = process or DiagnosisProcess()
-        self._own_uid = os.geteuid() if own_uid is None else own_uid
+        self._own_uid = registry.own_uid if own_uid is None else own_uid
 
     async def diagnose(self, pid: int) -> pb.Diagnosis:
         """Raises InvalidRequest, NotFound, NotPermitted."""

@@ -31,7 +31,6 @@ from kinetod.text import clean, clean_code
 
 log = logging.getLogger(__name__)
 
-DEFAULT_SOCKET = Path("/run/kinetod-attach/attach.sock")
 START_GRACE_S = 20.0  # the first caller after a while waits for the service's start
 ANSWER_GRACE_S = 2.0  # beyond what the service itself allows
 LOOK_DEADLINE_S = 5.0
@@ -42,13 +41,6 @@ _CMSG_SPACE = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # one is the most; mo
 
 class Unreachable(Exception):
     """The service does not answer. The text says why, and what to do."""
-
-
-def default_socket(path: Path = DEFAULT_SOCKET) -> Path | None:
-    """The installed service's, where this user may use it. None for root, who needs none."""
-    if os.geteuid() == 0 or not os.access(path, os.W_OK, effective_ids=True):
-        return None
-    return path
 
 
 class HelperService:
