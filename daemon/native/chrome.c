@@ -162,7 +162,23 @@ static int like_end(const kc_scan *s, const char *p)
     return 0;
 }
 
-/* Goes on behind damage: at the next event that can be read, or at the end of the list. */
+/* Whether what is at p comes behind a whole object and a comma, as an item of the list does. */
+static int is_item(const piece *f, const char *p)
+{
+    static const char before[] = ",}";
+    for (const char *wanted = before; *wanted; wanted++) {
+        do {
+            if (p <= f->data)
+                return 0;
+            p--;
+        } while (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r');
+        if (*p != *wanted)
+            return 0;
+    }
+    return 1;
+}
+
+/* Goes on behind damage: at the next event that can be read or is an item of the list, or at the end of the list. */
 static const char *seek(piece *f, const char *p)
 {
     kc_chrome *c = f->c;
@@ -190,10 +206,12 @@ static const char *seek(piece *f, const char *p)
                 report(f, p, KC_CHROME_MORE);
                 return NULL;
             }
-            if (!end)
+            if (!end && !is_item(f, p))
                 continue;
-            c->counts.mended += (f->scan.flags & KC_ODD) != 0;
-            p = end;
+            if (end) {
+                c->counts.mended += (f->scan.flags & KC_ODD) != 0;
+                p = end;
+            }
         }
         c->seeking = 0;
         return p;

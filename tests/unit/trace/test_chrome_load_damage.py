@@ -113,6 +113,13 @@ def test_an_event_whose_arguments_cannot_be_read_loses_only_these() -> None:
     )
 
 
+def test_each_of_many_such_events_in_a_row_is_read() -> None:
+    damaged = [named(text).replace('"External id":5', '"x":@@@') for text in "abc"]
+    trace = read(*damaged, named("d"))
+    assert names(trace, "cpu_op") == ["a", "b", "c", "d"]
+    assert trace.notes[0].startswith("3 events at bytes ")
+
+
 def test_items_that_are_no_events_are_counted() -> None:
     trace = read(GOOD, "null", "[1,2]")
     assert trace.notes == ("items of the list of events that are no events are left out: 2, at bytes 115, 121",)
