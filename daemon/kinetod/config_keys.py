@@ -31,7 +31,8 @@ from kinetod.config import (
     parse_listen,
     parse_metrics_listen,
 )
-from kinetod.config_key import Key
+from kinetod.config_key import VARIABLE_PREFIX as VARIABLE_PREFIX
+from kinetod.config_key import Key as Key
 from kinetod.config_kinds import Choice, Count, Duration, Folder, ListOf, Maybe, Parsed, SecretFile, Size, Switch
 from kinetod.upload.urls import checked_endpoint, checked_url, missing_extra
 

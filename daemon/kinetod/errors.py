@@ -4,6 +4,7 @@ KinetodError
 ├── InvalidRequest        the caller's request makes no sense
 ├── NotFound              what the caller named does not exist
 ├── AlreadyExists         the caller's key is taken
+├── NotIdentified         nobody knows who the caller is
 ├── NotPermitted          the caller may not do this
 ├── Precondition          right request, wrong state of target, store or capture
 ├── Exhausted             a limit of this host is reached
@@ -29,6 +30,10 @@ class Reason(StrEnum):
     NO_SUCH_TARGET = "NO_SUCH_TARGET"
     NO_SUCH_FILE = "NO_SUCH_FILE"
     NOT_YOUR_PROCESS = "NOT_YOUR_PROCESS"
+    NOT_IDENTIFIED = "NOT_IDENTIFIED"
+    UNKNOWN_CERTIFICATE = "UNKNOWN_CERTIFICATE"
+    NO_ROLE = "NO_ROLE"
+    ROLE_NEEDED = "ROLE_NEEDED"
     NO_AGENT = "NO_AGENT"
     ATTACH_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # these are the codes of attach.interface.AttachCode
     ATTACH_TRACED = "ATTACH_TRACED"
@@ -45,7 +50,9 @@ class Reason(StrEnum):
     CAPTURE_PINNED = "CAPTURE_PINNED"
     OBJECT_STORE_FAILED = "OBJECT_STORE_FAILED"
     IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+    TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
     TOO_MANY_CAPTURES = "TOO_MANY_CAPTURES"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     TOO_MANY_TARGETS = "TOO_MANY_TARGETS"
     TOO_MANY_WATCHERS = "TOO_MANY_WATCHERS"
     LOW_DISK = "LOW_DISK"
@@ -104,8 +111,12 @@ class AlreadyExists(KinetodError):
     """An idempotency key was used for another request before."""
 
 
+class NotIdentified(KinetodError):
+    """The connection says nothing about who is at its other end."""
+
+
 class NotPermitted(KinetodError):
-    """The target belongs to somebody else."""
+    """The target belongs to somebody else, or the caller's roles do not allow this."""
 
 
 class Precondition(KinetodError):

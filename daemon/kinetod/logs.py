@@ -12,7 +12,10 @@ from collections.abc import Mapping
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _JOURNAL_FORMAT = "%(name)s: %(message)s"
 _CHATTY = ("grpc", "asyncio")
-_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))  # syslog's
+NOTICE = 25  # between INFO and WARNING: normal, but to be kept
+_PRIORITIES = (
+    (logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (NOTICE, 5), (logging.INFO, 6),
+)  # fmt: skip  # syslog's
 _DEBUG = 7
 ERROR_PREFIX = "<3>"  # for what is written before or without logging
 
@@ -21,6 +24,7 @@ def configure(level: str, environ: Mapping[str, str] = os.environ) -> None:
     """Logs to standard error from now on; `level` is debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JournalFormatter() if to_journal(environ) else logging.Formatter(_FORMAT))
+    logging.addLevelName(NOTICE, "NOTICE")
     logging.basicConfig(handlers=[handler], force=True)
     set_level(level)
     for chatty in _CHATTY:

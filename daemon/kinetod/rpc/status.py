@@ -19,6 +19,7 @@ STATUS_CODES: dict[type[errors.KinetodError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NotIdentified: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
     errors.Precondition: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Exhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,

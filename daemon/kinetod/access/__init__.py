@@ -1,0 +1,1 @@
+"""Who may do what: callers, roles, the decision, limits, the audit log."""

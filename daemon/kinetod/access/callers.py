@@ -1,0 +1,166 @@
+"""From a connection to a Caller: names of users and groups are the system's, roles come from the settings."""
+
+import asyncio
+import contextlib
+import grp
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kinetod.access.jobs import PROC, jobs_of
+from kinetod.access.peers import Peer
+from kinetod.access.policy import Action, Caller, Role, Via, sees_all
+from kinetod.access.roles import Grant, LocalRules, certificate_names, local_roles
+from kinetod.config import Config, Settings
+from kinetod.errors import NotIdentified, NotPermitted, Reason
+from kinetod.text import clean
+
+KEEP_NAMES_S = 60.0
+KEEP_JOBS_S = 2.0
+MAX_KEPT = 4096
+_PROCESS_ACTIONS = (Action.SEE_PROCESS, Action.TRACE)
+Auth = Mapping[str, Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the system's databases say, and until when that counts."""
+
+    uid: int | None
+    user: str
+    group_ids: Mapping[str, int | None]
+    until: float
+
+
+class Callers:
+    """Finds out who calls. `peer_of` knows the connections (see `front`)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        peer_of: Callable[[str], Peer | None],
+        *,
+        own_uid: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        proc: Path = PROC,
+    ) -> None:
+        self._settings = settings
+        self._peer_of = peer_of
+        self._own_uid = os.geteuid() if own_uid is None else own_uid
+        self._clock = clock
+        self._proc = proc
+        self._names: dict[int | str, _Names] = {}
+        self._jobs: dict[int, tuple[float, frozenset[str]]] = {}
+        settings.subscribe(lambda _config: self._names.clear())
+
+    async def caller(self, connection: str, auth: Auth, action: Action | None) -> Caller:
+        """Who is at the other end of a connection, by gRPC's name of it. Raises NotIdentified, NotPermitted."""
+        peer = self._peer_of(connection)
+        if peer is None:
+            raise NotIdentified(
+                Reason.NOT_IDENTIFIED,
+                "the daemon does not know this connection: connect to an address of `kinetod --listen`",
+            )
+        caller = await (self._remote(peer, auth) if peer.via is Via.TLS else self._local(peer))
+        if not caller.roles:
+            raise NotPermitted(
+                Reason.NO_ROLE,
+                f"{caller} has no role on this host; an administrator can give one: access.local_roles, "
+                "access.admin_groups and the like in kinetod's configuration",
+            )
+        needs_jobs = action in _PROCESS_ACTIONS and Role.JOBS in caller.roles and not sees_all(caller, action)
+        if needs_jobs and caller.uid is not None:
+            return replace(caller, jobs=await self._jobs_of(caller.uid))
+        return caller
+
+    async def _local(self, peer: Peer) -> Caller:
+        assert peer.uid is not None
+        rules = local_rules(self._settings.current)
+        names = await self._looked_up(peer.uid, rules.groups)
+        roles = local_roles(
+            rules,
+            uid=peer.uid,
+            user=names.user,
+            gids=peer.gids,
+            own_uid=self._own_uid,
+            gid_of=names.group_ids.get,
+        )
+        return Caller(uid=peer.uid, user=names.user, roles=roles, via=peer.via, pid=peer.pid, address=peer.address)
+
+    async def _remote(self, peer: Peer, auth: Auth) -> Caller:
+        found = certificate_names(auth)
+        certificates: Mapping[str, Grant] = self._settings.current.certificates
+        name = next((each for each in found if each in certificates), None)
+        if name is None:
+            shown = clean(", ".join(found) or "no name", 300)
+            raise NotPermitted(
+                Reason.UNKNOWN_CERTIFICATE,
+                f"the certificate with {shown} is valid, but stands for nobody here; an administrator can name it "
+                "under access.certificates in kinetod's configuration",
+            )
+        grant = certificates[name]
+        if not grant.user:
+            return Caller(
+                uid=None, user="", roles=grant.roles, via=peer.via, name=clean(name, 300), address=peer.address
+            )
+        names = await self._looked_up(grant.user, frozenset())
+        if names.uid is None:
+            raise NotPermitted(
+                Reason.UNKNOWN_CERTIFICATE,
+                f"access.certificates maps {clean(name, 300)} to {grant.user}, and this host has no such user",
+            )
+        return Caller(
+            uid=names.uid,
+            user=names.user,
+            roles=grant.roles,
+            via=peer.via,
+            name=clean(name, 300),
+            address=peer.address,
+        )
+
+    async def _looked_up(self, user: int | str, groups: frozenset[str]) -> _Names:
+        names = self._names.get(user)
+        if names is None or names.until < self._clock() or not groups <= names.group_ids.keys():
+            if len(self._names) >= MAX_KEPT:
+                self._names.clear()
+            until = self._clock() + KEEP_NAMES_S
+            names = self._names[user] = await asyncio.to_thread(_look_up, user, groups, until)
+        return names
+
+    async def _jobs_of(self, uid: int) -> frozenset[str]:
+        kept = self._jobs.get(uid)
+        if kept is None or kept[0] < self._clock():
+            if len(self._jobs) >= MAX_KEPT:
+                self._jobs.clear()
+            found = await asyncio.to_thread(jobs_of, uid, self._proc)
+            kept = self._jobs[uid] = (self._clock() + KEEP_JOBS_S, found)
+        return kept[1]
+
+
+def local_rules(config: Config) -> LocalRules:
+    """The settings about users of this host."""
+    return LocalRules(
+        everybody=frozenset(config.local_roles),
+        admin_users=frozenset(config.admin_users),
+        admin_groups=frozenset(config.admin_groups),
+        viewer_users=frozenset(config.viewer_users),
+        viewer_groups=frozenset(config.viewer_groups),
+    )
+
+
+def _look_up(user: int | str, groups: frozenset[str], until: float) -> _Names:
+    """Blocking: the databases may be on the network."""
+    uid, name = (user, str(user)) if isinstance(user, int) else (None, user)
+    with contextlib.suppress(KeyError, OSError):
+        entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
+        uid, name = entry.pw_uid, entry.pw_name
+    return _Names(uid, clean(name, 64), {group: _gid(group) for group in groups}, until)
+
+
+def _gid(group: str) -> int | None:
+    with contextlib.suppress(KeyError, OSError):
+        return grp.getgrnam(group).gr_gid
+    return None

@@ -1,0 +1,426 @@
+"""Where clients connect: every connection is identified and counted before gRPC sees it.
+
+Theory of operation
+    gRPC for Python shows nothing of a Unix peer and limits no connections. So the daemon itself listens at the
+    addresses of `server.listen`, and gRPC at Unix sockets in a folder that only the daemon's user can enter. A
+    connection is accepted, its peer identified by the kernel (`peers`), and joined to one of our own to gRPC, whose
+    end is bound to a name in the abstract namespace that is random and new each time. That name is what gRPC's
+    `context.peer()` shows; `peer` finds the one who is behind it. A client needs no token and no library of ours.
+
+    Whoever could bind such a name first would have to guess it; whoever connects to gRPC's own sockets has no name
+    that we know and is refused as not identified.
+
+    One peer cannot keep others out:
+    - a connection is not passed on before its first byte; the oldest of a peer's silent ones is closed when it has
+      more than MAX_SILENT_PER_PEER, and each after FIRST_BYTE_S. A peer with silent ones can still connect;
+    - a peer has at most `max_per_peer` connections that speak, all peers together MAX_CONNECTIONS;
+    - gRPC closes those that do not finish the handshake (see `rpc.server`);
+    - neither direction holds more than HIGH_WATER_BYTES: a side that is not read is not read from.
+"""
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix
+from kinetod.access.policy import Via
+from kinetod.config import ListenAddress
+from kinetod.errors import StartError
+from kinetod.link import remove_stale_socket
+
+log = logging.getLogger(__name__)
+
+FIRST_BYTE_S = 5.0
+LINGER_S = 10.0
+MAX_SILENT_PER_PEER = 64
+MAX_CONNECTIONS = 4096
+HIGH_WATER_BYTES = 1 << 20
+BACKLOG = 1024
+ACCEPT_BUDGET = 64
+RETRY_ACCEPT_S = 0.2
+PLAIN_SOCKET, TLS_SOCKET = "plain", "tls"  # gRPC's own, in the private folder
+
+
+class PrivateFolder:
+    """The folder of gRPC's own sockets, and names for them that are short however long its path is."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder, or takes the one that a killed daemon left. Raises StartError."""
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            status = os.fstat(self._fd)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise StartError(f"{path} is open to others than this user; remove it")
+            for name in (PLAIN_SOCKET, TLS_SOCKET):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._fd)
+        except OSError as exc:
+            raise StartError(f"cannot make the folder {path}: {exc.strerror}") from exc
+        self._path = path
+
+    def socket_path(self, name: str) -> str:
+        """Of one socket; good in this process only."""
+        return f"/proc/self/fd/{self._fd}/{name}"
+
+    def close(self) -> None:
+        """Removes it."""
+        for name in (PLAIN_SOCKET, TLS_SOCKET):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+        os.close(self._fd)
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """One address to listen at. tls: who it is comes from a certificate."""
+
+    address: ListenAddress
+    tls: bool = False
+
+
+class Front:
+    """Listens for clients."""
+
+    def __init__(
+        self,
+        doors: Iterable[Door],
+        folder: PrivateFolder,
+        *,
+        socket_mode: int,
+        lets_in: Callable[[Peer], bool],
+        max_per_peer: Callable[[], int],
+    ) -> None:
+        """lets_in: whether a local peer may connect at all."""
+        self._doors = list(doors)
+        self._folder = folder
+        self._socket_mode = socket_mode
+        self._lets_in = lets_in
+        self._max_per_peer = max_per_peer
+        self._listeners: list[_Listener] = []
+        self._peers: dict[str, Peer] = {}
+        self._speaking: collections.Counter[str] = collections.Counter()
+        self._silent: dict[str, dict[_Client, None]] = {}  # by peer, oldest first
+        self._open: set[_Client] = set()
+
+    async def start(self) -> None:
+        """Raises StartError."""
+        for door in self._doors:
+            for sock in await _bound(door.address, self._socket_mode):
+                self._listeners.append(_Listener(sock, door, self._accepted))
+
+    @property
+    def listening(self) -> bool:
+        """Whether clients can connect."""
+        return bool(self._listeners) and all(
+            door.address.path is None or door.address.path.is_socket() for door in self._doors
+        )
+
+    def peer(self, name: str) -> Peer | None:
+        """Who is behind a connection that gRPC shows as `name`."""
+        return self._peers.get(name)
+
+    def stop_accepting(self) -> None:
+        """No new connections."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for door in self._doors:
+            if door.address.path is not None:
+                with contextlib.suppress(OSError):
+                    door.address.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.stop_accepting()
+        for client in list(self._open):
+            client.end()
+
+    # connections
+
+    def _accepted(self, sock: socket.socket, door: Door) -> None:
+        if door.address.path is not None:
+            try:
+                peer = of_unix(sock)
+            except OSError:
+                sock.close()
+                return
+            self._admit(sock, door, peer)
+        else:
+            task = asyncio.create_task(self._accept_tcp(sock, door))
+            task.add_done_callback(_log_failure)
+
+    async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            near, far = sock.getsockname()[:2], sock.getpeername()[:2]
+            if door.tls:
+                peer = Peer(via=Via.TLS, address=far[0])
+            else:
+                peer = await asyncio.to_thread(of_loopback, near, far)
+        except (OSError, Unidentified) as exc:
+            log.warning("a connection to %s was refused: %s", door.address, exc)
+            sock.close()
+            return
+        self._admit(sock, door, peer)
+
+    def _admit(self, sock: socket.socket, door: Door, peer: Peer) -> None:
+        if len(self._open) >= MAX_CONNECTIONS or (peer.uid is not None and not self._lets_in(peer)):
+            log.warning("a connection of %s was refused", peer.key)
+            sock.close()
+            return
+        silent = self._silent.setdefault(peer.key, {})
+        if len(silent) >= MAX_SILENT_PER_PEER:
+            next(iter(silent)).end()
+            silent = self._silent.setdefault(peer.key, {})
+        client = _Client(self, peer, self._folder.socket_path(TLS_SOCKET if door.tls else PLAIN_SOCKET))
+        silent[client] = None
+        self._open.add(client)
+        task = asyncio.create_task(client.start(sock))
+        task.add_done_callback(_log_failure)
+
+    def spoke(self, client: "_Client") -> bool:
+        """The first byte has come; whether the connection may go on."""
+        self._no_longer_silent(client)
+        key = client.peer.key
+        if self._speaking[key] >= self._max_per_peer():
+            log.warning("a connection of %s was refused: it has %d", key, self._speaking[key])
+            return False
+        self._speaking[key] += 1
+        client.counted = True
+        return True
+
+    def _no_longer_silent(self, client: "_Client") -> None:
+        silent = self._silent.get(client.peer.key, {})
+        silent.pop(client, None)
+        if not silent:
+            self._silent.pop(client.peer.key, None)
+
+    def named(self, client: "_Client", name: str) -> None:
+        """gRPC will know the connection by this name."""
+        self._peers[name] = client.peer
+
+    def ending(self, client: "_Client") -> None:
+        """A connection is being closed."""
+        self._no_longer_silent(client)
+
+    def ended(self, client: "_Client") -> None:
+        """A connection is closed."""
+        self._open.discard(client)
+        self._no_longer_silent(client)
+        self._peers.pop(client.name, None)
+        if client.counted:
+            client.counted = False
+            self._speaking[client.peer.key] -= 1
+            if not self._speaking[client.peer.key]:
+                del self._speaking[client.peer.key]
+
+
+class _Half(asyncio.Protocol):
+    """One of the two ends: what it receives goes to the other one."""
+
+    def __init__(self, client: "_Client") -> None:
+        self.client = client
+        self.transport: asyncio.Transport | None = None
+        self.other: _Half | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(HIGH_WATER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+        else:
+            self.client.first_bytes(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.transport = None
+        self.client.end()
+        self.client.half_lost()
+
+
+class _Client:
+    """A client's connection and ours to gRPC."""
+
+    def __init__(self, front: Front, peer: Peer, upstream: str) -> None:
+        self.peer = peer
+        self.name = ""
+        self.counted = False
+        self._front = front
+        self._upstream = upstream
+        self._near, self._far = _Half(self), _Half(self)
+        self._early = b""
+        self._ended = False
+        self._timer = asyncio.get_running_loop().call_later(FIRST_BYTE_S, self.end)
+
+    async def start(self, sock: socket.socket) -> None:
+        """Waits for the first byte."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._near, sock)
+        except OSError:
+            sock.close()
+            self._front.ended(self)
+            return
+        if self._ended:
+            self._close()
+
+    def first_bytes(self, data: bytes) -> None:
+        """Only then is gRPC connected to."""
+        if self._ended:
+            return
+        self._early += data
+        if self._near.transport is not None:
+            self._near.transport.pause_reading()
+        if self.name:
+            return
+        self._timer.cancel()
+        if not self._front.spoke(self):
+            self.end()
+            return
+        self.name = f"unix-abstract:kinetod-{secrets.token_hex(16)}"
+        task = asyncio.create_task(self._join())
+        task.add_done_callback(_log_failure)
+
+    async def _join(self) -> None:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            sock.bind("\0" + self.name.partition(":")[2])
+            self._front.named(self, self.name)
+            await loop.sock_connect(sock, self._upstream)
+            await loop.create_unix_connection(lambda: self._far, sock=sock)
+        except OSError as exc:
+            log.error("a client cannot be joined to gRPC: %s", exc)
+            sock.close()
+            self.end()
+            return
+        if self._ended:
+            self._close()
+            return
+        assert self._far.transport is not None and self._near.transport is not None
+        self._near.other, self._far.other = self._far, self._near
+        self._far.transport.write(self._early)
+        self._early = b""
+        self._near.transport.resume_reading()
+
+    def end(self) -> None:
+        """Closes both ends once what they have been given is sent, or cannot be within LINGER_S."""
+        if self._ended:
+            return
+        self._ended = True
+        self._timer.cancel()
+        self._front.ending(self)
+        self._close()
+
+    def _close(self) -> None:
+        open_ones = [half.transport for half in (self._near, self._far) if half.transport is not None]
+        for transport in open_ones:
+            transport.close()
+        if open_ones:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._abort)
+
+    def _abort(self) -> None:
+        for half in (self._near, self._far):
+            if half.transport is not None:
+                half.transport.abort()
+
+    def half_lost(self) -> None:
+        """One end is closed for good."""
+        if self._near.transport is None and self._far.transport is None:
+            self._timer.cancel()
+            self._front.ended(self)
+
+
+class _Listener:
+    """One listening socket on the loop."""
+
+    def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], None]) -> None:
+        self._sock = sock
+        self._door = door
+        self._accepted = accepted
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._acceptable)
+
+    def _acceptable(self) -> None:
+        for _ in range(ACCEPT_BUDGET):
+            try:
+                sock, _address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:  # out of descriptors or memory: try again soon instead of spinning
+                log.error("cannot accept clients: %s; trying again", exc.strerror)
+                self._loop.remove_reader(self._sock.fileno())
+                self._loop.call_later(RETRY_ACCEPT_S, self._resume)
+                return
+            sock.setblocking(False)
+            self._accepted(sock, self._door)
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.add_reader(self._sock.fileno(), self._acceptable)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+
+async def _bound(address: ListenAddress, socket_mode: int) -> list[socket.socket]:
+    """Listening sockets. Raises StartError."""
+    if address.path is not None:
+        return [_bound_unix(address.path, socket_mode)]
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    try:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _name, where in dict.fromkeys(found):
+            sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+    except OSError as exc:
+        for sock in sockets:
+            sock.close()
+        raise StartError(f"cannot listen on {address}: {exc.strerror or exc}; is it in use?") from exc
+    return sockets
+
+
+def _bound_unix(path: Path, mode: int) -> socket.socket:
+    remove_stale_socket(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    old_mask = os.umask(0o777 & ~mode)
+    try:
+        sock.bind(str(path))
+        sock.listen(BACKLOG)
+    except OSError as exc:
+        sock.close()
+        raise StartError(f"cannot listen on {path}: {exc.strerror}; is it in use?") from exc
+    finally:
+        os.umask(old_mask)
+    return sock
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a client's connection failed", exc_info=error)

@@ -1,0 +1,83 @@
+"""Who is at the other end of a client's connection, by the kernel's word alone.
+
+Unix sockets have SO_PEERCRED and SO_PEERGROUPS. A TCP connection over loopback has its other end on this host too,
+and /proc/net/tcp says whose socket that is; only an open socket of a living process counts, since the kernel shows
+uid 0 for those that nobody holds any more.
+"""
+
+import array
+import contextlib
+import ipaddress
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetod.access.policy import Via
+
+_UCRED = struct.Struct("3i")
+_SO_PEERGROUPS = 59  # Linux 4.13
+_MAX_GROUPS = 65536
+_ESTABLISHED = "01"
+_LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns of /proc/net/tcp
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """The other end of a connection. uid and gids are None and empty where certificates say who it is."""
+
+    via: Via
+    uid: int | None = None
+    gids: frozenset[int] = frozenset()
+    pid: int | None = None
+    address: str = ""
+
+    @property
+    def key(self) -> str:
+        """What connections are counted by."""
+        return f"uid {self.uid}" if self.uid is not None else self.address
+
+
+class Unidentified(Exception):
+    """Nobody can say who the other end is; the text says why."""
+
+
+def of_unix(sock: socket.socket) -> Peer:
+    """The process that connected. Raises OSError."""
+    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Peer(via=Via.UNIX, uid=uid, gids=frozenset({gid, *_groups(sock)}), pid=pid or None)
+
+
+def _groups(sock: socket.socket) -> list[int]:
+    groups = array.array("I")
+    with contextlib.suppress(OSError):  # the others are then not known, and give no rights
+        data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * groups.itemsize)
+        groups.frombytes(data)
+    return list(groups)
+
+
+def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:
+    """The user whose socket is at the `far` end of a connection to `near`. Blocking. Raises Unidentified."""
+    name = "tcp6" if ":" in far[0] else "tcp"
+    wanted = (_hexed(far), _hexed(near))
+    try:
+        with (proc / "self/net" / name).open() as table:
+            for line in table:
+                fields = line.split()
+                if (fields[_LOCAL], fields[_REMOTE]) == wanted and fields[_STATE] == _ESTABLISHED:
+                    if fields[_INODE] == "0":
+                        break
+                    return Peer(via=Via.LOOPBACK, uid=int(fields[_UID]), address=f"{far[0]}:{far[1]}")
+    except (OSError, ValueError, IndexError) as exc:
+        raise Unidentified(f"the kernel's table of connections cannot be read: {exc}") from exc
+    raise Unidentified("the other end has hung up, or lies in another network namespace")
+
+
+def _hexed(address: tuple[str, int]) -> str:
+    """As /proc/net/tcp has it: 32-bit words in the byte order of the host."""
+    packed = ipaddress.ip_address(address[0]).packed
+    words = struct.unpack(f">{len(packed) // 4}I", packed)
+    text = "".join(struct.pack("<I" if sys.byteorder == "little" else ">I", word).hex().upper() for word in words)
+    return f"{text}:{address[1]:04X}"

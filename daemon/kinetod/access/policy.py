@@ -1,0 +1,159 @@
+"""Who may do what, as one table and one function. Pure.
+
+Theory of operation
+    A caller has roles. Every call is one action, on the host, on processes or on a capture. What it is done to stands
+    in relations to the caller: it is the caller's own, belongs to one of the caller's jobs, or is anything at all.
+    GRANTS says which relations each role needs for each action; whatever it does not name is denied, and a call that
+    CALLS does not name is denied to everybody.
+
+    - own       processes and captures of the caller's uid
+    - jobs      processes of other uids, but root's, in batch jobs that belong to the caller
+    - viewer    sees and fetches everything, starts and changes nothing
+    - admin     everything
+
+    A process counts as the caller's own for tracing only if the kernel too would let its user trace it: no set-uid
+    or set-gid program, none that has made itself undumpable. The daemon may be root, and must not lend that.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a caller may be."""
+
+    OWN = "own"
+    JOBS = "jobs"
+    VIEWER = "viewer"
+    ADMIN = "admin"
+
+
+class Via(StrEnum):
+    """How a caller is connected, and with that how it is known."""
+
+    UNIX = "unix"  # SO_PEERCRED
+    LOOPBACK = "loopback"  # the uid of the other end's socket, by the kernel's table of connections
+    TLS = "tls"  # a client certificate
+
+
+class Action(StrEnum):
+    """What calls do."""
+
+    SEE_HOST = "see the host"
+    SEE_PROCESS = "see a process"
+    TRACE = "trace a process"
+    SEE_CAPTURE = "see and fetch a capture"
+    CHANGE_CAPTURE = "cancel, delete or pin a capture"
+
+
+class Relation(StrEnum):
+    """How something stands to a caller."""
+
+    OWN = "own"
+    JOB = "of an own job"
+    ANY = "any"
+
+
+CALLS: Mapping[str, Action] = {
+    "GetHost": Action.SEE_HOST,
+    "ListProcesses": Action.SEE_PROCESS,
+    "DiagnoseProcess": Action.SEE_PROCESS,
+    "CreateCapture": Action.TRACE,
+    "WatchCapture": Action.SEE_CAPTURE,
+    "GetCapture": Action.SEE_CAPTURE,
+    "ListCaptures": Action.SEE_CAPTURE,
+    "FetchTrace": Action.SEE_CAPTURE,
+    "VerifyCapture": Action.SEE_CAPTURE,
+    "CancelCapture": Action.CHANGE_CAPTURE,
+    "DeleteCapture": Action.CHANGE_CAPTURE,
+    "PinCapture": Action.CHANGE_CAPTURE,
+}
+
+GRANTS: Mapping[Action, Mapping[Role, Relation]] = {
+    Action.SEE_HOST: dict.fromkeys(Role, Relation.ANY),
+    Action.SEE_PROCESS: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.JOB,
+        Role.VIEWER: Relation.ANY,
+        Role.ADMIN: Relation.ANY,
+    },
+    Action.TRACE: {Role.OWN: Relation.OWN, Role.JOBS: Relation.JOB, Role.ADMIN: Relation.ANY},
+    Action.SEE_CAPTURE: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.OWN,
+        Role.VIEWER: Relation.ANY,
+        Role.ADMIN: Relation.ANY,
+    },
+    Action.CHANGE_CAPTURE: {Role.OWN: Relation.OWN, Role.JOBS: Relation.OWN, Role.ADMIN: Relation.ANY},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls. uid is None for a certificate that stands for no user of this host."""
+
+    uid: int | None
+    user: str
+    roles: frozenset[Role]
+    via: Via
+    pid: int | None = None  # of the connecting process, for the audit log only
+    name: str = ""  # of the certificate
+    address: str = ""  # of the other end, where it has one
+    jobs: frozenset[str] = frozenset()  # that belong to this user
+
+    @property
+    def key(self) -> str:
+        """What limits are counted by."""
+        return f"uid {self.uid}" if self.uid is not None else f"certificate {self.name}"
+
+    def __str__(self) -> str:
+        text = f"{self.user} (uid {self.uid})" if self.uid is not None else f"the certificate {self.name}"
+        return text if not self.name or self.uid is None else f"{text}, certificate {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thing:
+    """A process or a capture. uid is None if nobody is known to own it; job only if the kernel's cgroups say so."""
+
+    uid: int | None
+    plain: bool = True  # the kernel lets its user trace it
+    job: str = ""
+
+
+def sees_all(caller: Caller, action: Action) -> bool:
+    """Whether the caller may do this to everything."""
+    return any(GRANTS[action].get(role) is Relation.ANY for role in caller.roles)
+
+
+def may(caller: Caller, action: Action, thing: Thing) -> bool:
+    """The decision."""
+    relations = _relations(caller, action, thing)
+    return any(GRANTS[action].get(role) in relations for role in caller.roles)
+
+
+def may_at_all(caller: Caller, action: Action) -> bool:
+    """Whether there can be anything that the caller may do this to."""
+    return any(role in GRANTS[action] for role in caller.roles)
+
+
+def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
+    relations = {Relation.ANY}
+    if thing.uid is None or (action is Action.TRACE and not thing.plain):
+        return relations
+    if thing.uid == caller.uid:
+        relations.add(Relation.OWN)
+    if thing.job and thing.job in caller.jobs and thing.uid != 0:
+        relations.add(Relation.JOB)
+    return relations
+
+
+def needed(action: Action) -> str:
+    """For error messages: who may do this to everything."""
+    roles = [role for role, relation in GRANTS[action].items() if relation is Relation.ANY]
+    return " or ".join(f"the role {role}" for role in roles)
+
+
+def listed(roles: Iterable[Role]) -> str:
+    """For error messages."""
+    return ", ".join(sorted(roles)) or "none"
