@@ -167,7 +167,7 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
             return Contribution(source, values, [_text(exc)] * len(requests))
         if source.rank_from in ("name", "order") and trace.target.rank is not None:
             source = replace(source, rank=trace.target.rank, rank_from="trace")
-        context = Context(trace, rank=source.rank)
+        context = Context(trace, rank=source.rank, worker=source.worker)
         for place, request in enumerate(requests):
             view = find_view(request.view)
             try:

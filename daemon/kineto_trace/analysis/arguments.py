@@ -25,6 +25,7 @@ from kineto_trace.model import NO_STRING, Table
 NOTHING = -1
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,15 @@ def parse(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def has_column(table: Table, key: str) -> Flags:
+    """Which rows have this argument in a column; of rows that are no file's all do."""
+    if "present" not in table.origin:
+        return np.ones(len(table), np.bool_)
+    bits = sum(1 << (FIRST_ARG_BIT + place) for place, arg in enumerate(KINDS[table.kind]) if arg.key == key)
+    found: Flags = table.origin["present"] & np.uint64(bits) != 0
+    return found
 
 
 @cache

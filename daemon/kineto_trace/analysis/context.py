@@ -11,11 +11,12 @@ T = TypeVar("T")
 class Context:
     """A trace and its parts. A part is a function of the context: `context.get(steps)` is `steps(context)`, once.
 
-    Not for several threads at a time.
+    Not for several threads at a time. worker: of a TensorBoard log folder, the process that wrote the file; else "".
     """
 
-    def __init__(self, trace: Trace, *, rank: int | None = None) -> None:
+    def __init__(self, trace: Trace, *, rank: int | None = None, worker: str = "") -> None:
         self.trace = trace
+        self.worker = worker
         self.rank = rank if rank is not None else trace.target.rank or 0
         self._parts: dict[Callable[[Context], Any], Any] = {}
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.breakdown import Breakdown, breakdown, plugin_breakdown
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.gpu_metrics import busy_share, sm_efficiency, weighted_mean
+from kineto_trace.analysis.gpu_metrics import busy_share, plugin_sm_efficiency, sm_efficiency, weighted_mean
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.intervals import Union, union
-from kineto_trace.analysis.launch_figures import launch_figures
+from kineto_trace.analysis.launch_figures import launch_figures, plugin_launch_figures
 from kineto_trace.analysis.plugin_steps import UNIX_NS, Clock
 from kineto_trace.analysis.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
-from kineto_trace.model import GPU_TABLES, Table
+from kineto_trace.model import GPU_TABLES
 
 Ints = npt.NDArray[np.int64]
 
@@ -123,9 +123,10 @@ def _one(
     properties: Mapping[str, Any],
     peak: int | None,
 ) -> GpuFigures:
-    table, figures = context.trace.table("kernel"), context.get(launch_figures)
+    table, plugin = context.trace.table("kernel"), steps.steps.clock is not UNIX_NS
+    figures = context.get(plugin_launch_figures if plugin else launch_figures)
     rows = context.get(kernel_rows).get(device, np.zeros(0, np.int64))
-    start, end = (side[rows] for side in _times(table, steps.steps.clock))
+    start, end = (side[rows] for side in steps.steps.clock.times(table))
     span = steps.span() if len(steps.steps) else (0, 0)
     running = union(start, end)
     major, minor = properties.get("computeMajor"), properties.get("computeMinor")
@@ -138,18 +139,16 @@ def _one(
         kernel_ns=int(table["duration"][rows].sum()),
         utilization=busy_share(running, *span) if len(steps.steps) else 0.0,
         busy=busy_share(_any_activity(context, device, steps.steps.clock), *span),
-        sm_efficiency=sm_efficiency(figures.blocks_per_sm[rows], start, end).mean(*span),
+        sm_efficiency=(plugin_sm_efficiency if plugin else sm_efficiency)(figures.blocks_per_sm[rows], start, end).mean(
+            *span
+        ),
         occupancy=weighted_mean(figures.occupancy[rows], start, end, *span),
         tensor_cores=use.by_device.get(device, NAN),
         peak_memory_bytes=peak,
     )
 
 
-def _times(table: Table, clock: Clock) -> tuple[Ints, Ints]:
-    return (table["start"], table.end()) if clock is UNIX_NS else clock.times(table)
-
-
 def _any_activity(context: Context, device: int, clock: Clock) -> Union:
     tables = [context.trace.table(kind) for kind in GPU_TABLES]
-    times = [_times(table.take(table["device"] == device), clock) for table in tables]
+    times = [clock.times(table.take(table["device"] == device)) for table in tables]
     return union(np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times]))

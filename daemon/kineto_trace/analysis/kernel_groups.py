@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import Groups, group
-from kineto_trace.analysis.launch_figures import launch_figures
+from kineto_trace.analysis.launch_figures import launch_figures, plugin_launch_figures
 from kineto_trace.analysis.parts import KERNEL, NOTHING, gpu
 from kineto_trace.analysis.plugin_backward import plugin_backward
 from kineto_trace.analysis.plugin_nodes import Node, launches, nodes
@@ -52,9 +52,9 @@ def kernel_groups(
 ) -> KernelGroups:
     """These rows of the table `kernel` (maybe several times) by their keys, an array each. took: us.
 
-    mean: of a launch figure in each group; without it, what is unknown does not count.
+    mean: the plug-in's, of a launch figure in each group; without it, what is unknown does not count.
     """
-    found, figures = group(keys), context.get(launch_figures)
+    found, figures = group(keys), context.get(plugin_launch_figures if mean else launch_figures)
     count = len(found)
     total = np.bincount(found.number, weights=took, minlength=count).astype(np.float64)
     longest, shortest = np.zeros(count), np.full(count, np.inf)

@@ -55,6 +55,14 @@ def launch_figures(context: Context) -> LaunchFigures:
     return LaunchFigures(*said)
 
 
+def plugin_launch_figures(context: Context) -> LaunchFigures:
+    """The figures that the plug-in has: of files those that they say; of our captures what their export says."""
+    if context.trace.head is None:
+        return context.get(launch_figures)
+    table = context.trace.table("kernel")
+    return LaunchFigures(*(_argument(context, table, name) for name in (BLOCKS, WARPS, OCCUPANCY)))
+
+
 def _argument(context: Context, table: Table, name: str) -> Floats:
     if not table.origin:
         return np.full(len(table), np.nan)

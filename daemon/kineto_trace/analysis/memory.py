@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.arguments import has_column
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.parts import ops
 from kineto_trace.arrays import lookup
@@ -27,6 +28,7 @@ CPU, CUDA = 0, 1  # c10::DeviceType
 DEVICE_NAMES = {CPU: "CPU", CUDA: "GPU", 6: "HIP", 9: "XLA", 12: "XPU", 13: "MPS", 15: "HPU", 18: "IPU", 19: "MTIA"}
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Records:
     """Allocations and releases in the order of time (Unix ns).
 
     row: of cpu_instant_event. device: place in `devices`. bytes: negative for releases. allocated, reserved: bytes on
-    the device afterwards; -1: unknown. other: place of the release of an allocation and the other way round; NOTHING.
-    op: row of cpu_op; NOTHING.
+    the device afterwards; -1: unknown. addressed: the address is known (PyTorch before 1.10 did not tell it). other:
+    place of the release of an allocation and the other way round; NOTHING. op: row of cpu_op; NOTHING.
     """
 
     row: Ints
@@ -43,6 +45,7 @@ class Records:
     device: Ints
     bytes: Ints
     address: npt.NDArray[np.uint64]
+    addressed: Flags
     allocated: Ints
     reserved: Ints
     other: Ints
@@ -64,15 +67,21 @@ def memory_records(context: Context) -> Records:
     keys, device = np.unique((types << 32) + np.where(types == CPU, -1, numbers) + 1, return_inverse=True)
     kinds = np.stack([keys >> 32, (keys & 0xFFFFFFFF) - 1])
     size = table["bytes"][row]
+    addressed = has_column(table, "Addr")[row]
+    other = np.full(len(row), NOTHING, np.int64)
+    some = np.flatnonzero(addressed)
+    found = pairs(device[some], table["address"][row[some]], size[some])
+    other[some] = np.where(found >= 0, np.append(some, NOTHING)[found], NOTHING)
     return Records(
         row=row,
         time=table["start"][row],
         device=device,
         bytes=size,
         address=table["address"][row],
+        addressed=addressed,
         allocated=table["total_allocated"][row],
         reserved=table["total_reserved"][row],
-        other=pairs(device, table["address"][row], size),
+        other=other,
         op=_ops_of(context, table, row),
         devices=tuple(_device_name(kind, number) for kind, number in kinds.T.tolist()),
         device_types=tuple(kinds[0].tolist()),
@@ -140,7 +149,7 @@ def largest_triangles(points: npt.NDArray[np.float64], count: int) -> Ints:
     for number in range(len(buckets)):
         (first, stop), (after, end) = bounds[number], bounds[number + 1]
         last = chosen[number]
-        mean_x, mean_y = x[after:end].mean(), y[after:end].mean()
+        mean_x, mean_y = points[after:end].mean(axis=0)[:2].tolist()
         area = np.abs((x[last] - mean_x) * (y[first:stop] - y[last]) - (x[last] - x[first:stop]) * (mean_y - y[last]))
         chosen[number + 1] = first + int(np.argmax(area))
     return chosen

@@ -10,12 +10,15 @@ Theory of operation
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.arguments import has_column
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.diff_tree import Side
+from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.memory import CPU, CUDA, Records, memory_records
 from kineto_trace.analysis.plugin_backward import Backward, plugin_backward
 from kineto_trace.analysis.plugin_nodes import NOTHING, base_ns, file_threads, in_categories, microseconds, orderable
@@ -59,11 +62,12 @@ def plugin_memory(context: Context) -> PluginMemory:
     else:
         held = tree.below(np.bincount(node[node >= 0], minlength=len(tree)))
     types = np.array([*records.device_types, 0])[records.device]
+    told = has_column(context.trace.table("cpu_instant_event"), "Device Type")[records.row]
     return PluginMemory(
         node=node,
         operator=np.where((node >= 0) & np.append(tree.operator, False)[node], node, NOTHING),
         reached=_reached(tree, moved, held, entered),
-        known=np.isin(types, (CPU, CUDA)),
+        known=told & np.isin(types, (CPU, CUDA)),
     )
 
 
@@ -150,6 +154,57 @@ def _reached(tree: Tree, moved: Backward, held: Floats, entered: Ints) -> Ints:
     reached[moved.removed] = 0
     np.add.at(reached, moved.roots, ((entered > 0) & moved.placed)[moved.below].astype(np.int64))
     return reached
+
+
+def plugin_levels(context: Context, device: int) -> tuple[Ints, Ints, Ints]:
+    """Times (Unix ns), allocated and reserved bytes of the records of a device that have an address and both totals."""
+    records = context.get(memory_records)
+    told = records.addressed & context.get(plugin_memory).known & (records.allocated >= 0) & (records.reserved >= 0)
+    mine = np.flatnonzero(told & (records.device == device))
+    return records.time[mine], records.allocated[mine], records.reserved[mine]
+
+
+def plugin_events(records: Records) -> tuple[Ints, Ints]:
+    """Places of allocations and of their releases, in the plug-in's order; NOTHING: none.
+
+    It goes by addresses alone, whatever the device. First come pairs, by their releases. Then come allocations that
+    were not released: of each address the last one, in the order of the first ones since a release. Then releases
+    without an allocation: of each address the last one, in the order of the first ones.
+    """
+    places = np.flatnonzero(records.addressed)
+    size = records.bytes[places]
+    by_address = np.argsort(records.address[places], kind="stable")
+    own, positive = records.address[places][by_address], size[by_address] > 0
+    same = own[1:] == own[:-1]
+    paired = same & positive[:-1] & ~positive[1:]
+    first, second = by_address[:-1][paired], by_address[1:][paired]
+    order = np.argsort(second)
+    first, second = first[order], second[order]
+    open_ = positive & ~np.append(same & ~positive[1:], False)  # no release comes next
+    last = open_ & ~np.append(same, False)
+    since = np.empty(len(places), np.int64)  # runs of allocations without a release between them
+    since[by_address] = np.cumsum(~positive)
+    left = _by_first(np.flatnonzero(size > 0), np.sort(by_address[last]), [records.address[places], since])
+    alone = by_address[~positive & ~np.append(False, same & positive[:-1])] if len(places) else by_address
+    lost = _last_of_each(np.sort(alone), records.address[places])
+    nothing = np.full(max(len(left), len(lost)), NOTHING)
+    return (
+        np.concatenate([places[first], places[left], nothing[: len(lost)]]),
+        np.concatenate([places[second], nothing[: len(left)], places[lost]]),
+    )
+
+
+def _by_first(rows: Ints, wanted: Ints, keys: list[npt.NDArray[Any]]) -> Ints:
+    """Those wanted of the rows in the order in which the first row with the same keys comes."""
+    groups = group([key[rows] for key in keys])
+    last = np.empty(len(groups), np.int64)
+    last[groups.number] = rows
+    return last[np.isin(last, wanted)]
+
+
+def _last_of_each(rows: Ints, key: npt.NDArray[Any]) -> Ints:
+    """Of rows with equal keys the last one, in the order of their first ones."""
+    return _by_first(rows, rows, [key])
 
 
 def profiler_start(context: Context) -> float:

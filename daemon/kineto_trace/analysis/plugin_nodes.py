@@ -3,8 +3,8 @@
 Theory of operation
     The plug-in computes with the microseconds of the file as doubles: the end of an event is start + duration, rounded.
     Events that touch in truth may overlap by a fraction of a nanosecond then, and an operator that overlaps another
-    one in part is dropped from the tree. So the same doubles are made here: whole microseconds, which a double holds
-    exactly, and the rest.
+    one in part is dropped from the tree. So the same doubles are made here: integers that a double holds, divided by
+    1000; of larger ones the whole microseconds and the rest.
 
     Nodes are operators, steps ("ProfilerStep#N", also those that gpu_user_annotation shows), calls of nn.Module,
     and of the annotations only data loading, optimizer steps and the ten collectives that the plug-in knows. Their
@@ -26,9 +26,11 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.arrays import distinct, lookup
 from kineto_trace.load.chrome_kinds import DUR_REAL, FIRST_ARG_BIT, KINDS, TS_REAL
-from kineto_trace.model import GPU_TABLES, NO_MODULE, OP_TABLES, Table, Trace
+from kineto_trace.load.chrome_tables import whole_number
+from kineto_trace.model import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace
 
 NOTHING = -1
+EXACT_IN_DOUBLE = 1 << 53
 COLLECTIVES = frozenset(
     f"{library}:{name}"
     for library in ("nccl", "gloo")
@@ -110,9 +112,13 @@ TRIMONTH_NS = 7_889_238 * 10**9  # of Kineto's baseTimeNanoseconds, as in export
 
 
 def microseconds(ns: Ints, base: int = 0) -> Floats:
-    """The doubles that reading the file gives for these times."""
-    whole, rest = np.divmod(ns - base, 1000)
-    found: Floats = whole + rest / 1000.0
+    """The doubles that reading the file gives for these times, which are the nearest ones."""
+    relative = np.asarray(ns - base)
+    found: Floats = relative / 1000.0
+    large = np.abs(relative) >= EXACT_IN_DOUBLE
+    if large.any():
+        whole, rest = np.divmod(relative[large], 1000)
+        found[large] = whole + rest / 1000.0
     return found
 
 
@@ -179,7 +185,7 @@ def _nodes_of(trace: Trace, number: int, base: int, kinds: npt.NDArray[np.uint8]
         table=np.full(len(rows), number, np.uint8),
         row=rows,
         name=table["name"][rows],
-        thread=file_threads(table)[rows],
+        thread=_as_numbers(trace, file_threads(table)[rows]),
         start=start[rows],
         end=(start + duration)[rows],
         typed=np.isin(kind, (Node.OPERATOR, Node.DATA_LOADER, Node.OPTIMIZER)) & (number == CPU_OP),
@@ -224,6 +230,21 @@ def file_threads(table: Table) -> Ints:
         found: Ints = table.origin["tid"]
         return found
     return table["thread" if "thread" in table.columns else "stream"].astype(np.int64)
+
+
+def _as_numbers(trace: Trace, threads: Ints) -> Ints:
+    """The same with texts that are numbers as these, which the plug-in does for nodes, but for nothing else."""
+    texts = np.unique(threads[threads <= TEXT_ID])
+    if not len(texts):
+        return threads
+    wholes = [whole_number(text, trace.strings) for text in texts.tolist()]
+    numbers = np.array(
+        [one if isinstance(one, int) else text for one, text in zip(wholes, texts.tolist(), strict=True)]
+    )
+    found: Ints = np.where(
+        threads <= TEXT_ID, numbers[np.searchsorted(texts, threads).clip(0, len(texts) - 1)], threads
+    )
+    return found
 
 
 def launches(context: Context) -> Launches:

@@ -72,11 +72,14 @@ class Clock:
         """A time."""
         if self.per_us == 1000:
             return ticks + self.base_ns
-        found: Ints = np.round(ticks / self.per_us * 1000).astype(np.int64) + self.base_ns
+        whole, rest = np.divmod(ticks, self.per_us)
+        found: Ints = whole * 1000 + np.rint(rest * 1000 / self.per_us).astype(np.int64) + self.base_ns
         return found
 
     def times(self, table: Table) -> tuple[Ints, Ints]:
-        """Starts and ends of the rows of a table, in ticks; for clocks of plugin_clock()."""
+        """Starts and ends of the rows of a table, in ticks."""
+        if self.per_us == 1000:
+            return table["start"] - self.base_ns, table.end() - self.base_ns
         start, duration = plugin_nodes.file_times(table, self.base_ns)
         end = start + duration
         with np.errstate(invalid="ignore", over="ignore"):  # absurd times
@@ -126,6 +129,15 @@ def rows_of(context: Context, kind: str) -> Table:
         ours = [text.startswith((LIGHTNING_MODULE, LIGHTNING_PROFILE)) for text in texts]
         table = table.take(~np.array(ours, np.bool_)[table["name"]])
     return table
+
+
+def used_processes(context: Context) -> set[int]:
+    """What the file's GPU events have as their process: the numbers of the GPUs."""
+    found: set[int] = set()
+    for kind in GPU_TABLES:
+        table = rows_of(context, kind)
+        found.update(np.unique(table.origin.get("pid", table["device"])).tolist())
+    return found
 
 
 def _of_category(context: Context, category: npt.NDArray[np.int32], wanted: frozenset[str]) -> Flags:
@@ -282,15 +294,23 @@ def _communication(context: Context) -> tuple[Flags, Ints]:
     return own, np.concatenate(ids)
 
 
-def profiler_span(context: Context) -> tuple[int, int]:
-    """(start, end) of the profiler's own range if the file has it, else of all events that the plug-in knows."""
+def profiler_span(context: Context, clock: Clock = UNIX_NS) -> tuple[int, int]:
+    """(start, end) of the profiler's own range if the file has it, else of all events that the plug-in knows; ticks."""
     trace = context.trace
     spans = _others(context, "trace")
-    rows = [row for row, name in enumerate(spans["name"].tolist()) if trace.strings[name] == PROFILER_SPAN]
-    if rows:
-        return int(spans["start"][rows[-1]]), int(spans.end()[rows[-1]])
-    known = [rows_of(context, kind) for kind in CATEGORIES]
-    known = [table for table in (*known, spans, _others(context, "python")) if len(table)]
-    if not known:
-        return trace.window_start_ns, trace.window_end_ns
-    return min(int(t["start"].min()) for t in known), max(int(t.end().max()) for t in known)
+    own = spans.take(np.array([trace.strings[name] == PROFILER_SPAN for name in spans["name"].tolist()], np.bool_))
+    if len(own):
+        own = own.take(np.argsort(own["start"], kind="stable")[-1:])
+    known = [own] if len(own) else [_known(context, kind) for kind in CATEGORIES] + [spans, _others(context, "python")]
+    times = [clock.times(table) for table in known if len(table)]
+    if not times:
+        return (trace.window_start_ns, trace.window_end_ns) if clock is UNIX_NS else (0, 0)
+    return min(int(start.min()) for start, _ in times), max(int(end.max()) for _, end in times)
+
+
+def _known(context: Context, kind: str) -> Table:
+    """The events of that sort that count for the span."""
+    if not plugin_nodes.is_lightning(context.trace):
+        return rows_of(context, kind)
+    table = context.trace.table(kind)
+    return table.take(np.full(len(table), kind != "python_function"))

@@ -5,7 +5,8 @@ Theory of operation
 
     - Threads. A row's pid and tid are a track. Tracks with rows of the host are threads: their number is the tid; of
       two threads with one tid (in files of several processes) the one with more rows has it, the other one gets a
-      number from MADE_UP on, as do threads whose tid is a text without a number. Rows of GPUs, flows and others have
+      number from MADE_UP on, as do threads whose tid is a text without a number. 7 and "7" are one thread: older
+      files have texts for operators and numbers for allocations. Rows of GPUs, flows and others have
       the number of their track's thread, else their tid.
     - GPU rows have a device and a stream among their arguments, or are on the row of the stream (tid) in the process
       of the device (pid).
@@ -47,6 +48,7 @@ HOST_TABLES = (*API_TABLES, *OP_TABLES, "cpu_instant_event", "python_function")
 FLOW_CATEGORIES = ("fwdbwd", "forward_backward")
 _UNKNOWN_DEVICE = 0xFFFFFFFF
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _MEMCPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
 _MEMSET = re.compile(r"Memset \(([\w ]+)\)")
 
@@ -102,15 +104,27 @@ def _tracks(pairs: Ints, parts: Mapping[str, Columns], strings: Sequence[str]) -
             rows += np.bincount(parts[kind]["track"], minlength=count)
     thread = np.zeros(count, np.uint32)
     taken: set[int] = set()
+    known: dict[tuple[int | str, int | str], int] = {}
     made = MADE_UP
     for track in np.argsort(-rows, kind="stable").tolist():
-        number = _number(int(pairs[track, 1]), strings)
-        if rows[track] and (number is None or number in taken):
-            number, made = made, made + 1
-        if rows[track]:
-            taken.add(int(number or 0))
+        pid, tid = pairs[track].tolist()
+        same = (whole_number(pid, strings), whole_number(tid, strings))  # 7 and "7" are one thread
+        number = known.get(same, _number(tid, strings))
+        if rows[track] and same not in known:
+            if number is None or number in taken:
+                number, made = made, made + 1
+            taken.add(number)
+            known[same] = number
         thread[track] = number or 0
     return Tracks(pairs[:, 0].copy(), pairs[:, 1].copy(), thread, rows > 0, rows)
+
+
+def whole_number(value: int, strings: Sequence[str]) -> int | str:
+    """pid or tid as the file has it, a text that is an integer as that."""
+    if value > TEXT_ID:
+        return value
+    text = strings[TEXT_ID - value]
+    return int(text) if _WHOLE.fullmatch(text) else text
 
 
 def _number(value: int, strings: Sequence[str]) -> int | None:

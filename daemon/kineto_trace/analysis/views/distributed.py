@@ -1,8 +1,9 @@
 """The views of distributed training: overlap, waiting, operations and devices of all ranks."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from kineto_trace.analysis.plugin_communication import (
     plugin_rank,
     transfers,
 )
+from kineto_trace.analysis.plugin_steps import used_processes
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, Compat, view
 from kineto_trace.model import GPU_TABLES
@@ -28,6 +30,7 @@ from kineto_trace.model import GPU_TABLES
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 ALL = "all"
+_NODE_AND_PROCESS = re.compile(r"(.*)_(\d+)")  # of a worker's name
 _KERNEL, _COMMUNICATION = 0, 3  # numbers into breakdown.ROLES
 
 
@@ -287,9 +290,45 @@ def distributed_ops(context: Context, *, compat: Compat = Compat.NONE) -> RankCo
     return context.get(plugin_rank) if compat is Compat.PLUGIN else context.get(rank_collectives)
 
 
+class Device(NamedTuple):
+    """A GPU that a rank used."""
+
+    device: int
+    name: str | None
+    memory_bytes: int | None
+    compute_capability: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankDevices:
+    """worker: of a TensorBoard log folder, else ""."""
+
+    worker: str
+    host: str | None
+    process: int
+    devices: tuple[Device, ...]
+
+
+def _device_rows(partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE) -> Answer:
+    places = {rank: (part.host, part.process) for rank, part in partials}
+    if compat is Compat.PLUGIN:
+        unnamed = 0
+        for rank, part in sorted(partials, key=lambda entry: entry[1].worker):
+            if match := _NODE_AND_PROCESS.match(part.worker):
+                places[rank] = match[1], int(match[2])
+            elif part.worker and part.devices:
+                places[rank] = part.worker, unnamed
+                unnamed += 1
+    rows = [(rank, *places[rank], *device) for rank, part in partials for device in part.devices]
+    names = ("rank", "host", "process", *Device._fields)
+    values = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    return Answer(values, [] if rows else ["the traces have no activity of a GPU"])
+
+
 @view(
     "distributed_devices",
     columns(
+        ("rank", "int", "", "rank of the process in its job"),
         ("host", "text", "", "name of the machine"),
         ("process", "int", "", "process id"),
         ("device", "int", "", "GPU as the process numbers it"),
@@ -298,23 +337,26 @@ def distributed_ops(context: Context, *, compat: Compat = Compat.NONE) -> RankCo
         ("compute_capability", "text", "", "its compute capability"),
     ),
     compat=(Compat.PLUGIN,),
+    reduce=_device_rows,
 )
-def distributed_devices(context: Context) -> Answer:
+def distributed_devices(context: Context, *, compat: Compat = Compat.NONE) -> RankDevices:
     """The GPUs that every rank used, with the machine and process.
 
-    The rows are the same for compat "plugin", which takes machine and process from the name of the file.
+    compat "plugin": only GPUs whose properties the file says; of files in a TensorBoard log folder ("<machine>_<process
+    id>.pt.trace.json"), machine and process are those of the file's name. Names of another kind are machines, whose
+    processes count from 0 on.
     """
-    trace = context.trace
-    used = sorted({int(n) for kind in GPU_TABLES for n in np.unique(trace.table(kind)["device"])})
-    known = {device.get("id", place): device for place, device in enumerate(trace.devices)}
-    rows = [known.get(number, {}) for number in used]
-    versions = [(row.get("computeMajor"), row.get("computeMinor")) for row in rows]
-    values = {
-        "host": [trace.target.host or None] * len(used),
-        "process": [trace.target.pid] * len(used),
-        "device": used,
-        "name": [row.get("name") for row in rows],
-        "memory_bytes": [row.get("totalGlobalMem") for row in rows],
-        "compute_capability": [None if None in version else f"{version[0]}.{version[1]}" for version in versions],
-    }
-    return Answer(values, [] if used else ["the trace has no activity of a GPU"])
+    trace, plugin = context.trace, compat is Compat.PLUGIN
+    if plugin:
+        known = dict(enumerate(trace.devices))
+        used = sorted(number for number in used_processes(context) if number in known)
+    else:
+        used = sorted({int(n) for kind in GPU_TABLES for n in np.unique(trace.table(kind)["device"])})
+        known = {device.get("id", place): device for place, device in enumerate(trace.devices)}
+    devices = []
+    for number in used:
+        row = known.get(number, {})
+        version = row.get("computeMajor"), row.get("computeMinor")
+        capability = None if None in version else f"{version[0]}.{version[1]}"
+        devices.append(Device(number, row.get("name"), row.get("totalGlobalMem"), capability))
+    return RankDevices(context.worker, trace.target.host or None, trace.target.pid, tuple(devices))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.arguments import has_column
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.kernel_groups import (
     PROPERTIES,
@@ -23,6 +24,7 @@ from kineto_trace.analysis.rounding import rounded
 from kineto_trace.analysis.tensor_core_use import plugin_tensor_use, tensor_use
 from kineto_trace.analysis.tensor_cores import plugin_eligible_names, plugin_tensor_names, uses_tensor_cores
 from kineto_trace.analysis.view import Answer, Compat, view
+from kineto_trace.model import Table
 
 _FIGURES = (
     ("calls", "int", "", "how often it ran"),
@@ -34,6 +36,7 @@ _FIGURES = (
     ("occupancy_pct", "float", "%", "estimated achieved occupancy, mean weighted by duration"),
     ("share_pct", "float", "%", "share of all kernels' time"),
 )
+_SHAPES = ("grid", "block")
 _NO_KERNELS = "the trace has no kernel"
 _NO_FIGURES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
 
@@ -111,6 +114,8 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
         rows, launched_by, took = np.arange(len(table)), kernel_ops(context), table["duration"] / 1000
         op = np.where(launched_by >= 0, np.append(names, -1)[launched_by].astype(np.int64), -1)
     keys = [table["name"][rows], op, *(table[column][rows] for column in PROPERTIES)]
+    if plugin:
+        keys += [has_column(table, key)[rows] for key in _SHAPES]
     found = kernel_groups(context, keys, rows, took, plugin_mean if plugin else None)
     first_op = op[found.groups.first][found.order]
     name = table["name"][found.first]
@@ -127,8 +132,7 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
         "op": [
             "CallTreeRoot" if number == ROOT else texts[number] if number >= 0 else None for number in first_op.tolist()
         ],
-        "grid": _triples(table, "grid", found),
-        "block": _triples(table, "block", found),
+        **{key: _triples(table, key, found, plugin) for key in _SHAPES},
         "registers": table["registers"][found.first],
         "shared_memory_bytes": sum(
             table[f"{kind}_shared_memory"][found.first].astype(np.int64) for kind in ("static", "dynamic")
@@ -156,9 +160,11 @@ def _figures(context: Context, found: KernelGroups, plugin: bool) -> dict[str, n
     }
 
 
-def _triples(table: Any, prefix: str, found: KernelGroups) -> list[str]:
-    columns_of = [table[f"{prefix}_{axis}"][found.first].tolist() for axis in "xyz"]
-    return [f"[{x}, {y}, {z}]" for x, y, z in zip(*columns_of, strict=True)]
+def _triples(table: Table, key: str, found: KernelGroups, plugin: bool) -> list[str]:
+    """plugin: "None" where the file does not say it."""
+    columns_of = [table[f"{key}_{axis}"][found.first].tolist() for axis in "xyz"]
+    told = has_column(table, key)[found.first].tolist() if plugin else [True] * len(found.first)
+    return [f"[{x}, {y}, {z}]" if known else "None" for x, y, z, known in zip(*columns_of, told, strict=True)]
 
 
 def _notes(found: KernelGroups) -> list[str]:

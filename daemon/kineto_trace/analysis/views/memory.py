@@ -10,7 +10,7 @@ from kineto_trace.analysis.groups import group, subtree_sums, sums
 from kineto_trace.analysis.memory import NOTHING, Records, largest_triangles, levels, memory_records
 from kineto_trace.analysis.parts import ops
 from kineto_trace.analysis.plugin_backward import plugin_backward
-from kineto_trace.analysis.plugin_memory import plugin_memory, profiler_start
+from kineto_trace.analysis.plugin_memory import plugin_events, plugin_levels, plugin_memory, profiler_start
 from kineto_trace.analysis.plugin_nodes import base_ns, microseconds
 from kineto_trace.analysis.plugin_tree import plugin_tree
 from kineto_trace.analysis.result import columns
@@ -19,6 +19,7 @@ from kineto_trace.errors import ViewError
 
 PLUGIN_POINTS = 10240
 NOT_RECORDED = "the trace has no allocations: record with profile_memory=True"
+NO_ADDRESSES = "some allocations have no address (PyTorch before 1.10): what releases them is unknown"
 UNKNOWN, ROOT = "<unknown>", "CallTreeRoot"  # the plug-in's names
 METRICS = ("size_increase_bytes", "allocation_count", "allocation_bytes")
 
@@ -208,12 +209,13 @@ def memory_curve(context: Context, *, compat: Compat = Compat.NONE, max_points: 
     notes = [] if len(records) else [NOT_RECORDED]
     start = profiler_start(context) if plugin else 0.0
     for device, name in enumerate(records.devices):
-        time, allocated, reserved, relative = levels(records, device)
         if plugin:
-            if relative or records.device_types[device] not in (0, 1):
+            time, allocated, reserved = plugin_levels(context, device)
+            if not len(time):
                 continue
             points = _steps(microseconds(time, base_ns(context.trace)) - start, allocated, reserved)
         else:
+            time, allocated, reserved, relative = levels(records, device)
             since = (time - context.trace.window_start_ns) / 1000
             points = np.stack([since, allocated, np.where(reserved < 0, np.nan, reserved)], axis=1)
             if relative:
@@ -268,10 +270,12 @@ def memory_events(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """
     records = context.get(memory_records)
     notes = [] if len(records) else [NOT_RECORDED]
-    allocating = np.flatnonzero(records.bytes > 0)
-    alone = np.flatnonzero((records.bytes <= 0) & (records.other == NOTHING))
     if compat is Compat.PLUGIN:
-        return _plugin_events(context, records, allocating, alone, notes)
+        return _plugin_events(context, records, notes)
+    if not records.addressed.all():
+        notes.append(NO_ADDRESSES)
+    allocating = np.flatnonzero((records.bytes > 0) & records.addressed)
+    alone = np.flatnonzero((records.bytes <= 0) & (records.other == NOTHING) & records.addressed)
     first = np.concatenate([np.full(len(alone), NOTHING), allocating])
     second = np.concatenate([alone, records.other[allocating]])
     names = _operator_names(context, records)
@@ -288,7 +292,7 @@ def _events(records: Records, first: Ints, second: Ints, time: Floats, names: Te
         {
             "device": np.array([*records.devices, None], object)[records.device[one]],
             "operator": names,
-            "size_bytes": np.abs(records.bytes[one]),
+            "size_bytes": np.abs(records.bytes[np.where(second >= 0, second, first)]),
             "allocation_us": at,
             "release_us": until,
             "duration_us": until - at,
@@ -323,34 +327,17 @@ def _shown(
     return Owners(groups.number, texts)
 
 
-def _plugin_events(context: Context, records: Records, allocating: Ints, alone: Ints, notes: list[str]) -> Answer:
+def _plugin_events(context: Context, records: Records, notes: list[str]) -> Answer:
     tree, found = context.get(plugin_tree), context.get(plugin_memory)
-    paired = allocating[records.other[allocating] != NOTHING]
-    paired = paired[np.argsort(records.other[paired], kind="stable")]
-    by_address = np.argsort(records.address, kind="stable")
-    releases = np.cumsum(records.bytes[by_address] <= 0)
-    since = np.empty(len(records), np.int64)  # runs of allocations without a release between them
-    since[by_address] = releases
-    kept = _last_of_each(allocating, [records.address[allocating], since[allocating]])
-    kept = kept[records.other[kept] == NOTHING]
-    alone = _last_of_each(alone, [records.address[alone]])
-    first = np.concatenate([paired, kept, np.full(len(alone), NOTHING)])
-    second = np.concatenate([records.other[paired], np.full(len(kept), NOTHING), alone])
-    known = found.known[np.where(first >= 0, first, second)]
+    first, second = plugin_events(records)
+    known = np.append(found.known, False)[np.where(first >= 0, first, second)]
     first, second = first[known], second[known]
     node = np.append(found.operator, NOTHING)[first]
+    node = np.where(first >= 0, node, NOTHING)
     name = np.append(tree.name, NOTHING)
     names = _shown(context, name[node], name[np.append(tree.parent, NOTHING)[node]], UNKNOWN, ROOT)
     time = microseconds(records.time, base_ns(context.trace)) - profiler_start(context)
     return _events(records, first, second, time, names.texts[names.number], notes)
-
-
-def _last_of_each(places: Ints, keys: list[npt.NDArray[Any]]) -> Ints:
-    """Of places with equal keys the last one, in the order of their first ones."""
-    groups = group(keys)
-    last = np.empty(len(groups), np.int64)
-    last[groups.number] = places
-    return last
 
 
 @view(
@@ -383,6 +370,7 @@ def memory_peak(context: Context) -> Answer:
         if relative:
             notes.append(f"{label}: the trace tells no totals; what was held before the recording is not counted")
         rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & (records.time <= when))
+        rows = rows[records.addressed[rows]]
         rows = rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]
         groups = group([names.number[rows]])
         held, blocks_held = groups.sums(records.bytes[rows]).tolist(), groups.sizes().tolist()

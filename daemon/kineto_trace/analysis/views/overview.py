@@ -1,5 +1,7 @@
 """The views of the overview: where the time of steps goes, and how busy each GPU was."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,11 +15,12 @@ from kineto_trace.analysis.breakdown import (
 )
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_figures import GpuFigures, gpu_figures, kernel_rows, plugin_gpu_figures
+from kineto_trace.analysis.gpu_metrics import Course, utilization_course
+from kineto_trace.analysis.gpu_metrics import plugin_sm_efficiency as plugin_efficiency_course
 from kineto_trace.analysis.gpu_metrics import sm_efficiency as efficiency_course
-from kineto_trace.analysis.gpu_metrics import utilization_course
 from kineto_trace.analysis.intervals import union
-from kineto_trace.analysis.launch_figures import launch_figures
-from kineto_trace.analysis.plugin_steps import profiler_span
+from kineto_trace.analysis.launch_figures import launch_figures, plugin_launch_figures
+from kineto_trace.analysis.plugin_steps import UNIX_NS, Clock, plugin_clock, profiler_span
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.rounding import rounded
 from kineto_trace.analysis.tensor_core_use import plugin_tensor_use, tensor_use
@@ -241,23 +244,24 @@ def overview(context: Context, *, compat: Compat = Compat.NONE, step_ends: str =
     ),
     compat=(Compat.PLUGIN,),
 )
-def gpu_utilization(context: Context) -> Answer:
+def gpu_utilization(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
 
     The recording is the profiler's own range if the file has it, else from the first to the last event; the last
-    bucket takes what is left over. The plug-in's figures are the same.
+    bucket takes what is left over. The plug-in's figures are the same, but for the precision of its times.
     """
-    low, high = context.get(profiler_span)
-    table = context.trace.table("kernel")
+    clock = context.get(plugin_clock) if compat is Compat.PLUGIN else UNIX_NS
+    low, high = profiler_span(context, clock)
+    start, end = clock.times(context.trace.table("kernel"))
     courses = {
-        device: utilization_course(union(table["start"][rows], table.end()[rows]), low, high)
+        device: utilization_course(union(start[rows], end[rows]), low, high, clock.per_us)
         for device, rows in context.get(kernel_rows).items()
     }
     return Answer(
         {
             "device": [device for device, course in courses.items() for _ in course.start],
-            "start_ns": _joined([course.start for course in courses.values()]),
-            "duration_us": _joined([course.end - course.start for course in courses.values()]) / 1000,
+            "start_ns": _starts(clock, courses),
+            "duration_us": clock.us(_joined([course.end - course.start for course in courses.values()])),
             "utilization_pct": 100 * _joined([course.value for course in courses.values()]),
         },
         [] if courses else [_GPU_NOTE],
@@ -274,27 +278,37 @@ def gpu_utilization(context: Context) -> Answer:
     ),
     compat=(Compat.PLUGIN,),
 )
-def sm_efficiency(context: Context) -> Answer:
+def sm_efficiency(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """The estimated SM efficiency of each GPU over time: a row per stretch in which the same kernels run.
 
-    It is min(sum of the running kernels' blocks per multiprocessor, 1); where no kernel runs, there is no row. The
-    plug-in's figures are the same.
+    It is min(sum of the running kernels' blocks per multiprocessor, 1); where no kernel runs, there is no row.
+
+    The plug-in's figures: only launch figures that the file says, and some more rows of about 0 % between kernels,
+    since it adds with doubles.
     """
-    table, figures = context.trace.table("kernel"), context.get(launch_figures)
+    plugin = compat is Compat.PLUGIN
+    clock = context.get(plugin_clock) if plugin else UNIX_NS
+    figures = context.get(plugin_launch_figures if plugin else launch_figures)
+    start, end = clock.times(context.trace.table("kernel"))
+    course_of = plugin_efficiency_course if plugin else efficiency_course
     courses = {
-        device: efficiency_course(figures.blocks_per_sm[rows], table["start"][rows], table.end()[rows])
+        device: course_of(figures.blocks_per_sm[rows], start[rows], end[rows])
         for device, rows in context.get(kernel_rows).items()
     }
     counts = [len(course.start) for course in courses.values()]
     return Answer(
         {
             "device": np.repeat(np.array(list(courses), np.int64), counts),
-            "start_ns": _joined([course.start for course in courses.values()]),
-            "duration_us": _joined([course.end - course.start for course in courses.values()]) / 1000,
+            "start_ns": _starts(clock, courses),
+            "duration_us": clock.us(_joined([course.end - course.start for course in courses.values()])),
             "sm_efficiency_pct": 100 * _joined([course.value for course in courses.values()]),
         },
         [] if sum(counts) else ["no kernel has a launch shape on a GPU of known properties"],
     )
+
+
+def _starts(clock: Clock, courses: Mapping[int, Course]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *(clock.unix_ns(course.start) for course in courses.values())])
 
 
 def _joined(parts: list[npt.NDArray[np.int64]] | list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

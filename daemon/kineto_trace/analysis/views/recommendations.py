@@ -19,11 +19,11 @@ from kineto_trace.analysis.gpu_figures import (
     plugin_gpu_figures,
 )
 from kineto_trace.analysis.plugin_nodes import COLLECTIVES
-from kineto_trace.analysis.plugin_steps import rows_of
+from kineto_trace.analysis.plugin_steps import used_processes
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
 from kineto_trace.analysis.view import Answer, Compat, view
-from kineto_trace.model import GPU_TABLES, OP_TABLES
+from kineto_trace.model import OP_TABLES
 
 DATA_LOADING_SHARE = 0.05  # of the mean step
 COMMUNICATION_SHARE = 0.10
@@ -202,7 +202,7 @@ def _plugin_facts(context: Context) -> _Facts:
         gpus=context.get(plugin_gpu_figures),
         use=use,
         names=names,
-        used_devices=len(_used_processes(context)),
+        used_devices=len(used_processes(context)),
         capabilities=_capabilities(dict(enumerate(devices))),
         uses_nccl=any(name.startswith("nccl:") for name in names & COLLECTIVES),
         tensor_devices=[0] if no_tensor_cores and devices and _major(devices[0]) >= TENSOR_CORE_CAPABILITY else [],
@@ -212,15 +212,6 @@ def _plugin_facts(context: Context) -> _Facts:
             if -len(devices) <= device < len(devices) and (memory := global_memory(devices[device])) is not None
         ],
     )
-
-
-def _used_processes(context: Context) -> set[int]:
-    """What the file's GPU events have as their process: the numbers of the GPUs."""
-    found: set[int] = set()
-    for kind in GPU_TABLES:
-        table = rows_of(context, kind)
-        found.update(np.unique(table.origin.get("pid", table["device"])).tolist())
-    return found
 
 
 def _names(context: Context, kinds: list[str]) -> frozenset[str]:
