@@ -67,3 +67,18 @@ def communication_op_names(context: Context) -> Flags:
 def data_loading_names(context: Context) -> Flags:
     """For each string of the trace: whether an operator or annotation of that name waits for the next batch."""
     return matches(context.trace.strings, DATA_LOADING)
+
+
+def short_name(name: str) -> str:
+    """HTA's short form: without templates, arguments and what stands before the last blank."""
+    if re.match(r"(^(hip)?Memcpy)|(^(hip)?Memset)|(^dma)", name) or ("<" not in name and "(" not in name):
+        return name
+    stack: list[str] = []
+    opening = {">": "<", ")": "("}
+    for letter in name.replace("->", ""):
+        if letter not in opening:
+            stack.append(letter)
+            continue
+        while stack and stack.pop() != opening[letter]:
+            pass
+    return "".join(stack).split(" ")[-1]

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kineto_trace.analysis.classify import short_name
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.critical_graph import DEPENDENCY, EDGE_TYPES, KERNEL_DELAY, LAUNCH_DELAY, OPERATOR, SYNC
 from kineto_trace.analysis.critical_hta_gpu import gpu_edges, launches
@@ -303,21 +304,6 @@ def _replaced(edges: AddedEdges, nodes: int) -> AddedEdges:
     return AddedEdges(first, last, type_, weight, owned[order])
 
 
-def _short(name: str) -> str:
-    """HTA's short form: without templates, arguments and what stands before the last blank."""
-    if re.match(r"(^(hip)?Memcpy)|(^(hip)?Memset)|(^dma)", name) or ("<" not in name and "(" not in name):
-        return name
-    stack: list[str] = []
-    opening = {">": "<", ")": "("}
-    for letter in name.replace("->", ""):
-        if letter not in opening:
-            stack.append(letter)
-            continue
-        while stack and stack.pop() != opening[letter]:
-            pass
-    return "".join(stack).split(" ")[-1]
-
-
 BOUNDS = (
     "cpu_bound",
     "data_loading",
@@ -337,7 +323,7 @@ def _bounds(context: Context, found: HtaPath, patterns: Sequence[str]) -> Ints:
     distinct, number = np.unique(keys, return_inverse=True)
 
     def judge(key: int) -> int:
-        text = _short(strings[key >> 1])
+        text = short_name(strings[key >> 1])
         if key & 1:
             return _LOADING if any(re.search(pattern, text) for pattern in patterns) else _CPU
         return _COMMUNICATES if _COMMUNICATION.match(text) else _COMPUTE

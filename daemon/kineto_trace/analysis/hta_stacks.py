@@ -9,8 +9,8 @@ Theory of operation
     other rows have the depth -1, which hides everything else from a search by depth.
 
     HTA nests by a stack: what opens goes on top, and whatever closes takes the topmost row off; in which order, says
-    hta_order.py. Rows that end before they start, which HTA's rounding makes, leave one too many on the stack. HTA fails
-    where one of them shares a time with one of no length, and where the tid of a thread is a text.
+    hta_order.py. Rows that end before they start, which HTA's rounding makes, leave one too many on the stack. HTA
+    fails where one of them shares a time with one of no length, and where the tid of a thread is a text.
 """
 
 from dataclasses import dataclass

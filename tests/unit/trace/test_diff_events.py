@@ -5,6 +5,8 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.view import Compat
 from kineto_trace.analysis.views.diff_events import diff_events
 from kineto_trace.errors import ViewError
+from support.hta_events import Event, context, gpu, launch, step
+from support.hta_events import op as op_event
 from support.traces import trace
 
 Row = dict[str, Any]
@@ -74,3 +76,23 @@ def test_what_does_not_exist_is_refused() -> None:
         shown(device="tpu")
     with pytest.raises(ViewError, match="HTA compares one step"):
         diff_events(Context(trace({})), Context(trace({})), compat=Compat.HTA)
+
+
+def hta(*events: Event) -> Context:
+    return context([*events])
+
+
+def test_hta_compares_the_last_step_too_and_each_trace_can_have_its_own() -> None:
+    left = hta(step(1, 0, 10), op_event("a", 2, 3), step(2, 10, 10), op_event("a", 12, 4), op_event("a", 17, 1))
+    right = hta(step(5, 0, 10), op_event("a", 2, 9))
+    found = diff_events(left, right, compat=Compat.HTA, step=2, other_step=5).rows()
+    row = next(row for row in found if row["name"] == "a")
+    assert (row["calls_baseline"], row["calls_other"], row["total_delta_us"]) == (2, 1, 4)
+
+
+def test_variants_of_a_kernel_are_one_by_their_short_names() -> None:
+    events = [step(1, 0, 10), launch(1, 1), launch(2, 3), launch(3, 5)]
+    names = ("void ns::add<int>(int*)", "void ns::add<float>(float*)", "Memcpy DtoH (Device -> Pageable)")
+    side = hta(*events, *(gpu(name, 20 + 5 * n, 2, n) for n, name in enumerate(names, 1)))
+    found = diff_events(side, side, compat=Compat.HTA, device="gpu", short_names=True).rows()
+    assert {row["name"]: row["calls_baseline"] for row in found} == {"ns::add": 2, names[2]: 1}

@@ -1,6 +1,7 @@
 """Traces at which HTA fails: a note says so, and the figures are the right ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kineto_trace.analysis.catalog import find_view
 from kineto_trace.analysis.result import Result
@@ -8,11 +9,11 @@ from kineto_trace.analysis.view import Compat
 from support.hta_events import Event, context, event, gpu, launch, op, step
 
 
-def figures(events: Sequence[Event], view: str, *, hta: bool = True, **options: object) -> Result:
+def figures(events: Sequence[Event], view: str, *, hta: bool = True, **options: Any) -> Result:
     return find_view(view)(context(events), compat=Compat.HTA if hta else Compat.NONE, **options)
 
 
-def failure(events: Sequence[Event], view: str, **options: object) -> str:
+def failure(events: Sequence[Event], view: str, **options: Any) -> str:
     """The note, after a look at whether the figures are the right ones."""
     found = figures(events, view, **options)
     assert len(found)

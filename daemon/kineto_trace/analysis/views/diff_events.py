@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.classify import short_name
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.hta_frame import NOTHING, hta_rows, step_numbers
 from kineto_trace.analysis.parts import calls, gpu, steps
 from kineto_trace.analysis.result import Result, columns
 from kineto_trace.analysis.view import Answer, Compat, view
-from kineto_trace.analysis.views.diff import CALLS, NAME, Side, by_name, compare, measured
+from kineto_trace.analysis.views.diff import CALLS, NAME, Side, by_name, measured
 from kineto_trace.errors import ViewError
 from kineto_trace.model import OP_TABLES
 
@@ -23,9 +24,14 @@ MEASURES = {"total": "sum of the durations"}
 Ints = npt.NDArray[np.int64]
 
 
-def diff_events(baseline: Context, other: Context, **options: Any) -> Result:
-    """All events by name: see the view diff_event_names. Raises ViewError."""
-    return compare(diff_event_names, baseline, other, **options)
+def diff_events(baseline: Context, other: Context, *, other_step: int | None = None, **options: Any) -> Result:
+    """All events by name: see the view diff_event_names. other_step: of the other trace, if it is not that of both.
+
+    Raises ViewError.
+    """
+    own = options if other_step is None else {**options, "step": other_step}
+    partials = [(0, diff_event_names.partial(baseline, **options)), (1, diff_event_names.partial(other, **own))]
+    return diff_event_names.combine(partials, **options)
 
 
 def _events(partials: Sequence[tuple[int, Side]]) -> Answer:
@@ -39,12 +45,18 @@ def _events(partials: Sequence[tuple[int, Side]]) -> Answer:
     reduce=_events,
 )
 def diff_event_names(
-    context: Context, *, compat: Compat = Compat.NONE, device: str = ALL, step: int | None = None
+    context: Context,
+    *,
+    compat: Compat = Compat.NONE,
+    device: str = ALL,
+    step: int | None = None,
+    short_names: bool = False,
 ) -> Side:
     """All events of two traces by name: how many there are and how long they took together, and what changed.
 
     device: "cpu" for operators, annotations and calls, "gpu" for kernels, copies and fills, "all". step: only what
-    began in this training step (N of ProfilerStep#N), GPU work by its call; none: all of it.
+    began in this training step (N of ProfilerStep#N), GPU work by its call; none: all of it. short_names: kernels
+    without template arguments, parameters and return type, so that their variants are one (HTA's use_short_name).
 
     compat=hta: TraceDiff.compare_traces of HTA: all rows that it keeps (Python functions too; here also those of the
     last step), with its rounding; of the first step if none is given; what changed is what TraceDiff.ops_diff says.
@@ -52,8 +64,14 @@ def diff_event_names(
     if device not in (CPU, GPU, ALL):
         raise ViewError(f"view diff_event_names: device={device!r} is not known; use {CPU}, {GPU} or {ALL}")
     name, duration = _hta(context, device, step) if compat is Compat.HTA else _all(context, device, step)
+    strings = context.trace.strings
+    if short_names:
+        used = np.unique(name)
+        shorter = [short_name(strings[number]) for number in used.tolist()]
+        strings, at = sorted(set(shorter)), {text: number for number, text in enumerate(sorted(set(shorter)))}
+        name = np.array([at[text] for text in shorter], np.int32)[np.searchsorted(used, name)]
     groups = group([name])
-    names = [context.trace.strings[number] for number in name[groups.first].tolist()]
+    names = [strings[number] for number in name[groups.first].tolist()]
     total = groups.sums(duration) / NS_PER_US
     return Side(names, {"calls": groups.sizes().astype(np.float64), "total": total})
 
