@@ -5,17 +5,18 @@ Theory of operation
     starts. A graph launch adds all its kernels at once. Activities whose launch is not in the trace are not counted.
 
     HTA counts only what the calls in HTA_LAUNCHES launched (no graphs), does not tell devices apart, and where a
-    launch and a start share a microsecond it takes them in the order of an unstable sort.
+    launch and a start share a microsecond it takes them in the order of an unstable sort. It fails if calls share a
+    correlation; the queues are then the right ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_events import NOTHING, exact_events, hta_events
-from kineto_trace.analysis.hta_frame import hta_frame
+from kineto_trace.analysis.hta_frame import HtaError, hta_frame
 from kineto_trace.analysis.view import Compat
 from kineto_trace.arrays import is_in
 from kineto_trace.model import API_TABLES, GPU_TABLES, OP_TABLES
@@ -45,7 +46,7 @@ class Queues:
     """The queue length from each change (Unix ns) on, stream by stream.
 
     first: where each stream begins. origin_ns: where the trace begins; span_ns: how long it is. uncounted: activities
-    without a launch.
+    without a launch. fault: why HTA has no queues, so that these are the right ones; "": it has, or was not asked.
     """
 
     time: Ints
@@ -56,6 +57,7 @@ class Queues:
     origin_ns: int
     span_ns: int
     uncounted: int
+    fault: str = ""
 
     def parts(self) -> list[slice]:
         """The rows of each stream."""
@@ -65,7 +67,12 @@ class Queues:
 
 def queues(context: Context, compat: Compat) -> Queues:
     """The queues of all streams; device is -1 in HTA's."""
-    return context.get(hta_queues if compat is Compat.HTA else exact_queues)
+    if compat is Compat.HTA:
+        try:
+            return context.get(hta_queues)
+        except HtaError as exc:
+            return replace(context.get(exact_queues), fault=exc.note)
+    return context.get(exact_queues)
 
 
 def exact_queues(context: Context) -> Queues:
@@ -89,7 +96,7 @@ def exact_queues(context: Context) -> Queues:
 
 
 def hta_queues(context: Context) -> Queues:
-    """HTA's."""
+    """HTA's. Raises HtaError."""
     frame, events, names = context.get(hta_frame), context.get(hta_events), context.trace.strings
     launches = np.array([text in HTA_LAUNCHES for text in names], np.bool_)
     is_launch = (
@@ -100,6 +107,12 @@ def hta_queues(context: Context) -> Queues:
     correlation = frame.correlation[events.row]
     known = (correlation >= 0) & is_in(correlation.astype(np.uint64), frame.correlation[is_launch].astype(np.uint64))
     rows = np.flatnonzero(known)
+    keys, count = np.unique(correlation[rows], return_counts=True)
+    of_call = frame.correlation[is_launch]
+    at = np.minimum(np.searchsorted(keys, of_call), max(len(keys) - 1, 0))
+    joined = np.where(keys[at] == of_call, count[at], 1).sum() if len(keys) else len(of_call)
+    if joined != len(rows):
+        raise HtaError("several launches have one correlation")
     called = frame.link[events.row[rows]]
     order = np.argsort(called, kind="stable")  # launches stand in the order of the calls
     time = np.concatenate([frame.start[called[order]], events.start[rows]])

@@ -96,3 +96,11 @@ def test_only_annotations_of_its_spelling_count_to_hta() -> None:
     events = [op("first", 0, 1), *(event(cat, "fwd", 0, 9) for cat in ("user_annotation", "User_Annotation"))]
     assert figures(events, "gpu_annotations", on="cpu").values("count") == [1]
     assert figures(events, "gpu_annotations", on="cpu", hta=False).values("count") == [2]
+
+
+def test_launches_that_share_a_correlation_have_no_queue_in_hta() -> None:
+    # without steps nothing is dropped: to the two calls HTA joins one kernel each, of which there is one
+    events = [op("first", 0, 1), launch(1, 2), launch(1, 4), gpu("k", 9, 1, 1)]
+    assert "several launches have one correlation" in failure(events, "queue_length")
+    assert "several launches have one correlation" in failure(events, "queue_length_summary")
+    assert "several launches" in failure(events, "blocked_on_full_queue", max_queue_length=1)

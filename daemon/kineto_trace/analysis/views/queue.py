@@ -98,23 +98,28 @@ def blocked_on_full_queue(
         blocked = int(np.diff(found.time[part])[full[:-1]].sum())
         share = 100 * blocked / found.span_ns if found.span_ns else None
         rows.append({**_stream(found, part, compat), "blocked_us": blocked / 1000, "blocked_pct": share})
-    if compat is Compat.HTA:
+    if compat is Compat.HTA and not found.fault:
         rows = rows[-1:]
     names = [column.name for column in blocked_on_full_queue.columns]
     return Answer({name: [row[name] for row in rows] for name in names}, _notes(found, compat))
 
 
 def _devices(found: Queues, compat: Compat) -> Any:
-    return [None] * len(found.time) if compat is Compat.HTA else found.device
+    return [None] * len(found.time) if compat is Compat.HTA and not found.fault else found.device
 
 
 def _stream(found: Queues, part: slice, compat: Compat) -> dict[str, Any]:
-    device = None if compat is Compat.HTA else int(found.device[part.start])
+    device = None if compat is Compat.HTA and not found.fault else int(found.device[part.start])
     return {"device": device, "stream": int(found.stream[part.start])}
 
 
 def _notes(found: Queues, compat: Compat) -> list[str]:
+    fault = [found.fault] if found.fault else []
     if not found.uncounted:
-        return []
-    why = "were not launched by a call that HTA knows" if compat is Compat.HTA else "have no launch in the trace"
-    return [f"{found.uncounted:,} GPU activities {why} and are not counted"]
+        return fault
+    why = (
+        "were not launched by a call that HTA knows"
+        if compat is Compat.HTA and not fault
+        else "have no launch in the trace"
+    )
+    return [*fault, f"{found.uncounted:,} GPU activities {why} and are not counted"]
