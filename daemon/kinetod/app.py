@@ -2,7 +2,10 @@
 
 Theory of operation
     Locks first (state folder, agent socket), then the store, the decode workers, the gRPC server (not
-    serving yet, so that nobody connects twice), the link, recovery. Only then READY=1 and SERVING.
+    serving yet, so that nobody connects twice), the link, recovery. Once agents can connect, the store was written
+    to and the vendors' libraries were asked: READY=1 and SERVING. From then on one task keeps house: it looks at the
+    parts' health, feeds the service manager's watchdog with what it sees, and drops dead agents.
+    SIGHUP reads the configuration again (`reload`).
     On SIGTERM or SIGINT: no new agents and captures, running captures end with what they have as far as
     that is quick, then the server stops. What could not be decoded in time is decoded by the next daemon.
 """
@@ -15,10 +18,11 @@ import resource
 import signal
 import socket
 import stat
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kinetod import __version__
+from kinetod import __version__, logs, notify
 from kinetod.agents import AgentHub
 from kinetod.attach.helpers import AttachHelpers
 from kinetod.attaching import Attacher
@@ -29,12 +33,13 @@ from kinetod.config import Config, Settings
 from kinetod.config_file import Loaded, Origin
 from kinetod.errors import StartError
 from kinetod.gpus.reader import GpuReader
-from kinetod.host import HostInfo
+from kinetod.health import PROBE_PERIOD_S, Health, Report
+from kinetod.host import HostInfo, read_gpus
 from kinetod.link import LinkServer
 from kinetod.lock import Lock
-from kinetod.notify import notify
 from kinetod.observing import start_metrics
 from kinetod.registry import Registry
+from kinetod.reload import Reloader
 from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.server import RpcServer
 from kinetod.rpc.service import ProfilerService
@@ -46,6 +51,7 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_PERIOD_S = 2.0
 WARM_HELPERS = 2
+VENDOR_LIBRARIES_S = 10.0  # without the persistence daemon, the driver takes seconds to come up
 STOP_CAPTURES_S = 8.0
 STOP_CALLS_S = 1.0
 FILE_THREADS = 4
@@ -103,19 +109,27 @@ def _raise_file_limit() -> None:
 
 
 async def _serve(settings: Settings, origin: Origin) -> None:
-    config = settings.current
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         daemon = await _start(settings, stack)
-        notify(f"READY=1\nSTATUS=serving on {', '.join(map(str, config.listen))}")
-        log.info("kinetod %s serves on %s", __version__, ", ".join(map(str, config.listen)))
-        housekeeping = asyncio.create_task(daemon.keep_house())
+        reloader = Reloader(settings, origin, daemon.status)
+        in_terminal = sys.stderr.isatty()
+
+        def hang_up() -> None:
+            gone = in_terminal and not sys.stderr.isatty()
+            stop.set() if gone else reloader.ask()  # the terminal was closed, or somebody wants a reload
+
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        await daemon.become_ready()
+        log.info("kinetod %s serves on %s", __version__, ", ".join(map(str, settings.current.listen)))
+        tasks = [asyncio.create_task(daemon.keep_house()), asyncio.create_task(reloader.run())]
         await stop.wait()
-        housekeeping.cancel()
-        notify("STOPPING=1")
+        for task in tasks:
+            task.cancel()
+        notify.stopping()
         log.info("stopping")
         await daemon.stop()
 
@@ -123,19 +137,53 @@ async def _serve(settings: Settings, origin: Origin) -> None:
 class _Daemon:
     """The started parts."""
 
-    def __init__(self, hub: AgentHub, link: LinkServer, captures: CaptureManager, store: Store, rpc: RpcServer) -> None:
+    def __init__(
+        self, hub: AgentHub, link: LinkServer, captures: CaptureManager, rpc: RpcServer, health: Health
+    ) -> None:
         self._hub = hub
         self._link = link
         self._captures = captures
-        self._store = store
         self._rpc = rpc
+        self._health = health
+        self._report = Report()
+        self._said = ""
+
+    def status(self) -> str:
+        """One line for people who ask the service manager."""
+        agents, captures = len(self._hub.agents()), self._captures.running
+        said = (f"{agents} agent{_s(agents)}, {captures} capture{_s(captures)} running", str(self._report))
+        return "; ".join(filter(None, said))
+
+    async def become_ready(self) -> None:
+        """Serves and says so, if everything works. Raises StartError."""
+        self._report = await self._health.look()
+        if self._report.problems:
+            raise StartError("; ".join(self._report.problems))
+        await self._rpc.set_serving(True)
+        self._said = self.status()
+        notify.ready(self._said)
 
     async def keep_house(self) -> None:
-        """Health and dead agents, every HOUSEKEEPING_PERIOD_S."""
+        """Health, the watchdog, STATUS= and dead agents, every HOUSEKEEPING_PERIOD_S or half the watchdog's time."""
+        watchdog_s = notify.watchdog_s()
+        period_s = min(HOUSEKEEPING_PERIOD_S, watchdog_s / 2 if watchdog_s else HOUSEKEEPING_PERIOD_S)
         while True:
-            self._hub.check_alive()
-            await self._rpc.set_serving(self._link.listening and self._store.captures_dir.is_dir())
-            await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
+            try:
+                await self._look_after()
+            except Exception:  # not fed for it, the watchdog ends a daemon in which this goes on
+                log.exception("housekeeping failed")
+            else:
+                if watchdog_s and not self._report.problems:
+                    notify.notify("WATCHDOG=1")
+            await asyncio.sleep(period_s)
+
+    async def _look_after(self) -> None:
+        self._hub.check_alive()
+        self._report = await self._health.look()
+        await self._rpc.set_serving(not self._report.problems)
+        if (status := self.status()) != self._said:
+            self._said = status
+            notify.notify(f"STATUS={status}")
 
     async def stop(self) -> None:
         """Captures first, then calls, so that watchers see the ends."""
@@ -146,8 +194,20 @@ class _Daemon:
         self._link.close()
 
 
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+async def _ask_vendor_libraries(gpus: GpuReader) -> None:
+    """Says which GPUs there are, before anybody asks for them."""
+    found = await asyncio.to_thread(read_gpus, gpus, VENDOR_LIBRARIES_S)
+    said = f"{len(found.gpus)} GPUs, driver {found.driver_version}" if found.gpus else f"no GPUs: {found.note}"
+    log.info("%s", said)
+
+
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemon:
     config = settings.current
+    settings.subscribe(lambda config: logs.set_level(config.log_level))
     store = Store(config.state_dir)
     stack.callback(store.close)
     workers = WorkerPool(config.decode_workers)
@@ -194,8 +254,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         healthy=lambda: rpc.serving,
         stack=stack,
     )
-    await rpc.set_serving(True)
-    return _Daemon(hub, link, captures, store, rpc)
+    await _ask_vendor_libraries(gpus)
+    watchdog_s = notify.watchdog_s()
+    health = Health(link, store, workers, probe_period_s=min(PROBE_PERIOD_S, (watchdog_s or PROBE_PERIOD_S) / 2))
+    return _Daemon(hub, link, captures, rpc, health)
 
 
 async def _start_attacher(

@@ -52,9 +52,7 @@ class Kind:
 
     def check(self, value: object) -> Any:
         """The value of a TOML value. Raises ValueError."""
-        if not isinstance(value, str):
-            raise ValueError(f"must be a text in quotes, not {toml_name(value)}")
-        return self.parse(value)
+        return self.parse(_text(value))
 
     def show(self, value: Any) -> str:
         """As TOML, exact: `check` makes the same value of it."""
@@ -81,7 +79,7 @@ class Duration(Kind):
         """Also a bare 0, which needs no unit."""
         if type(value) is int and value != 0:
             raise ValueError(f'{value} has no unit; write "{value}s" or "{value}ms"')
-        return self.parse("0") if type(value) is int else self.parse(super().check(value))
+        return self.parse("0" if type(value) is int else _text(value))
 
     def show(self, value: Any) -> str:
         """In the largest unit that leaves no rest."""
@@ -106,7 +104,7 @@ class Size(Kind):
 
     def check(self, value: object) -> int:
         """Also a number of bytes."""
-        return self.parse(str(value) if type(value) is int else super().check(value))
+        return self.parse(str(value) if type(value) is int else _text(value))
 
     def show(self, value: Any) -> str:
         """In the largest unit that leaves no rest."""
@@ -207,7 +205,7 @@ class Folder(Kind):
 
     def check(self, value: object) -> Path:
         """Raises ValueError."""
-        text = Kind.check(self, value)
+        text = _text(value)
         if text and not Path(text).is_absolute():
             raise ValueError(f"{_short(text)} is no absolute path; it must begin with /")
         return self.parse(text)
@@ -344,6 +342,12 @@ def quoted(text: str) -> str:
     """A TOML basic string."""
     escaped = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     return escaped.encode("utf-8", "backslashreplace").decode()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a text in quotes, not {toml_name(value)}")
+    return value
 
 
 def _short(text: str) -> str:

@@ -1,12 +1,18 @@
-"""The service manager's readiness protocol (sd_notify): one datagram per message."""
+"""The service manager's side channel (sd_notify): one datagram per message, and how often it wants a sign of life."""
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
+STATE_WAIT_S = 1.0  # for messages that the manager must get; the others are dropped when its queue is full
 
-def notify(message: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Sends e.g. READY=1 to the socket in NOTIFY_SOCKET; does nothing without one. Never raises OSError."""
+
+def notify(message: str, environ: Mapping[str, str] = os.environ, *, wait_s: float = 0.0) -> None:
+    """Sends e.g. STATUS=… to the socket in NOTIFY_SOCKET; does nothing without one.
+
+    Blocks for `wait_s` at most while the manager's queue is full. Never raises OSError.
+    """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -14,6 +20,31 @@ def notify(message: str, environ: Mapping[str, str] = os.environ) -> None:
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(wait_s)
             sock.sendto(message.encode(), address)
     except OSError:
-        return  # the manager is gone; the daemon works without it
+        return  # the manager is gone or does not read; the daemon works without it
+
+
+def ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Started, or done with a reload."""
+    notify(f"READY=1\nSTATUS={status}", environ, wait_s=STATE_WAIT_S)
+
+
+def reloading(environ: Mapping[str, str] = os.environ) -> None:
+    """A reload begins; `ready` ends it. The time tells the manager that it is the reload which it asked for."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", environ, wait_s=STATE_WAIT_S)
+
+
+def stopping(environ: Mapping[str, str] = os.environ) -> None:
+    """The end begins."""
+    notify("STOPPING=1", environ, wait_s=STATE_WAIT_S)
+
+
+def watchdog_s(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> float | None:
+    """Seconds without WATCHDOG=1 after which the manager ends this process; None: it never does."""
+    text = environ.get("WATCHDOG_USEC", "")
+    meant = environ.get("WATCHDOG_PID", "")
+    if meant and meant != str(os.getpid() if pid is None else pid):
+        return None
+    return int(text) / 1e6 if text.isascii() and text.isdecimal() and int(text) > 0 else None

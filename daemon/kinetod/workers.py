@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "kinetod.decode_worker")
 MAX_ANSWER_BYTES = 16 << 20
+FATAL_ROUNDS = 3
 _TRIES = 2
 _EXIT_S = 2.0
 
@@ -101,6 +102,8 @@ class WorkerPool:
         self._idle: list[_Worker] = []
         self._slots = asyncio.Semaphore(count)
         self._jobs = 0
+        self._busy = 0
+        self._fatal_rounds = 0  # in a row in which all workers were dead
 
     def pids(self) -> set[int]:
         """Of the workers that are idle now."""
@@ -110,6 +113,21 @@ class WorkerPool:
         """Warms all workers up."""
         self._idle = list(await asyncio.gather(*(_Worker.start(self._command) for _ in range(self._count))))
 
+    async def tend(self) -> bool:
+        """Replaces workers that have died. False if none can be started, or if all of them die again and again."""
+        dead = [worker for worker in self._idle if worker.process.returncode is not None]
+        self._fatal_rounds = self._fatal_rounds + 1 if len(dead) == self._count else 0
+        for worker in dead:
+            self._idle.remove(worker)
+            log.warning("decode worker %d died (%s)", worker.process.pid, await worker.stop(kill=True))
+        try:
+            while len(self._idle) + self._busy < self._count:
+                self._idle.append(await _Worker.start(self._command))
+        except OSError as exc:
+            log.error("decode workers do not start: %s", exc.strerror)
+            return False
+        return self._fatal_rounds < FATAL_ROUNDS
+
     async def convert(self, target_dir: Path, formats: Sequence[str], *, deadline_ns: int) -> dict[str, Any]:
         """The worker's `conversion` object for a target's folder. Raises DecodeError."""
         with metrics.decode() as job:
@@ -118,7 +136,7 @@ class WorkerPool:
     async def _convert(
         self, target_dir: Path, formats: Sequence[str], deadline_ns: int, job: metrics.Decode
     ) -> dict[str, Any]:
-        async with self._slots:
+        async with self._working():
             job.begins()
             for attempt in range(1, _TRIES + 1):
                 try:
@@ -131,6 +149,15 @@ class WorkerPool:
                 VerdictReason.DECODE_FAILED,
                 f"the decoder crashed ({crash}); the raw records are kept in {target_dir}/raw",
             )
+
+    @contextlib.asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        async with self._slots:
+            self._busy += 1
+            try:
+                yield
+            finally:
+                self._busy -= 1
 
     async def _try(self, target_dir: Path, formats: Sequence[str], deadline_ns: int) -> dict[str, Any]:
         worker = await self._take()

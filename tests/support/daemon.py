@@ -72,8 +72,10 @@ class Daemon:
         self.uid = uid
         self.environ = dict(environ or {})
         self.process: subprocess.Popen[bytes] | None = None
+        self.notified: list[str] = []  # what the running daemon has told its service manager
         self._channel: grpc.Channel | None = None
         self._starts = 0
+        self._collector: threading.Thread | None = None
         self.runtime_dir.mkdir(exist_ok=True)
         if uid is not None:
             for folder in (root, self.runtime_dir):
@@ -110,8 +112,9 @@ class Daemon:
         """Starts the daemon and returns once it says that it is ready. Raises DaemonFailed."""
         self._starts += 1
         notify_path = self.root / f"notify-{self._starts}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, self.log_path.open("ab") as log:
-            notify.bind(str(notify_path))
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify.bind(str(notify_path))
+        with self.log_path.open("ab") as log:
             if self.uid is not None:
                 os.chown(notify_path, self.uid, self.uid)
             self.process = subprocess.Popen(
@@ -121,31 +124,39 @@ class Daemon:
                 stdout=log,
                 stderr=log,
             )
-            self._await_ready(notify, notify_path)
+        self._await_ready(notify, notify_path)
 
     def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
         process = self.process
         assert process is not None
+        self.notified = notified = list[str]()
+        known = threading.Event()
+
+        def collect() -> None:
+            with notify:
+                while (message := notify.recv(4096).decode()) != "ENDED":
+                    notified.append(message)
+                    if "READY=1" in message:
+                        known.set()
+            notify_path.unlink(missing_ok=True)
+            known.set()
+
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        end.connect(str(notify_path))
 
         def report_end() -> None:
             process.wait()
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-                sock.sendto(b"ENDED", str(notify_path))
+            with end:
+                end.send(b"ENDED")
 
         threading.Thread(target=report_end, name="daemon-end", daemon=True).start()
-        notify.settimeout(START_DEADLINE_S)
-        try:
-            while True:
-                message = notify.recv(4096)
-                if b"READY=1" in message:
-                    return
-                if message == b"ENDED":
-                    raise DaemonFailed(f"exit status {process.returncode}\n{self.log()}")
-        except TimeoutError:
+        self._collector = threading.Thread(target=collect, name="daemon-messages", daemon=True)
+        self._collector.start()
+        if not known.wait(START_DEADLINE_S):
             self.kill()
-            raise DaemonFailed(f"not ready after {START_DEADLINE_S} s\n{self.log()}") from None
-        finally:
-            notify_path.unlink(missing_ok=True)
+            raise DaemonFailed(f"not ready after {START_DEADLINE_S} s\n{self.log()}")
+        if not any("READY=1" in message for message in notified):
+            raise DaemonFailed(f"exit status {process.wait()}\n{self.log()}")
 
     def log(self) -> str:
         """What the daemon has logged so far."""
@@ -175,6 +186,8 @@ class Daemon:
             raise AssertionError(f"the daemon did not stop\n{self.log()}") from None
         finally:
             self.process = None
+            if self._collector is not None:
+                self._collector.join(STOP_DEADLINE_S)
 
     def channel(self) -> grpc.Channel:
         """One channel, closed with the daemon."""

@@ -1,0 +1,41 @@
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from kinetod.logs import JournalFormatter, to_journal
+
+
+@pytest.mark.parametrize(
+    ("level", "line"),
+    [
+        (logging.CRITICAL, "<2>part: text"),
+        (logging.ERROR, "<3>part: text"),
+        (logging.WARNING, "<4>part: text"),
+        (logging.INFO, "<6>part: text"),
+        (logging.DEBUG, "<7>part: text"),
+    ],
+)
+def test_each_level_is_a_priority_of_the_journal(level: int, line: str) -> None:
+    assert JournalFormatter().format(logging.LogRecord("part", level, "", 0, "text", None, None)) == line
+
+
+def test_every_line_of_a_traceback_has_the_priority() -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        record = logging.LogRecord("part", logging.ERROR, "", 0, "failed", None, sys.exc_info())
+    lines = JournalFormatter().format(record).splitlines()
+    assert (lines[0], lines[-1]) == ("<3>part: failed", "<3>ValueError: broken")
+    assert all(line.startswith("<3>") for line in lines)
+
+
+def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
+    with (tmp_path / "stream").open("w") as stream:
+        status = os.fstat(stream.fileno())
+        environ = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        assert to_journal(environ, stream.fileno())
+        assert not to_journal({}, stream.fileno())
+    with (tmp_path / "redirected").open("w") as other:
+        assert not to_journal(environ, other.fileno())
