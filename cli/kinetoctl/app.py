@@ -17,6 +17,7 @@ COMMANDS = {
     "export": "kinetoctl.commands.export",
     "memory": "kinetoctl.commands.memory",
     "ps": "kinetoctl.commands.ps",
+    "top": "kinetoctl.commands.top",
     "doctor": "kinetoctl.commands.doctor",
     "captures": "kinetoctl.commands.captures",
     "run": "kinetoctl.commands.run",

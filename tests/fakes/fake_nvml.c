@@ -9,6 +9,7 @@
 //   xid NUMBER      is reported once for GPU 0 each time an event set is made
 //   process GPU PID MIB PERCENT
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,7 +131,7 @@ Result nvmlDeviceGetPciInfo_v3(Device device, Pci *pci) {
 }
 Result nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
     while (set("hang", 0)) poll(NULL, 0, 5);
-    if (set("crash", 0)) abort();
+    if (set("crash", 0)) raise(SIGKILL);
     *memory = (Memory){143771ull << 20, 100000ull << 20, 43771ull << 20};
     return usable(device);
 }

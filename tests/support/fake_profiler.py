@@ -63,6 +63,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
     host: pb.Host | Abort = field(default_factory=pb.Host)
     diagnosis: pb.Diagnosis | Abort = field(default_factory=pb.Diagnosis)
+    host_samples: list[pb.HostSample] = field(default_factory=list)
     checks: list[pb.FileCheck] = field(default_factory=list)
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
     content: bytes = b""  # of the stored file
@@ -109,6 +110,11 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
 
     async def GetHost(self, request: pb.GetHostRequest, context: Any) -> Any:
         return await self._answer(request, self.host, context)
+
+    async def WatchHost(self, request: pb.WatchHostRequest, context: Any) -> AsyncIterator[pb.HostSample]:
+        self.requests.append(request)
+        for item in self.host_samples:
+            yield item
 
     async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, context: Any) -> Any:
         return await self._answer(request, self.diagnosis, context)

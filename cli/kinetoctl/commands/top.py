@@ -1,0 +1,129 @@
+"""`kinetoctl top`."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import yaml
+from kineto_protos.v1 import profiler_pb2 as pb
+from rich.console import Console
+from rich.live import Live
+
+from kinetoctl.client import Client
+from kinetoctl.errors import TimedOut
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.console import PIPE_WIDTH
+from kinetoctl.output.documents import emit, plain
+from kinetoctl.output.top import ORDERS, ordered, render
+from kinetoctl.parsing import DURATION
+from kinetoctl.settings import Settings, common_options, current
+from kinetoctl.targets import make_selection, selector_options
+
+LEAST_INTERVAL_NS = 500_000_000
+MOST_INTERVAL_NS = 3600 * 10**9
+SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not opened again
+
+
+def _interval(_ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if not LEAST_INTERVAL_NS <= value <= MOST_INTERVAL_NS:
+        raise click.BadParameter("must be between 500ms and 1h", param=param)
+    return value
+
+
+def _samples(client: Client, request: pb.WatchHostRequest) -> Iterator[pb.HostSample]:
+    """As long as the daemon sends them: a stream that reaches its deadline is opened again."""
+    while True:
+        began = time.monotonic()
+        try:
+            yield from client.watch_host(request)
+            return
+        except TimedOut:
+            if time.monotonic() - began < SHORTEST_STREAM_S:
+                raise
+
+
+def _show_live(samples: Iterator[pb.HostSample], *, order: str, reverse: bool, settings: Settings) -> None:
+    console = Console(file=sys.stdout, no_color=not settings.color, highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for sample in samples:
+            room = console.size.height - len(sample.gpus) - 9  # head, titles and notes
+            picture = render(sample, order=order, reverse=reverse, rows=room, width=console.width)
+            live.update(picture, refresh=True)
+
+
+def _print(sample: pb.HostSample, *, order: str, reverse: bool, settings: Settings) -> None:
+    if sys.stdout.isatty():
+        console = Console(file=sys.stdout, no_color=not settings.color, highlight=False)
+        console.print(render(sample, order=order, reverse=reverse, width=console.width))
+        return
+    console = Console(file=sys.stdout, width=PIPE_WIDTH, color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(render(sample, order=order, reverse=reverse))
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _document(sample: pb.HostSample, *, order: str, reverse: bool) -> dict[str, Any]:
+    document = plain(sample)
+    document["processes"] = [plain(each) for each in ordered(sample.processes, order, reverse=reverse)]
+    return document
+
+
+def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
+    """JSON: a line for each sample; YAML: a document for each."""
+    if output == "json":
+        click.echo(json.dumps(document, ensure_ascii=False))
+    else:
+        click.echo(f"---\n{yaml.safe_dump(document, sort_keys=False, allow_unicode=True)}", nl=False)
+    sys.stdout.flush()
+
+
+@click.command("top")
+@click.option(
+    "--interval", type=DURATION, default="2s", show_default=True, callback=_interval, help="Time between two samples."
+)
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(tuple(ORDERS)),
+    default="gpu",
+    show_default=True,
+    help="Order of the processes.",
+)
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--once", is_flag=True, help="One sample, then end. Without it, a terminal shows them live.")
+@click.option("--all", "include_without_agent", is_flag=True, help="Also processes without an agent that use no GPU.")
+@selector_options
+@common_options
+def command(interval: int, order: str, reverse: bool, once: bool, include_without_agent: bool, **selectors: Any) -> int:
+    """Show the host, its GPUs and the processes on them, live.
+
+    UTIL is the time in which a kernel ran, MEM the time in which GPU memory was used. CPU 150% is one and a
+    half CPUs. Ctrl-C ends it. In a pipe, or with -o json or yaml, the samples follow one another: JSON has a
+    line for each.
+    """
+    settings = current()
+    request = pb.WatchHostRequest(
+        interval_ns=interval,
+        selector=make_selection(**selectors).to_proto(),
+        include_without_agent=include_without_agent,
+    )
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        samples = _samples(client, request)
+        if settings.output == "table" and not once and sys.stdout.isatty():
+            with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
+                _show_live(samples, order=order, reverse=reverse, settings=settings)
+            return ExitCode.DONE
+        for sample in samples:
+            if settings.output == "table":
+                _print(sample, order=order, reverse=reverse, settings=settings)
+            elif once:
+                emit(_document(sample, order=order, reverse=reverse), settings.output)
+            else:
+                _emit_one_of_many(_document(sample, order=order, reverse=reverse), settings.output)
+            if once:
+                break
+    return ExitCode.DONE
