@@ -1,5 +1,6 @@
 """`kinetod`: the command line of the daemon."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import reduce
@@ -13,10 +14,11 @@ from kineto_protos.options import Parsed
 from kinetod import __version__, logs
 from kinetod.config_file import ConfigError, Loaded, Origin
 from kinetod.config_keys import CONFIG_VARIABLE, KEYS, Key
-from kinetod.config_kinds import ListOf
+from kinetod.config_kinds import CREDENTIALS_VARIABLE, ListOf
 from kinetod.config_text import default_file, effective
 from kinetod.errors import StartError
 
+SERVICE_CREDENTIALS = "/run/credentials/kinetod.service"
 EXIT_CANNOT_START = 1
 EXIT_CONFIG = 2  # of the configuration as of the command line
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,9 +76,10 @@ def command(
         click.echo(default_file(), nl=False)
         return 0
     origin = Origin(named_file=config and config.absolute(), options=_given(context, options))
-    loaded = origin.load()
     if check_config:
-        return _show(loaded)
+        _see_credentials_of_the_service()
+        return _show(origin.load())
+    loaded = origin.load()
     logs.configure(loaded.config.log_level)
     from kinetod.app import run  # gRPC and protobuf are not needed for --help and usage errors
 
@@ -91,6 +94,12 @@ def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
         if key.option and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             given[key.name] = not options[name] if key.off_switch else options[name]
     return given
+
+
+def _see_credentials_of_the_service() -> None:
+    """Lets `credential:NAME` be checked from a shell while the service runs."""
+    if CREDENTIALS_VARIABLE not in os.environ and os.access(SERVICE_CREDENTIALS, os.X_OK):
+        os.environ[CREDENTIALS_VARIABLE] = SERVICE_CREDENTIALS
 
 
 def _show(loaded: Loaded) -> int:

@@ -84,7 +84,7 @@ def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[s
     if problems:
         raise ConfigError(problems)
     config = Config(**values)
-    if problems := [Problem(f"{sources[name]}: {name}", text) for rule in RULES for name, text in rule(config)]:
+    if problems := [Problem(_blamed(name, sources), text) for rule in RULES for name, text in rule(config)]:
         raise ConfigError(problems)
     read = path if file is not None else None
     return Loaded(config=config, sources=sources, warnings=tuple(_strange_variables(environ)), path=read)
@@ -115,6 +115,12 @@ def _checked(
         name = key.name + (exc.path if isinstance(exc, ItemError) else "")
         problems.append(Problem(f"{file.at(name) if file else where}: {name}", str(exc)))
         return None
+
+
+def _blamed(name: str, sources: Mapping[str, str]) -> str:
+    """What a rule complains about, with where it was said; `name` is a key's or an item's (`access.roles.ada`)."""
+    key = next((known for known in sources if f"{name}.".startswith(f"{known}.")), "")
+    return f"{sources.get(key, DEFAULT)}: {name}"
 
 
 def reloaded(running: Config, fresh: Config) -> tuple[Config, list[Key], list[Key]]:

@@ -19,7 +19,7 @@ MAX_INT64 = 2**63 - 1
 MAX_DURATION_NS = 3650 * 86_400 * 10**9  # ten years: beyond it clocks and timers overflow
 MAX_TEXT_CHARS = 4096
 CREDENTIAL_PREFIX = "credential:"
-_CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # systemd's, for LoadCredential=
+CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # systemd's, for LoadCredential=
 _EXACT_UNITS_NS = (
     ("d", 86_400 * 10**9), ("h", 3600 * 10**9), ("min", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3),
 )  # fmt: skip
@@ -328,7 +328,7 @@ def credential_path(text: str, environ: Mapping[str, str] = os.environ) -> str:
     name = text.removeprefix(CREDENTIAL_PREFIX)
     if not name or "/" in name or name in (".", ".."):
         raise ValueError(f"{_short(text)} names no credential; write credential:NAME")
-    if not (folder := environ.get(_CREDENTIALS_VARIABLE)):
+    if not (folder := environ.get(CREDENTIALS_VARIABLE)):
         raise ValueError(f"{_short(text)}: the service manager has loaded no credentials; add LoadCredential={name}:…")
     return f"{folder}/{name}"
 
