@@ -167,7 +167,7 @@ class AgentHub:
         return list(self._agents.values())
 
     def states(self) -> dict[str, int]:
-        """How many agents there are in each of metrics.AGENT_STATES."""
+        """How many agents are READY, BUSY and INCOMPATIBLE."""
         busy = sum(bool(agent.capture_id or agent.hello.busy_capture_id) for agent in self._agents.values())
         return {"READY": len(self._agents) - busy, "BUSY": busy, "INCOMPATIBLE": len(self._incompatible)}
 

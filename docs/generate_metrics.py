@@ -1,0 +1,70 @@
+"""Writes the tables of docs/metrics.md from the code: `python docs/generate_metrics.py`."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kinetod import metrics
+from kinetod.gpus.interface import Snapshot
+from kinetod.metrics_daemon import DaemonCollector, DaemonState
+from kinetod.metrics_gpus import LABELS, GpuCollector
+from kinetod.metrics_host import HostCollector
+
+DOCUMENT = Path(__file__).with_name("metrics.md")
+BEGIN, END = "<!-- {}: made by `python docs/generate_metrics.py` -->\n", "<!-- end -->\n"
+GPU_LABELS = "the GPU's"
+_OWN: dict[str, Any] = dict(metrics.REGISTRY._names_to_collectors)  # the client tells labels to nobody else
+
+
+def families() -> dict[str, list[Any]]:
+    """Every family by the part of the document that it belongs to."""
+    loop = asyncio.new_event_loop()
+    try:
+        state = DaemonState(agents={}, captures_running=0)
+        daemon = [*metrics.REGISTRY.collect(), *DaemonCollector(loop, lambda: state).describe()]
+    finally:
+        loop.close()
+    own = [family for family in daemon if family.name.startswith("kineto_")]
+    return {
+        "daemon": sorted(own, key=lambda family: family.name),
+        "host": list(HostCollector(Path("/")).describe()),
+        "gpus": list(GpuCollector(lambda _deadline_s: Snapshot(), "").describe()),
+    }
+
+
+def _labels(family: Any) -> tuple[str, ...]:
+    if hasattr(family, "_labelnames"):
+        return tuple(family._labelnames)
+    if not (collector := _OWN.get(family.name)):
+        return ()
+    return tuple(collector._value) if family.type == "info" else tuple(collector._labelnames)
+
+
+def _shown(labels: tuple[str, ...]) -> str:
+    if labels[: len(LABELS)] == LABELS:
+        return ", ".join([GPU_LABELS, *(f"`{label}`" for label in labels[len(LABELS) :])])
+    return ", ".join(f"`{label}`" for label in labels)
+
+
+def table(found: Iterable[Any]) -> str:
+    """A row for each family, under the name that a query has."""
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for family in found:
+        ending = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        cells = (f"`{family.name}{ending}`", family.type, _shown(_labels(family)), family.documentation)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """The document with fresh tables."""
+    for part, found in families().items():
+        head, begin, rest = text.partition(BEGIN.format(part))
+        _, end, tail = rest.partition(END)
+        text = f"{head}{begin}{table(found)}{end}{tail}"
+    return text
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(with_tables(DOCUMENT.read_text()))

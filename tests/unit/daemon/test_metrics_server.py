@@ -1,0 +1,236 @@
+"""The HTTP endpoint, and what is read when somebody scrapes."""
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from kinetod import metrics_server
+from kinetod.config import ListenAddress
+from kinetod.deadline import WithinDeadline
+from kinetod.errors import StartError
+from kinetod.gpus.interface import GpuProcess, GpuState, Library, LibraryState, Snapshot
+from kinetod.metrics_daemon import DaemonCollector, DaemonState
+from kinetod.metrics_gpus import GpuCollector, Owner, present
+from kinetod.metrics_host import HostCollector
+from kinetod.metrics_server import MAX_CONNECTIONS, MetricsServer
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from support.waiting import until
+
+LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
+
+
+@pytest.fixture(autouse=True)
+def _stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "POLL_S", 0.01)
+
+
+@contextlib.contextmanager
+def serving(*collectors: Collector, healthy: Callable[[], bool] = lambda: True) -> Iterator[MetricsServer]:
+    server = MetricsServer(LOOPBACK, collectors, healthy=healthy)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def ask(server: MetricsServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
+    """Status, type and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
+
+
+def test_metrics_come_as_the_scraper_asks() -> None:
+    with serving() as server:
+        status, kind, body = ask(server, "/metrics")
+        assert (status, kind.split(";")[0]) == (200, "text/plain")
+        names = {family.name for family in text_string_to_metric_families(body)}
+        assert {"kineto_build_info", "kineto_captures", "process_cpu_seconds"} <= names
+        assert "_created" not in body
+        assert "openmetrics" in ask(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]
+
+
+@pytest.mark.parametrize(("healthy", "status", "said"), [(True, 200, "SERVING"), (False, 503, "NOT_SERVING")])
+def test_health_is_the_daemons(healthy: bool, status: int, said: str) -> None:
+    with serving(healthy=lambda: healthy) as server:
+        found, kind, body = ask(server, "/health")
+        assert (found, kind) == (status, "application/json")
+        assert f'"{said}"' in body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("GET", "/metrics/../etc/passwd", 404), ("POST", "/metrics", 405), ("HEAD", "/health", 200)],
+)
+def test_there_is_nothing_else(method: str, path: str, status: int) -> None:
+    with serving() as server:
+        assert ask(server, path, method)[0] == status
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with (
+        serving() as server,
+        pytest.raises(StartError, match=r"127\.0\.0\.1:\d+: Address already in use.*metrics.listen"),
+    ):
+        MetricsServer(ListenAddress(host="127.0.0.1", port=server.port), [], healthy=lambda: True).start()
+
+
+def test_connections_that_say_nothing_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
+    with serving() as server, contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(MAX_CONNECTIONS * 3)
+        ]
+        assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) <= MAX_CONNECTIONS + 4
+        for each in silent:
+            each.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+
+        def answered() -> bool:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return ask(server, "/health")[0] == 200
+            return False
+
+        until(answered, "it serves again")
+
+
+# what is read at a scrape
+
+
+def samples(collector: Collector) -> dict[tuple[str, ...], float]:
+    """(name, label values…) -> value."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+def declared(collector: Collector) -> set[str]:
+    return {family.name for family in collector.describe()}  # type: ignore[attr-defined]  # optional in the base class
+
+
+def test_the_host_is_measured(tmp_path: Path) -> None:
+    found = samples(HostCollector(tmp_path))
+    assert found["kineto_collector_up", "host"] == found["kineto_collector_up", "store"] == 1
+    assert found["kineto_host_cpu_seconds_total", "user"] > 0
+    assert found["kineto_host_memory_total_bytes",] > found["kineto_host_memory_available_bytes",] > 0
+    assert found["kineto_store_size_bytes",] >= found["kineto_store_free_bytes",]
+
+
+def test_a_store_that_is_gone_is_not_up_and_the_host_is(tmp_path: Path) -> None:
+    found = samples(HostCollector(tmp_path / "gone"))
+    assert (found["kineto_collector_up", "host"], found["kineto_collector_up", "store"]) == (1, 0)
+    assert ("kineto_store_free_bytes",) not in found
+
+
+def gpu(**changes: object) -> GpuState:
+    values = {
+        "vendor": "nvidia",
+        "index": 0,
+        "uuid": "GPU-1",
+        "name": "H200",
+        "device": "nvidia0",
+        "pci_bus_id": "0:18",
+    }
+    return GpuState(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def of_gpus(*gpus: GpuState, **options: object) -> dict[tuple[str, ...], float]:
+    libraries = (
+        Library(name="nvml", state=LibraryState.OK, driver_version="580", seconds=0.02),
+        Library(name="amdsmi", state=LibraryState.ABSENT, detail="not installed"),
+    )
+    return samples(GpuCollector(lambda _: Snapshot(gpus=gpus, libraries=libraries), "node1", **options))  # type: ignore[arg-type]
+
+
+def test_a_gpu_has_dcgms_labels_and_only_the_figures_that_it_has() -> None:
+    processes = (GpuProcess(pid=1), GpuProcess(pid=2))
+    state = gpu(utilization=0.5, nvlink_transmit_bytes=7, ecc_corrected=3, xid_errors={79: 2}, processes=processes)
+    found = of_gpus(state, owners=lambda: {"GPU-1": Owner(pod="p", namespace="n", container="c")})
+    labels = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1", "p", "n", "c")
+    assert {key: value for key, value in found.items() if "GPU-1" in key} == {
+        ("kineto_gpu_up", *labels): 1,
+        ("kineto_gpu_utilization_ratio", *labels): 0.5,
+        ("kineto_gpu_nvlink_transmit_bytes_total", *labels): 7,
+        ("kineto_gpu_ecc_errors_total", *labels, "corrected"): 3,
+        ("kineto_gpu_xid_errors_total", *labels, "79"): 2,
+        ("kineto_gpu_processes", *labels): 2,
+    }
+
+
+def test_a_lost_gpu_is_down_and_nothing_else() -> None:
+    found = of_gpus(gpu(works=False))
+    assert [key[0] for key, value in found.items() if "GPU-1" in key] == ["kineto_gpu_up"]
+    assert 0 in found.values()
+
+
+def test_libraries_say_whether_they_work() -> None:
+    found = of_gpus()
+    assert (found["kineto_gpu_library_up", "nvml"], found["kineto_gpu_library_up", "amdsmi"]) == (1, 0)
+    assert found["kineto_gpu_driver_info", "nvml", "580"] == 1
+    assert ("kineto_gpu_library_duration_seconds", "amdsmi") not in found
+
+
+def test_gpus_are_counted_without_any_library(tmp_path: Path) -> None:
+    for name in ("0000:18:00.0", "0000:19:00.0"):
+        (tmp_path / "proc/driver/nvidia/gpus" / name).mkdir(parents=True)
+    for node, identity in enumerate(("0", "51182", "8311")):
+        folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
+        folder.mkdir(parents=True)
+        (folder / "gpu_id").write_text(f"{identity}\n")
+    assert present(tmp_path / "proc", tmp_path / "sys") == {"nvidia": 2, "amd": 2}
+
+
+def test_agents_are_read_on_the_loop_and_a_loop_that_hangs_is_not_waited_for() -> None:
+    async def scrape() -> dict[tuple[str, ...], float]:
+        state = DaemonState(agents={"READY": 2, "BUSY": 1}, captures_running=1)
+        return await asyncio.to_thread(samples, DaemonCollector(asyncio.get_running_loop(), lambda: state))
+
+    found = asyncio.run(scrape())
+    assert (found["kineto_agents", "READY"], found["kineto_captures_running",]) == (2, 1)
+    idle = asyncio.new_event_loop()
+    with contextlib.closing(idle):
+        stuck = samples(DaemonCollector(idle, lambda: pytest.fail("read off the loop")))
+    assert set(stuck) == {("kineto_event_loop_delay_seconds",)}
+
+
+@pytest.mark.parametrize(
+    "collector",
+    [HostCollector(Path("/")), GpuCollector(lambda _: Snapshot(gpus=(gpu(power_watts=1.0),)), "h")],
+    ids=["host", "gpus"],
+)
+def test_every_family_is_declared(collector: Collector) -> None:
+    families: Iterable[object] = collector.collect()
+    assert {family.name for family in families} <= declared(collector)  # type: ignore[attr-defined]
+
+
+def test_a_call_that_is_late_is_not_made_twice() -> None:
+    go, calls = threading.Event(), list[int]()
+
+    def slow() -> int:
+        calls.append(1)
+        go.wait(20)
+        return 7
+
+    within = WithinDeadline("slow", slow)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            within.get(0.01)
+    go.set()
+    assert within.get(20) == 7
+    assert len(calls) <= 2
