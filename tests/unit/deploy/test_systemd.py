@@ -1,0 +1,96 @@
+"""The units, by systemd's own judgement."""
+
+import configparser
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parents[3] / "deploy/systemd"
+NAMES = ("kinetod.service", "kinetod-attach.socket", "kinetod-attach.service")
+FRONT_END_EXPOSURE = 3.0
+# What systemd makes a seccomp filter of; systemd.exec(5), and its sources for those that do not say so.
+SECCOMP_SETTINGS = {
+    "SystemCallFilter", "SystemCallArchitectures", "SystemCallLog", "RestrictAddressFamilies", "RestrictNamespaces",
+    "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute", "ProtectClock",
+    "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables", "PrivateDevices",
+    "DynamicUser",
+}  # fmt: skip
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="no systemd-analyze (apt-get install systemd)"
+)
+
+
+def settings(name: str) -> list[tuple[str, str]]:
+    lines = (line.partition("=") for line in (UNITS / name).read_text().splitlines() if re.match(r"[A-Z]\w+=", line))
+    return [(key, value) for key, _, value in lines]
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Iterator[Path]:
+    """The units with a program that exists."""
+    for name in NAMES:
+        text = (UNITS / name).read_text()
+        (tmp_path / name).write_text(re.sub(r"/opt/kinetod/bin/[\w-]+", "/bin/true", text))
+    yield tmp_path
+
+
+@needs_systemd
+def test_systemd_finds_nothing_wrong_with_the_units(units: Path) -> None:
+    paths = [str(units / name) for name in NAMES]
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *paths], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def exposure(unit: Path) -> float:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    match = re.search(r"exposure level for .*: ([\d.]+)", done.stdout)
+    assert match, done.stdout
+    return float(match[1])
+
+
+@needs_systemd
+def test_the_front_end_is_hardly_exposed(units: Path) -> None:
+    assert exposure(units / "kinetod.service") <= FRONT_END_EXPOSURE
+
+
+def test_the_front_end_has_no_capability_and_the_helper_those_that_it_gives_a_reason_for() -> None:
+    front, helper = dict(settings("kinetod.service")), dict(settings("kinetod-attach.service"))
+    assert (front["CapabilityBoundingSet"], front["AmbientCapabilities"], front["User"]) == ("", "", "kineto")
+    assert helper["User"] == "kineto-attach"
+    assert helper["CapabilityBoundingSet"] == helper["AmbientCapabilities"]
+    comments = [line for line in (UNITS / "kinetod-attach.service").read_text().splitlines() if line.startswith("# ")]
+    for capability in helper["CapabilityBoundingSet"].split():
+        assert any(re.match(rf"# (CAP_\w+, )*{capability}\b", line) for line in comments), capability
+
+
+def test_the_helper_uses_nothing_that_gives_it_a_seccomp_filter() -> None:
+    assert not SECCOMP_SETTINGS & {key for key, _ in settings("kinetod-attach.service")}
+
+
+def test_every_user_of_the_units_is_made() -> None:
+    made = set(re.findall(r"^u (\S+) ", (UNITS / "sysusers.d.conf").read_text(), re.MULTILINE))
+    for name in NAMES:
+        used = {value for key, value in settings(name) if key in ("User", "Group", "SocketUser", "SocketGroup")}
+        assert used - {"root"} <= made
+
+
+def test_the_socket_is_where_the_daemon_looks_for_it() -> None:
+    from kinetod.config import HELPER_SOCKET
+
+    assert dict(settings("kinetod-attach.socket"))["ListenSequentialPacket"] == str(HELPER_SOCKET)
+
+
+def test_unit_files_have_no_setting_twice_by_mistake() -> None:
+    several = {"DeviceAllow", "LoadCredential", "SystemCallFilter"}
+    for name in NAMES:
+        keys = [key for key, _ in settings(name)]
+        assert {key for key in keys if keys.count(key) > 1} <= several
+        configparser.RawConfigParser(strict=False).read_string((UNITS / name).read_text())
