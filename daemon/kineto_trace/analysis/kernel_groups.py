@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import Groups, group
 from kineto_trace.analysis.launch_figures import launch_figures, plugin_launch_figures
-from kineto_trace.analysis.parts import KERNEL, NOTHING, gpu
+from kineto_trace.analysis.parts import KERNEL, NOTHING, gpu, owners
 from kineto_trace.analysis.plugin_backward import plugin_backward
 from kineto_trace.analysis.plugin_nodes import Node, launches, nodes
 from kineto_trace.analysis.plugin_tree import plugin_tree
@@ -62,8 +62,10 @@ def kernel_groups(
     np.minimum.at(shortest, found.number, took)
     order = np.argsort(-total, kind="stable")
     blocks, occupancy = (
-        (mean or _known_mean)(found.number, value[rows], took, count)
-        for value in (figures.blocks_per_sm, figures.occupancy)
+        mean(found.number, value[rows], took, count)
+        if mean and any_of(value)
+        else _known_mean(found.number, value[rows], took, count)
+        for value, any_of in ((figures.blocks_per_sm, _any_positive), (figures.occupancy, _any_known))
     )
     return KernelGroups(
         groups=found,
@@ -76,6 +78,14 @@ def kernel_groups(
         blocks_per_sm=blocks[order],
         occupancy=occupancy[order],
     )
+
+
+def _any_positive(value: Floats) -> bool:
+    return bool((value > 0).any())
+
+
+def _any_known(value: Floats) -> bool:
+    return bool((value >= 0).any())
 
 
 def _known_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
@@ -92,8 +102,6 @@ def _known_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats
 
 def plugin_mean_by_name(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
     """The plug-in's mean for kernels by name: what is unknown is 0. It adds as numpy does, which rounding can show."""
-    if np.isnan(value).all():
-        return np.full(count, np.nan)
     order = np.argsort(number, kind="stable")
     ends = np.cumsum(np.bincount(number, minlength=count))[:-1]
     weights = np.split(took[order], ends)
@@ -104,8 +112,6 @@ def plugin_mean_by_name(number: Ints, value: Floats, took: Floats, count: int) -
 
 def plugin_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
     """The same for kernels by operator, which it adds one after the other."""
-    if np.isnan(value).all():
-        return np.full(count, np.nan)
     summed = np.bincount(number, weights=np.nan_to_num(value) * took, minlength=count)
     whole = np.bincount(number, weights=took, minlength=count)
     mean: Floats = np.divide(summed, whole, out=np.zeros(count), where=whole > 0)
@@ -118,6 +124,15 @@ def kernel_ops(context: Context) -> Ints:
     own = activity.kind == KERNEL
     found = np.full(len(context.trace.table("kernel")), NOTHING, np.int64)
     found[activity.row[own]] = activity.op[own]
+    return found
+
+
+def kernel_owners(context: Context) -> Ints:
+    """For each row of the table `kernel` the name of the op or annotation that it belongs to; NOTHING: none."""
+    activity = context.get(gpu)
+    own = activity.kind == KERNEL
+    found = np.full(len(context.trace.table("kernel")), NOTHING, np.int64)
+    found[activity.row[own]] = context.get(owners)[own]
     return found
 
 

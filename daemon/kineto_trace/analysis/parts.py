@@ -182,6 +182,31 @@ def communication_kernels(context: Context) -> Flags:
     return found
 
 
+def call_owners(context: Context) -> Ints:
+    """For each of Calls the name (number of a string) of its op, else of the innermost annotation around it.
+
+    Optimizers and extensions launch kernels outside any op; captures attribute these to annotations in the same way.
+    """
+    called, annotations = context.get(calls), context.trace.table("user_annotation")
+    names = np.append(context.trace.table("cpu_op")["name"].astype(np.int64), NOTHING)
+    found: Ints = names[called.op]
+    missing = np.flatnonzero(found == NOTHING)
+    if len(missing) and len(annotations):
+        nested = nest_tables([annotations], context.trace.window_end_ns)
+        inside = nested.innermost(called.thread[missing], called.start[missing])
+        known = inside >= 0
+        found[missing[known]] = annotations["name"][nested.order[inside[known]]]
+    return found
+
+
+def owners(context: Context) -> Ints:
+    """For each of Gpu the name (number of a string) of the op or annotation that it belongs to; NOTHING: none."""
+    activity = context.get(gpu)
+    names = np.append(context.trace.table("cpu_op")["name"].astype(np.int64), NOTHING)
+    called: Ints = np.append(context.get(call_owners), NOTHING)
+    return np.where(activity.op >= 0, names[activity.op], called[activity.call])
+
+
 def _by_external_id(
     context: Context, external: Ints, correlation: npt.NDArray[np.uint32], call: Ints, op: Ints
 ) -> Ints:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.parts import calls, gpu, ops
+from kineto_trace.analysis.parts import call_owners, calls, gpu, ops, owners
 from kineto_trace.load.chrome_kinds import FIRST_ARG_BIT, KINDS
 from kineto_trace.model import API_TABLES, GPU_TABLES, Table
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
@@ -166,9 +166,15 @@ def _taken(values: npt.NDArray[Any], places: npt.NDArray[Any]) -> pa.Array:
 
 
 def _op(context: Context, kind: str) -> pa.Array:
-    rows = _op_rows(context, kind)
-    names = context.trace.table("cpu_op")["name"]
-    number = np.where(rows >= 0, names[rows], -1) if len(names) else np.full(len(rows), -1)
+    count = len(context.trace.table(kind))
+    if kind in GPU_TABLES:
+        activities = context.get(gpu)
+        own = activities.kind == GPU_TABLES.index(kind)
+        number = _by_row(activities.row[own], context.get(owners)[own], count)
+    else:
+        called = context.get(calls)
+        own = called.kind == API_TABLES.index(kind)
+        number = _by_row(called.row[own], context.get(call_owners)[own], count)
     return texts(number.astype(np.int32), context.trace.strings)
 
 

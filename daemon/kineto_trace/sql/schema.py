@@ -128,7 +128,9 @@ _SPECIAL = re.compile(r"; (?:0|-1|NO_[A-Z]+|UNKNOWN_[A-Z]+): [^;]*$")  # of mean
 _UNITS = {"bytes": "bytes", "total_allocated": "bytes", "total_reserved": "bytes"}
 _UNITS |= {"static_shared_memory": "bytes", "dynamic_shared_memory": "bytes"}
 
-OP = SqlColumn("op", NAMES, "", "name of the operator around the call that caused it, innermost")
+OP = SqlColumn(
+    "op", NAMES, "", "name of the innermost operator around the call that caused it, else of the innermost annotation"
+)
 OP_ID = SqlColumn("op_id", pa.int64(), "", "id of that operator in cpu_op")
 LAUNCH = SqlColumn("launch_ns", pa.int64(), "ns", "Unix time at which the call that caused it began")
 DEPTH = SqlColumn("depth", pa.int32(), "", "operators around it on its thread")

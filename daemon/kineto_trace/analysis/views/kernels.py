@@ -13,12 +13,13 @@ from kineto_trace.analysis.kernel_groups import (
     KernelGroups,
     kernel_groups,
     kernel_ops,
+    kernel_owners,
     plugin_kernel_ops,
     plugin_mean,
     plugin_mean_by_name,
 )
 from kineto_trace.analysis.op_times import tensor_times
-from kineto_trace.analysis.plugin_nodes import base_ns, file_times
+from kineto_trace.analysis.plugin_nodes import base_ns, file_times, node_names
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.rounding import rounded
 from kineto_trace.analysis.tensor_core_use import plugin_tensor_use, tensor_use
@@ -97,9 +98,9 @@ def kernels(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
 def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """The kernels by name, operator and launch properties, the ones with the most time first.
 
-    The operator is the innermost one around the call that launched the kernel, on its thread; kernels of a CUDA graph
-    belong to the operator around the launch of the graph. It is eligible for tensor cores if its name is in a list,
-    or if it or an operator in it used them.
+    The operator is the innermost one around the call that launched the kernel, on its thread (without one, the
+    innermost annotation); kernels of a CUDA graph belong to the operator around the launch of the graph. It is
+    eligible for tensor cores if its name is in a list, or if it or an operator in it used them.
 
     The plug-in's figures: the operator is the one with the external id of the call ("CallTreeRoot" for the id 0 and
     for kernels without a call), kernels whose call belongs to none are missing, it is eligible by its name alone,
@@ -107,12 +108,14 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """
     table = context.trace.table("kernel")
     plugin = compat is Compat.PLUGIN
-    names = context.trace.table("cpu_op")["name"]
     if plugin:
         rows, op, took = plugin_kernel_ops(context)
+        texts = context.get(node_names)
+        first = {text: number for number, text in reversed(list(enumerate(texts)))}  # of equal names
+        op = np.append(np.array([first[text] for text in texts], np.int64), [ROOT, -1])[op]
     else:
         rows, launched_by, took = np.arange(len(table)), kernel_ops(context), table["duration"] / 1000
-        op = np.where(launched_by >= 0, np.append(names, -1)[launched_by].astype(np.int64), -1)
+        op = context.get(kernel_owners)
     keys = [table["name"][rows], op, *(table[column][rows] for column in PROPERTIES)]
     if plugin:
         keys += [has_column(table, key)[rows] for key in _SHAPES]
@@ -126,9 +129,10 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     else:
         possible = np.append(context.get(tensor_times).eligible, False)[launched_by]
         eligible = np.bincount(found.groups.number, weights=possible, minlength=len(found.first))[found.order] > 0
-    texts = context.trace.strings
+    names = context.trace.strings
+    texts = context.get(node_names) if plugin else names
     values = {
-        "name": [texts[number] for number in name.tolist()],
+        "name": [names[number] for number in name.tolist()],
         "op": [
             "CallTreeRoot" if number == ROOT else texts[number] if number >= 0 else None for number in first_op.tolist()
         ],
