@@ -1,12 +1,14 @@
 """The pool with little workers that crash, hang and babble."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetod.workers import DecodeError, WorkerPool
+from kinetod.workers import FATAL_ROUNDS, DecodeError, WorkerPool
 
 SECOND_NS = 10**9
 ANSWER = """
@@ -94,3 +96,50 @@ def test_a_worker_that_cannot_start_is_a_crash(tmp_path: Path) -> None:
         return caught.value.code
 
     assert asyncio.run(job()) == "DECODE_FAILED"
+
+
+def test_dead_workers_are_replaced_without_a_job(tmp_path: Path) -> None:
+    async def tended() -> tuple[bool, set[int], set[int]]:
+        pool = WorkerPool(2, command=COMMAND)
+        await pool.start()
+        try:
+            before = pool.pids()
+            victim = min(before)
+            os.kill(victim, signal.SIGKILL)
+            while await pool.tend() and victim in pool.pids():  # until the loop has heard of its end
+                await asyncio.sleep(0)
+            return await pool.tend(), before, pool.pids()
+        finally:
+            await pool.stop()
+
+    works, before, after = asyncio.run(tended())
+    assert (works, len(after), len(before & after)) == (True, 2, 1)
+
+
+def test_workers_that_die_again_and_again_are_a_failure() -> None:
+    async def rounds() -> list[bool]:
+        pool = WorkerPool(1, command=(sys.executable, "-S", "-c", ""))
+        await pool.start()
+        answers: list[bool] = []
+        try:
+            while not answers or answers[-1]:
+                await wait_for_end(pool)
+                answers.append(await pool.tend())
+            return answers
+        finally:
+            await pool.stop()
+
+    assert asyncio.run(rounds()) == [True] * (FATAL_ROUNDS - 1) + [False]
+
+
+async def wait_for_end(pool: WorkerPool) -> None:
+    for worker in pool._idle:
+        await worker.process.wait()
+
+
+def test_workers_that_cannot_be_started_are_a_failure(tmp_path: Path) -> None:
+    async def tended() -> bool:
+        pool = WorkerPool(1, command=(str(tmp_path / "gone"),))
+        return await pool.tend()
+
+    assert not asyncio.run(tended())
