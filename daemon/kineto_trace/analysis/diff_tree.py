@@ -24,7 +24,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.parts import calls, gpu
 from kineto_trace.analysis.plugin_backward import Backward, plugin_backward
-from kineto_trace.analysis.plugin_nodes import NOTHING, Node, base_ns, microseconds, orderable
+from kineto_trace.analysis.plugin_nodes import NOTHING, Node, base_ns, microseconds, node_names, orderable
 from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
 from kineto_trace.codec import Events
 from kineto_trace.errors import ViewError
@@ -47,7 +47,7 @@ class Side:
     def __init__(self, context: Context, device: Floats) -> None:
         self.tree: Tree = context.get(plugin_tree)
         self.moved: Backward = context.get(plugin_backward)
-        self.strings = context.trace.strings
+        self.strings = context.get(node_names)
         self.device_self = device
         self.device_total = self.tree.below(device)
         self._gone = np.zeros(len(self.tree), np.bool_)

@@ -2,7 +2,7 @@
 
 Theory of operation
     A node is an operator or annotation with one of ten names (plugin_nodes.COLLECTIVES); of several with one external
-    id the last to begin stays, which may be the gpu_user_annotation. Its ranges are its own one and those of the
+    id (or without any) the last to begin stays, which may be the gpu_user_annotation. Its ranges are its own one and those of the
     kernels with its external id (if there is any NCCL operator); it belongs to the step in which it lies as a whole.
 
     Over workers, nodes belong together by their order (by start), and so do their ranges (by start). The shortest of
@@ -22,13 +22,12 @@ import numpy.typing as npt
 from kineto_trace.analysis.arguments import parse
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.intervals import Union, intersection
-from kineto_trace.analysis.plugin_nodes import COLLECTIVES, base_ns, microseconds
-from kineto_trace.analysis.plugin_steps import plugin_roles, plugin_steps, rows_of
+from kineto_trace.analysis.plugin_nodes import COLLECTIVES, base_ns, external_ids, file_times
+from kineto_trace.analysis.plugin_steps import host_tables, plugin_roles, plugin_steps, rows_of
 from kineto_trace.model import NO_STRING, Trace
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-_TABLES = ("cpu_op", "user_annotation", "gpu_user_annotation")
 _KERNEL, _COMMUNICATION, _CPU = 0, 3, 6  # numbers into breakdown.ROLES
 _BYTES = {"long int": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "unsigned char": 1}
 NO_STEP = -1
@@ -56,23 +55,22 @@ class PluginRank:
 
 def plugin_rank(context: Context) -> PluginRank:
     """The nodes of one worker."""
-    trace = context.trace
+    trace, texts = context.trace, context.trace.strings
     base = base_ns(trace)
-    tables = [rows_of(context, kind) for kind in _TABLES]
-    texts = trace.strings
     wanted = np.fromiter((text in COLLECTIVES for text in texts), np.bool_, len(texts))
-    rows = [np.flatnonzero(wanted[table["name"]]) for table in tables]
-    parts = list(zip(tables, rows, strict=True))
-    start = microseconds(np.concatenate([table["start"][at] for table, at in parts]), base)
-    end = start + microseconds(np.concatenate([table["duration"][at] for table, at in parts]))
-    name = np.concatenate([table["name"][at] for table, at in parts])
+    tables = [table.take(wanted[table["name"]]) for table in host_tables(context)]
+    times = [file_times(table, base) for table in tables]
+    start = np.concatenate([each for each, _ in times])
+    end = start + np.concatenate([each for _, each in times])
+    name = np.concatenate([table["name"] for table in tables])
+    ids = np.concatenate([external_ids(table) for table in tables])
     inputs = np.concatenate(
-        [table["inputs"][at] if "inputs" in table.columns else np.full(len(at), NO_STRING) for table, at in parts]
+        [table["inputs"] if "inputs" in table.columns else np.full(len(table), NO_STRING) for table in tables]
     )
-    ids = np.concatenate([table["external_id" if "id" not in table.columns else "id"][at] for table, at in parts])
+    place = np.concatenate([table.origin.get("place", np.zeros(len(table), np.uint32)) for table in tables])
     libraries = len({texts[number].split(":")[0] for number in np.unique(name).tolist()})
     nccl = any(texts[number].startswith("nccl:") for number in np.unique(name).tolist())
-    by_start = np.argsort(start, kind="stable")
+    by_start = np.lexsort((place, start))
     latest = dict(zip(ids[by_start].tolist(), by_start.tolist(), strict=True))
     kept = np.array(list(latest.values()), np.int64)
     kept = kept[np.lexsort((-end[kept], start[kept]))]
@@ -101,13 +99,13 @@ def _ranges(
     node = np.arange(len(start))
     if nccl and len(ids):
         kernel = rows_of(context, "kernel")
-        order = np.argsort(ids, kind="stable")
-        at = np.minimum(np.searchsorted(ids[order], kernel["external_id"]), len(ids) - 1)
-        rows = np.flatnonzero((ids[order[at]] == kernel["external_id"]) & (kernel["external_id"] != 0))
-        kernel_start = microseconds(kernel["start"][rows], base)
+        order, external = np.argsort(ids, kind="stable"), external_ids(kernel)
+        at = np.minimum(np.searchsorted(ids[order], external), len(ids) - 1)
+        rows = np.flatnonzero(ids[order[at]] == external)
+        kernel_start, duration = (times[rows] for times in file_times(kernel, base))
         node = np.concatenate([node, order[at[rows]]])
         start = np.concatenate([start, kernel_start])
-        end = np.concatenate([end, kernel_start + microseconds(kernel["duration"][rows])])
+        end = np.concatenate([end, kernel_start + duration])
     order = np.lexsort((-end, start, node))
     return node[order], start[order], end[order]
 

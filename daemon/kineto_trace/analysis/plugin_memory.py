@@ -21,7 +21,15 @@ from kineto_trace.analysis.diff_tree import Side
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.memory import CPU, CUDA, Records, memory_records
 from kineto_trace.analysis.plugin_backward import Backward, plugin_backward
-from kineto_trace.analysis.plugin_nodes import NOTHING, base_ns, file_threads, in_categories, microseconds, orderable
+from kineto_trace.analysis.plugin_nodes import (
+    NOTHING,
+    base_ns,
+    file_threads,
+    in_categories,
+    is_lightning,
+    microseconds,
+    orderable,
+)
 from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
 from kineto_trace.codec import Events
 from kineto_trace.model import GPU_TABLES
@@ -158,8 +166,10 @@ def _reached(tree: Tree, moved: Backward, held: Floats, entered: Ints) -> Ints:
 
 def plugin_levels(context: Context, device: int) -> tuple[Ints, Ints, Ints]:
     """Times (Unix ns), allocated and reserved bytes of the records of a device that have an address and both totals."""
-    records = context.get(memory_records)
-    told = records.addressed & context.get(plugin_memory).known & (records.allocated >= 0) & (records.reserved >= 0)
+    records, table = context.get(memory_records), context.trace.table("cpu_instant_event")
+    told = records.addressed & context.get(plugin_memory).known
+    for key, level in (("Total Allocated", records.allocated), ("Total Reserved", records.reserved)):
+        told &= has_column(table, key)[records.row] if "present" in table.origin else level >= 0
     mine = np.flatnonzero(told & (records.device == device))
     return records.time[mine], records.allocated[mine], records.reserved[mine]
 
@@ -210,10 +220,11 @@ def _last_of_each(rows: Ints, key: npt.NDArray[Any]) -> Ints:
 def profiler_start(context: Context) -> float:
     """The start (µs in the file) of the first event that the plug-in knows."""
     trace = context.trace
-    starts = [int(trace.table(kind)["start"].min()) for kind in _STARTING if len(trace.table(kind))]
+    kinds = [kind for kind in _STARTING if not (kind == "python_function" and is_lightning(trace))]
+    starts = [int(trace.table(kind)["start"].min()) for kind in kinds if len(trace.table(kind))]
     memory = context.get(memory_records)
     starts += [int(memory.time[0])] if len(memory) else []
     other = trace.table("other")
-    spans = in_categories(trace, other, ("trace",))
+    spans = in_categories(trace, other, ("trace", "python"))
     starts += [int(other["start"][spans].min())] if spans.any() else []
     return float(microseconds(np.array([min(starts, default=0)]), base_ns(trace))[0])

@@ -133,6 +133,20 @@ def is_lightning(trace: Trace) -> bool:
     return trace.head is not None and trace.head.get("Framework") == '"pytorch-lightning"'
 
 
+def node_names(context: Context) -> tuple[str, ...]:
+    """What nodes with the name of each string are called: Lightning's modules by their names alone."""
+    texts = context.trace.strings
+    if not is_lightning(context.trace):
+        return tuple(texts)
+    return tuple(lightning_name(text) if text.startswith(LIGHTNING_MODULE) else text for text in texts)
+
+
+def lightning_name(text: str) -> str:
+    """The name of the module in "[pl][module]<type>: <name>", as the plug-in finds it."""
+    name = text.replace(LIGHTNING_MODULE, "")
+    return name[name.find(": ") + 2 :]
+
+
 def nodes(context: Context) -> Nodes:
     """All nodes of all threads."""
     trace = context.trace
@@ -170,6 +184,9 @@ def _kinds_of_names(trace: Trace) -> npt.NDArray[np.uint8]:
 def _nodes_of(trace: Trace, number: int, base: int, kinds: npt.NDArray[np.uint8]) -> Nodes:
     table = trace.table(TABLES[number])
     of_name = kinds[0 if number in (CPU_OP, OTHER) else 1]
+    if number == OTHER:  # events of the category "python" are neither steps nor Lightning's
+        lightning = (Node.STEP, Node.LIGHTNING_MODULE, Node.NONE)
+        of_name = np.where(np.isin(of_name, lightning), Node.OPERATOR, of_name).astype(np.uint8)
     if number == PYTHON_FUNCTION:
         of_name = np.full(len(trace.strings) + 1, Node.NONE if is_lightning(trace) else Node.MODULE, np.uint8)
     wanted = of_name[table["name"]] != Node.NONE

@@ -140,6 +140,11 @@ def used_processes(context: Context) -> set[int]:
     return found
 
 
+def host_tables(context: Context) -> list[Table]:
+    """Operators, annotations of the host and of GPUs, and events of the old category "python"."""
+    return [*(rows_of(context, kind) for kind in _HOST), _others(context, "python")]
+
+
 def _of_category(context: Context, category: npt.NDArray[np.int32], wanted: frozenset[str]) -> Flags:
     """For each row whether its category (number into the strings) is one of these, in any case."""
     texts = context.trace.strings
@@ -159,7 +164,7 @@ def plugin_clock(context: Context) -> Clock:
     base = plugin_nodes.base_ns(trace)
     tables = [trace.table(kind) for kind in (*CATEGORIES, "other") if len(trace.table(kind))]
     ends = [abs(int(side) - base) for t in tables for side in (t["start"].min(), t["start"].max(), t.end().max())]
-    return Clock(base, 1 << min(60 - (max(ends, default=0) // 1000 + 1).bit_length(), 30))
+    return Clock(base, 1 << min(58 - (max(ends, default=0) // 1000 + 1).bit_length(), 48))
 
 
 def launches(context: Context) -> Launches:
@@ -256,7 +261,7 @@ def plugin_roles(context: Context) -> list[Union]:
     kernel = rows_of(context, "kernel")
     own, ids = _communication(context)
     communicates = np.isin(plugin_nodes.external_ids(kernel), ids)
-    host = [*(rows_of(context, kind) for kind in _HOST), _others(context, "python")]
+    host = host_tables(context)
     clock = context.get(plugin_clock)
     name = np.concatenate([table["name"] for table in host])
     start, end = _joined(clock, host)
@@ -288,8 +293,7 @@ def _communication(context: Context) -> tuple[Flags, Ints]:
     texts = context.trace.strings
     own = np.fromiter((text in plugin_nodes.COLLECTIVES for text in texts), np.bool_, len(texts))
     ids = []
-    for kind in _HOST:
-        table = rows_of(context, kind)
+    for table in host_tables(context):
         ids.append(plugin_nodes.external_ids(table)[own[table["name"]]])
     return own, np.concatenate(ids)
 

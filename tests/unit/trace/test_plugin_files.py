@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_metrics import plugin_sm_efficiency
+from kineto_trace.analysis.plugin_communication import plugin_rank
 from kineto_trace.analysis.plugin_nodes import microseconds
 from kineto_trace.analysis.plugin_steps import Clock
 from kineto_trace.analysis.view import Compat
 from kineto_trace.analysis.views.distributed import RankDevices, distributed_devices
 from kineto_trace.analysis.views.kernels import kernels_by_op
 from kineto_trace.analysis.views.memory import memory_curve, memory_events, memory_peak, memory_statistics
+from kineto_trace.analysis.views.operators import operators
 from kineto_trace.analysis.views.overview import gpu_summary, gpu_utilization, sm_efficiency
 from kineto_trace.model import Trace
 from support.chrome_files import event, load_events
@@ -166,3 +168,35 @@ def test_the_plug_in_takes_machine_and_process_from_the_name_of_the_file() -> No
     rows = distributed_devices.combine(partials, compat=PLUGIN).rows()
     assert [(row["host"], row["process"]) for row in rows] == [("node-1", 4711), ("worker0", 1), ("another", 0)]
     assert [(row["device"], row["compute_capability"]) for row in rows] == [(0, "7.5")] * 3  # GPU 5 has no properties
+
+
+def test_collectives_without_an_external_id_are_one_for_the_plug_in() -> None:
+    rank = plugin_rank(
+        Context(
+            load_events(
+                op("nccl:all_reduce", 0, 10, 1, args={}),
+                op("nccl:broadcast", 20, 10, 1, args={}),
+                op("nccl:reduce", 40, 10, 3),
+                op("nccl:all_gather", 60, 10, 3),
+                event("kernel", "k", 100, 5, pid=0, tid=7, args={"device": 0}),
+            )
+        )
+    )
+    assert rank.name == ("nccl:broadcast", "nccl:all_gather")
+    assert list(zip(rank.node.tolist(), rank.end.tolist(), strict=True)) == [(0, 30), (0, 105), (1, 70)]
+
+
+def test_lightning_s_modules_go_by_their_names_alone() -> None:
+    trace = load_events(
+        op("[pl][module]torch.nn.Linear: net.0", 0, 10, 1),
+        launch(1, 1),
+        kernel(20, 5, 1),
+        Framework="pytorch-lightning",
+    )
+    (row,) = kernels_by_op(Context(trace), compat=PLUGIN).rows()
+    assert row["op"] == "net.0"
+
+
+def test_the_plug_in_sorts_by_host_time_where_all_kernels_communicate() -> None:
+    trace = load_events(op("nccl:all_reduce", 0, 10, 1), launch(1, 1), kernel(20, 5, 1), op("b", 20, 90, 2))
+    assert [row["name"] for row in operators(Context(trace), compat=PLUGIN).rows()] == ["b", "nccl:all_reduce"]

@@ -11,7 +11,7 @@ from kineto_trace.analysis.memory import NOTHING, Records, largest_triangles, le
 from kineto_trace.analysis.parts import ops
 from kineto_trace.analysis.plugin_backward import plugin_backward
 from kineto_trace.analysis.plugin_memory import plugin_events, plugin_levels, plugin_memory, profiler_start
-from kineto_trace.analysis.plugin_nodes import base_ns, microseconds
+from kineto_trace.analysis.plugin_nodes import base_ns, microseconds, node_names
 from kineto_trace.analysis.plugin_tree import plugin_tree
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -316,7 +316,7 @@ def _shown(
     context: Context, name: npt.NDArray[Any], around: npt.NDArray[Any], unknown: str | None, root: str | None
 ) -> Owners:
     """The texts of operators (numbers of names; NOTHING: unknown) and what is around them (NOTHING: the root)."""
-    strings = context.trace.strings
+    strings = context.get(node_names)
     groups = group([name, around])
     texts = np.empty(len(groups), object)
     for number, (own, outer) in enumerate(zip(name[groups.first].tolist(), around[groups.first].tolist(), strict=True)):

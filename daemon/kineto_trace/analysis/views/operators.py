@@ -12,6 +12,7 @@ from kineto_trace.analysis.op_inputs import input_shapes
 from kineto_trace.analysis.op_times import op_times, tensor_times
 from kineto_trace.analysis.parts import gpu
 from kineto_trace.analysis.plugin_backward import plugin_backward
+from kineto_trace.analysis.plugin_steps import plugin_roles
 from kineto_trace.analysis.plugin_tree import plugin_tree
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -20,6 +21,7 @@ from kineto_trace.errors import ViewError
 NAME, NAME_AND_SHAPE = "name", "name+shape"
 NO_SHAPE = "[]"  # the plug-in's shape of an operator whose inputs were not recorded
 NS_PER_US = 1000
+_ON_GPU = 3  # of the plug-in's roles: kernels that do not communicate, copies, fills
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -174,7 +176,7 @@ def _plugin(context: Context, *, by_shape: bool, stacks: bool) -> Answer:
         "tensor_self": total(tree.tensor_self),
         "tensor_total": total(tree.tensor_total),
     }
-    on_gpu = len(context.get(gpu)) > 0
+    on_gpu = any(len(role.start) for role in context.get(plugin_roles)[:_ON_GPU])
     order = np.argsort(-sums["device_self_us" if on_gpu else "host_self_us"], kind="stable")
     answer = _answer(
         context,

@@ -19,7 +19,7 @@ from kineto_trace.analysis.gpu_figures import (
     plugin_gpu_figures,
 )
 from kineto_trace.analysis.plugin_nodes import COLLECTIVES
-from kineto_trace.analysis.plugin_steps import used_processes
+from kineto_trace.analysis.plugin_steps import host_tables, used_processes
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -171,7 +171,7 @@ def _facts(context: Context) -> _Facts:
         steps=context.get(breakdown),
         gpus=gpus,
         use=use,
-        names=_names(context, list(OP_TABLES)),
+        names=frozenset(trace.strings[number] for names in host for number in names.tolist()),
         used_devices=len(gpus),
         capabilities=_capabilities(properties),
         uses_nccl=bool(context.get(communication_names)[kernels].any())
@@ -194,7 +194,8 @@ def _facts(context: Context) -> _Facts:
 def _plugin_facts(context: Context) -> _Facts:
     """The plug-in's figures. Properties are taken by place in the file's list, also from its end (CPUs have -1)."""
     trace, use = context.trace, context.get(plugin_tensor_use)
-    names = _names(context, [*OP_TABLES, "gpu_user_annotation"])
+    numbers = np.unique(np.concatenate([table["name"] for table in host_tables(context)]))
+    names = frozenset(trace.strings[number] for number in numbers.tolist())
     devices = trace.devices
     no_tensor_cores = bool(len(trace.table("kernel"))) and use.kernel_share == 0
     return _Facts(
@@ -212,12 +213,6 @@ def _plugin_facts(context: Context) -> _Facts:
             if -len(devices) <= device < len(devices) and (memory := global_memory(devices[device])) is not None
         ],
     )
-
-
-def _names(context: Context, kinds: list[str]) -> frozenset[str]:
-    """The names of all operators and annotations."""
-    numbers = np.unique(np.concatenate([np.unique(context.trace.table(kind)["name"]) for kind in kinds]))
-    return frozenset(context.trace.strings[number] for number in numbers.tolist())
 
 
 def _capabilities(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
