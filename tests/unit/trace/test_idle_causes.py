@@ -22,7 +22,14 @@ def call(start: int, end: int, correlation: int = 0, name: str = "cudaLaunchKern
 
 
 def op(name: str, start: int, end: int, identity: int = 1, thread: int = 1) -> Row:
-    return {"name": name, "start": start * US, "duration": (end - start) * US, "thread": thread, "id": identity}
+    return {
+        "name": name,
+        "start": start * US,
+        "duration": (end - start) * US,
+        "thread": thread,
+        "id": identity,
+        "finished": 1,
+    }
 
 
 def context(kernels: Sequence[Row], calls: Sequence[Row], ops: Sequence[Row] = (), **more: Sequence[Row]) -> Context:

@@ -10,11 +10,11 @@ def made() -> Context:
     ]
     kernels = [{"name": f"k{at}", "start": at + 100, "duration": 7, "correlation": at} for at in (20, 60, 90)]
     annotations = [
-        {"name": "ProfilerStep#1", "start": 0, "duration": 80, "thread": 1, "id": 2},
-        {"name": "Optimizer.step#FusedAdam.step", "start": 50, "duration": 30, "thread": 1, "id": 3},
-        {"name": "of another thread", "start": 85, "duration": 30, "thread": 2, "id": 4},
+        {"name": "ProfilerStep#1", "start": 0, "duration": 80, "thread": 1, "id": 2, "finished": 1},
+        {"name": "Optimizer.step#FusedAdam.step", "start": 50, "duration": 30, "thread": 1, "id": 3, "finished": 1},
+        {"name": "of another thread", "start": 85, "duration": 30, "thread": 2, "id": 4, "finished": 1},
     ]
-    ops = [{"name": "aten::mm", "start": 10, "duration": 30, "thread": 1, "id": 1}]
+    ops = [{"name": "aten::mm", "start": 10, "duration": 30, "thread": 1, "id": 1, "finished": 1}]
     return Context(trace({"cuda_runtime": calls, "kernel": kernels, "user_annotation": annotations, "cpu_op": ops}))
 
 
