@@ -25,11 +25,14 @@ from pathlib import Path
 from kinetod import __version__, logs, notify
 from kinetod.agents import AgentHub
 from kinetod.attach.helpers import AttachHelpers
+from kinetod.attach.interface import Helpers
+from kinetod.attach.proxies import Proxies
+from kinetod.attach.service.client import HelperService
 from kinetod.attaching import Attacher
 from kinetod.captures.keeping_parts import start_keeping
 from kinetod.captures.manager import CaptureManager
 from kinetod.captures.services import Services
-from kinetod.config import Config, Settings
+from kinetod.config import Config, Settings, serves_everybody
 from kinetod.config_file import Loaded, Origin
 from kinetod.errors import StartError
 from kinetod.gpus.reader import GpuReader
@@ -74,8 +77,8 @@ def run(loaded: Loaded, origin: Origin) -> int:
 
 def _make_folders(config: Config) -> None:
     sockets = [config.agent_socket, *(address.path for address in config.listen if address.path is not None)]
-    # root's folder is open to all: agents of every user connect in it; the gRPC socket itself is not.
-    mode = 0o755 if os.geteuid() == 0 else 0o700
+    # the system's folder is open to all: agents of every user connect in it; the gRPC socket itself is not.
+    mode = 0o755 if serves_everybody(config) else 0o700
     for folder in {path.parent for path in sockets}:
         _make_runtime_dir(folder, mode)
     try:
@@ -220,12 +223,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings, workers=workers, executor=executor, free_bytes=store.free_bytes, host=hostname
     )
     hub = AgentHub()
-    registry = Registry(hub)
+    helper = HelperService(config.helper_socket) if config.helper_socket is not None else None
+    registry = Registry(hub, privileged=helper)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
-    # root's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
-    link = LinkServer(config.agent_socket, hub, mode=0o666 if os.geteuid() == 0 else 0o600)
-    attacher = await _start_attacher(settings, link, hub, workers, gpus, stack) if config.attach else None
+    # the system's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
+    link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
+    helpers = helper or AttachHelpers(WARM_HELPERS)
+    attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
     keeping = await start_keeping(settings, store, hostname, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher)
     host = HostInfo(settings, store, hostname, gpus)
@@ -237,7 +242,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         state_dir=config.state_dir,
         hostname=hostname,
     )
-    diagnoser = Diagnoser(registry, attaching=config.attach)
+    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
     service = ProfilerService(
         hub=hub, registry=registry, captures=captures, host=host, watcher=watcher, diagnoser=diagnoser
     )
@@ -262,13 +267,13 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
 
 async def _start_attacher(
     settings: Settings,
+    helpers: Helpers,
     link: LinkServer,
     hub: AgentHub,
     workers: WorkerPool,
     gpus: GpuReader,
     stack: contextlib.AsyncExitStack,
 ) -> Attacher:
-    helpers = AttachHelpers(WARM_HELPERS)
     await helpers.start()
     stack.push_async_callback(helpers.stop)
     attacher = Attacher(
@@ -278,6 +283,7 @@ async def _start_attacher(
         deadline_ns=settings.current.attach_deadline_ns,
         keep_ns=settings.current.keep_agent_ns,
         own_pids=lambda: helpers.pids() | workers.pids() | gpus.pids(),
+        proxies=Proxies(helper_socket=settings.current.helper_socket),
     )
     stack.push_async_callback(attacher.stop)
     settings.subscribe(
