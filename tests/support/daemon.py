@@ -111,7 +111,7 @@ class Daemon:
     def start(self) -> None:
         """Starts the daemon and returns once it says that it is ready. Raises DaemonFailed."""
         self._starts += 1
-        notify_path = self.root / f"notify-{self._starts}"
+        notify_path = self.root / f"notify-{id(self)}-{self._starts}"  # two daemons may share a root
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notify.bind(str(notify_path))
         with self.log_path.open("ab") as log:
