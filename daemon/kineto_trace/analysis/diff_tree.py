@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.parts import calls, gpu
-from kineto_trace.analysis.plugin_backward import Backward, plugin_backward
+from kineto_trace.analysis.plugin_backward import Backward, children_left, plugin_backward
 from kineto_trace.analysis.plugin_nodes import NOTHING, Node, base_ns, microseconds, node_names, orderable
 from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
 from kineto_trace.codec import Events
@@ -50,41 +50,21 @@ class Side:
         self.strings = context.get(node_names)
         self.device_self = device
         self.device_total = self.tree.below(device)
-        self._gone = np.zeros(len(self.tree), np.bool_)
-        self._gone[self.moved.removed] = True
         self.hosted: dict[int, list[int]] = {}
         self._lists: dict[int, Ints] = {}
-        for place in np.flatnonzero((self.moved.parent == NOTHING) & self.moved.placed):
-            self._hang(-1 - int(place))
-
-    def _children_of_tree(self, node: int, track: int) -> Ints:
-        """The children of a node (NOTHING: of the root of a thread) that are left, by start."""
-        if node == NOTHING:
-            found = np.flatnonzero((self.tree.parent == NOTHING) & (self.tree.track == track))
-        else:
-            found = np.flatnonzero(self.tree.parent[node + 1 : self.tree.stop[node]] == node) + node + 1
-        return found[~self._gone[found]]
+        for host in dict.fromkeys(self.moved.host.tolist()):
+            own = self.moved.host == host
+            items = -1 - self.moved.hung[own]
+            self.hosted[host] = items.tolist()
+            key = host if host != NOTHING else -1 - self.moved.main
+            self._lists[key] = np.insert(self._list(host, self.moved.main), self.moved.at[own], items)
 
     def _list(self, node: int, track: int) -> Ints:
         key = node if node != NOTHING else -1 - track
         found = self._lists.get(key)
         if found is None:
-            found = self._lists[key] = self._children_of_tree(node, track)
+            found = self._lists[key] = children_left(self.tree, self.moved.removed, node, track)
         return found
-
-    def _hang(self, item: int) -> None:
-        """Puts an outermost backward node among the children of the innermost node that it overlaps in order."""
-        start, end = self.span(item)
-        node, track = NOTHING, self.moved.main
-        while True:
-            siblings = self._list(node, track)
-            ends = self.spans(siblings)[1]
-            at = int(np.argmax(ends > start)) if (ends > start).any() else len(siblings)
-            if at == len(siblings) or siblings[at] < 0 or end < self.span(int(siblings[at]))[0]:
-                self._lists[node if node != NOTHING else -1 - track] = np.insert(siblings, at, item)
-                self.hosted.setdefault(node, []).append(item)
-                return
-            node = int(siblings[at])
 
     def span(self, item: int) -> tuple[float, float]:
         """Start and end, µs."""
@@ -117,6 +97,10 @@ class Side:
         if item < 0:
             return self.strings[int(self.tree.name[self.moved.module[-1 - item]])] + ".backward"
         return self.strings[int(self.tree.name[item])]
+
+    def children_of_host(self, host: int) -> Ints:
+        """What is inside a node of the main thread (NOTHING: its root), with backward nodes at their places."""
+        return self._list(host, self.moved.main)
 
     def children(self, item: int) -> Ints:
         """What is inside an item, by start."""

@@ -12,7 +12,7 @@ from kineto_trace.analysis.groups import Groups, group
 from kineto_trace.analysis.launch_figures import launch_figures, plugin_launch_figures
 from kineto_trace.analysis.parts import KERNEL, NOTHING, gpu, owners
 from kineto_trace.analysis.plugin_backward import plugin_backward
-from kineto_trace.analysis.plugin_nodes import Node, launches, nodes
+from kineto_trace.analysis.plugin_nodes import STEP_PREFIX, launches, nodes
 from kineto_trace.analysis.plugin_tree import plugin_tree
 
 Ints = npt.NDArray[np.int64]
@@ -154,7 +154,8 @@ def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints, Floats]:
     call = launched.call[kernel]
     at_root = np.flatnonzero(np.append(zero, False)[call])
     lost = np.flatnonzero(call == NOTHING)
-    threads = len(np.unique(found.thread[found.kind == Node.STEP]))
+    steps = np.array([text.startswith(STEP_PREFIX) for text in context.trace.strings], np.bool_)
+    threads = len(np.unique(found.thread[steps[found.name]]))
     for chosen in (at_root, *[lost] * threads):
         rows.append(launched.row[kernel[chosen]])
         names.append(np.full(len(chosen), ROOT, np.int64))

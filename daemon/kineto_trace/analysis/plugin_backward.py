@@ -10,8 +10,10 @@ Theory of operation
     operator has a link to it.
 
     A backward node spans from its first child's start to the end of the child that starts last; without children it
-    has the times of its module. The outermost ones are hung into the main thread's tree by their times, unless they
-    lie outside of it.
+    has the times of its module. The outermost ones are hung into the main thread's tree by their times, in the order
+    of their starts: each goes down from where the one before it hangs (or from what is around that and has not ended)
+    into the first node that ends after it starts, as long as that does not start after it ends. One that ends before
+    the node starts at which this search is, or starts after the end of the thread, is lost.
 """
 
 from collections.abc import Callable
@@ -22,7 +24,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.links import forward_backward
-from kineto_trace.analysis.plugin_nodes import NOTHING, Node, base_ns, microseconds
+from kineto_trace.analysis.plugin_nodes import NOTHING, STEP_PREFIX, Node, base_ns, microseconds
 from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
 from kineto_trace.arrays import lookup
 from kineto_trace.model import NO_STRING
@@ -45,7 +47,8 @@ class Backward:
     their place. main: track of the main thread; NOTHING: no threads.
     The backward nodes: module: node of the tree; parent: place of the backward node around it, NOTHING: outermost;
     start, end: µs; placed: it is in the tree. Below each stand, beside other backward nodes, roots[n] for all n with
-    below[n] = its place.
+    below[n] = its place. hung: the outermost ones that are in the tree, in the order in which they were hung; host:
+    the node around each of these (NOTHING: the root of the main thread); at: how many children of that are before it.
     """
 
     visits: Ints
@@ -58,6 +61,9 @@ class Backward:
     placed: Flags
     below: Ints
     roots: Ints
+    hung: Ints
+    host: Ints
+    at: Ints
 
 
 def plugin_backward(context: Context) -> Backward:
@@ -72,16 +78,15 @@ def plugin_backward(context: Context) -> Backward:
     if not len(forward) or not len(outer) or not len(roots):
         no_times = np.empty(0, np.float64)
         ones = np.ones(len(tree), np.int64)
-        return Backward(ones, _NONE, main, _NONE, _NONE, no_times, no_times, _NONE > 0, _NONE, _NONE)
+        return Backward(ones, _NONE, main, _NONE, _NONE, no_times, no_times, _NONE > 0, *[_NONE] * 5)
     roots = _in_visiting_order(tree, roots)
     group = np.maximum(np.cumsum(~_named(context, tree, lambda text: text == ACCUMULATE)[roots]) - 1, 0)
     starts, groups = _groups_of_starts(tree, roots, group, evaluates, forward, backward)
     module, parent = _modules_below(tree, outer)
     below, root = _hung(tree, module, starts, groups, roots, group)
     start, end = _times(tree, module, parent, below, root)
-    low, high = _span(tree, main)
-    top = _outermost(parent)
-    placed = ((end >= low) & (start <= high))[top]
+    hung, host, at = _hosts(tree, roots, main, parent, start, end)
+    placed = np.isin(outermost(parent), hung)
     visits = np.zeros(len(tree) + 1, np.int64)
     visits[0] = 1
     np.add.at(visits, roots, -1)
@@ -89,7 +94,9 @@ def plugin_backward(context: Context) -> Backward:
     shown = root[placed[below]]
     np.add.at(visits, shown, 1)
     np.add.at(visits, tree.stop[shown], -1)
-    return Backward(np.cumsum(visits)[:-1], roots, main, module, parent, start, end, placed, below, root)
+    return Backward(
+        np.cumsum(visits)[:-1], roots, main, module, parent, start, end, placed, below, root, hung, host, at
+    )
 
 
 def _named(context: Context, tree: Tree, wanted: Callable[[str], bool]) -> Flags:
@@ -101,7 +108,7 @@ def _main_track(context: Context, tree: Tree) -> int:
     """The last thread with a step; without steps the longest one that does not run backward operators."""
     if not len(tree):
         return NOTHING
-    steps = np.flatnonzero(tree.kind == Node.STEP)
+    steps = np.flatnonzero(_named(context, tree, lambda text: text.startswith(STEP_PREFIX)))
     if len(steps):
         return int(tree.track[steps].max())
     tracks = np.unique(tree.track)
@@ -219,7 +226,7 @@ def _hung(tree: Tree, module: Ints, starts: Floats, groups: Ints, roots: Ints, g
 def _times(tree: Tree, module: Ints, parent: Ints, below: Ints, root: Ints) -> tuple[Floats, Floats]:
     """Starts and ends (µs) of the backward nodes, from the innermost to the outermost."""
     start, end = tree.start[module], tree.end[module]
-    depth = _depths(parent)
+    depth = depths(parent)
     for level in range(int(depth.max(initial=-1)), -1, -1):
         inner = np.flatnonzero((parent >= 0) & (depth == level + 1))
         own = np.flatnonzero(depth[below] == level)
@@ -234,7 +241,44 @@ def _times(tree: Tree, module: Ints, parent: Ints, below: Ints, root: Ints) -> t
     return start, end
 
 
-def _depths(parent: Ints) -> Ints:
+def _hosts(tree: Tree, removed: Ints, main: int, parent: Ints, start: Floats, end: Floats) -> tuple[Ints, Ints, Ints]:
+    """Backward.hung, host and at. One loop per outermost backward node."""
+    tops = np.flatnonzero(parent == NOTHING)
+    tops = tops[np.lexsort((-end[tops], start[tops]))]
+    found: list[tuple[int, int, int]] = []
+    spans = {NOTHING: _span(tree, main)}
+    node, at, children = NOTHING, 0, children_left(tree, removed, NOTHING, main)
+    around: list[tuple[int, int, Ints]] = []
+    for top in tops.tolist():
+        first, last = float(start[top]), float(end[top])
+        while first > spans[node][1] and last >= spans[node][0] and around:
+            node, at, children = around.pop()
+            at += 1
+        if first > spans[node][1] or last < spans[node][0]:
+            continue  # once a start is after the end of the thread, all that follow are
+        while True:
+            at = max(at, int(np.searchsorted(tree.end[children], first, side="right")))
+            if at >= len(children) or last < tree.start[children[at]]:
+                break
+            around.append((node, at, children))
+            node = int(children[at])
+            spans[node] = float(tree.start[node]), float(tree.end[node])
+            at, children = 0, children_left(tree, removed, node, main)
+        found.append((top, node, at))
+    hung, host, place = np.array(found, np.int64).reshape(-1, 3).T
+    return hung, host, place
+
+
+def children_left(tree: Tree, removed: Ints, node: int, track: int) -> Ints:
+    """The children of a node (NOTHING: of the root of a thread) that were not removed, by start."""
+    if node == NOTHING:
+        found = np.flatnonzero((tree.parent == NOTHING) & (tree.track == track))
+    else:
+        found = np.flatnonzero(tree.parent[node + 1 : tree.stop[node]] == node) + node + 1
+    return np.setdiff1d(found, removed, assume_unique=True)
+
+
+def depths(parent: Ints) -> Ints:
     """For each backward node how many there are around it."""
     depth = np.zeros(len(parent), np.int64)
     while True:
@@ -244,7 +288,7 @@ def _depths(parent: Ints) -> Ints:
         depth = deeper
 
 
-def _outermost(parent: Ints) -> Ints:
+def outermost(parent: Ints) -> Ints:
     """For each backward node the place of the outermost one around it."""
     top = np.arange(len(parent))
     while True:

@@ -2,8 +2,9 @@
 
 Theory of operation
     A node is an operator or annotation with one of ten names (plugin_nodes.COLLECTIVES); of several with one external
-    id (or without any) the last to begin stays, which may be the gpu_user_annotation. Its ranges are its own one and those of the
-    kernels with its external id (if there is any NCCL operator); it belongs to the step in which it lies as a whole.
+    id (or without any) the last to begin stays, which may be the gpu_user_annotation. Its ranges are its own one and
+    those of the kernels with its external id (if there is any NCCL operator); it belongs to the step in which it lies
+    as a whole.
 
     Over workers, nodes belong together by their order (by start), and so do their ranges (by start). The shortest of
     such ranges is the transfer; each worker's transfer lies at the end of its range, the rest is synchronising.

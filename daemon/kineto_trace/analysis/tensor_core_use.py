@@ -13,7 +13,7 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.groups import subtree_sums
 from kineto_trace.analysis.op_times import tensor_times
 from kineto_trace.analysis.parts import KERNEL, gpu, ops
-from kineto_trace.analysis.plugin_backward import plugin_backward
+from kineto_trace.analysis.plugin_backward import outermost, plugin_backward
 from kineto_trace.analysis.plugin_nodes import launches
 from kineto_trace.analysis.plugin_steps import plugin_roles
 from kineto_trace.analysis.plugin_tree import plugin_tree
@@ -82,7 +82,7 @@ def plugin_tensor_use(context: Context) -> TensorUse:
     visits = context.get(plugin_backward).visits[node[owned]]
     weighted = launched.device_duration[kernel][owned] * visits
     is_op = tree.operator[node[owned]]
-    deepest = tree.eligible & (tree.below(tree.eligible) == 1)
+    deepest = _plugin_deepest(context)
     devices, device = np.unique(table["device"], return_inverse=True)
     whole = np.bincount(device[owned], weights=weighted * is_op, minlength=len(devices))
     tensor = np.bincount(device[owned], weights=weighted * (is_op & uses[owned]), minlength=len(devices))
@@ -95,6 +95,19 @@ def plugin_tensor_use(context: Context) -> TensorUse:
         },
         eligible_share=_share(weighted[deepest[node[owned]]].sum(), whole.sum(), 0.0),
     )
+
+
+def _plugin_deepest(context: Context) -> Flags:
+    """The eligible nodes with no eligible one inside; backward operators count where they were hung."""
+    tree, moved = context.get(plugin_tree), context.get(plugin_backward)
+    inside = tree.below(tree.eligible)
+    eligible = tree.eligible.astype(np.int64)
+    top = outermost(moved.parent)
+    of_top = np.bincount(top[moved.below], weights=inside[moved.roots], minlength=len(moved.module))[moved.hung]
+    hosted = (of_top > 0) & (moved.host >= 0)
+    np.add.at(eligible, moved.host[hosted], 1)
+    found: Flags = tree.eligible & (tree.below(eligible) == 1)
+    return found
 
 
 def _share(part: float, whole: float, of_nothing: float = NAN) -> float:

@@ -130,7 +130,7 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
         possible = np.append(context.get(tensor_times).eligible, False)[launched_by]
         eligible = np.bincount(found.groups.number, weights=possible, minlength=len(found.first))[found.order] > 0
     names = context.trace.strings
-    texts = context.get(node_names) if plugin else names
+    texts = context.get(node_names) if plugin else tuple(names)
     values = {
         "name": [names[number] for number in name.tolist()],
         "op": [

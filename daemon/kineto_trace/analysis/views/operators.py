@@ -12,6 +12,7 @@ from kineto_trace.analysis.op_inputs import input_shapes
 from kineto_trace.analysis.op_times import op_times, tensor_times
 from kineto_trace.analysis.parts import gpu
 from kineto_trace.analysis.plugin_backward import plugin_backward
+from kineto_trace.analysis.plugin_order import visiting_order
 from kineto_trace.analysis.plugin_steps import plugin_roles
 from kineto_trace.analysis.plugin_tree import plugin_tree
 from kineto_trace.analysis.result import columns
@@ -146,7 +147,7 @@ def _share(part: Floats, whole: Floats) -> Floats:
 def _plugin(context: Context, *, by_shape: bool, stacks: bool) -> Answer:
     tree, visits = context.get(plugin_tree), context.get(plugin_backward).visits
     nodes = np.flatnonzero(tree.operator & (visits > 0))
-    nodes = nodes[np.lexsort((-_depth(tree.stop)[nodes], tree.stop[nodes]))]  # as the plug-in comes by them
+    nodes = nodes[np.argsort(context.get(visiting_order)[nodes], kind="stable")]
     rows, weights = tree.row[nodes], visits[nodes]
     told = context.get(told_stacks)
     if stacks:
@@ -203,8 +204,3 @@ def _with_default(context: Context) -> tuple[Ints, list[str]]:
     first = {text: texts.index(text) for text in texts}
     number = np.array([first[text] for text in texts], np.int64)
     return number[shapes.number], texts
-
-
-def _depth(stop: Ints) -> Ints:
-    """For each node in preorder how many are around it: those that began before it, less those that ended."""
-    return np.arange(len(stop)) - np.cumsum(np.bincount(stop, minlength=len(stop) + 1))[:-1]
