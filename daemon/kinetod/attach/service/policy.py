@@ -3,7 +3,7 @@
 Theory of operation
     The front end decides what a user of it may do; it serves a network and can be broken into. So the helper asks
     nobody: it knows its callers by the kernel's word, and a target's owner by /proc. The file is read again for
-    every connection. One that is missing, wrong or writable by others refuses everything.
+    every request. One that is missing, wrong or writable by others refuses everything.
 
     A process counts as a user's if all its user ids (real, effective, saved, of the file system) are allowed: a
     program that changes its rights is none of the one who started it. Root's processes are the host's services and
@@ -51,7 +51,7 @@ class Uids:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a process is. container: it has a PID namespace of its own."""
+    """Whose a process is. container: it is in another PID namespace than this service, which is in the host's."""
 
     uids: tuple[int, ...]
     container: bool
@@ -114,13 +114,17 @@ def _read(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
         raise PolicyError(f"{path}: {exc.strerror}; without it nobody is served") from exc
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise PolicyError(f"{path} is no file")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise PolicyError(f"{path} can be written by others than root; chown root {path}; chmod 0644 {path}")
-        text = file.read(MAX_FILE_BYTES + 1)
+        text = os.read(descriptor, MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise PolicyError(f"{path}: {exc.strerror}; without it nobody is served") from exc
+    finally:
+        os.close(descriptor)
     if len(text) > MAX_FILE_BYTES:
         raise PolicyError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
     return text
@@ -158,5 +162,5 @@ def owner(pid: int, proc: Path = Path("/proc")) -> Owner:
             uids = tuple(map(int, line.split()[1:5]))
     container = False
     with contextlib.suppress(OSError):  # what cannot be read is not believed to be a container
-        container = (proc / str(pid) / "ns/pid").readlink() != (proc / "1/ns/pid").readlink()
+        container = (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink()
     return Owner(uids, container)

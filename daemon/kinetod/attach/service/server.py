@@ -2,7 +2,7 @@
 
 Theory of operation
     One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file
-    is read when it connects. Before a process is touched its start time and its owner are checked, and once more when
+    is read for each request. Before a process is touched its start time and its owner are checked, and once more when
     the agent is in: a program that has got other rights meanwhile (a set-user-id executable) is let go again.
 
     Nothing here reads a target's memory or files: helper processes do (`helpers.AttachHelpers`), which are killed at
@@ -78,7 +78,7 @@ class Caller:
 
 
 class AttachService:
-    """Serves connections. `load_policy` is called for each; `helpers` and `lookers` are started and stopped here."""
+    """Serves connections. `load_policy` is called for each request; `helpers` and `lookers` are started and stopped here."""
 
     def __init__(
         self,
@@ -242,10 +242,11 @@ class _Connection:
 
     async def _serve(self) -> None:
         try:
-            policy = self._service.policy_for(self._caller)
             while True:
                 async with asyncio.timeout(REQUEST_S):
                     packet = await self._receive()
+                # Not before: closing a socket with a packet that was not read would lose the refusal.
+                policy = self._service.policy_for(self._caller)
                 await self._carry_out(policy, messages.request(packet))
         except Denied as exc:
             await self._send(messages.Refused(code=exc.code, reason=str(exc)[:4000]))

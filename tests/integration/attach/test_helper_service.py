@@ -1,0 +1,308 @@
+"""The attach helper service as systemd starts it, asked by one user about the processes of another."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+from kineto_agent import wire
+from kinetod.attach.diagnosis import KnownAgent
+from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.service import messages
+from kinetod.attach.service.client import HelperService
+from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
+from support import attach_service, seccomp_host, subjects
+from support.agent_daemon import Connection
+from support.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
+from support.waiting import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+T = TypeVar("T")
+UNITS = Path(__file__).parents[3] / "deploy/systemd"
+SPIN = """
+import threading, time
+threading.Thread(target=lambda: [time.sleep(0.005) for _ in iter(int, 1)], daemon=True).start()
+"""
+REBOOT = 169 if os.uname().machine == "x86_64" else 142
+FILTER = """
+import ctypes
+code = bytes.fromhex("PROGRAM")
+memory = ctypes.create_string_buffer(code, len(code))
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+program = Program(len(code) // 8, ctypes.addressof(memory))
+assert ctypes.CDLL(None).prctl(22, 2, ctypes.byref(program), 0, 0) == 0
+"""
+ASK = """
+import asyncio, json, sys
+from pathlib import Path
+from kinetod.attach.interface import AttachError
+from kinetod.attach.service.client import HelperService
+from kinetod.identity import ProcessKey, start_time_ns
+async def main(path, pid):
+    key = ProcessKey(pid, start_time_ns(pid))
+    service = HelperService(Path(path))
+    facts = (await service.private_facts([key])).get(key)
+    said = {"rank": facts and facts.rank}
+    try:
+        attached, channel = await service.attach(key, deadline_s=10)
+        channel.close()
+        said["method"] = attached.method
+    except AttachError as exc:
+        said |= {"code": exc.code, "reason": exc.reason}
+    print(json.dumps(said))
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with attach_service.running() as started:
+        yield started
+
+
+@pytest.fixture
+def target() -> Iterator[int]:
+    prefix = ("env", "RANK=3", "SLURM_JOB_ID=77", *unprivileged(OWNER_UID, "dac_read_search"))
+    with subjects.python(SPIN, prefix=prefix) as pid:
+        yield pid
+
+
+def key_of(pid: int) -> ProcessKey:
+    return ProcessKey(pid, start_time_ns(pid))
+
+
+def ask(service: Service, use: Callable[[HelperService], Awaitable[T]]) -> T:
+    """As root, which may ask too."""
+
+    async def run() -> T:
+        return await use(HelperService(service.socket))
+
+    return asyncio.run(run())
+
+
+def refused(service: Service, pid: int) -> AttachError:
+    async def use(helper: HelperService) -> AttachError:
+        with pytest.raises(AttachError) as caught:
+            await helper.attach(key_of(pid), deadline_s=10)
+        return caught.value
+
+    return ask(service, use)
+
+
+def test_the_capabilities_of_these_tests_are_those_of_the_unit() -> None:
+    text = (UNITS / "kinetod-attach.service").read_text()
+    listed = " ".join(f"CAP_{name.upper()}" for name in CAPABILITIES)
+    assert f"\nCapabilityBoundingSet={listed}\n" in text
+
+
+def test_a_user_without_rights_gets_an_agent_into_another_users_process(service: Service, target: int) -> None:
+    done = as_caller(CALLER_UID, ASK, str(service.socket), str(target))
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["rank"] == 3 and said["method"] in ("pending-call", "native-thread"), said
+    service.logged(f"of uid {CALLER_UID} to process {target} (uid {OWNER_UID}, ")
+    assert "done by" in service.log()
+    assert psutil.pid_exists(target)
+
+
+def test_another_user_gets_nothing(service: Service, target: int) -> None:
+    done = as_caller(OWNER_UID, ASK, str(service.socket), str(target))
+    said = json.loads(done.stdout)
+    assert said["rank"] is None and said["code"] == AttachCode.NOT_PERMITTED, said
+    assert f"uid {OWNER_UID} may not ask" in said["reason"]
+    service.logged(f"uid {OWNER_UID} may not ask the attach helper")
+
+
+def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: int) -> None:
+    async def use(helper: HelperService) -> socket.socket:
+        _attached, channel = await helper.attach(key_of(target), deadline_s=10)
+        return channel
+
+    channel = ask(service, use)
+    pid, uid, _gid = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    assert (pid, uid) == (target, OWNER_UID)
+    assert not channel.get_inheritable()
+    with_agent = Connection(channel)
+    hello = with_agent.expect(wire.Hello)
+    assert hello.rank == 3 and hello.job_id == "77"
+    with_agent.close()
+
+
+def test_roots_processes_outside_of_containers_are_left_alone(service: Service) -> None:
+    with subjects.python() as pid:
+        error = refused(service, pid)
+    assert error.code is AttachCode.NOT_PERMITTED
+    assert "processes of root outside of containers are left alone" in error.reason
+    service.logged("refused ATTACH_NOT_PERMITTED")
+
+
+def test_a_change_of_the_policy_counts_at_once(target: int) -> None:
+    with attach_service.running() as own:
+        own.policy.write_text(f"callers = [{CALLER_UID}]\ndenied_users = [{OWNER_UID}]\n")
+        assert f"processes of uid {OWNER_UID} are left alone" in refused(own, target).reason
+        own.policy.write_text("nonsense = 1\n")
+        assert "serves nobody" in refused(own, target).reason
+        own.policy.write_text("")
+        own.policy.chmod(0o666)
+        assert "can be written by others" in refused(own, target).reason
+
+
+def test_a_process_that_is_another_one_by_now_is_not_touched(service: Service, target: int) -> None:
+    async def use(helper: HelperService) -> None:
+        key = key_of(target)
+        other = ProcessKey(key.pid, key.start_time_ns - 10**10)
+        with pytest.raises(AttachError) as caught:
+            await helper.attach(other, deadline_s=10)
+        assert caught.value.code is AttachCode.GONE
+        assert await helper.private_facts([other]) == {}
+
+    ask(service, use)
+
+
+def test_facts_of_many_processes_come_in_batches(service: Service, target: int) -> None:
+    async def use(helper: HelperService) -> None:
+        keys = [key_of(pid) for pid in psutil.pids() if psutil.pid_exists(pid)][: messages.MAX_PROCESSES * 2]
+        found = await helper.private_facts([*keys, key_of(target)])
+        assert found[key_of(target)].rank == 3
+        assert key_of(os.getpid()) not in found  # root's
+
+    ask(service, use)
+
+
+def test_a_diagnosis_sees_what_the_helper_may_do(service: Service, target: int) -> None:
+    async def use(helper: HelperService) -> None:
+        found = {each.name: each for each in (await helper.diagnose(target, KnownAgent())).findings}
+        assert found["permission"].status == "OK"
+        assert found["interpreter"].status == "OK"
+        with subjects.running("sleep", "100") as roots:
+            policy = await helper.diagnose(roots, KnownAgent())
+        assert [each.code for each in policy.findings] == [AttachCode.NOT_PERMITTED]
+        with pytest.raises(ProcessLookupError):
+            await helper.diagnose(2**22 - 1, KnownAgent())
+
+    ask(service, use)
+
+
+def raw(service: Service, *packets: bytes) -> messages.Answer | None:
+    """The last answer; None: it hung up."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(20)
+        sock.connect(str(service.socket))
+        said: messages.Answer | None = None
+        for packet in packets:
+            sock.send(packet)
+            data = sock.recv(messages.MAX_ANSWER_BYTES)
+            said = messages.answer(data) if data else None
+        return said
+
+
+@pytest.mark.parametrize(
+    ("packet", "code"),
+    [
+        (b"hello", "REQUEST"),
+        (b"KATT\x09\x00{}", "VERSION"),
+        (b"KATT\x01\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
+        (b"KATT\x01\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
+    ],
+)
+def test_what_is_no_request_is_refused_and_the_service_goes_on(service: Service, packet: bytes, code: str) -> None:
+    said = raw(service, packet)
+    assert isinstance(said, messages.Refused) and said.code == code
+
+
+def test_a_descriptor_that_nobody_asked_for_is_closed(service: Service) -> None:
+    assert service.process is not None
+    folder = Path(f"/proc/{service.process.pid}/fd")
+    before = len(list(folder.iterdir()))
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, Path("/dev/null").open() as file:
+            sock.connect(str(service.socket))
+            socket.send_fds(sock, [b"hello"], [file.fileno()])
+            sock.recv(100)
+    until(lambda: len(list(folder.iterdir())) <= before, "its descriptors are closed")
+
+
+def helper_pids(service: Service) -> set[int]:
+    assert service.process is not None
+    return {child.pid for child in psutil.Process(service.process.pid).children()}
+
+
+def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> None:
+    with attach_service.running() as own:
+
+        async def use(helper: HelperService) -> AttachCode | str:
+            attach = asyncio.create_task(helper.attach(key_of(target), deadline_s=10))
+            while not attach.done():
+                for pid in helper_pids(own):
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0)
+            try:
+                _attached, channel = attach.result()
+            except AttachError as exc:
+                return exc.code
+            channel.close()
+            return "attached"
+
+        assert ask(own, use) in (AttachCode.FAILED, "attached")
+        assert psutil.pid_exists(target)
+
+        async def again(helper: HelperService) -> str:
+            attached, channel = await helper.attach(key_of(target), deadline_s=10)
+            channel.close()
+            return attached.method
+
+        assert ask(own, again) in ("pending-call", "native-thread")
+
+
+def test_what_is_done_for_a_caller_that_hangs_up_is_given_up(service: Service) -> None:
+    stuck = "import ctypes\nimport os\nos.write(1, b'%d\\n' % os.getpid())\nctypes.PyDLL(None).pause()"
+    prefix = tuple(unprivileged(OWNER_UID, "dac_read_search"))
+    with subjects.python(stuck, prefix=prefix) as pid:
+        key = key_of(pid)
+        target = messages.Target(pid, key.start_time_ns)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(service.socket))
+            asked = messages.Attach(target=target, boot_time_ns=BOOT_TIME_NS, deadline_ms=60_000)
+            sock.send(messages.encode(asked))
+        service.logged("given up: the caller hung up")
+        assert psutil.pid_exists(pid)
+
+
+def test_a_process_with_a_seccomp_filter_is_entered_too(service: Service) -> None:
+    program = seccomp_host.all_but({REBOOT: seccomp_host.KILL_PROCESS})
+    text = f"{SPIN}\n{FILTER}".replace("PROGRAM", program.hex())
+    with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
+
+        async def use(helper: HelperService) -> str:
+            attached, channel = await helper.attach(key_of(pid), deadline_s=10)
+            channel.close()
+            return attached.method
+
+        assert "Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text()
+        assert ask(service, use) in ("pending-call", "native-thread")
+
+
+def test_without_callers_the_service_ends_and_the_next_one_is_served_again(target: int) -> None:
+    with attach_service.running("--idle-exit", "100ms") as own:
+        assert own.process is not None
+        assert own.process.wait(30) == 0
+        assert "the next one starts this again" in own.log()
+        own.start()  # as systemd does
+        own.policy.write_text(f"users = []\ncallers = [{CALLER_UID}]\n")
+        assert "left alone" in refused(own, target).reason
+        own.process.wait(30)
+        own.process = None
+
+
+def test_without_a_socket_the_service_says_how_it_is_started() -> None:
+    done = as_caller(CALLER_UID, "import sys\nfrom kinetod.attach.service.__main__ import main\nsys.exit(main())")
+    assert done.returncode == 1
+    assert "start kinetod-attach.socket" in done.stderr

@@ -1,0 +1,69 @@
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kinetod.attach.service import messages
+
+TARGET = messages.Target(7, 8)
+MESSAGES = [
+    messages.Attach(target=TARGET, boot_time_ns=1, deadline_ms=5),
+    messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.Agent(state="READY")),
+    messages.Look(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
+    messages.Toolkit(target=TARGET, boot_time_ns=1),
+]
+HEAD = b"KATT\x01\x00"
+
+
+@pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
+def test_a_request_arrives_as_it_was_sent(asked: messages.Request) -> None:
+    packet = messages.encode(asked)
+    assert messages.request(packet) == asked
+    assert len(packet) <= messages.MAX_REQUEST_BYTES
+
+
+def test_the_largest_answers_fit_into_a_packet() -> None:
+    facts = messages.PrivateFacts(1 << 22, tuple(range(2**31 - 64, 2**31 - 1)), 2**31 - 1, 2**31 - 1, "é" * 128, True)
+    said = messages.Seen(facts=(facts,) * messages.MAX_PROCESSES)
+    assert len(messages.encode(said)) <= messages.MAX_ANSWER_BYTES
+    assert messages.answer(messages.encode(said)) == said
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"type":"attach","target":[0,8],"boot_time_ns":1,"deadline_ms":5}', "target"),
+        (b'{"type":"attach","target":[7,-1],"boot_time_ns":1,"deadline_ms":5}', "target"),
+        (b'{"type":"attach","target":[7,8,9],"boot_time_ns":1,"deadline_ms":5}', "length 2"),
+        (b'{"type":"attach","target":[7,8],"boot_time_ns":1,"deadline_ms":60001}', "deadline_ms"),
+        (b'{"type":"attach","target":["7",8],"boot_time_ns":1,"deadline_ms":5}', "target"),
+        (b'{"type":"attach","target":[7,8],"boot_time_ns":1,"deadline_ms":5,"path":"/x"}', "path"),
+        (b'{"type":"look","targets":[],"boot_time_ns":1}', "targets"),
+        (b'{"type":"look","targets":[' + b",".join([b"[7,8]"] * 65) + b'],"boot_time_ns":1}', "targets"),
+        (b'{"type":"execute","target":[7,8]}', "execute"),
+        (b'{"type":"attached","method":"x","stopped_ns":1,"latency_ns":1}', "attached"),
+        (b"[" * 4000, "understood"),
+        (b"", "understood"),
+    ],
+)
+def test_what_is_out_of_bounds_or_unknown_is_no_request(body: bytes, why: str) -> None:
+    with pytest.raises(messages.BadMessage, match=why):
+        messages.request(HEAD + body)
+
+
+def test_a_packet_that_is_too_long_is_not_even_read() -> None:
+    with pytest.raises(messages.BadMessage, match="more than"):
+        messages.request(HEAD + b" " * messages.MAX_REQUEST_BYTES)
+
+
+def test_another_version_is_told_apart_from_nonsense() -> None:
+    with pytest.raises(messages.WrongVersion, match="version 2") as caught:
+        messages.request(struct.pack("<4sH", b"KATT", 2) + b"whatever comes then")
+    assert caught.value.theirs == 2
+
+
+@given(st.binary(max_size=200))
+def test_nothing_but_a_message_error_comes_of_any_bytes(data: bytes) -> None:
+    for packet in (data, HEAD + data):
+        with pytest.raises(messages.BadMessage):
+            messages.request(packet)
