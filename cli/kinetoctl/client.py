@@ -1,4 +1,4 @@
-"""The typed client of kinetod, and the only module of kinetoctl that knows gRPC.
+"""The typed client of kinetod, and with `channel` the only module of kinetoctl that knows gRPC.
 
 Every call has a deadline. Every gRPC error becomes a `kinetoctl.errors.CliError` here: the class by the
 status code (`ERRORS`, complete by test), the text and the reason by the daemon's google.rpc.ErrorInfo.
@@ -20,6 +20,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
 from kinetoctl import errors
+from kinetoctl.channel import open_channel
 
 ERROR_DOMAIN = "kineto"
 STREAM_DEADLINE_S = 300.0  # a longer watch or fetch is opened again: a dead peer is noticed after this at the latest
@@ -101,7 +102,7 @@ class Client:
     def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(address, CHANNEL_OPTIONS)
         make_stub: Any = profiler_pb2_grpc.ProfilerStub
         self._stub: Any = make_stub(self._channel)
 

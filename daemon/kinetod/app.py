@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kinetod import __version__, logs, notify
+from kinetod.access.parts import make_access
 from kinetod.agents import AgentHub
 from kinetod.attach.helpers import AttachHelpers
 from kinetod.attach.interface import Helpers
@@ -30,7 +31,7 @@ from kinetod.attach.proxies import Proxies
 from kinetod.attach.service.client import HelperService
 from kinetod.attaching import Attacher
 from kinetod.captures.keeping_parts import start_keeping
-from kinetod.captures.manager import CaptureManager
+from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.services import Services
 from kinetod.config import Config, Settings, serves_everybody
 from kinetod.config_file import Loaded, Origin
@@ -77,7 +78,7 @@ def run(loaded: Loaded, origin: Origin) -> int:
 
 def _make_folders(config: Config) -> None:
     sockets = [config.agent_socket, *(address.path for address in config.listen if address.path is not None)]
-    # the system's folder is open to all: agents of every user connect in it; the gRPC socket itself is not.
+    # the system's folder is open to all: agents and clients of every user connect in it
     mode = 0o755 if serves_everybody(config) else 0o700
     for folder in {path.parent for path in sockets}:
         _make_runtime_dir(folder, mode)
@@ -219,6 +220,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     executor = ThreadPoolExecutor(FILE_THREADS, "files")
     stack.callback(executor.shutdown)
     hostname = socket.gethostname()
+    access = await make_access(settings, stack)
     services = Services(
         settings=settings, workers=workers, executor=executor, free_bytes=store.free_bytes, host=hostname
     )
@@ -233,6 +235,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
     keeping = await start_keeping(settings, store, hostname, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher)
+    gate = access.gate(captures.thing, no_such_capture)
+    captures.on_end = gate.note_end
     host = HostInfo(settings, store, hostname, gpus)
     watcher = HostWatcher(
         hub=hub,
@@ -244,9 +248,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     )
     diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
     service = ProfilerService(
-        hub=hub, registry=registry, captures=captures, host=host, watcher=watcher, diagnoser=diagnoser
+        hub=hub, registry=registry, captures=captures, host=host, watcher=watcher, diagnoser=diagnoser, gate=gate
     )
-    rpc = RpcServer(service, config.listen)
+    rpc = RpcServer(service, access.front, access.folder, access.certificates)
     await captures.recover()
     await rpc.start()
     link.start()

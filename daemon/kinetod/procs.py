@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from kinetod.access.jobs import job_of
 from kinetod.identity import PROC, ProcessKey, start_time_ns
 from kinetod.text import clean
 
@@ -38,6 +39,8 @@ class ProcessFacts:
     parent_pid: int = 0
     is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
     hidden: bool = False  # the kernel does not show us what PrivateFacts has
+    plain: bool = True  # its user may trace it as far as the kernel is concerned: no set-uid program, not undumpable
+    job: str = ""  # the batch job that the kernel's control groups put it into
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
         """The same with what somebody else could read."""
@@ -71,7 +74,8 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         with process.oneshot():
             if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 return None
-            uid = process.uids().effective
+            uids = process.uids()
+            uid = uids.effective
             user = clean(process.username(), 64)
             arguments = process.cmdline()  # none: a thread of the kernel
             command = arguments or [process.name()]
@@ -79,6 +83,7 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
     except (OSError, psutil.Error, ValueError):
         return None
     private = read_private(pid, proc)
+    job = job_of(pid, proc)
     return ProcessFacts(
         key=key,
         uid=uid,
@@ -92,6 +97,8 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         parent_pid=parent_pid,
         is_ours=_is_ours(command),
         hidden=bool(arguments) and _hidden(pid, proc),
+        plain=len({uids.real, uids.effective, uids.saved}) == 1 and _plain(pid, uid, proc),
+        job=job.id if job is not None else "",
     )
 
 
@@ -105,6 +112,24 @@ def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
         job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
         is_python=_runs_python(pid, proc),
     )
+
+
+def _plain(pid: int, uid: int, proc: Path) -> bool:
+    """The kernel gives the folder of an undumpable process to root, and guards capabilities of the host's namespace."""
+    folder = proc / str(pid)
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        if folder.stat().st_uid != uid:
+            return False
+        status = (folder / "status").read_text(errors="replace").splitlines()
+        permitted = int(next(line for line in status if line.startswith("CapPrm:")).split()[1], 16)
+        return uid == 0 or not permitted or _in_own_user_namespace(folder, proc)
+    return False
+
+
+def _in_own_user_namespace(folder: Path, proc: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (folder / "ns/user").readlink() != (proc / "self/ns/user").readlink()
+    return False
 
 
 def _hidden(pid: int, proc: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetod.access.policy import Action, Caller, Thing, may
 from kinetod.agents import Agent, AgentHub
 from kinetod.errors import invalid
 from kinetod.identity import PROC, ProcessKey
@@ -91,6 +92,14 @@ class Candidate:
     agent: Agent | None
     facts: ProcessFacts
 
+    def thing(self) -> Thing:
+        """What decisions about it are made from."""
+        return Thing(uid=self.facts.uid, plain=self.facts.plain, job=self.facts.job)
+
+    def visible_to(self, caller: Caller) -> bool:
+        """Whether the caller may know of it."""
+        return may(caller, Action.SEE_PROCESS, self.thing())
+
     def has_agent(self) -> bool:
         """Also one that we cannot talk to."""
         return self.process.agent_state != pb.AGENT_STATE_NONE
@@ -112,13 +121,13 @@ class Registry:
         self._privileged = privileged
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
-    async def processes(self, match: Match, *, include_without_agent: bool) -> list[pb.Process]:
-        """The selected processes with fresh data, by pid."""
+    async def processes(self, match: Match, caller: Caller, *, include_without_agent: bool) -> list[pb.Process]:
+        """The selected processes that the caller may see, with fresh data, by pid."""
         pids = set(self.agent_pids())
         if include_without_agent:
             pids |= set(await asyncio.to_thread(foreign_pids, self._proc))
         candidates = await self.candidates(sorted(pids & match.pids if match.pids else pids), fresh=True)
-        return [candidate.process for candidate in candidates if match(candidate.process)]
+        return [each.process for each in candidates if each.visible_to(caller) and match(each.process)]
 
     async def candidates(self, pids: Sequence[int], *, fresh: bool) -> list[Candidate]:
         """Those of `pids` that exist and have an agent, are Python, or use a GPU; `fresh` asks the agents."""

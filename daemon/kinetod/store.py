@@ -35,6 +35,7 @@ from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import store_schema
+from kinetod.access.policy import Thing
 from kinetod.errors import Exhausted, KinetodError, Precondition, Reason, StartError
 from kinetod.identity import ProcessKey
 
@@ -255,9 +256,30 @@ class Store:
         ).fetchone()
         return row
 
-    def page(self, labels: Mapping[str, str], *, size: int, before: tuple[int, str] | None) -> list[pb.Capture]:
-        """Newest first; `before` is (created_ns, id) of the last one of the page before."""
+    def owner(self, capture_id: str) -> Thing | None:
+        """What decisions about a capture are made from; None if there is none."""
+        row = self._db.execute("SELECT owner_uid FROM captures WHERE id = ?", (capture_id,)).fetchone()
+        return None if row is None else Thing(uid=row[0])
+
+    def bytes_of(self, owner_uid: int) -> int:
+        """What the captures of one user take on this disk, as far as they have ended."""
+        query = "SELECT coalesce(sum(local_bytes), 0) FROM captures WHERE owner_uid = ?"
+        (total,) = self._db.execute(query, (owner_uid,)).fetchone()
+        return int(total)
+
+    def page(
+        self,
+        labels: Mapping[str, str],
+        *,
+        size: int,
+        before: tuple[int, str] | None,
+        only_uid: int | None = None,
+    ) -> list[pb.Capture]:
+        """Newest first; `before` is (created_ns, id) of the last one of the page before. only_uid: of one owner."""
         conditions, values = ["1"], list[str | int]()
+        if only_uid is not None:
+            conditions.append("owner_uid = ?")
+            values.append(only_uid)
         if before is not None:
             conditions.append("(created_ns, id) < (?, ?)")
             values += before

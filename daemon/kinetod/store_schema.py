@@ -29,7 +29,8 @@ ALTER TABLE captures ADD COLUMN owner_uid INTEGER;
 ALTER TABLE captures ADD COLUMN local_bytes INTEGER;
 ALTER TABLE captures ADD COLUMN upload TEXT;
 UPDATE captures SET owner_uid = (
-    SELECT coalesce(json_extract(target, '$.process.uid'), 0) FROM targets WHERE capture_id = id AND number = 0
+    SELECT CASE WHEN min(uid) = max(uid) THEN min(uid) END
+    FROM (SELECT coalesce(json_extract(target, '$.process.uid'), 0) AS uid FROM targets WHERE capture_id = id)
 );
 """,
 }

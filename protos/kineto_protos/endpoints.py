@@ -12,6 +12,9 @@ SYSTEM_RUNTIME_DIR = Path("/run/kineto")
 RPC_SOCKET_NAME = "kinetod.sock"
 AGENT_SOCKET_NAME = "agent.sock"
 ADDRESS_VARIABLE = "KINETO_ADDRESS"
+TLS_VARIABLES = ("KINETO_TLS_CA", "KINETO_TLS_CERT", "KINETO_TLS_KEY")  # PEM files, in this order
+TLS_NAME_VARIABLE = "KINETO_TLS_NAME"
+CLIENT_VARIABLES = (ADDRESS_VARIABLE, *TLS_VARIABLES, TLS_NAME_VARIABLE)
 
 
 def runtime_dir(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:

@@ -60,19 +60,27 @@ def _groups(sock: socket.socket) -> list[int]:
 
 def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:
     """The user whose socket is at the `far` end of a connection to `near`. Blocking. Raises Unidentified."""
-    name = "tcp6" if ":" in far[0] else "tcp"
-    wanted = (_hexed(far), _hexed(near))
+    tables = [("tcp6", (far, near))]
+    if ":" not in far[0]:  # an IPv6 socket, as gRPC's are, may have connected too
+        mapped = (f"::ffff:{far[0]}", far[1]), (f"::ffff:{near[0]}", near[1])
+        tables = [("tcp", (far, near)), ("tcp6", mapped)]
     try:
-        with (proc / "self/net" / name).open() as table:
-            for line in table:
-                fields = line.split()
-                if (fields[_LOCAL], fields[_REMOTE]) == wanted and fields[_STATE] == _ESTABLISHED:
-                    if fields[_INODE] == "0":
-                        break
-                    return Peer(via=Via.LOOPBACK, uid=int(fields[_UID]), address=f"{far[0]}:{far[1]}")
+        for name, (theirs, ours) in tables:
+            uid = _uid_in(proc / "self/net" / name, _hexed(theirs), _hexed(ours))
+            if uid is not None:
+                return Peer(via=Via.LOOPBACK, uid=uid, address=f"{far[0]}:{far[1]}")
     except (OSError, ValueError, IndexError) as exc:
         raise Unidentified(f"the kernel's table of connections cannot be read: {exc}") from exc
     raise Unidentified("the other end has hung up, or lies in another network namespace")
+
+
+def _uid_in(path: Path, theirs: str, ours: str) -> int | None:
+    with contextlib.suppress(FileNotFoundError), path.open() as table:  # no IPv6: no table
+        for line in table:
+            fields = line.split()
+            if fields[_LOCAL] == theirs and fields[_REMOTE] == ours and fields[_STATE] == _ESTABLISHED:
+                return int(fields[_UID]) if fields[_INODE] != "0" else None
+    return None
 
 
 def _hexed(address: tuple[str, int]) -> str:

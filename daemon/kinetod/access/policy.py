@@ -57,6 +57,7 @@ class Relation(StrEnum):
 
 CALLS: Mapping[str, Action] = {
     "GetHost": Action.SEE_HOST,
+    "WatchHost": Action.SEE_PROCESS,
     "ListProcesses": Action.SEE_PROCESS,
     "DiagnoseProcess": Action.SEE_PROCESS,
     "CreateCapture": Action.TRACE,

@@ -5,25 +5,28 @@ time. Finding its processes and bringing agents into them comes before that, wit
 """
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from kineto_protos.units import format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import metrics
+from kinetod.access import limits
+from kinetod.access.policy import Action, Caller, Thing, sees_all
 from kinetod.attaching import Attacher
 from kinetod.captures.alignment import observe, plan
 from kinetod.captures.fetch import fetch
 from kinetod.captures.keeping import Keeping
+from kinetod.captures.pages import fitting, from_token, to_token
 from kinetod.captures.recovery import recover_target
 from kinetod.captures.resolve import Resolved, Wanted, resolve, still_there
 from kinetod.captures.services import Services
@@ -50,7 +53,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
-MAX_PAGE_BYTES = 3 << 20  # gRPC clients take 4 MiB unless told otherwise
+NOBODY = -1
 CANCEL_WAIT_S = 10.0
 STOP_GRACE_S = 2.0
 SAVE_TRIES = 5
@@ -79,6 +82,7 @@ class CaptureManager:
         keeping: Keeping,
         attacher: Attacher | None = None,
     ) -> None:
+        self.on_end: Callable[[pb.Capture], None] = lambda _capture: None  # called with what has ended
         self._settings = settings
         self._attacher = attacher  # None: only processes that have an agent
         self._registry = registry
@@ -100,26 +104,27 @@ class CaptureManager:
 
     # making
 
-    async def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
-        """Starts a capture, or returns the one that this key made before. Raises KinetodError."""
+    async def create(self, spec: pb.CaptureSpec, idempotency_key: str, caller: Caller) -> pb.Capture:
+        """Starts a capture, or returns the one that the caller made with this key before. Raises KinetodError."""
         requested_ns = time.time_ns()
-        key, digest = checked_key(idempotency_key), request_hash(spec)
+        digest = request_hash(spec)
+        key = _Key(checked_key(idempotency_key), _owner(caller))
         with contextlib.ExitStack() as holds:
             try:
                 if before := await self._before(key, digest):
                     return before
                 request = checked_spec(spec, self._config, time.time_ns())
-                await self._check_limits()
-                targets = await resolve(self._registry, self._wanted(request), holds)
+                await self._check_limits(caller)
+                targets = await resolve(self._registry, self._wanted(request, caller), holds)
             except KinetodError:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before
                 raise
-            return await self._create(spec, request, targets, requested_ns, key=key, digest=digest)
+            return await self._create(spec, request, targets, requested_ns, caller, key=key, digest=digest)
 
-    def _wanted(self, request: CaptureRequest) -> Wanted:
+    def _wanted(self, request: CaptureRequest, caller: Caller) -> Wanted:
         attacher = None if request.no_attach else self._attacher
-        return Wanted(match=request.match, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
+        return Wanted(match=request.match, caller=caller, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
 
     async def _create(
         self,
@@ -127,39 +132,43 @@ class CaptureManager:
         request: CaptureRequest,
         targets: list[Resolved],
         requested_ns: int,
+        caller: Caller,
         *,
-        key: str,
+        key: "_Key",
         digest: str,
     ) -> pb.Capture:
         async with self._creating:
             if before := await self._before(key, digest):
                 return before
-            self._check_count()
+            self._check_count(caller)
             targets = still_there(self._registry, request.match, targets)
-            running = _Running(self._new_capture(spec, targets, requested_ns))
-            await self._store.run(self._store.insert, running.capture, key=key, request_hash=digest)
+            running = _Running(self._new_capture(spec, targets, requested_ns, _owner(caller)))
+            await self._store.run(self._store.insert, running.capture, key=key.stored, request_hash=digest)
             self._running[running.capture.id] = running
             running.runs = self._new_runs(running, request, targets)
             running.task = asyncio.create_task(self._run(running), name=f"capture {running.capture.id}")
         return _copy(running.capture)
 
-    async def _before(self, key: str, digest: str) -> pb.Capture | None:
+    async def _before(self, key: "_Key", digest: str) -> pb.Capture | None:
         """The capture that this key made before. Raises AlreadyExists, Stopping."""
         if self._stopping:
             raise Stopping
-        before = await self._store.run(self._store.by_key, key) if key else None
+        before = await self._store.run(self._store.by_key, key.stored) if key.text else None
         if before is None:
             return None
         capture_id, its_digest = before
         if its_digest != digest:
             raise AlreadyExists(
                 Reason.IDEMPOTENCY_KEY_REUSED,
-                f"the idempotency key {key!r} was used for another request, capture {capture_id}; use a new key",
+                f"the idempotency key {key.text!r} was used for another request, capture {capture_id}; use a new key",
                 capture_id=capture_id,
             )
         return await self.get(capture_id)
 
-    def _check_count(self) -> None:
+    def _check_count(self, caller: Caller) -> None:
+        owner = _owner(caller)
+        own = sum(running.capture.owner_uid == owner for running in self._running.values())
+        limits.check_captures(caller, own, self._config.max_captures_per_user)
         if len(self._running) >= self._config.max_captures:
             raise Exhausted(
                 Reason.TOO_MANY_CAPTURES,
@@ -167,8 +176,11 @@ class CaptureManager:
                 "wait for one to end or cancel it",
             )
 
-    async def _check_limits(self) -> None:
-        self._check_count()
+    async def _check_limits(self, caller: Caller) -> None:
+        self._check_count(caller)
+        if quota_bytes := self._config.quota_per_user_bytes:
+            stored_bytes = await self._store.run(self._store.bytes_of, _owner(caller))
+            limits.check_stored(caller, stored_bytes, quota_bytes)
         try:
             free = await asyncio.to_thread(self._store.free_bytes)
             if free < self._config.min_free_bytes + self._config.start_free_bytes:
@@ -191,7 +203,9 @@ class CaptureManager:
             needed_bytes=needed,
         )
 
-    def _new_capture(self, spec: pb.CaptureSpec, targets: list[Resolved], requested_ns: int) -> pb.Capture:
+    def _new_capture(
+        self, spec: pb.CaptureSpec, targets: list[Resolved], requested_ns: int, owner_uid: int
+    ) -> pb.Capture:
         now_ns = time.time_ns()
         capture = pb.Capture(
             id=new_id(now_ns),
@@ -199,9 +213,8 @@ class CaptureManager:
             status=pb.CAPTURE_STATUS_RUNNING,
             created_ns=now_ns,
             host=self._services.host,
+            owner_uid=owner_uid,
         )
-        if targets:
-            capture.owner_uid = targets[0].process.uid
         for resolved in targets:
             process = resolved.process
             target = capture.targets.add(pid=process.pid, start_time_ns=process.start_time_ns, process=process)
@@ -282,6 +295,7 @@ class CaptureManager:
         saved = await self._save(self._store.save_end, capture)
         running.watchers.ended()
         metrics.capture_ended(capture)
+        self.on_end(capture)
         if saved:
             del self._running[capture.id]
             self._keeping.ended(capture)
@@ -333,22 +347,35 @@ class CaptureManager:
             return _copy(running.capture)
         capture = await self._store.run(self._store.get, capture_id)
         if capture is None:
-            raise _no_such_capture(capture_id)
+            raise no_such_capture(capture_id)
         return self._keeping.annotate(capture)
 
-    async def page(self, labels: Mapping[str, str], size: int, token: str) -> tuple[list[pb.Capture], str]:
-        """One page, newest first, and the token of the next one (empty: no more). Raises InvalidRequest."""
+    async def thing(self, capture_id: str) -> Thing | None:
+        """What decisions about a capture are made from; None if there is none."""
+        if running := self._running.get(capture_id):
+            capture = running.capture
+            return Thing(uid=capture.owner_uid if capture.HasField("owner_uid") else None)
+        return await self._store.run(self._store.owner, capture_id)
+
+    async def page(
+        self, labels: Mapping[str, str], size: int, token: str, caller: Caller
+    ) -> tuple[list[pb.Capture], str]:
+        """One page of those that the caller may see, newest first, and the token of the next one (empty: no more).
+
+        Raises InvalidRequest.
+        """
         if size < 0:
             raise invalid("page_size", f"must not be negative, got {size}")
         size = min(size or DEFAULT_PAGE, MAX_PAGE)
-        before = _from_token(token) if token else None
-        found = await self._store.run(self._store.page, labels, size=size + 1, before=before)
+        before = from_token(token) if token else None
+        only_uid = None if sees_all(caller, Action.SEE_CAPTURE) else caller.uid if caller.uid is not None else NOBODY
+        found = await self._store.run(self._store.page, labels, size=size + 1, before=before, only_uid=only_uid)
         captures = [
             self._running[each.id].capture if each.id in self._running else self._keeping.annotate(each)
             for each in found[:size]
         ]
-        captures = _fitting(captures)
-        return captures, _to_token(captures[-1]) if len(found) > len(captures) else ""
+        captures = fitting(captures)
+        return captures, to_token(captures[-1]) if len(found) > len(captures) else ""
 
     async def watch(self, capture_id: str) -> AsyncIterator[pb.CaptureEvent]:
         """Snapshot, changes, snapshot. Raises NotFound, Stopping."""
@@ -422,36 +449,31 @@ def new_id(now_ns: int) -> str:
     return f"{when:%Y%m%d-%H%M%S}-{now_ns // 10**6 % 1000:03d}-{secrets.token_hex(3)}"
 
 
+class _Key(NamedTuple):
+    """An idempotency key, which is the owner's alone."""
+
+    text: str
+    owner_uid: int
+
+    @property
+    def stored(self) -> str:
+        return f"{self.owner_uid}:{self.text}" if self.text else ""
+
+
+def _owner(caller: Caller) -> int:
+    """Whose its captures are; those of certificates that stand for no user are the daemon's."""
+    return os.geteuid() if caller.uid is None else caller.uid
+
+
 def _copy(capture: pb.Capture) -> pb.Capture:
     copy = pb.Capture()
     copy.CopyFrom(capture)
     return copy
 
 
-def _no_such_capture(capture_id: str) -> NotFound:
+def no_such_capture(capture_id: str) -> NotFound:
+    """The error for a capture that there is not, or that the caller may not know of."""
     return NotFound(
         Reason.NO_SUCH_CAPTURE,
-        f"there is no capture {capture_id[:80]!r}; `kinetoctl captures list` shows those in the store",
+        f"there is no capture {capture_id[:80]!r} that you may see; `kinetoctl captures list` shows those",
     )
-
-
-def _fitting(captures: list[pb.Capture]) -> list[pb.Capture]:
-    """The first ones, as many as go into one message; at least one."""
-    total = 0
-    for number, capture in enumerate(captures):
-        total += capture.ByteSize()
-        if total > MAX_PAGE_BYTES and number:
-            return captures[:number]
-    return captures
-
-
-def _to_token(capture: pb.Capture) -> str:
-    return base64.urlsafe_b64encode(f"{capture.created_ns}:{capture.id}".encode()).decode()
-
-
-def _from_token(token: str) -> tuple[int, str]:
-    try:
-        created_ns, _, capture_id = base64.urlsafe_b64decode(token.encode()).decode().partition(":")
-        return int(created_ns), capture_id
-    except (ValueError, binascii.Error) as exc:
-        raise invalid("page_token", "is not a token of this daemon; use next_page_token of the page before") from exc

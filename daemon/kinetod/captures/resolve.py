@@ -16,6 +16,7 @@ from kineto_agent.wire import PROTOCOL_VERSION
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
+from kinetod.access.policy import Action, Caller, listed, may, needed, sees_all
 from kinetod.agents import Agent
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.attaching import Attacher
@@ -46,6 +47,7 @@ class Wanted:
     """What a capture asks of its targets."""
 
     match: Match
+    caller: Caller
     attacher: Attacher | None  # None: only processes that have an agent
     keep_agent_ns: int
 
@@ -91,8 +93,8 @@ async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resol
     found = []
     for pid in sorted(wanted.match.pids):
         candidate = await registry.candidate(pid)
-        if candidate is None:
-            raise NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
+        if candidate is None or not candidate.visible_to(wanted.caller):
+            raise no_such_process(wanted.caller, pid, Action.TRACE)
         resolved = _checked(registry, wanted, candidate, own_uid)
         if resolved.problem is not None:
             raise resolved.problem
@@ -103,7 +105,8 @@ async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resol
 
 async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
     candidates = await registry.selected(wanted.match, attachable=wanted.attacher is not None)
-    found = [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
+    visible = [candidate for candidate in candidates if candidate.visible_to(wanted.caller)]
+    found = [_checked(registry, wanted, candidate, own_uid) for candidate in visible]
     return [each for each in found if not isinstance(each.problem, NotPermitted)]
 
 
@@ -111,7 +114,7 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
     """What can be said by looking; the owner comes first."""
     process, agent = candidate.process, candidate.agent
     name = _name(process)
-    problem: KinetodError | None = not_yours(process, own_uid)
+    problem: KinetodError | None = _not_allowed(wanted.caller, candidate) or not_yours(process, own_uid)
     if problem is not None:
         pass
     elif process.agent_state == pb.AGENT_STATE_INCOMPATIBLE:
@@ -132,6 +135,34 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
             pid=process.pid,
         )
     return Resolved(candidate.key, process, agent, problem)
+
+
+def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
+    if may(caller, Action.TRACE, candidate.thing()):
+        return None
+    process, name = candidate.process, _name(candidate.process)
+    if process.uid == caller.uid and not candidate.facts.plain:
+        text = (
+            f"{name} runs as {caller}, but the kernel would not let that user trace it: it changes its rights, has "
+            f"capabilities, or has made itself undumpable; {needed(Action.TRACE)} may"
+        )
+    else:
+        text = (
+            f"{name} belongs to {process.user}, and {caller} with the roles {listed(caller.roles)} may not trace it; "
+            f"its own user may, and {needed(Action.TRACE)}"
+        )
+    return NotPermitted(Reason.NOT_YOUR_PROCESS, text, pid=process.pid)
+
+
+def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
+    """The error for a process that there is not, or that the caller may not know of."""
+    if sees_all(caller, Action.SEE_PROCESS):
+        return NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
+    return NotPermitted(
+        Reason.NOT_YOUR_PROCESS,
+        f"process {pid} is none of {caller}, or there is none; {needed(action)} may {action} of another user",
+        pid=pid,
+    )
 
 
 def not_yours(process: pb.Process, own_uid: int) -> NotPermitted | None:

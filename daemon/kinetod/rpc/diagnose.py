@@ -5,12 +5,13 @@ from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetod.access.policy import Action, Caller, Thing, may
 from kinetod.attach import facts
 from kinetod.attach.diagnosis import Diagnosis, KnownAgent
 from kinetod.attach.diagnosis_process import DiagnosisProcess
 from kinetod.attach.preconditions import Finding
-from kinetod.captures.resolve import not_yours
-from kinetod.errors import NotFound, Reason, invalid
+from kinetod.captures.resolve import no_such_process, not_yours
+from kinetod.errors import invalid
 from kinetod.registry import Registry
 from kinetod.text import clean
 
@@ -45,11 +46,11 @@ class Diagnoser:
         self._process: Looker = process or DiagnosisProcess()
         self._own_uid = registry.own_uid if own_uid is None else own_uid
 
-    async def diagnose(self, pid: int) -> pb.Diagnosis:
+    async def diagnose(self, pid: int, caller: Caller) -> pb.Diagnosis:
         """Raises InvalidRequest, NotFound, NotPermitted."""
         if pid <= 0:
             raise invalid("pid", f"a pid is greater than 0, got {pid}")
-        process = await self._describe(pid)
+        process = await self._describe(pid, caller)
         if refused := not_yours(process, self._own_uid):
             raise refused
         agent = KnownAgent(
@@ -62,25 +63,25 @@ class Diagnoser:
         try:
             return _to_proto(process, await self._process.diagnose(pid, agent))
         except ProcessLookupError as exc:
-            raise _no_such(pid) from exc
+            raise no_such_process(caller, pid, Action.SEE_PROCESS) from exc
 
-    async def _describe(self, pid: int) -> pb.Process:
+    async def _describe(self, pid: int, caller: Caller) -> pb.Process:
         candidate = await self._registry.candidate(pid)
         if candidate is not None:
+            if not candidate.visible_to(caller):
+                raise no_such_process(caller, pid, Action.SEE_PROCESS)
             return candidate.process
         try:  # the registry knows no zombies
             found = await asyncio.to_thread(facts.read_process, pid)
         except ProcessLookupError as exc:
-            raise _no_such(pid) from exc
+            raise no_such_process(caller, pid, Action.SEE_PROCESS) from exc
         uid = max(found.uids[1], 0)
+        if not may(caller, Action.SEE_PROCESS, Thing(uid=uid)):
+            raise no_such_process(caller, pid, Action.SEE_PROCESS)
         name = clean(found.name, 64)
         return pb.Process(
             pid=pid, uid=uid, user=str(uid), command=[name], agent_state=pb.AGENT_STATE_NONE, iterations=-1
         )
-
-
-def _no_such(pid: int) -> NotFound:
-    return NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
 
 
 def _to_proto(process: pb.Process, diagnosis: Diagnosis) -> pb.Diagnosis:

@@ -1,10 +1,6 @@
-"""The gRPC server: addresses, health, reflection."""
+"""The gRPC server: health, reflection, and its own sockets behind the front (`access.front`)."""
 
-import contextlib
-import logging
 import os
-from collections.abc import Sequence
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -12,27 +8,33 @@ from grpc_reflection.v1alpha import reflection
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import add_ProfilerServicer_to_server
 
-from kinetod.config import ListenAddress
+from kinetod.access.front import PLAIN_SOCKET, TLS_SOCKET, Front, PrivateFolder
+from kinetod.access.tls import Certificates
 from kinetod.errors import StartError
-from kinetod.link import remove_stale_socket
 from kinetod.rpc.service import ProfilerService
-
-log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Profiler"].full_name
 MAX_CONCURRENT_CALLS = 1024
+MAX_REQUEST_BYTES = 1 << 20  # the largest request that makes sense has 4096 pids and 64 labels
+HANDSHAKE_MS = 10_000  # TLS and HTTP/2, from the first byte on
+MAX_STREAMS = 128  # calls at a time on one connection
 _OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a second daemon on the same port is an error, not a load balancer
-    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
 )
 
 
 class RpcServer:
-    """Serves until `stop`. Not serving is the health until `set_serving`."""
+    """Serves until `stop`. Not serving is the health until `set_serving`. Clients come through the front."""
 
-    def __init__(self, service: ProfilerService, listen: Sequence[ListenAddress]) -> None:
+    def __init__(
+        self, service: ProfilerService, front: Front, folder: PrivateFolder, certificates: Certificates | None
+    ) -> None:
         self.serving = False
-        self._listen = listen
+        self._front = front
+        self._folder = folder
+        self._certificates = certificates
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
         # The generated and bundled helpers carry no types.
@@ -44,22 +46,18 @@ class RpcServer:
     async def start(self) -> None:
         """Listens. Raises StartError."""
         await self.set_serving(False)
-        for address in self._listen:
-            self._add(address)
-        await self._server.start()
-
-    def _add(self, address: ListenAddress) -> None:
-        if address.path is not None:
-            remove_stale_socket(address.path)
-        old_mask = os.umask(0o177)  # only this user; root's daemon takes calls of root only
+        old_mask = os.umask(0o177)
         try:
-            port = self._server.add_insecure_port(str(address))
+            self._server.add_insecure_port(f"unix:{self._folder.socket_path(PLAIN_SOCKET)}")
+            if self._certificates is not None:
+                address = f"unix:{self._folder.socket_path(TLS_SOCKET)}"
+                self._server.add_secure_port(address, self._certificates.credentials())
         except RuntimeError as exc:
-            raise StartError(f"cannot listen on {address}: {exc}; is it in use?") from exc
+            raise StartError(f"gRPC cannot listen: {exc}") from exc
         finally:
             os.umask(old_mask)
-        if address.path is None:
-            log.warning("every user of this host can trace processes through %s (port %d)", address, port)
+        await self._server.start()
+        await self._front.start()
 
     async def set_serving(self, serving: bool) -> None:
         """What the health service says."""
@@ -70,10 +68,7 @@ class RpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls; those under way get `grace_s`."""
+        self._front.stop_accepting()
         await self._server.stop(grace_s)
-        for path in self._paths():
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-
-    def _paths(self) -> list[Path]:
-        return [address.path for address in self._listen if address.path is not None]
+        self._front.close()
+        self._folder.close()

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerServicer
 
+from kinetod.access.gate import Gate
+from kinetod.access.policy import Caller
 from kinetod.agents import AgentHub
 from kinetod.captures.manager import CaptureManager
 from kinetod.host import HostInfo
@@ -16,7 +18,7 @@ from kinetod.rpc.watch_host import HostWatcher
 
 
 class ProfilerService(ProfilerServicer):
-    """Every method of profiler.proto."""
+    """Every method of profiler.proto. `unary` and `streaming` ask the gate before each."""
 
     def __init__(
         self,
@@ -27,7 +29,9 @@ class ProfilerService(ProfilerServicer):
         host: HostInfo,
         watcher: HostWatcher,
         diagnoser: Diagnoser,
+        gate: Gate,
     ) -> None:
+        self.gate = gate
         self._hub = hub
         self._registry = registry
         self._captures = captures
@@ -36,75 +40,76 @@ class ProfilerService(ProfilerServicer):
         self._diagnoser = diagnoser
 
     @unary
-    async def ListProcesses(self, request: pb.ListProcessesRequest) -> pb.ListProcessesResponse:
+    async def ListProcesses(self, request: pb.ListProcessesRequest, caller: Caller) -> pb.ListProcessesResponse:
         """Processes with an agent, and those that could have one."""
         match = checked_selector(request.selector)
-        processes = await self._registry.processes(match, include_without_agent=request.include_without_agent)
+        processes = await self._registry.processes(match, caller, include_without_agent=request.include_without_agent)
         return pb.ListProcessesResponse(processes=processes)
 
     @unary
-    async def CreateCapture(self, request: pb.CreateCaptureRequest) -> pb.Capture:
+    async def CreateCapture(self, request: pb.CreateCaptureRequest, caller: Caller) -> pb.Capture:
         """Starts a capture."""
-        return await self._captures.create(request.spec, request.idempotency_key)
+        return await self._captures.create(request.spec, request.idempotency_key, caller)
 
     @streaming
-    async def WatchCapture(self, request: pb.WatchCaptureRequest) -> AsyncIterator[pb.CaptureEvent]:
+    async def WatchCapture(self, request: pb.WatchCaptureRequest, _caller: Caller) -> AsyncIterator[pb.CaptureEvent]:
         """Snapshot, changes, snapshot."""
         async for event in self._captures.watch(request.id):
             yield event
 
     @unary
-    async def GetCapture(self, request: pb.GetCaptureRequest) -> pb.Capture:
+    async def GetCapture(self, request: pb.GetCaptureRequest, _caller: Caller) -> pb.Capture:
         """One capture."""
         return await self._captures.get(request.id)
 
     @unary
-    async def ListCaptures(self, request: pb.ListCapturesRequest) -> pb.ListCapturesResponse:
+    async def ListCaptures(self, request: pb.ListCapturesRequest, caller: Caller) -> pb.ListCapturesResponse:
         """One page of captures."""
-        captures, token = await self._captures.page(dict(request.labels), request.page_size, request.page_token)
+        labels, size = dict(request.labels), request.page_size
+        captures, token = await self._captures.page(labels, size, request.page_token, caller)
         return pb.ListCapturesResponse(captures=captures, next_page_token=token)
 
     @unary
-    async def CancelCapture(self, request: pb.CancelCaptureRequest) -> pb.Capture:
+    async def CancelCapture(self, request: pb.CancelCaptureRequest, _caller: Caller) -> pb.Capture:
         """Stops a capture."""
         return await self._captures.cancel(request.id, keep_partial=request.keep_partial)
 
     @unary
-    async def DeleteCapture(self, request: pb.DeleteCaptureRequest) -> pb.DeleteCaptureResponse:
+    async def DeleteCapture(self, request: pb.DeleteCaptureRequest, _caller: Caller) -> pb.DeleteCaptureResponse:
         """Removes a finished capture."""
         await self._captures.delete(request.id, keep_uploaded=request.keep_uploaded)
         return pb.DeleteCaptureResponse()
 
     @streaming
-    async def FetchTrace(self, request: pb.FetchTraceRequest) -> AsyncIterator[pb.TraceChunk]:
+    async def FetchTrace(self, request: pb.FetchTraceRequest, _caller: Caller) -> AsyncIterator[pb.TraceChunk]:
         """The bytes of one file."""
         async for chunk in self._captures.fetch(request):
             yield chunk
 
     @unary
-    async def PinCapture(self, request: pb.PinCaptureRequest) -> pb.Capture:
+    async def PinCapture(self, request: pb.PinCaptureRequest, _caller: Caller) -> pb.Capture:
         """Keeps a capture from retention, or no longer."""
         return await self._captures.pin(request.id, pinned=request.pinned)
 
     @streaming
-    async def VerifyCapture(self, request: pb.VerifyCaptureRequest) -> AsyncIterator[pb.FileCheck]:
+    async def VerifyCapture(self, request: pb.VerifyCaptureRequest, _caller: Caller) -> AsyncIterator[pb.FileCheck]:
         """Reads every stored file again."""
         async for check in self._captures.verify(request.id, uploaded=request.uploaded):
             yield check
 
     @unary
-    async def GetHost(self, _request: pb.GetHostRequest) -> pb.Host:
+    async def GetHost(self, _request: pb.GetHostRequest, _caller: Caller) -> pb.Host:
         """This host."""
         agents, running = len(self._hub), self._captures.running
         return await asyncio.to_thread(self._host.describe, agents=agents, captures_running=running)
 
     @streaming
-    async def WatchHost(self, request: pb.WatchHostRequest) -> AsyncIterator[pb.HostSample]:
+    async def WatchHost(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
         """This host, its GPUs and processes, again and again."""
-        async for sample in self._watcher.watch(request):
+        async for sample in self._watcher.watch(request, caller):
             yield sample
 
     @unary
-    async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest) -> pb.Diagnosis:
+    async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, caller: Caller) -> pb.Diagnosis:
         """Whether and how an agent could get into a process."""
-        return await self._diagnoser.diagnose(request.pid)
+        return await self._diagnoser.diagnose(request.pid, caller)

@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf import any_pb2
@@ -11,6 +11,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from kinetod import errors, metrics
+from kinetod.access.gate import Gate
+from kinetod.access.policy import Caller
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ STATUS_CODES: dict[type[errors.KinetodError], grpc.StatusCode] = {
     errors.DataLoss: grpc.StatusCode.DATA_LOSS,
     errors.Stopping: grpc.StatusCode.UNAVAILABLE,
 }
-Servicer = TypeVar("Servicer")
+Servicer = TypeVar("Servicer", bound="Guarded")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context = Any  # grpc.aio.ServicerContext; its stub is generic over the messages of each method
@@ -61,16 +63,25 @@ async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
     raise AssertionError("abort_with_status returned")
 
 
+class Guarded(Protocol):
+    """A service whose calls pass a gate."""
+
+    gate: Gate
+
+
 def unary(
-    method: Callable[[Servicer, Request], Awaitable[Response]],
+    method: Callable[[Servicer, Request, Caller], Awaitable[Response]],
 ) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
-    """Makes a gRPC handler of a method that raises KinetodError."""
+    """Makes a gRPC handler of a method that raises KinetodError; it is called once the gate has let the caller in."""
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
         with metrics.call(method.__name__) as call:
             try:
-                return await method(self, request)
+                caller = await self.gate.admit(method.__name__, context.peer(), context.auth_context(), request)
+                with self.gate.noted(method.__name__, caller, request) as noted:
+                    noted.answer = await method(self, request, caller)
+                return noted.answer  # type: ignore[no-any-return]  # it is what the method answered
             except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
                 call.code = _code_of(exc).name
                 return await _abort(context, exc, method.__name__)
@@ -79,7 +90,7 @@ def unary(
 
 
 def streaming(
-    method: Callable[[Servicer, Request], AsyncIterator[Response]],
+    method: Callable[[Servicer, Request, Caller], AsyncIterator[Response]],
 ) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
     """The same for a server stream."""
 
@@ -87,7 +98,9 @@ def streaming(
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
         with metrics.call(method.__name__) as call:
             try:
-                async for response in method(self, request):
+                caller = await self.gate.admit(method.__name__, context.peer(), context.auth_context(), request)
+                self.gate.note_stream(method.__name__, caller, request)
+                async for response in method(self, request, caller):
                     yield response
             except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
                 call.code = _code_of(exc).name

@@ -14,13 +14,14 @@ import psutil
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
+from kinetod.access.policy import Caller
 from kinetod.agents import AgentHub
 from kinetod.errors import Exhausted, Reason, invalid
 from kinetod.gpus.interface import GpuState, Snapshot
 from kinetod.gpus.reader import GpuReader
 from kinetod.host_sample import HostSample, cpu_shares, sample_host, space_of
 from kinetod.identity import ProcessKey
-from kinetod.registry import Match, Registry, checked_selector
+from kinetod.registry import Candidate, Match, Registry, checked_selector
 
 DEFAULT_INTERVAL_NS = 2 * 10**9
 LEAST_INTERVAL_NS = 500 * 10**6
@@ -77,8 +78,8 @@ class HostWatcher:
         self._hostname = hostname
         self._watchers = 0
 
-    async def watch(self, request: pb.WatchHostRequest) -> AsyncIterator[pb.HostSample]:
-        """Samples without end. Raises InvalidRequest, Exhausted."""
+    async def watch(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
+        """Samples without end, with the processes that the caller may see. Raises InvalidRequest, Exhausted."""
         match = checked_selector(request.selector)
         interval_s = _interval_ns(request.interval_ns) / 1e9
         if self._watchers >= MAX_WATCHERS:
@@ -87,35 +88,38 @@ class HostWatcher:
             )
         self._watchers += 1
         try:
-            before, _ = await self._look(match, request.include_without_agent)
+            before, _ = await self._look(match, caller, request.include_without_agent)
             wait_s = min(interval_s, FIRST_S)
             while True:
                 await asyncio.sleep(wait_s)
                 wait_s = interval_s
-                now, processes = await self._look(match, request.include_without_agent)
+                now, processes = await self._look(match, caller, request.include_without_agent)
                 yield await self._sample(before, now, processes)
                 before = now
         finally:
             self._watchers -= 1
 
-    async def _look(self, match: Match, everything: bool) -> tuple[_Moment, list[pb.Process]]:
+    async def _look(self, match: Match, caller: Caller, everything: bool) -> tuple[_Moment, list[pb.Process]]:
         gpus = await asyncio.to_thread(lambda: self._gpus.read(max_age_s=GPUS_AGE_S))
-        processes = await self._processes(match, gpus, everything)
+        processes = await self._processes(match, caller, gpus, everything)
         keys = [ProcessKey(process.pid, process.start_time_ns) for process in processes]
         host, usage = await asyncio.to_thread(lambda: (sample_host(), _usage(keys)))
         return _Moment(host=host, gpus=gpus, usage=usage), processes
 
-    async def _processes(self, match: Match, gpus: Snapshot, everything: bool) -> list[pb.Process]:
+    async def _processes(self, match: Match, caller: Caller, gpus: Snapshot, everything: bool) -> list[pb.Process]:
+        def shown(candidate: Candidate) -> bool:
+            return candidate.visible_to(caller) and match(candidate.process)
+
         on_gpus = {process.pid for gpu in gpus.gpus for process in gpu.processes}
         if everything:
-            found = await self._registry.processes(match, include_without_agent=True)
+            found = await self._registry.processes(match, caller, include_without_agent=True)
         else:
             pids = sorted({*self._registry.agent_pids(), *on_gpus})
             candidates = await self._registry.candidates(pids, fresh=True)
-            found = [candidate.process for candidate in candidates if match(candidate.process)]
+            found = [candidate.process for candidate in candidates if shown(candidate)]
         for pid in on_gpus - {process.pid for process in found}:  # what looks like nothing of ours
             candidate = await self._registry.candidate(pid)
-            if candidate is not None and match(candidate.process):
+            if candidate is not None and shown(candidate):
                 found.append(candidate.process)
         return sorted(found, key=lambda process: process.pid)[:MAX_PROCESSES]
 

@@ -18,6 +18,7 @@ from kinetod.identity import ProcessKey, start_time_ns
 from kinetod.link import LinkServer
 from kinetod.registry import Registry, checked_selector
 from support import scripted_helper
+from support.callers import ROOT
 from support.scripted_agent import RemoteAgent
 
 SECOND_NS = 10**9
@@ -93,7 +94,7 @@ def test_an_attached_agent_is_listed_as_one() -> None:
         assert parts.hub.get(key) is agent
         assert agent.attached == Attached(method="scripted", stopped_ns=250_000, latency_ns=3_000_000)
         match = checked_selector(pb.Selector(pids=[key.pid]))
-        (process,) = await Registry(parts.hub).processes(match, include_without_agent=False)
+        (process,) = await Registry(parts.hub).processes(match, ROOT, include_without_agent=False)
         assert (process.attached, process.agent_state) == (True, pb.AGENT_STATE_READY)
 
     run(scenario)

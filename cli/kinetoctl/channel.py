@@ -1,0 +1,49 @@
+"""Connections to daemons: Unix sockets and loopback as they are, anything else with TLS on both sides."""
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from kineto_protos import endpoints
+
+from kinetoctl import errors
+
+Options = Sequence[tuple[str, int | str]]
+_SCHEMES = ("dns:///", "ipv4:", "ipv6:")
+
+
+def open_channel(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> grpc.Channel:
+    """A channel; nothing is connected yet. Raises UsageProblem."""
+    files = {name: environ.get(name, "") for name in endpoints.TLS_VARIABLES}
+    if address.startswith("unix:") or (not any(files.values()) and _is_loopback(address)):
+        return grpc.insecure_channel(address, options=options)
+    if missing := [name for name, path in files.items() if not path]:
+        raise errors.UsageProblem(
+            f"the daemon at {address} is called with certificates only: set {', '.join(missing)} to PEM files, "
+            "or forward its Unix socket with ssh -L"
+        )
+    authority, certificate, key = (_content(name, path) for name, path in files.items())
+    if server_name := environ.get(endpoints.TLS_NAME_VARIABLE):
+        options = (*options, ("grpc.ssl_target_name_override", server_name))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options=options)
+
+
+def _content(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise errors.UsageProblem(f"{name}: {path} cannot be read: {exc.strerror}") from exc
+
+
+def _is_loopback(address: str) -> bool:
+    for scheme in _SCHEMES:
+        address = address.removeprefix(scheme)
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

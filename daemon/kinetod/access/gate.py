@@ -1,0 +1,164 @@
+"""What every call passes through: who is it, may they ask so much, may they do this; and a line in the audit log.
+
+Theory of operation
+    `admit` comes before a call's own work. It refuses what can be refused by the call's name
+    and by the capture that it names. What is done to processes is decided where they are looked up, by the same
+    `policy.may`: for each target of a capture, for each process of a list. A capture that the caller may not see is
+    answered like one that there is not.
+
+    One line per call goes to the audit log: of a call that streams when it begins, of any other when it ends, of a
+    refused one when it is refused.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kinetod.access.audit import AuditLog
+from kinetod.access.callers import Auth, Callers
+from kinetod.access.limits import RequestRate
+from kinetod.access.policy import CALLS, Action, Caller, Thing, listed, may, may_at_all, needed
+from kinetod.errors import KinetodError, NotIdentified, NotPermitted, Reason
+
+_CAPTURE_ACTIONS = (Action.SEE_CAPTURE, Action.CHANGE_CAPTURE)
+ThingOf = Callable[[str], Awaitable[Thing | None]]
+
+
+@dataclass(slots=True)
+class Noted:
+    """What a call answered, filled in by the call."""
+
+    answer: Any = None
+
+
+class Gate:
+    """Decides about calls. thing_of: a capture by its id; no_such: the error for one that is not there."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        rate: RequestRate,
+        audit: AuditLog,
+        *,
+        thing_of: ThingOf,
+        no_such: Callable[[str], KinetodError],
+    ) -> None:
+        self._callers = callers
+        self._rate = rate
+        self._audit = audit
+        self._thing_of = thing_of
+        self._no_such = no_such
+
+    async def admit(self, call: str, connection: str, auth: Auth, request: Any) -> Caller:
+        """Who calls, once they may. Raises KinetodError."""
+        caller: Caller | None = None
+        try:
+            action = CALLS.get(call)
+            caller = await self._callers.caller(connection, auth, action)
+            self._rate.take(caller)
+            if action is None:
+                raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule says who")
+            await self._decide(caller, action, request)
+        except KinetodError as exc:
+            self._refused(call, caller, request, exc)
+            raise
+        return caller
+
+    async def _decide(self, caller: Caller, action: Action, request: Any) -> None:
+        if not may_at_all(caller, action):
+            raise _role_needed(caller, action)
+        capture_id = _capture_id(request)
+        if action not in _CAPTURE_ACTIONS or capture_id is None:
+            return
+        thing = await self._thing_of(capture_id)
+        if thing is None or not may(caller, Action.SEE_CAPTURE, thing):
+            raise self._no_such(capture_id)
+        if not may(caller, action, thing):
+            raise _role_needed(caller, action)
+
+    @contextlib.contextmanager
+    def noted(self, call: str, caller: Caller, request: Any) -> Iterator[Noted]:
+        """Writes the line of a call that answers once."""
+        noted = Noted()
+        try:
+            yield noted
+        except KinetodError as exc:
+            self._refused(call, caller, request, exc)
+            raise
+        except BaseException as exc:  # a caller that hangs up too
+            self._audit.write(call, type(exc).__name__, caller, **_asked(request))
+            raise
+        self._audit.write(call, "allowed", caller, **{**_asked(request), **_answered(noted.answer)})
+
+    def note_stream(self, call: str, caller: Caller, request: Any) -> None:
+        """Writes the line of a call that streams."""
+        self._audit.write(call, "allowed", caller, **_asked(request))
+
+    def note_end(self, capture: Any) -> None:
+        """Writes how a capture ended."""
+        verdicts = [str(target.reason_code) or "DONE" for target in capture.targets]
+        counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+        self._audit.write(
+            "(end of capture)",
+            "ended",
+            None,
+            capture=capture.id,
+            owner_uid=capture.owner_uid if capture.HasField("owner_uid") else None,
+            status=int(capture.status),
+            verdicts=counts,
+        )
+
+    def _refused(self, call: str, caller: Caller | None, request: Any, error: KinetodError) -> None:
+        denied = isinstance(error, NotPermitted | NotIdentified)
+        self._audit.write(call, "denied" if denied else "refused", caller, reason=str(error.reason), **_asked(request))
+
+
+def _role_needed(caller: Caller, action: Action) -> NotPermitted:
+    return NotPermitted(
+        Reason.ROLE_NEEDED,
+        f"{caller} may not {action} with the roles {listed(caller.roles)}; that needs {needed(action)}",
+    )
+
+
+def _capture_id(request: Any) -> str | None:
+    """The capture that a request names; None if it names none."""
+    for field in ("id", "capture_id"):
+        if field in request.DESCRIPTOR.fields_by_name:
+            return str(getattr(request, field))
+    return None
+
+
+def _asked(request: Any) -> dict[str, Any]:
+    """What a request is about."""
+    asked: dict[str, Any] = {"capture": _capture_id(request)}
+    fields = request.DESCRIPTOR.fields_by_name
+    if "pid" in fields:
+        asked["asked_pid"] = request.pid
+    spec = request.spec if "spec" in fields else request
+    if "selector" in spec.DESCRIPTOR.fields_by_name:
+        asked["selector"] = _selector(spec.selector)
+    return asked
+
+
+def _selector(selector: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for field, value in selector.ListFields():
+        shown[field.name] = value[:500] if isinstance(value, str) else list(value[:100])
+    return shown
+
+
+def _answered(capture: Any) -> dict[str, Any]:
+    """The capture of an answer, with whose processes it traces."""
+    if capture is None or capture.DESCRIPTOR.name != "Capture":
+        return {}
+    return {
+        "capture": capture.id,
+        "owner_uid": capture.owner_uid if capture.HasField("owner_uid") else None,
+        "targets": [_target(target) for target in capture.targets[:100]],
+    }
+
+
+def _target(target: Any) -> Mapping[str, Any]:
+    shown = {"pid": target.pid, "uid": target.process.uid}
+    return {**shown, "job": target.process.job_id} if target.process.job_id else shown

@@ -1,0 +1,78 @@
+"""Puts the parts about access together for the daemon."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kinetod.access.audit import AuditLog
+from kinetod.access.callers import Callers
+from kinetod.access.front import Door, Front, PrivateFolder
+from kinetod.access.gate import Gate, ThingOf
+from kinetod.access.limits import RequestRate
+from kinetod.access.peers import Peer
+from kinetod.access.tls import Certificates, TlsFiles
+from kinetod.config import Config, Settings, serves_everybody
+from kinetod.errors import KinetodError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The parts that others use."""
+
+    audit: AuditLog
+    folder: PrivateFolder
+    front: Front
+    certificates: Certificates | None
+    callers: Callers
+    rate: RequestRate
+
+    def gate(self, thing_of: ThingOf, no_such: Callable[[str], KinetodError]) -> Gate:
+        """What calls pass. thing_of: a capture by its id; no_such: the error for one that is not there."""
+        return Gate(self.callers, self.rate, self.audit, thing_of=thing_of, no_such=no_such)
+
+
+async def make_access(settings: Settings, stack: contextlib.AsyncExitStack) -> Access:
+    """Nobody can connect yet. Raises StartError."""
+    config = settings.current
+    audit = await asyncio.to_thread(AuditLog, config.audit_file)
+    stack.push_async_callback(asyncio.to_thread, audit.close)
+    settings.subscribe(lambda _config: audit.reopen())
+    files = _tls_files(config)
+    certificates = await asyncio.to_thread(Certificates, files) if files is not None else None
+    everybody, own_uid = serves_everybody(config), os.geteuid()
+
+    def lets_in(peer: Peer) -> bool:
+        return everybody or peer.uid in (0, own_uid)
+
+    folder = PrivateFolder(config.agent_socket.with_name(config.agent_socket.name + ".grpc"))
+    front = Front(
+        [Door(address=address, tls=_has_tls(config, address.is_loopback)) for address in config.listen],
+        folder,
+        socket_mode=0o666 if everybody else 0o600,
+        lets_in=lets_in,
+        max_per_peer=lambda: settings.current.max_connections,
+    )
+    stack.callback(front.close)
+    return Access(
+        audit=audit,
+        folder=folder,
+        front=front,
+        certificates=certificates,
+        callers=Callers(settings, front.peer),
+        rate=RequestRate(lambda: settings.current.requests_per_second),
+    )
+
+
+def _has_tls(config: Config, is_loopback: bool) -> bool:
+    return config.has_tls and not (is_loopback and config.loopback_without_tls)
+
+
+def _tls_files(config: Config) -> TlsFiles | None:
+    if config.tls_certificate is None or config.tls_key is None or config.tls_client_ca is None:
+        return None
+    return TlsFiles(certificate=config.tls_certificate, key=config.tls_key, client_ca=config.tls_client_ca)
