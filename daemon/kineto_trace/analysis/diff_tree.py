@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.parts import calls, gpu
-from kineto_trace.analysis.plugin_backward import Backward, children_left, plugin_backward
+from kineto_trace.analysis.plugin_backward import Backward, children_left, plugin_backward, thread_span
 from kineto_trace.analysis.plugin_nodes import NOTHING, Node, base_ns, microseconds, node_names, orderable
 from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
 from kineto_trace.codec import Events
@@ -65,6 +65,10 @@ class Side:
         if found is None:
             found = self._lists[key] = children_left(self.tree, self.moved.removed, node, track)
         return found
+
+    def thread_span(self) -> tuple[float, float]:
+        """From the start to the end of the main thread, µs."""
+        return thread_span(self.tree, self.moved.main)
 
     def span(self, item: int) -> tuple[float, float]:
         """Start and end, µs."""

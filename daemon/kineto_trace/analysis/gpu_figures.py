@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.arguments import has_column
 from kineto_trace.analysis.breakdown import Breakdown, breakdown, plugin_breakdown
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.gpu_metrics import busy_share, plugin_sm_efficiency, sm_efficiency, weighted_mean
@@ -49,6 +50,13 @@ def kernel_rows(context: Context) -> dict[int, Ints]:
     order = np.argsort(table["start"], kind="stable")
     numbers = np.unique(device).tolist()
     return {number: order if len(numbers) == 1 else order[device[order] == number] for number in numbers}
+
+
+def plugin_kernel_rows(context: Context) -> dict[int, Ints]:
+    """The same without kernels that do not say their GPU themselves."""
+    told = has_column(context.trace.table("kernel"), "device")
+    found = {device: rows[told[rows]] for device, rows in context.get(kernel_rows).items()}
+    return {device: rows for device, rows in found.items() if len(rows)}
 
 
 def peak_memory(context: Context) -> dict[int, int]:
@@ -102,7 +110,7 @@ def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
     In a trace without operators, thus without steps, the plug-in takes all GPUs for idle.
     """
     listed = dict(enumerate(context.trace.devices))
-    devices = set(context.get(kernel_rows))
+    devices = set(context.get(plugin_kernel_rows))
     return _figures(context, context.get(plugin_breakdown), context.get(plugin_tensor_use), devices, listed)
 
 
@@ -125,7 +133,7 @@ def _one(
 ) -> GpuFigures:
     table, plugin = context.trace.table("kernel"), steps.steps.clock is not UNIX_NS
     figures = context.get(plugin_launch_figures if plugin else launch_figures)
-    rows = context.get(kernel_rows).get(device, np.zeros(0, np.int64))
+    rows = context.get(plugin_kernel_rows if plugin else kernel_rows).get(device, np.zeros(0, np.int64))
     start, end = (side[rows] for side in steps.steps.clock.times(table))
     span = steps.span() if len(steps.steps) else (0, 0)
     running = union(start, end)

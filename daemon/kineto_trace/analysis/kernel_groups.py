@@ -140,17 +140,22 @@ def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints, Floats]:
     """Rows of the table `kernel` as the plug-in comes by them in its tree; for each the number of a name, and us.
 
     The name is that of the node with the kernel's call, by external ids. ROOT: kernels whose call has the external
-    id 0, and, once for every thread that has steps, kernels without a call. All others are missing: calls without
-    an operator of their external id.
+    id 0 in a thread that has nodes, and, once for every thread that has steps, kernels without a call. All others are
+    missing: calls without an operator of their external id.
     """
     launched, tree, found = context.get(launches), context.get(plugin_tree), context.get(nodes)
     kernel = np.flatnonzero(launched.kind == KERNEL)
     node = tree.activity[kernel]
     owned = np.flatnonzero(node >= 0)
-    times = context.get(plugin_backward).visits[node[owned]]
+    moved = context.get(plugin_backward)
+    times = moved.visits[node[owned]]
     rows = [np.repeat(launched.row[kernel[owned]], times)]
     names = [np.repeat(tree.name[node[owned]].astype(np.int64), times)]
-    zero = (launched.external == 0) & np.isin(launched.thread, np.unique(found.thread))
+    left = np.bincount(tree.track[tree.parent == NOTHING], minlength=int(tree.track.max(initial=-1)) + 1)
+    left -= np.bincount(tree.track[moved.removed[tree.parent[moved.removed] == NOTHING]], minlength=len(left))
+    if len(left):
+        left[moved.main] += np.count_nonzero(moved.host == NOTHING)
+    zero = (launched.external == 0) & np.isin(launched.thread, tree.thread[left[tree.track] > 0])
     call = launched.call[kernel]
     at_root = np.flatnonzero(np.append(zero, False)[call])
     lost = np.flatnonzero(call == NOTHING)

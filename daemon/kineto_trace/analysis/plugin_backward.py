@@ -114,11 +114,11 @@ def _main_track(context: Context, tree: Tree) -> int:
     tracks = np.unique(tree.track)
     evaluates = _named(context, tree, lambda text: text.startswith(EVALUATE))
     engine = tree.track[evaluates & (tree.parent == NOTHING)].min(initial=len(tree))
-    spans = {int(track): _span(tree, track) for track in tracks if len(tracks) == 1 or track != engine}
+    spans = {int(track): thread_span(tree, track) for track in tracks if len(tracks) == 1 or track != engine}
     return max(spans, key=lambda track: spans[track][1] - spans[track][0])
 
 
-def _span(tree: Tree, track: int) -> tuple[float, float]:
+def thread_span(tree: Tree, track: int) -> tuple[float, float]:
     """From the start of a thread's first outermost node to the end of the one that starts last, µs."""
     outermost = np.flatnonzero((tree.track == track) & (tree.parent == NOTHING))
     return float(tree.start[outermost[0]]), float(tree.end[outermost[-1]])
@@ -246,7 +246,7 @@ def _hosts(tree: Tree, removed: Ints, main: int, parent: Ints, start: Floats, en
     tops = np.flatnonzero(parent == NOTHING)
     tops = tops[np.lexsort((-end[tops], start[tops]))]
     found: list[tuple[int, int, int]] = []
-    spans = {NOTHING: _span(tree, main)}
+    spans = {NOTHING: thread_span(tree, main)}
     node, at, children = NOTHING, 0, children_left(tree, removed, NOTHING, main)
     around: list[tuple[int, int, Ints]] = []
     for top in tops.tolist():

@@ -20,7 +20,7 @@ from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.diff_tree import Side
 from kineto_trace.analysis.groups import group
 from kineto_trace.analysis.memory import CPU, CUDA, Records, memory_records
-from kineto_trace.analysis.plugin_backward import Backward, plugin_backward
+from kineto_trace.analysis.plugin_backward import plugin_backward
 from kineto_trace.analysis.plugin_nodes import (
     NOTHING,
     base_ns,
@@ -30,7 +30,8 @@ from kineto_trace.analysis.plugin_nodes import (
     microseconds,
     orderable,
 )
-from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
+from kineto_trace.analysis.plugin_sweep import Sweep, visits_of
+from kineto_trace.analysis.plugin_tree import Tree, plugin_tree, subtrees
 from kineto_trace.codec import Events
 from kineto_trace.model import GPU_TABLES
 
@@ -45,12 +46,14 @@ _STARTING = ("cpu_op", "user_annotation", "gpu_user_annotation", "python_functio
 class PluginMemory:
     """node: of each record (by time) the deepest node; NOTHING. operator: that node where it is an operator.
 
-    reached: per node, how often the plug-in counts a call of it. known: the records of CPU and GPUs.
+    held: nodes that the plug-in looks into, since it found records inside; entered: likewise of backward nodes. known:
+    the records of CPU and GPUs.
     """
 
     node: Ints
     operator: Ints
-    reached: Ints
+    held: npt.NDArray[np.bool_]
+    entered: npt.NDArray[np.bool_]
     known: npt.NDArray[np.bool_]
 
 
@@ -60,23 +63,40 @@ def plugin_memory(context: Context) -> PluginMemory:
     time = microseconds(records.time, base_ns(context.trace))
     track = _tracks(context, tree, records)
     node = _deepest(tree, track, time)
-    entered = np.zeros(len(moved.module), np.int64)
+    entered, gone, visited = np.zeros(len(moved.module), np.bool_), np.zeros(len(tree), np.bool_), []
     if len(moved.removed):
-        path = _up_to(tree, node, ~_below_any(tree, moved.removed))
-        node, entered = _into_backward(context, path, track, time)
-        held = tree.below(np.bincount(path[path >= 0], minlength=len(tree)))
-        changed = (node != path) & (node >= 0)
-        held += tree.below(np.bincount(node[changed], minlength=len(tree)))
-    else:
-        held = tree.below(np.bincount(node[node >= 0], minlength=len(tree)))
+        gone[subtrees(tree, moved.removed)[0]] = True
+        node = _up_to(tree, node, ~gone)
+        rows = np.flatnonzero(track == moved.main)
+        tracks = np.unique(tree.track[moved.roots]).tolist()
+        deepest = {each: _deepest(tree, np.full(len(rows), each, np.uint32), time[rows]) for each in tracks}
+        swept = Sweep(Side(context, tree.device_self), time[rows], node[rows], deepest)
+        node[rows], entered, visited = swept.node, swept.entered, swept.visited
+    counts = np.bincount(np.append(node[node >= 0], visited).astype(np.int64), minlength=len(tree))
+    held = np.where(gone, tree.below(counts * gone), tree.below(counts * ~gone)) > 0
     types = np.array([*records.device_types, 0])[records.device]
     told = has_column(context.trace.table("cpu_instant_event"), "Device Type")[records.row]
     return PluginMemory(
         node=node,
         operator=np.where((node >= 0) & np.append(tree.operator, False)[node], node, NOTHING),
-        reached=_reached(tree, moved, held, entered),
+        held=held,
+        entered=entered,
         known=told & np.isin(types, (CPU, CUDA)),
     )
+
+
+def calls_counted(context: Context, turn: Ints) -> Ints:
+    """For each node how often the plug-in counts a call of it: where it looks into the node around it.
+
+    turn: of each entry of Backward.roots, as plugin_sweep.traversals() gives it.
+    """
+    tree, moved, held = context.get(plugin_tree), context.get(plugin_backward), context.get(plugin_memory).held
+    if not len(tree):
+        return np.zeros(0, np.int64)
+    visits = visits_of(tree, moved, turn)
+    found: Ints = visits * ((tree.parent < 0) | held[tree.parent])
+    found[moved.removed] = visits[moved.removed]
+    return found
 
 
 def _tracks(context: Context, tree: Tree, records: Records) -> npt.NDArray[np.uint32]:
@@ -109,59 +129,6 @@ def _up_to(tree: Tree, node: Ints, wanted: npt.NDArray[np.bool_]) -> Ints:
         if not len(further):
             return node
         node[further] = tree.parent[node[further]]
-
-
-def _below_any(tree: Tree, roots: Ints) -> npt.NDArray[np.bool_]:
-    """For each node: whether it is one of these or inside one."""
-    depth = np.bincount(roots, minlength=len(tree) + 1) - np.bincount(tree.stop[roots], minlength=len(tree) + 1)
-    found: npt.NDArray[np.bool_] = np.cumsum(depth)[:-1] > 0
-    return found
-
-
-def _into_backward(context: Context, path: Ints, track: npt.NDArray[np.uint32], time: Floats) -> tuple[Ints, Ints]:
-    """The deepest node of each record where backward nodes are part of the tree, and how many came into each of these.
-
-    path: the deepest node of each record without backward nodes. A record in a backward node, but in none of the
-    operators below it, has no node.
-    """
-    tree, moved = context.get(plugin_tree), context.get(plugin_backward)
-    side = Side(context, tree.device_self)
-    node, entered = path.copy(), np.zeros(len(moved.module), np.int64)
-    deepest = {
-        each: _deepest(tree, np.full(len(time), each, np.uint32), time)
-        for each in np.unique(tree.track[moved.roots]).tolist()
-    }
-    for host, items in side.hosted.items():
-        inside = np.flatnonzero(track == moved.main)
-        if host != NOTHING:
-            inside = inside[(path[inside] >= host) & (path[inside] < tree.stop[host])]
-        waiting = [(item, inside) for item in items]
-        while waiting:
-            item, rows = waiting.pop()
-            start, end = side.span(item)
-            rows = rows[(time[rows] >= start) & (time[rows] < end)]
-            if item < 0:
-                entered[-1 - item] += len(rows)
-                node[rows] = NOTHING
-                for child in side.children(item).tolist():  # the first one that has not ended takes a record, or none
-                    if len(rows):
-                        first, last = side.span(child)
-                        waiting.append((child, rows[(time[rows] >= first) & (time[rows] < last)]))
-                        rows = rows[time[rows] >= last]
-            else:
-                found = deepest[int(tree.track[item])][rows]
-                node[rows] = np.where((found >= item) & (found < tree.stop[item]), found, item)
-    return node, entered
-
-
-def _reached(tree: Tree, moved: Backward, held: Floats, entered: Ints) -> Ints:
-    """How often each node is come by: its parent is the root of its thread, or has records inside."""
-    if not len(tree):
-        return np.empty(0, np.int64)
-    reached = np.where((tree.parent < 0) | (held[tree.parent] > 0), moved.visits, 0)
-    reached[moved.removed] = 0
-    np.add.at(reached, moved.roots, ((entered > 0) & moved.placed)[moved.below].astype(np.int64))
-    return reached
 
 
 def plugin_levels(context: Context, device: int) -> tuple[Ints, Ints, Ints]:

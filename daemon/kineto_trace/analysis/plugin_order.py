@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.plugin_backward import Backward, children_left, depths, outermost, plugin_backward
 from kineto_trace.analysis.plugin_nodes import NOTHING
-from kineto_trace.analysis.plugin_tree import Tree, plugin_tree
+from kineto_trace.analysis.plugin_tree import Tree, plugin_tree, subtrees
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,30 +25,48 @@ Ints = npt.NDArray[np.int64]
 def visiting_order(context: Context) -> Ints:
     """For each node of plugin_tree() the place of its first visit. What is never visited has any place."""
     tree, moved = context.get(plugin_tree), context.get(plugin_backward)
-    depth = np.arange(len(tree)) - np.cumsum(np.bincount(tree.stop, minlength=len(tree) + 1))[:-1]
-    number: Ints = tree.stop - 1 - depth
-    entries = np.flatnonzero(moved.placed[moved.below])
+    number = _numbers(tree)
+    entries = entries_in_order(tree, moved)
     if not len(entries):
         return number
-    place, level = _places(tree, moved, depth, number)
-    top = outermost(moved.parent)[moved.below[entries]]
-    turn = np.empty(len(moved.module), np.int64)
-    turn[moved.hung] = np.arange(len(moved.hung))
-    entries = entries[np.lexsort((_turns(tree, moved)[entries], turn[top], level[top], place[top]))]
     root, first = np.unique(moved.roots[entries], return_index=True)
-    sizes = tree.stop[root] - root
-    inside = np.repeat(root, sizes) + np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    where, which = 2 * number, np.zeros(len(tree), np.int64)
-    where[inside] = np.repeat(place[outermost(moved.parent)[moved.below[entries[first]]]], sizes)
-    which[inside] = np.repeat(first, sizes)
-    order = np.lexsort((number, which, where))
+    inside, of_root = subtrees(tree, root)
+    place = _places(tree, moved)[0]
+    where, turn = 2 * number, np.zeros(len(tree), np.int64)
+    where[inside] = place[outermost(moved.parent)[moved.below[entries[first]]]][of_root]
+    turn[inside] = first[of_root]
+    order = np.lexsort((number, turn, where))
     found = np.empty(len(order), np.int64)
     found[order] = np.arange(len(order))
     return found
 
 
-def _places(tree: Tree, moved: Backward, depth: Ints, number: Ints) -> tuple[Ints, Ints]:
+def entries_in_order(tree: Tree, moved: Backward) -> Ints:
+    """The places in moved.roots of those that hang in the tree, as the plug-in comes by them."""
+    entries = np.flatnonzero(moved.placed[moved.below])
+    if not len(entries):
+        return entries
+    place, level = _places(tree, moved)
+    top = outermost(moved.parent)[moved.below[entries]]
+    turn = np.empty(len(moved.module), np.int64)
+    turn[moved.hung] = np.arange(len(moved.hung))
+    return entries[np.lexsort((_turns(tree, moved)[entries], turn[top], level[top], place[top]))]
+
+
+def _depth(tree: Tree) -> Ints:
+    """For each node how many are around it: those that began before it, less those that ended."""
+    found: Ints = np.arange(len(tree)) - np.cumsum(np.bincount(tree.stop, minlength=len(tree) + 1))[:-1]
+    return found
+
+
+def _numbers(tree: Tree) -> Ints:
+    found: Ints = tree.stop - 1 - _depth(tree)
+    return found
+
+
+def _places(tree: Tree, moved: Backward) -> tuple[Ints, Ints]:
     """For each backward node that was hung: between twice the numbers of which nodes, and how far inside."""
+    depth, number = _depth(tree), _numbers(tree)
     place, level = np.zeros(len(moved.module), np.int64), np.zeros(len(moved.module), np.int64)
     for host in dict.fromkeys(moved.host.tolist()):
         own = moved.host == host

@@ -75,6 +75,14 @@ class Tree:
         return _below(values, self.stop)
 
 
+def subtrees(tree: Tree, roots: Ints) -> tuple[Ints, Ints]:
+    """All nodes that are one of these or inside one, and for each the place of that in `roots`."""
+    sizes = tree.stop[roots] - roots
+    which = np.repeat(np.arange(len(roots)), sizes)
+    offset = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return roots[which] + offset, which
+
+
 def _below(values: npt.NDArray[np.generic], stop: Ints) -> Floats:
     running = np.zeros(len(values) + 1)
     np.cumsum(values, out=running[1:])

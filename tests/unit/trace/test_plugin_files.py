@@ -200,3 +200,11 @@ def test_lightning_s_modules_go_by_their_names_alone() -> None:
 def test_the_plug_in_sorts_by_host_time_where_all_kernels_communicate() -> None:
     trace = load_events(op("nccl:all_reduce", 0, 10, 1), launch(1, 1), kernel(20, 5, 1), op("b", 20, 90, 2))
     assert [row["name"] for row in operators(Context(trace), compat=PLUGIN).rows()] == ["b", "nccl:all_reduce"]
+
+
+def test_a_kernel_that_does_not_say_its_gpu_counts_for_none_in_the_plug_in() -> None:
+    trace = load_events(op("a", 0, 100, 1), event("kernel", "k", 0, 50, pid=0, tid=7, args={}))
+    assert [row["utilization_pct"] for row in gpu_summary(Context(trace)).rows()] == [50]
+    assert (
+        gpu_summary(Context(trace), compat=PLUGIN).rows() == gpu_utilization(Context(trace), compat=PLUGIN).rows() == []
+    )

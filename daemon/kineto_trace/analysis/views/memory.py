@@ -10,8 +10,15 @@ from kineto_trace.analysis.groups import group, subtree_sums, sums
 from kineto_trace.analysis.memory import NOTHING, Records, largest_triangles, levels, memory_records
 from kineto_trace.analysis.parts import ops
 from kineto_trace.analysis.plugin_backward import plugin_backward
-from kineto_trace.analysis.plugin_memory import plugin_events, plugin_levels, plugin_memory, profiler_start
+from kineto_trace.analysis.plugin_memory import (
+    calls_counted,
+    plugin_events,
+    plugin_levels,
+    plugin_memory,
+    profiler_start,
+)
 from kineto_trace.analysis.plugin_nodes import base_ns, microseconds, node_names
+from kineto_trace.analysis.plugin_sweep import summed_up, traversals
 from kineto_trace.analysis.plugin_tree import plugin_tree
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -160,23 +167,23 @@ def _plugin_statistics(
     end_ns: int | None,
     notes: list[str],
 ) -> Answer:
-    tree, found = context.get(plugin_tree), context.get(plugin_memory)
-    visits = context.get(plugin_backward).visits
+    tree, found, moved = context.get(plugin_tree), context.get(plugin_memory), context.get(plugin_backward)
     base = base_ns(context.trace)
-    inside = np.ones(len(tree), np.bool_)
-    if start_ns is not None:
-        inside &= tree.end >= microseconds(np.array([start_ns]), base)[0]
-    if end_ns is not None:
-        inside &= tree.start <= microseconds(np.array([end_ns]), base)[0]
-    reached = np.where(inside & tree.operator, found.reached, 0)
-    calls = sums(tree.name.astype(np.int64), reached, len(context.trace.strings))
-    counted = np.where(inside & tree.operator, visits, 0)
+    low, high = (None if ns is None else float(microseconds(np.array([ns]), base)[0]) for ns in (start_ns, end_ns))
+    inside = tree.operator.copy()
+    if low is not None:
+        inside &= tree.end >= low
+    if high is not None:
+        inside &= tree.start <= high
+    turn = traversals(tree, moved, found.entered, low, high)
+    counted = np.where(inside, calls_counted(context, turn), 0)
+    calls = sums(tree.name.astype(np.int64), counted, len(context.trace.strings))
     parts = []
     for device in range(len(records.devices)):
         usable = chosen & found.known & (found.operator >= 0) & (records.device == device)
         own = _metrics(records, usable, found.operator, len(tree))
-        total = {name: tree.below(values).astype(np.int64) for name, values in own.items()}
-        parts.append(_by_operator(tree.name, total, own, counted))
+        total = {name: summed_up(tree, moved, turn, values) for name, values in own.items()}
+        parts.append(_by_operator(tree.name, total, own, (counted > 0).astype(np.int64)))
     return _statistics(context, records, parts, calls, notes, by_name=True)
 
 

@@ -14,7 +14,13 @@ from kineto_trace.analysis.breakdown import (
     plugin_breakdown,
 )
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.gpu_figures import GpuFigures, gpu_figures, kernel_rows, plugin_gpu_figures
+from kineto_trace.analysis.gpu_figures import (
+    GpuFigures,
+    gpu_figures,
+    kernel_rows,
+    plugin_gpu_figures,
+    plugin_kernel_rows,
+)
 from kineto_trace.analysis.gpu_metrics import Course, utilization_course
 from kineto_trace.analysis.gpu_metrics import plugin_sm_efficiency as plugin_efficiency_course
 from kineto_trace.analysis.gpu_metrics import sm_efficiency as efficiency_course
@@ -255,7 +261,7 @@ def gpu_utilization(context: Context, *, compat: Compat = Compat.NONE) -> Answer
     start, end = clock.times(context.trace.table("kernel"))
     courses = {
         device: utilization_course(union(start[rows], end[rows]), low, high, clock.per_us)
-        for device, rows in context.get(kernel_rows).items()
+        for device, rows in context.get(plugin_kernel_rows if compat is Compat.PLUGIN else kernel_rows).items()
     }
     return Answer(
         {
@@ -293,7 +299,7 @@ def sm_efficiency(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     course_of = plugin_efficiency_course if plugin else efficiency_course
     courses = {
         device: course_of(figures.blocks_per_sm[rows], start[rows], end[rows])
-        for device, rows in context.get(kernel_rows).items()
+        for device, rows in context.get(plugin_kernel_rows if plugin else kernel_rows).items()
     }
     counts = [len(course.start) for course in courses.values()]
     return Answer(
