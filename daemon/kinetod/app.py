@@ -233,7 +233,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
     helpers = helper or AttachHelpers(WARM_HELPERS)
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
-    keeping = await start_keeping(settings, store, hostname, stack)
+    keeping = await start_keeping(settings, store, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher)
     gate = access.gate(captures.thing, no_such_capture)
     captures.on_end = gate.note_end

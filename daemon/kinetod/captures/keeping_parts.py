@@ -16,7 +16,7 @@ from kinetod.upload.settings import worker_environ, worker_options
 WORKER_LOCK = "upload.lock"  # in the state folder
 
 
-async def start_keeping(settings: Settings, store: Store, host: str, stack: contextlib.AsyncExitStack) -> Keeping:
+async def start_keeping(settings: Settings, store: Store, stack: contextlib.AsyncExitStack) -> Keeping:
     """Retention and uploads run until the stack is closed."""
     worker = UploadWorker(
         Path(store.state_dir, WORKER_LOCK),
@@ -24,9 +24,12 @@ async def start_keeping(settings: Settings, store: Store, host: str, stack: cont
         lambda: worker_environ(settings.current),
     )
     stack.push_async_callback(worker.stop)
-    uploader = Uploader(settings, store, worker, host=host, uploaded=lambda: retention.wake())
+    uploader = Uploader(settings, store, worker, uploaded=lambda: retention.wake())
     retention = Retention(settings, store, is_pending_upload=uploader.is_pending)
-    tasks = [asyncio.create_task(uploader.run(), name="uploads"), asyncio.create_task(retention.run(), name="retention")]
+    tasks = [
+        asyncio.create_task(uploader.run(), name="uploads"),
+        asyncio.create_task(retention.run(), name="retention"),
+    ]
 
     async def stop() -> None:
         for task in tasks:

@@ -172,7 +172,7 @@ class UploadWorker:
 
     async def _start(self, setup: Setup) -> _Process:
         options, variables = setup
-        command = (sys.executable, "-m", "kinetod.upload.worker", str(self._lock_path))
+        command = (sys.executable, "-P", "-m", "kinetod.upload.worker", str(self._lock_path))
         environ = {**os.environ, **variables}
         try:
             process = await asyncio.create_subprocess_exec(

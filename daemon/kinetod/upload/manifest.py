@@ -8,7 +8,6 @@ from typing import Any
 from kinetod.upload.interface import BLOCK_BYTES, RemoteDamage, Stored
 
 VERSION = 1
-MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ _MOST_DOUBLINGS = 30
 class _Item:
     due: float = 0.0  # by the loop's clock
     failures: int = 0
+    url: str = ""
     bytes_done: int = 0
     total_bytes: int = 0
     task: "asyncio.Task[None] | None" = None
@@ -55,14 +56,12 @@ class Uploader:
         store: Store,
         worker: UploadWorker,
         *,
-        host: str,
         uploaded: Callable[[], None] = lambda: None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
         self._store = store
         self._worker = worker
-        self._host = host
         self._uploaded = uploaded
         self._jitter = jitter
         self._items: dict[str, _Item] = {}
@@ -160,7 +159,7 @@ class Uploader:
         if capture is None or not await asyncio.to_thread(file_names, folder):
             return True
         url = capture_url(config.upload_url, capture.host, capture_id)
-        item.total_bytes, item.bytes_done = capture.local_bytes, 0
+        item.url, item.total_bytes, item.bytes_done = url, capture.local_bytes, 0
         capture.ClearField("upload")
         capture.ClearField("local_bytes")
         job = {
@@ -225,7 +224,7 @@ class Uploader:
         )  # fmt: skip
         upload = pb.Upload(
             state=pb.UPLOAD_STATE_RETRYING,
-            url=self._url(capture_id),
+            url=item.url,
             failures=item.failures,
             error=problem,
             next_try_ns=time.time_ns() + int(pause_s * 1e9),
@@ -238,10 +237,6 @@ class Uploader:
         longest = min(most, FIRST_PAUSE_S * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
         return longest * (0.5 + self._jitter() / 2)
 
-    def _url(self, capture_id: str) -> str:
-        prefix = self._settings.current.upload_url
-        return capture_url(prefix, self._host, capture_id) if prefix else ""
-
     def annotate(self, capture: pb.Capture) -> None:
         """Adds what only the queue knows to the public state of an ended capture."""
         item = self._items.get(capture.id)
@@ -250,7 +245,7 @@ class Uploader:
                 capture.upload.next_try_ns = 0  # not before uploads are switched on again
             return
         upload = capture.upload
-        upload.url = upload.url or self._url(capture.id)
+        upload.url = item.url or capture_url(self._settings.current.upload_url, capture.host, capture.id)
         if item.task is not None:
             upload.state = pb.UPLOAD_STATE_RUNNING
             upload.bytes, upload.total_bytes = item.bytes_done, max(item.total_bytes, item.bytes_done)

@@ -10,6 +10,7 @@ from kinetod.upload.interface import BLOCK_BYTES, MANIFEST, RemoteDamage, Stored
 from kinetod.upload.urls import scheme_of
 
 _CONNECT_S = 10.0
+_S3_TRIES = 2  # of one request: the queue has more patience than the library, and shows what is wrong
 READ_TRIES = 4
 _PAUSE_S = 0.5
 
@@ -21,11 +22,13 @@ def open_store(url: str, options: WorkerOptions) -> tuple[Any, str]:
     scheme = scheme_of(url)
     arguments: dict[str, Any] = {"use_listings_cache": False}
     if scheme == "s3":
-        config = {"connect_timeout": _CONNECT_S, "read_timeout": options.timeout_s, "retries": {"max_attempts": 2}}
+        config = {"connect_timeout": _CONNECT_S, "read_timeout": options.timeout_s, "retries": {"max_attempts": 1}}
         arguments |= {"config_kwargs": config}
         if options.endpoint:
             arguments |= {"endpoint_url": options.endpoint}
     fs, path = fsspec.core.url_to_fs(url, **arguments)
+    if scheme == "s3":
+        fs.retries = _S3_TRIES
     return fs, path
 
 
@@ -43,7 +46,7 @@ class RemoteCapture:
 
     def manifest(self, sha256: str = "") -> manifest.Manifest:
         """Raises RemoteDamage if it is gone or has another checksum, and what the file system raises."""
-        data = self._read(MANIFEST, 0, manifest.MAX_BYTES)
+        data = self._read(MANIFEST)
         found = hashlib.sha256(data).hexdigest()
         if sha256 and found != sha256:
             raise RemoteDamage(f"{self.path(MANIFEST)} has the SHA-256 {found} instead of {sha256}")
@@ -77,11 +80,13 @@ class RemoteCapture:
             if self._fs.exists(name):
                 self._fs.rm(name, recursive=True)
 
-    def _read(self, name: str, begin: int, end: int) -> bytes:
-        """Some bytes, with a few tries. Raises RemoteDamage if there is no such object."""
+    def _read(self, name: str, begin: int | None = None, end: int | None = None) -> bytes:
+        """Some bytes or all, with a few tries. Raises RemoteDamage if there is no such object."""
+        if begin is not None and begin == end:
+            return b""
         for attempt in range(READ_TRIES):
             try:
-                data: bytes = self._fs.cat_file(self.path(name), begin, end) if end > begin else b""
+                data: bytes = self._fs.cat_file(self.path(name), start=begin, end=end)
             except FileNotFoundError as exc:
                 raise RemoteDamage(f"{self.path(name)} is not there") from exc
             except Exception:

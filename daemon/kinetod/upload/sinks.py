@@ -143,7 +143,11 @@ class FileSink(Sink):
                         rest = rest[file.write(rest) :]
                 progress(len(part.data))
             os.fsync(file.fileno())
-        source.stored()
+        try:
+            source.stored()
+        except LocalDamage:
+            part_path.unlink()
+            raise
         part_path.replace(path)
         _sync_folder(path.parent)
         return ""

@@ -1,0 +1,91 @@
+"""Addresses, limits and secrets of uploads."""
+
+from pathlib import Path
+
+import pytest
+from kinetod.upload.credentials import credential_variables, redacted, secrets_of
+from kinetod.upload.throttle import Throttle
+from kinetod.upload.urls import capture_url, checked_endpoint, checked_url, missing_extra, scheme_of
+
+
+@pytest.mark.parametrize("text", ["s3://b", "s3://b/p/q", "gs://b/p", "az://c/p", "file:///mnt/t", ""])
+def test_usual_urls_are_taken(text: str) -> None:
+    assert checked_url(text) == text
+    assert checked_url(f"{text}/") == text if text else True
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("bucket/p", "expected s3://"),
+        ("ftp://h/p", "expected s3://"),
+        ("s3://key:secret@b/p", "has a user or key in it"),
+        ("s3://b/p?x=1", "settings of the store"),
+        ("s3://b/../c", "has .."),
+        ("s3:///p", "is no name of a bucket"),
+        ("file://host/p", "file:///absolute/path"),
+        ("file:///", "file:///absolute/path"),
+    ],
+)
+def test_other_urls_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        checked_url(text)
+
+
+def test_endpoints_are_http_and_have_no_key() -> None:
+    assert checked_endpoint("https://minio:9000/") == "https://minio:9000"
+    assert checked_endpoint("") == ""
+    for text in ("minio:9000", "https://a:b@minio", "https://"):
+        with pytest.raises(ValueError, match="expected https"):
+            checked_endpoint(text)
+
+
+def test_a_missing_library_is_named_with_its_extra() -> None:
+    assert missing_extra("file:///x") == missing_extra("") == missing_extra("s3://b") == ""
+
+
+def test_a_capture_cannot_leave_its_prefix() -> None:
+    assert capture_url("s3://b/p", "gpu-7", "2026-1") == "s3://b/p/gpu-7/2026-1"
+    assert capture_url("s3://b", "../x", "..") == "s3://b/_x/_"
+    assert scheme_of("s3://b") == "s3"
+
+
+def test_a_throttle_lets_the_mean_rate_through() -> None:
+    now, slept = [100.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    throttle = Throttle(1000, clock=lambda: now[0], sleep=sleep)
+    for _ in range(3):
+        throttle.take(2500)
+    assert slept == [1.0, 1.0, 0.5, 1.0, 1.0, 0.5]
+    Throttle(0, sleep=sleep).take(10**12)
+    assert len(slept) == 6
+
+
+def test_secrets_are_hidden_whatever_says_them() -> None:
+    secrets = secrets_of({"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "HOME": "/root", "KEY_FILE": "/etc/key"})
+    assert secrets == {"wJalrXUtnFEMI"}
+    assert redacted("bad wJalrXUtnFEMI\n here", secrets) == "bad (hidden) here"
+    for text in (
+        "https://u:pw@host/x",
+        "https://h/x?X-Amz-Signature=abc123&a=1",
+        "AccountName=n;AccountKey=Zm9v==;x",
+        "Authorization: AWS4-HMAC-SHA256 Credential=AKIA",
+    ):
+        shown = redacted(text)
+        assert "(hidden)" in shown
+        assert not any(secret in shown for secret in ("u:pw", "abc123", "Zm9v", "AKIA"))
+    assert len(redacted("x" * 10_000)) == 500
+
+
+def test_secrets_in_credential_files_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "credentials"
+    path.write_text("[default]\naws_access_key_id = AKIA12345\naws_secret_access_key = abcdefgh\n")
+    assert credential_variables("s3", path) == {"AWS_SHARED_CREDENTIALS_FILE": str(path)}
+    assert secrets_of(credential_variables("s3", path)) == {"AKIA12345", "abcdefgh"}
+    path.write_text("AccountKey=xyz\n")
+    assert credential_variables("az", path) == {"AZURE_STORAGE_CONNECTION_STRING": "AccountKey=xyz"}
+    assert credential_variables("file", path) == {}
