@@ -52,7 +52,7 @@ def op_times(context: Context) -> OpTimes:
     return OpTimes(
         host_total=(nest.end - events.start)[tree.place],
         host_exclusive=exclusive,
-        host_self=exclusive - _own_calls(context, count),
+        host_self=np.maximum(exclusive - _own_calls(context, count), 0),  # calls may outlive operators
         device_self=device,
         device_total=subtree_sums(device[tree.row], nest.stop)[tree.place],
     )

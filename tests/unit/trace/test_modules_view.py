@@ -148,3 +148,13 @@ def test_python_functions_are_part_of_the_call_tree_if_wanted() -> None:
 
 def test_an_empty_trace_has_an_empty_call_tree() -> None:
     assert len(call_tree(Context(trace({})))) == 0
+
+
+def test_an_operator_that_outlives_its_module_takes_no_more_of_it_than_there_is() -> None:
+    rows = {"python_function": [module(0, 1000, "L_0", 0)], "cpu_op": [op(400, 2000, "a", 1)]}
+    assert found(rows)["L_0"]["host_overhead_us"] == 0.4
+    crossing = {
+        "python_function": [module(0, 1000, "L_0", 0), module(500, 400, "L_1", 1, 0)],
+        "cpu_op": [op(100, 700, "a", 1)],
+    }
+    assert found(crossing)["L_0"]["host_overhead_us"] == 0

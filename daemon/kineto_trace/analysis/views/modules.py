@@ -69,7 +69,8 @@ def modules(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     inside = np.flatnonzero(found.parent >= 0)
     length = found.end - found.start
     in_modules = sums(found.parent[inside], length[inside], count)
-    in_operators = sums(found.op[direct], times.host_total[direct], count)
+    lasting = found.end[found.op[direct]] - table["start"][direct]  # of the module, from when an operator begins
+    in_operators = sums(found.op[direct], np.minimum(times.host_total[direct], lasting), count)
     root, forward = backward_roots(context)
     of_module = found.op[forward] if len(forward) else np.empty(0, np.int64)
     root, of_module = root[of_module >= 0], of_module[of_module >= 0]
@@ -78,7 +79,7 @@ def modules(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     figures = {
         "host_total_us": length,
         "host_self_us": length - in_modules,
-        "host_overhead_us": length - in_modules - in_operators,
+        "host_overhead_us": np.maximum(length - in_modules - in_operators, 0),  # operators may cross modules
         "device_total_us": subtree_sums(device, found.stop),
         "device_self_us": device,
         "backward_host_us": backward_host,
