@@ -216,10 +216,11 @@ class ScriptedAgent:
 class RemoteAgent:
     """A ScriptedAgent in a process of its own."""
 
-    def __init__(self, socket_path: Path, *, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, socket_path: Path, *, prefix: Sequence[str] = (), python: Sequence[str] = ()) -> None:
+        """python: another interpreter, with what comes before it."""
         held, self._hold = os.pipe()
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-S", __file__, str(socket_path), str(held)],
+            [*prefix, *(python or [sys.executable]), "-S", __file__, str(socket_path), str(held)],
             pass_fds=[held],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -254,8 +254,7 @@ class _Half(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.transport = None
-        self.client.end()
-        self.client.half_lost()
+        self.client.half_lost(self)
 
 
 class _Client:
@@ -343,8 +342,11 @@ class _Client:
             if half.transport is not None:
                 half.transport.abort()
 
-    def half_lost(self) -> None:
-        """One end is closed for good."""
+    def half_lost(self, half: _Half) -> None:
+        """One end is closed for good. gRPC has no use for the rest of what a client said that has gone."""
+        self.end()
+        if half is self._near:
+            self._abort()
         if self._near.transport is None and self._far.transport is None:
             self._timer.cancel()
             self._front.ended(self)
