@@ -52,18 +52,26 @@ class Side:
         self.device_total = self.tree.below(device)
         self.hosted: dict[int, list[int]] = {}
         self._lists: dict[int, Ints] = {}
-        for host in dict.fromkeys(self.moved.host.tolist()):
-            own = self.moved.host == host
+        self._gone = self.moved.gone()
+        for host, own in self.moved.by_host().items():
             items = -1 - self.moved.hung[own]
             self.hosted[host] = items.tolist()
             key = host if host != NOTHING else -1 - self.moved.main
             self._lists[key] = np.insert(self._list(host, self.moved.main), self.moved.at[own], items)
 
+    @cached_property
+    def _below(self) -> tuple[Ints, Ints]:
+        """The backward node around each item that has one, and these items, by that node."""
+        nested = np.flatnonzero(self.moved.parent != NOTHING)
+        around = np.concatenate([self.moved.below, self.moved.parent[nested]])
+        order = np.argsort(around, kind="stable")
+        return around[order], np.concatenate([self.moved.roots, -1 - nested])[order]
+
     def _list(self, node: int, track: int) -> Ints:
         key = node if node != NOTHING else -1 - track
         found = self._lists.get(key)
         if found is None:
-            found = self._lists[key] = children_left(self.tree, self.moved.removed, node, track)
+            found = self._lists[key] = children_left(self.tree, self._gone, node, track)
         return found
 
     def thread_span(self) -> tuple[float, float]:
@@ -111,9 +119,9 @@ class Side:
         if item >= 0:
             return self._list(item, 0)
         place = -1 - item
-        found = np.concatenate(
-            [self.moved.roots[self.moved.below == place], -1 - np.flatnonzero(self.moved.parent == place)]
-        )
+        around, items = self._below
+        first, stop = np.searchsorted(around, (place, place + 1))
+        found = items[first:stop]
         starts, ends = self.spans(found)
         ordered: Ints = found[np.lexsort((-ends, starts))]
         return ordered

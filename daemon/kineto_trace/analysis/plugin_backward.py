@@ -65,6 +65,18 @@ class Backward:
     host: Ints
     at: Ints
 
+    def gone(self) -> Flags:
+        """For each node of the tree whether it is one of the roots that were removed."""
+        found = np.zeros(len(self.visits), np.bool_)
+        found[self.removed] = True
+        return found
+
+    def by_host(self) -> dict[int, Ints]:
+        """For each host the places of its backward nodes in `hung`, in their order."""
+        order = np.argsort(self.host, kind="stable")
+        hosts, first = np.unique(self.host[order], return_index=True)
+        return dict(zip(hosts.tolist(), np.split(order, first[1:]), strict=True)) if len(order) else {}
+
 
 def plugin_backward(context: Context) -> Backward:
     """Without reason to move anything every node is visited once."""
@@ -246,8 +258,9 @@ def _hosts(tree: Tree, removed: Ints, main: int, parent: Ints, start: Floats, en
     tops = np.flatnonzero(parent == NOTHING)
     tops = tops[np.lexsort((-end[tops], start[tops]))]
     found: list[tuple[int, int, int]] = []
-    spans = {NOTHING: thread_span(tree, main)}
-    node, at, children = NOTHING, 0, children_left(tree, removed, NOTHING, main)
+    spans, gone = {NOTHING: thread_span(tree, main)}, np.zeros(len(tree), np.bool_)
+    gone[removed] = True
+    node, at, children = NOTHING, 0, children_left(tree, gone, NOTHING, main)
     around: list[tuple[int, int, Ints]] = []
     for top in tops.tolist():
         first, last = float(start[top]), float(end[top])
@@ -263,19 +276,19 @@ def _hosts(tree: Tree, removed: Ints, main: int, parent: Ints, start: Floats, en
             around.append((node, at, children))
             node = int(children[at])
             spans[node] = float(tree.start[node]), float(tree.end[node])
-            at, children = 0, children_left(tree, removed, node, main)
+            at, children = 0, children_left(tree, gone, node, main)
         found.append((top, node, at))
     hung, host, place = np.array(found, np.int64).reshape(-1, 3).T
     return hung, host, place
 
 
-def children_left(tree: Tree, removed: Ints, node: int, track: int) -> Ints:
-    """The children of a node (NOTHING: of the root of a thread) that were not removed, by start."""
+def children_left(tree: Tree, gone: Flags, node: int, track: int) -> Ints:
+    """The children of a node (NOTHING: of the root of a thread) that are not gone, by start."""
     if node == NOTHING:
         found = np.flatnonzero((tree.parent == NOTHING) & (tree.track == track))
     else:
         found = np.flatnonzero(tree.parent[node + 1 : tree.stop[node]] == node) + node + 1
-    return np.setdiff1d(found, removed, assume_unique=True)
+    return found[~gone[found]]
 
 
 def depths(parent: Ints) -> Ints:

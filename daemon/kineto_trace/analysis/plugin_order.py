@@ -68,17 +68,16 @@ def _places(tree: Tree, moved: Backward) -> tuple[Ints, Ints]:
     """For each backward node that was hung: between twice the numbers of which nodes, and how far inside."""
     depth, number = _depth(tree), _numbers(tree)
     place, level = np.zeros(len(moved.module), np.int64), np.zeros(len(moved.module), np.int64)
-    for host in dict.fromkeys(moved.host.tolist()):
-        own = moved.host == host
-        children = children_left(tree, moved.removed, host, moved.main)
-        before = (
-            int(np.argmax(tree.track == moved.main))
-            if host == NOTHING
-            else int(number[host]) - (int(tree.stop[host]) - host - 1)
-        )
+    gone = moved.gone()
+    for host, own in moved.by_host().items():
+        children = children_left(tree, gone, host, moved.main)
+        if host == NOTHING:
+            before = int(np.argmax(tree.track == moved.main))
+        else:
+            before = int(number[host]) - (int(tree.stop[host]) - host - 1)
+            level[moved.hung[own]] = depth[host] + 1
         left = np.append(2 * number[children] + 1, 2 * before - 1)
         place[moved.hung[own]] = left[moved.at[own] - 1]
-        level[moved.hung[own]] = 0 if host == NOTHING else depth[host] + 1
     return place, level
 
 

@@ -56,7 +56,9 @@ class Sweep:
         self.visited: list[int] = []
         self._side, self._time, self._deepest = side, time, deepest
         self._special = self._around_hosts()
+        self._taken: list[tuple[int, int, int]] = []  # by which backward operator, from which record up to which
         self._walk()
+        self._give_to_roots()
 
     def _around_hosts(self) -> Flags:
         """Nodes with a backward node somewhere inside."""
@@ -89,7 +91,9 @@ class Sweep:
                 if frame.starts[frame.at] > now:
                     until = min(until, float(frame.starts[frame.at]))
                 elif frame.backward and item >= 0:
-                    place = self._take(item, place, end)
+                    stop = int(np.searchsorted(time, end))
+                    self._taken.append((item, place, stop))
+                    place = stop
                     frame.at += 1
                     continue
                 elif item < 0:
@@ -111,13 +115,18 @@ class Sweep:
         starts, ends = self._side.spans(children)
         return _Frame(children, starts, ends, end, backward)
 
-    def _take(self, root: int, place: int, end: float) -> int:
-        """Gives all records until the end to a backward operator or what is inside of it; the place behind them."""
+    def _give_to_roots(self) -> None:
+        """Gives records to the backward operators that took them, or to what is deepest inside."""
         tree = self._side.tree
-        stop = int(np.searchsorted(self._time, end))
-        found = self._deepest[int(tree.track[root])][place:stop]
-        self.node[place:stop] = np.where((found >= root) & (found < tree.stop[root]), found, root)
-        return stop
+        root, place, stop = np.array(self._taken, np.int64).reshape(-1, 3).T
+        sizes = stop - place
+        root = np.repeat(root, sizes)
+        rows = np.repeat(place - np.cumsum(sizes) + sizes, sizes) + np.arange(len(root))
+        for track, deepest in self._deepest.items():
+            own = tree.track[root] == track
+            found = deepest[rows[own]]
+            inside = (found >= root[own]) & (found < tree.stop[root[own]])
+            self.node[rows[own]] = np.where(inside, found, root[own])
 
 
 def traversals(tree: Tree, moved: Backward, entered: Flags, low: float | None, high: float | None) -> Ints:
