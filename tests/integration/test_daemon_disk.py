@@ -107,6 +107,17 @@ def _fill(fd: int) -> None:
         return
 
 
+def test_a_capture_needs_room_before_the_disk_is_full() -> None:
+    with (
+        running_daemon(environ={"KINETOD_STORE_START_FREE_BYTES": "8000TiB"}) as daemon,
+        ScriptedAgent(daemon.agent_socket) as agent,
+    ):
+        agent.hello()
+        code, reason, message = error_of(lambda: create(daemon.stub()))
+        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LOW_DISK")
+        assert f"are free on the disk of {daemon.state_dir}, a new capture needs 8000 TiB" in message
+
+
 def test_the_limit_per_target_ends_a_capture() -> None:
     with collecting("--max-trace-bytes", "64KiB") as (stub, agent, capture_id):
         agent.record(20_000)

@@ -24,8 +24,9 @@ async def start_keeping(settings: Settings, store: Store, stack: contextlib.Asyn
         lambda: worker_environ(settings.current),
     )
     stack.push_async_callback(worker.stop)
-    uploader = Uploader(settings, store, worker, uploaded=lambda: retention.wake())
+    uploader = Uploader(settings, store, worker)
     retention = Retention(settings, store, is_pending_upload=uploader.is_pending)
+    uploader.on_uploaded = retention.wake
     tasks = [
         asyncio.create_task(uploader.run(), name="uploads"),
         asyncio.create_task(retention.run(), name="retention"),

@@ -172,8 +172,12 @@ class UploadWorker:
 
     async def _start(self, setup: Setup) -> _Process:
         options, variables = setup
-        command = (sys.executable, "-P", "-m", "kinetod.upload.worker", str(self._lock_path))
-        environ = {**os.environ, **variables}
+        command = (sys.executable, "-m", "kinetod.upload.worker", str(self._lock_path))
+        environ = {
+            **os.environ,
+            **variables,
+            "PYTHONSAFEPATH": "1",
+        }  # imports nothing from where the daemon was started
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LINE_BYTES, env=environ

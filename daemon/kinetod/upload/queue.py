@@ -48,7 +48,7 @@ class _Item:
 
 
 class Uploader:
-    """Uploads every ended capture while `upload.url` is set. `uploaded` is called after each."""
+    """Uploads every ended capture while `upload.url` is set."""
 
     def __init__(
         self,
@@ -56,13 +56,12 @@ class Uploader:
         store: Store,
         worker: UploadWorker,
         *,
-        uploaded: Callable[[], None] = lambda: None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
         self._store = store
         self._worker = worker
-        self._uploaded = uploaded
+        self.on_uploaded: Callable[[], None] = lambda: None  # called after each
         self._jitter = jitter
         self._items: dict[str, _Item] = {}
         self._damaged: dict[str, dict[str, str]] = {}  # files that the record does not know, by capture
@@ -196,7 +195,7 @@ class Uploader:
         if now is not None and not now.pinned and not self._settings.current.keep_local:
             await self._store.remove(capture_id)
             log.info("capture %s: the local copy is removed: it is uploaded and store.keep_local is off", capture_id)
-        self._uploaded()
+        self.on_uploaded()
 
     async def _mark(self, capture_id: str, exc: LocalDamage) -> None:
         """A damaged file is left out of the next try, which comes at once."""
