@@ -13,6 +13,7 @@
     ├── TraceUnreadable          5    a file that is no trace, or is damaged
     ├── NotWritten               5    this machine: a result could not be written
     ├── DemoFailed               5    a step of the demo did not work
+    ├── NotInstalled             5    this machine: a step of an installation did not work
     ├── Denied                   6    the caller's rights
     ├── Unreachable              7    the daemon is not there
     │   └── TimedOut             7    the daemon did not answer in time
@@ -114,6 +115,13 @@ class DemoFailed(CliError):
     """A step of the demo did not work."""
 
     exit_code = ExitCode.FAILED
+
+
+class NotInstalled(CliError):
+    """A step of installing or removing kinetod did not work."""
+
+    exit_code = ExitCode.FAILED
+    help_text = "What was done before stays; the same command again goes on from there."
 
 
 class Denied(CliError):

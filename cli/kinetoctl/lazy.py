@@ -23,7 +23,7 @@ class LazyGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Click's hook: a call without anything is answered by the help, as an error."""
-        if not args and not ctx.resilient_parsing:
+        if not args and not ctx.resilient_parsing and not self.invoke_without_command:
             raise MissingCommand(ctx)
         return super().parse_args(ctx, args)
 

@@ -31,14 +31,14 @@ def read(name: str) -> str:
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command with its full name, groups left out."""
+    """Every command with its full name; groups that do nothing by themselves are left out."""
     context = click.Context(group)
     for name in group.list_commands(context):
         found = group.get_command(context, name)
         assert found is not None
         if isinstance(found, click.Group):
             yield from commands(found, *path, name)
-        else:
+        if not isinstance(found, click.Group) or found.invoke_without_command:
             yield " ".join(("kinetoctl", *path, name)), found
 
 
@@ -194,7 +194,8 @@ def test_every_activity_type_that_is_offered_for_completion_is_documented() -> N
 def test_documents_show_only_options_that_exist() -> None:
     known = {option for command in COMMANDS.values() for option in options(command)} | COMMON
     known |= options(kinetod_command)
-    foreign = {"-m", "-c", "-L", "-1", "--epochs", "--nproc-per-node"}  # of python, ssh, head and training scripts
+    # of python, ssh, head, journalctl and training scripts
+    foreign = {"-m", "-c", "-L", "-1", "-u", "--epochs", "--nproc-per-node"}
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         code = re.findall(r"`[^`\n]+`|^(?:kinetoctl|kinetod) .*$", path.read_text(), re.MULTILINE)
         used = {option for text in code if "kineto" in text for option in _OPTION.findall(text)}

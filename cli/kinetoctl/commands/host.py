@@ -6,6 +6,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.lazy import LazyGroup
 from kinetoctl.output import units
 from kinetoctl.output.console import print_table
 from kinetoctl.output.documents import emit, plain
@@ -34,10 +35,19 @@ def _rows(host: pb.Host) -> list[tuple[str, str]]:
     ]
 
 
-@click.command("host")
+COMMANDS = {
+    "install": "kinetoctl.commands.host_install",
+    "uninstall": "kinetoctl.commands.host_uninstall",
+}
+
+
+@click.group("host", cls=LazyGroup, modules=COMMANDS, invoke_without_command=True)
 @common_options
-def command() -> int:
-    """Show the daemon's host: versions, GPUs, store and limits."""
+@click.pass_context
+def command(context: click.Context) -> int:
+    """Show the daemon's host: versions, GPUs, store and limits. Or install kinetod on this one."""
+    if context.invoked_subcommand is not None:
+        return ExitCode.DONE
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         host = client.host()

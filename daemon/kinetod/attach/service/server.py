@@ -78,7 +78,7 @@ class Caller:
 
 
 class AttachService:
-    """Serves connections. `load_policy` is called for each request; `helpers` and `lookers` are started and stopped here."""
+    """Serves connections. `load_policy` is called for each request; `helpers` and `lookers` are started here."""
 
     def __init__(
         self,

@@ -1,0 +1,180 @@
+"""The steps of an installation on a host, and of its end.
+
+Theory of operation
+    What is installed is the same however it comes: `kinetoctl host install` does all of it; a package brings the
+    files (`FILES`, laid down when it is built) and its scripts do the rest (`SETUP`). Only the folders differ: an
+    administrator's units are in /etc, a package's in /usr/lib.
+
+    The programs themselves are not installed here: the units name the folder they lie in. That folder must be root's
+    alone, with everything above it and the interpreter, since the attach helper has rights over every process.
+"""
+
+import os
+import re
+import stat
+import sys
+from dataclasses import dataclass
+from enum import Flag, auto
+from pathlib import Path
+
+from kinetoctl.errors import NotInstalled, UsageProblem
+from kinetoctl.installation.steps import (
+    Control,
+    Enabled,
+    Folder,
+    Host,
+    NoUsers,
+    Owned,
+    Remove,
+    Step,
+    Users,
+    Write,
+)
+
+USER, HELPER_USER = "kineto", "kineto-attach"
+SERVICE, HELPER, HELPER_SOCKET = "kinetod.service", "kinetod-attach.service", "kinetod-attach.socket"
+UNITS = (SERVICE, HELPER_SOCKET, HELPER)
+PROGRAMS = ("kinetod", "kinetod-attach")
+CONFIG_DIR, STATE_DIR, CREDENTIALS_DIR = Path("/etc/kinetod"), Path("/var/lib/kineto"), Path("/etc/credstore")
+RUN_DIRS = (Path("/run/kineto"), Path("/run/kinetod-attach"))
+DEFAULT_PROGRAMS = Path("/opt/kinetod/bin")
+_HOMES = ("/home", "/root", "/run/user")
+_DATA = Path(__file__).parent / "data"
+_CHECKOUT = Path(__file__).parents[3] / "deploy"
+
+
+class Part(Flag):
+    """Of an installation."""
+
+    FILES = auto()  # units and the lists of users and folders
+    SETUP = auto()  # users, folders, configuration, starting
+    ALL = FILES | SETUP
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the files go."""
+
+    units: Path
+    sysusers: Path
+    tmpfiles: Path
+
+
+ADMINISTRATORS = Layout(
+    Path("/etc/systemd/system"), Path("/etc/sysusers.d/kinetod.conf"), Path("/etc/tmpfiles.d/kinetod.conf")
+)
+PACKAGES = Layout(
+    Path("/usr/lib/systemd/system"),
+    Path("/usr/lib/sysusers.d/kinetod.conf"),
+    Path("/usr/lib/tmpfiles.d/kinetod.conf"),
+)
+
+
+def data(name: str) -> bytes:
+    """A file that comes with kinetoctl, from the wheel or a checkout. Raises NotInstalled."""
+    for folder in (_DATA, _CHECKOUT):
+        if (path := folder / name).is_file():
+            return path.read_bytes()
+    raise NotInstalled(f"this kinetoctl comes without its {name}; install it from its wheel or package")
+
+
+def unit(name: str, programs: Path) -> bytes:
+    """A unit for programs that lie in that folder."""
+    text = data(f"systemd/{name}").decode()
+    if re.search(r"[\s%\"'\\$]", str(programs)):
+        raise UsageProblem(f"--programs: a unit cannot name {str(programs)!r}: it has blanks or special characters")
+    text = text.replace(f"{DEFAULT_PROGRAMS}/", f"{programs}/")
+    return text.replace(f"file:{DEFAULT_PROGRAMS.parent}/share", f"file:{programs.parent}/share").encode()
+
+
+def install(layout: Layout, parts: Part, *, programs: Path, start: bool) -> list[Step]:
+    """Raises NotInstalled, UsageProblem."""
+    steps: list[Step] = []
+    if Part.FILES in parts:
+        steps += [Write(layout.units / name, unit(name, programs)) for name in UNITS]
+        steps += [
+            Write(layout.sysusers, data("systemd/sysusers.d.conf")),
+            Write(layout.tmpfiles, data("systemd/tmpfiles.d.conf")),
+        ]
+    if Part.SETUP in parts:
+        steps += [
+            Users((USER, HELPER_USER), layout.sysusers),
+            Folder(CONFIG_DIR, Owned(mode=0o755)),
+            Folder(CREDENTIALS_DIR, Owned(mode=0o700)),
+            Folder(STATE_DIR, Owned(user=USER, group=USER, mode=0o700)),
+            Write(CONFIG_DIR / "config.toml", data("config/config.toml"), Owned(group=USER, mode=0o640), keep=True),
+            Write(CONFIG_DIR / "attach.toml", data("config/attach.toml"), keep=True),
+            Control(("daemon-reload",), if_changed=True),
+            Enabled((SERVICE, HELPER_SOCKET)),
+        ]
+        if start:
+            steps += _started(always=Part.FILES not in parts)
+    return steps
+
+
+def _started(*, always: bool) -> list[Step]:
+    """A package's scripts run when the programs are new, which shows in no file that is written here."""
+    running = "" if always else HELPER_SOCKET
+    return [
+        Control(("start", HELPER_SOCKET), unless_active=running),
+        # The next request starts the new one.
+        Control(("stop", HELPER), if_active=HELPER, if_changed=not always),
+        Control(("restart", SERVICE), unless_active="" if always else SERVICE, says=f"start {SERVICE}"),
+    ]
+
+
+def uninstall(layout: Layout, parts: Part, *, purge: bool) -> list[Step]:
+    """Without `purge` captures, configuration and users stay."""
+    steps: list[Step] = []
+    if Part.SETUP in parts:
+        steps += [
+            *(Control(("stop", name), if_active=name) for name in UNITS),
+            Enabled((SERVICE, HELPER_SOCKET), wanted=False),
+        ]
+    if Part.FILES in parts:
+        steps += [Remove(layout.units / name) for name in UNITS]
+        steps += [Remove(layout.sysusers), Remove(layout.tmpfiles)]
+    if Part.SETUP in parts:
+        steps += [*(Remove(path) for path in RUN_DIRS), Control(("daemon-reload",), if_changed=True)]
+        if purge:
+            steps += [Remove(STATE_DIR), Remove(CONFIG_DIR), NoUsers((USER, HELPER_USER))]
+    return steps
+
+
+def kept(host: Host) -> list[Path]:
+    """What an uninstallation without purge leaves behind."""
+    return [path for path in (STATE_DIR, CONFIG_DIR) if host.at(path).exists()]
+
+
+def of_a_package(host: Host) -> bool:
+    """Whether a package has installed kinetod already."""
+    return host.at(PACKAGES.units / SERVICE).exists()
+
+
+def own_programs() -> Path:
+    """The folder of the programs that came with this kinetoctl."""
+    return Path(sys.prefix) / "bin"
+
+
+def check_programs(host: Host, programs: Path) -> None:
+    """Raises NotInstalled if they are not there, or somebody but root could replace them."""
+    for name in PROGRAMS:
+        path = host.at(programs / name)
+        if not path.is_file() or not os.access(path, os.X_OK):
+            raise NotInstalled(f"there is no program {programs / name}; --programs says where kinetod is installed")
+    if host.is_image:
+        return
+    for name in (*PROGRAMS, "python3"):
+        path = (programs / name).resolve()
+        if str(path).startswith(tuple(f"{home}/" for home in _HOMES)):
+            raise NotInstalled(
+                f"{path} lies in somebody's home, which the service does not see; install kinetod in /opt/kinetod, "
+                "with an interpreter of the system"
+            )
+        for part in (path, *path.parents):
+            status = part.stat()
+            if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
+                raise NotInstalled(
+                    f"others than root can write {part}, and the attach helper, which has rights over every process, "
+                    f"runs {path}; install kinetod in a folder of root's, such as /opt/kinetod"
+                )
