@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-fuzz views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-fuzz campaign-uploads views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -90,6 +90,10 @@ config-docs: $(STAMP)
 # Ten minutes of damaged traces through the loaders.
 campaign-fuzz: $(STAMP)
 	$(BIN)/python tests/campaign/fuzz_loaders.py
+
+# A quarter of an hour of uploads to an S3 server through kills of the daemon and cut connections.
+campaign-uploads: $(STAMP)
+	$(BIN)/python tests/campaign/uploads.py
 
 # Generated code is committed. The old generator is the floor for the run-time libraries.
 protos:

@@ -91,9 +91,18 @@ class S3Sink(Sink):
         if (upload_id := memory.get(source.name, "upload_id")) is not None:
             with contextlib.suppress(FileNotFoundError):  # no such upload: it was completed or given up meanwhile
                 return upload_id, self._list_parts({**where, "UploadId": upload_id})
+        self._abort_lost(where)
         created = self._fs.call_s3("create_multipart_upload", **where)
         memory.note(source.name, "upload_id", created["UploadId"])
         return created["UploadId"], {}
+
+    def _abort_lost(self, where: dict[str, str]) -> None:
+        """Uploads to this key that were begun just before an interruption, so that nobody knows them."""
+        with contextlib.suppress(OSError):  # not everybody may ask for them
+            page = self._fs.call_s3("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"])
+            for each in page.get("Uploads", ()):
+                if each["Key"] == where["Key"]:
+                    self._fs.call_s3("abort_multipart_upload", **where, UploadId=each["UploadId"])
 
     def _list_parts(self, upload: dict[str, str]) -> dict[int, tuple[str, int]]:
         found: dict[int, tuple[str, int]] = {}
