@@ -18,22 +18,22 @@ class RequestRate:
     def __init__(self, per_second: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
         self._clock = clock
-        self._buckets: dict[str, tuple[float, float]] = {}  # tokens and when
+        self._asked: dict[str, tuple[float, float]] = {}  # requests that the time since has not made good for, and when
 
     def take(self, caller: Caller) -> None:
         """Counts a request. Raises Exhausted."""
         rate, now = self._per_second(), self._clock()
-        most = max(1.0, rate * BURST_S)
-        tokens, at = self._buckets.pop(caller.key, (most, now))
-        tokens = min(most, tokens + (now - at) * rate)
-        self._buckets[caller.key] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now)
-        if len(self._buckets) > MAX_CALLERS:
-            del self._buckets[next(iter(self._buckets))]  # the one that has asked for nothing for the longest time
-        if tokens < 1:
+        asked, at = self._asked.pop(caller.key, (0.0, now))
+        asked = max(0.0, asked - (now - at) * rate)
+        too_many = asked + 1 > max(1.0, rate * BURST_S)
+        self._asked[caller.key] = (asked if too_many else asked + 1, now)
+        if len(self._asked) > MAX_CALLERS:
+            del self._asked[next(iter(self._asked))]  # the one that has asked for nothing for the longest time
+        if too_many:
             raise Exhausted(
                 Reason.TOO_MANY_REQUESTS,
                 f"{caller} sends more than {rate} requests a second (access.requests_per_second); wait a moment",
-                retry_after_ms=int((1 - tokens) / rate * 1000) + 1,
+                retry_after_ms=int((asked + 1 - max(1.0, rate * BURST_S)) / rate * 1000) + 1,
             )
 
 

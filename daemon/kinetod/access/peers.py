@@ -7,6 +7,7 @@ uid 0 for those that nobody holds any more.
 
 import array
 import contextlib
+import ctypes
 import ipaddress
 import socket
 import struct
@@ -22,6 +23,8 @@ _MAX_GROUPS = 65536
 _ESTABLISHED = "01"
 _LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns of /proc/net/tcp
 PROC = Path("/proc")
+_libc = ctypes.CDLL(None)
+_libc.getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +54,13 @@ def of_unix(sock: socket.socket) -> Peer:
 
 
 def _groups(sock: socket.socket) -> list[int]:
-    groups = array.array("I")
-    with contextlib.suppress(OSError):  # the others are then not known, and give no rights
-        data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * groups.itemsize)
-        groups.frombytes(data)
-    return list(groups)
+    """The supplementary groups. Not those of Python's getsockopt, which takes 256 at most."""
+    groups = array.array("I", bytes(_MAX_GROUPS * array.array("I").itemsize))
+    length = ctypes.c_uint(len(groups) * groups.itemsize)
+    address, _ = groups.buffer_info()
+    if _libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, address, ctypes.byref(length)):
+        return []  # a kernel without it: they are not known, and give no rights
+    return list(groups[: length.value // groups.itemsize])
 
 
 def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:

@@ -45,7 +45,7 @@ def test_callers_that_are_gone_are_forgotten() -> None:
     rate = RequestRate(lambda: 1, Clock())
     for uid in range(MAX_CALLERS + 100):
         rate.take(caller(uid))
-    assert len(rate._buckets) == MAX_CALLERS
+    assert len(rate._asked) == MAX_CALLERS
 
 
 def test_captures_of_one_user_are_counted_but_not_an_administrators() -> None:

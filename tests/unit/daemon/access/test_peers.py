@@ -1,5 +1,7 @@
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,19 @@ def test_a_unix_peer_is_known_by_its_process_user_and_groups() -> None:
     assert peer.gids == {os.getgid(), *os.getgroups()}
     for each in (ours, _theirs):
         each.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may choose groups")
+def test_all_groups_of_a_peer_are_known(tmp_path: Path) -> None:
+    groups = list(range(70_000, 71_000))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        program = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 's')!r}); s.recv(1)"
+        with subprocess.Popen([sys.executable, "-S", "-c", program], extra_groups=groups):
+            accepted, _ = server.accept()
+            with accepted:
+                assert of_unix(accepted).gids == {os.getgid(), *groups}
 
 
 @pytest.mark.parametrize(
