@@ -1,0 +1,176 @@
+"""Callers from other hosts: a real daemon with certificates."""
+
+import contextlib
+import datetime
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from support.calls_as import OK, Answer, call
+from support.certificates import DAY, Authority, Pair, write_server_files
+from support.cli import run_here
+from support.daemon import Daemon, DaemonFailed, running_daemon
+from support.scripted_agent import ScriptedAgent
+from support.waiting import until
+
+ROOT_URI = "spiffe://cluster/root"
+SETTINGS = f"""
+[access]
+tls_certificate = "server.pem"
+tls_key = "server.key"
+tls_client_ca = "clients.pem"
+[access.certificates]
+"URI:{ROOT_URI}" = "own as root"
+"DNS:dashboard.cluster" = "viewer"
+"CN:operator" = "admin"
+"CN:gone" = "own as no-such-user"
+"""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A daemon that is called with TLS, and its authority."""
+
+    daemon: Daemon
+    address: str
+    folder: Path
+    authority: Authority
+
+    def call(self, client: Pair | None, name: str = "GetHost", authority: Authority | None = None) -> Answer:
+        """A call over a new connection; by an authority of its own if it does not trust the daemon's."""
+        with (authority or self.authority).channel(self.address, client) as channel:
+            return call(channel, name, getattr(pb, f"{name}Request")())
+
+
+def free_address(host: str = "127.0.0.1") -> str:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    folder, authority = tmp_path_factory.mktemp("tls"), Authority()
+    write_server_files(folder, authority.issue(dns="localhost"), authority.certificate)
+    config = folder / "config.toml"
+    config.write_text(SETTINGS.replace('= "server', f'= "{folder}/server').replace('"clients', f'"{folder}/clients'))
+    address = free_address()
+    with running_daemon("--config", str(config), "--listen", address) as daemon:
+        yield Remote(daemon, address, folder, authority)
+
+
+def test_a_certificate_stands_for_a_user(remote: Remote) -> None:
+    client = remote.authority.issue("whoever", uri=ROOT_URI)
+    with ScriptedAgent(remote.daemon.agent_socket) as agent:
+        agent.hello()
+        (process,) = remote.call(client, "ListProcesses").only.processes
+    assert process.pid == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("names", "traces"),
+    [({"dns": "dashboard.cluster"}, "ROLE_NEEDED"), ({"common_name": "operator"}, "INVALID_FIELD")],
+)
+def test_certificates_without_a_user_see_everything(remote: Remote, names: dict[str, str], traces: str) -> None:
+    client = remote.authority.issue(**names)  # type: ignore[arg-type]
+    assert remote.call(client, "ListCaptures").code == OK
+    assert remote.call(client, "CreateCapture").reason == traces
+
+
+@pytest.mark.parametrize("names", [{"common_name": "mallory"}, {"dns": "operator"}, {"uri": "spiffe://cluster/x"}])
+def test_a_certificate_that_stands_for_nobody_is_told_so(remote: Remote, names: dict[str, str]) -> None:
+    answer = remote.call(remote.authority.issue(**names))  # type: ignore[arg-type]
+    assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "UNKNOWN_CERTIFICATE")
+    assert next(iter(names.values())) in answer.message
+
+
+def test_a_certificate_of_a_user_whom_this_host_does_not_have_is_told_so(remote: Remote) -> None:
+    answer = remote.call(remote.authority.issue("gone"))
+    assert answer.reason == "UNKNOWN_CERTIFICATE"
+    assert "this host has no such user" in answer.message
+
+
+def expired(authority: Authority) -> Pair:
+    return authority.issue("operator", lasts=-DAY)
+
+
+def of_a_stranger(_authority: Authority) -> Pair:
+    return Authority().issue("operator")
+
+
+def none(_authority: Authority) -> None:
+    return None
+
+
+@pytest.mark.parametrize("make", [expired, of_a_stranger, none])
+def test_without_a_valid_certificate_there_is_no_connection(remote: Remote, make: object) -> None:
+    assert callable(make)
+    answer = remote.call(make(remote.authority))
+    assert (answer.code, answer.reason) == ("UNAVAILABLE", "")
+
+
+def test_what_is_no_tls_gets_nothing(remote: Remote) -> None:
+    host, _, port = remote.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as plain:
+        plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        with contextlib.suppress(ConnectionError):
+            while plain.recv(4096):
+                pass
+
+
+def test_new_certificates_are_taken_while_the_daemon_runs(remote: Remote) -> None:
+    new = Authority("the next one")
+    client = new.issue("operator")
+    assert remote.call(client, authority=new).code == "UNAVAILABLE"
+    write_server_files(remote.folder, new.issue(dns="localhost"), new.certificate)
+    until(lambda: remote.call(client, authority=new).code == OK, "the new certificates are in use")
+    assert remote.call(remote.authority.issue("operator")).code == "UNAVAILABLE"
+    old = remote.authority
+    write_server_files(remote.folder, old.issue(dns="localhost"), old.certificate)
+    until(lambda: remote.call(old.issue("operator")).code == OK, "the old ones are in use again")
+
+
+def test_kinetoctl_calls_with_certificates_from_its_variables(
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = remote.authority.issue("operator", lasts=datetime.timedelta(hours=1))
+    for name, data in (("ca", remote.authority.certificate), ("cert", client.certificate), ("key", client.key)):
+        (tmp_path / name).write_bytes(data)
+        monkeypatch.setenv(f"KINETO_TLS_{name.upper()}", str(tmp_path / name))
+    monkeypatch.setenv("KINETO_TLS_NAME", "localhost")
+    assert str(remote.daemon.state_dir) in run_here(capsys, remote.address, "host", "-o", "json").stdout
+    monkeypatch.delenv("KINETO_TLS_KEY")
+    refused = run_here(capsys, remote.address, "host")
+    assert refused.code == 2
+    assert "called with certificates only: set KINETO_TLS_KEY to PEM files" in refused.stderr
+    monkeypatch.setenv("KINETO_TLS_KEY", str(tmp_path / "none"))
+    assert "KINETO_TLS_KEY: " in run_here(capsys, remote.address, "host").stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ('tls_certificate = "{0}/server.pem"', "access.tls_key: is missing; TLS needs access.tls_certificate, "),
+        ('certificates = {{ada = "viewer"}}', "access.certificates.ada: is no name of a certificate"),
+        ('certificates = {{"CN:ada" = "own"}}', "the roles own and jobs need a user of this host"),
+        ("", "0.0.0.0:50051 is not a loopback address and needs certificates"),
+        ("loopback_without_tls = true", "0.0.0.0:50051 is not a loopback address and needs certificates"),
+        ('tls_certificate = "{0}/server.pem"\ntls_key = "{0}/clients.pem"\ntls_client_ca = "{0}/clients.pem"',
+         "clients.pem are no certificate with its key"),
+    ],
+)  # fmt: skip
+def test_settings_that_would_leave_a_door_open_stop_the_start(
+    remote: Remote, tmp_path: Path, lines: str, problem: str
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[access]\n" + lines.format(remote.folder))
+    with (
+        pytest.raises(DaemonFailed) as caught,
+        running_daemon("--config", str(config), "--listen", "0.0.0.0:50051"),
+    ):
+        pass
+    assert problem in str(caught.value)
