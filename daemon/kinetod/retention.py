@@ -1,10 +1,10 @@
 """Retention: which captures go, and removing them in the background.
 
 Theory of operation
-    `plan` is pure. Rules, in this order: age (since the end of the capture), bytes of one user, bytes of all; by bytes
-    the oldest go first, until the rest fits. Never removed are captures that run, that are pinned, or that are yet to
-    be uploaded; their bytes count all the same. Of an uploaded capture only the files on this host go; its entry
-    stays, and goes by an age of its own.
+    `plan` is pure. Rules, in this order: uploaded (where no local copies are to be kept), age (since the end of the
+    capture), bytes of one user, bytes of all; by bytes the oldest go first, until the rest fits. Never removed are
+    captures that run, that are pinned, or that are yet to be uploaded; their bytes count all the same. Of an uploaded
+    capture only the files on this host go; its entry stays, and goes by an age of its own.
 
     The rules are looked at every `store.retention_interval`, after each capture and after each upload. Ages come from
     the wall clock; when that has jumped forward by more than CLOCK_JUMP_NS against the clock that runs on, nothing is
@@ -40,6 +40,7 @@ class Policy:
     max_bytes: int = 0
     max_bytes_per_user: int = 0
     max_entry_age_ns: int = 0  # of uploaded captures that are no longer here
+    keep_local: bool = True  # also once it is uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ def plan(
         held = not each.ended_ns or each.pinned or is_held(each)
         return not held and each.id not in removals
 
+    for each in () if policy.keep_local else holdings:
+        if each.uploaded and each.local_bytes != 0 and may_go(each):
+            removals[each.id] = Removal(each, "uploaded", "it is uploaded, and store.keep_local is off")
     for each in holdings if by_age else ():
         age_ns = now_ns - each.ended_ns
         is_here = each.local_bytes != 0 or not each.uploaded
@@ -152,6 +156,7 @@ class Retention:
             max_bytes=config.max_store_bytes,
             max_bytes_per_user=config.max_user_bytes,
             max_entry_age_ns=config.max_entry_age_ns,
+            keep_local=config.keep_local,
         )
         removals = plan(holdings, policy, self._clock_ns(), is_held=self._is_held, by_age=by_age)
         for each in removals:

@@ -61,7 +61,9 @@ class Uploader:
         self._settings = settings
         self._store = store
         self._worker = worker
-        self.on_uploaded: Callable[[], None] = lambda: None  # called after each
+        self.on_uploaded: Callable[[], None] = lambda: (
+            None
+        )  # called after each; retention then removes what need not stay
         self._jitter = jitter
         self._items: dict[str, _Item] = {}
         self._damaged: dict[str, dict[str, str]] = {}  # files that the record does not know, by capture
@@ -191,10 +193,6 @@ class Uploader:
     async def _after(self, capture_id: str) -> None:
         with contextlib.suppress(OSError):
             await asyncio.to_thread((self._store.capture_dir(capture_id) / STATE_FILE).unlink, missing_ok=True)
-        now = await self._store.run(self._store.get, capture_id)
-        if now is not None and not now.pinned and not self._settings.current.keep_local:
-            await self._store.remove(capture_id)
-            log.info("capture %s: the local copy is removed: it is uploaded and store.keep_local is off", capture_id)
         self.on_uploaded()
 
     async def _mark(self, capture_id: str, exc: LocalDamage) -> None:

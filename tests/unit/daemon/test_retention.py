@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -31,8 +32,11 @@ def holding(number: int, *, age_days: float = 0, size: int | None = 100, uid: in
     )
 
 
-def gone(holdings: list[Holding], held: str = "", *, by_age: bool = True, **policy: int) -> list[tuple[str, str]]:
-    removals = plan(holdings, Policy(**policy), NOW_NS, is_held=lambda each: each.id == held, by_age=by_age)
+def gone(
+    holdings: list[Holding], held: str = "", *, by_age: bool = True, keep_local: bool = True, **limits: Any
+) -> list[tuple[str, str]]:
+    policy = replace(Policy(keep_local=keep_local), **limits)
+    removals = plan(holdings, policy, NOW_NS, is_held=lambda each: each.id == held, by_age=by_age)
     return [(each.holding.id, each.rule) for each in removals]
 
 
@@ -76,6 +80,14 @@ def test_pinned_and_running_captures_stay_but_count(kept: Holding) -> None:
 
 def test_what_is_yet_to_be_uploaded_stays() -> None:
     assert gone([holding(1, age_days=9), holding(2)], "c1", max_age_ns=DAY_NS, max_bytes=50) == [("c2", "bytes")]
+
+
+def test_local_copies_of_uploaded_captures_go_where_they_are_not_to_be_kept() -> None:
+    both = replace(holding(1), uploaded=True)
+    only_there = replace(holding(2, size=0), uploaded=True)
+    pinned = replace(holding(3), uploaded=True, pinned=True)
+    assert gone([both, only_there, pinned, holding(4)], keep_local=False) == [("c1", "uploaded")]
+    assert gone([both], keep_local=True) == []
 
 
 def test_entries_of_uploaded_captures_have_an_age_of_their_own() -> None:
