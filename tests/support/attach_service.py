@@ -67,9 +67,15 @@ class Service:
                 env={**os.environ, "PYTHONPATH": IMPORT_PATH},
                 stdin=subprocess.DEVNULL,
                 stderr=log,
-                preexec_fn=lambda: os.dup2(self._listener.fileno(), _LISTEN_FD) and None,
+                preexec_fn=self._pass_listener,
                 close_fds=False,
             )
+
+    def _pass_listener(self) -> None:
+        if self._listener.fileno() == _LISTEN_FD:
+            os.set_inheritable(_LISTEN_FD, True)
+        else:
+            os.dup2(self._listener.fileno(), _LISTEN_FD)
 
     def stop(self) -> None:
         """Ends it, if it runs."""

@@ -115,7 +115,7 @@ class _HandOver:
         """The trampoline first. Written now, where /proc/PID/mem does it; else in the stop."""
         placed: list[Placed] = []
         for code in (trampoline.TRAMPOLINE[self._machine.name], *self._plan.codes):
-            place = trampoline.find_place(self._image, code)
+            place = trampoline.find_place(self._image, code, placed)
             if place.missing and self._image.memory.writes_code:
                 with contextlib.suppress(OSError):  # a kernel may forbid it (proc_mem.force_override)
                     self._image.memory.write(place.address, code)

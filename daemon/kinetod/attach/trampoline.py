@@ -21,7 +21,7 @@ Theory of operation
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -149,14 +149,18 @@ def read_error(image: TargetImage, work: Work, frame: Frame) -> int:
     return error if 0 < error < PAGE else 0
 
 
-def find_place(image: TargetImage, code: bytes) -> Placed:
-    """Where the code lies already, or a free place for it. Raises AttachError when there is none."""
+def find_place(image: TargetImage, code: bytes, taken: Sequence[Placed] = ()) -> Placed:
+    """Where the code lies already, or a free place for it. Raises AttachError when there is none.
+
+    taken: places of other codes, which may not have been written yet.
+    """
     free: int | None = None
     for start, content in _caves(image):
         found = content.find(code)
         if found >= 0 and found % _CAVE_ALIGNMENT == -start % _CAVE_ALIGNMENT:
             return Placed(start + found, code, missing=False)
-        used = len(content.rstrip(b"\0"))
+        ends = (place.address + len(place.code) - start for place in taken)
+        used = max(len(content.rstrip(b"\0")), *(end for end in ends if 0 < end <= len(content)), 0)
         address = start + used + (-(start + used) % _CAVE_ALIGNMENT)
         if free is None and address + len(code) <= start + len(content):
             free = address

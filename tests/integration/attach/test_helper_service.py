@@ -113,6 +113,21 @@ def test_a_user_without_rights_gets_an_agent_into_another_users_process(service:
     assert psutil.pid_exists(target)
 
 
+def test_a_main_thread_that_sleeps_is_entered_by_a_thread_of_our_own(service: Service) -> None:
+    text = "import os, _thread\nos.write(1, b'%d\\n' % os.getpid())\nlock = _thread.allocate_lock()\n"
+    text += "lock.acquire()\nlock.acquire()"
+    with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
+
+        async def use(helper: HelperService) -> str:
+            attached, channel = await helper.attach(key_of(pid), deadline_s=10)
+            Connection(channel).expect(wire.Hello)
+            channel.close()
+            return attached.method
+
+        assert ask(service, use) == "native-thread"
+        assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 def test_another_user_gets_nothing(service: Service, target: int) -> None:
     done = as_caller(OWNER_UID, ASK, str(service.socket), str(target))
     said = json.loads(done.stdout)

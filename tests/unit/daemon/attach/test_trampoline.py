@@ -47,6 +47,16 @@ def test_a_place_lies_behind_the_code_of_a_lasting_module() -> None:
     assert place.address + len(code) <= mapping.end
 
 
+def test_codes_that_are_not_written_yet_do_not_lie_in_the_same_place() -> None:
+    image = TargetImage(os.getpid())
+    placed: list[trampoline.Placed] = []
+    for filler in (0xC1, 0xC2, 0xC3):
+        placed.append(trampoline.find_place(image, bytes([filler]) * 100, placed))
+    ends = [(place.address, place.address + len(place.code)) for place in placed]
+    assert all(place.missing for place in placed)
+    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+
+
 def test_regions_lie_side_by_side_and_off_everything_else() -> None:
     page = trampoline.PAGE
     maps = [Mapping(0x1000, 0x2000, "rw-p", 0, ""), Mapping(0x7F0000000000, 0x7F0000001000, "rw-p", 0, "")]
