@@ -115,10 +115,10 @@ def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
 
 
 def _plain(pid: int, uid: int, proc: Path) -> bool:
-    """The kernel gives the folder of an undumpable process to root, and guards capabilities of the host's namespace."""
+    """The kernel gives the files of an undumpable process to root, and guards capabilities of the host's namespace."""
     folder = proc / str(pid)
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        if folder.stat().st_uid != uid:
+        if (folder / "environ").stat().st_uid != uid:  # the folder's own owner says nothing of it
             return False
         status = (folder / "status").read_text(errors="replace").splitlines()
         permitted = int(next(line for line in status if line.startswith("CapPrm:")).split()[1], 16)
@@ -133,8 +133,14 @@ def _in_own_user_namespace(folder: Path, proc: Path) -> bool:
 
 
 def _hidden(pid: int, proc: Path) -> bool:
-    """Whether its open files may not be seen."""
-    return not os.access(proc / str(pid) / "fd", os.R_OK, effective_ids=True)
+    """Whether the kernel refuses what only those who may trace the process can read."""
+    try:
+        os.close(os.open(proc / str(pid) / "environ", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_ours(command: list[str]) -> bool:
