@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from kinetod import procs
 from kinetod.procs import foreign_pids, open_gpus, read_facts
+from support.calls_as import plain_python
+from support.daemon import as_user
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -87,3 +89,23 @@ def test_gpus_are_the_devices_that_are_open(tmp_path: Path) -> None:
 )
 def test_our_own_programs_are_told_apart(command: list[str], ours: bool) -> None:
     assert procs._is_ours(command) is ours
+
+
+def test_a_process_with_rights_of_its_own_is_not_plain() -> None:
+    undumpable = "import ctypes; ctypes.CDLL(None).prctl(4, 0); " + SLEEP
+    for program, prefix, plain in (
+        (SLEEP, [], True),
+        (undumpable, [], os.getuid() == 0),  # root's folder is root's in any case
+        (SLEEP, as_user(12345), False),  # it has a capability
+        (undumpable, plain_python(12345)[:-1], False),
+    ):
+        if prefix and os.getuid() != 0:
+            continue
+        python = plain_python(0)[-1] if program is undumpable else sys.executable
+        child = subprocess.Popen([*prefix, python, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        facts = read_facts(child.pid)
+        child.communicate()
+        assert facts is not None
+        assert facts.plain == plain, (program, prefix)

@@ -1,10 +1,12 @@
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.access.policy import Thing
 from kinetod.errors import Exhausted, Precondition, StartError
 from kinetod.store import Store, file_digest, folder_bytes, key_of, store_error
 
@@ -175,3 +177,33 @@ def test_files_are_measured(tmp_path: Path) -> None:
     path.write_bytes(b"abc")
     assert file_digest(path) == (3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
     assert folder_bytes(tmp_path) >= 3
+
+
+def test_captures_have_owners(store: Store) -> None:
+    for number, owner_uid in ((1, 1000), (2, 2000), (3, 1000)):
+        made = capture(number)
+        made.owner_uid = owner_uid
+        store.insert(made, key="", request_hash="h")
+        made.local_bytes = 10 * number
+        store.save_end(made)
+    assert store.owner("c2") == Thing(uid=2000)
+    assert store.owner("c9") is None
+    assert [each.id for each in store.page({}, size=9, before=None, only_uid=1000)] == ["c3", "c1"]
+    assert [each.id for each in store.page({}, size=9, before=(3, "c3"), only_uid=1000)] == ["c1"]
+    assert store.page({}, size=9, before=None, only_uid=-1) == []
+    assert (store.bytes_of(1000), store.bytes_of(3000)) == (40, 0)
+
+
+def test_old_captures_of_several_users_are_nobodys(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with contextlib.closing(sqlite3.connect(state / "index.sqlite")) as index:
+        index.executescript(FIRST_SCHEMA)
+        index.executescript(
+            """INSERT INTO captures VALUES ('c2', 1, 2, 2, 'h', NULL, 'x', '{}');
+            INSERT INTO targets VALUES ('c2', 0, 5, 6, 1, '{"pid": 5, "process": {"uid": 7}}');
+            INSERT INTO targets VALUES ('c2', 1, 6, 6, 1, '{"pid": 6, "process": {}}');"""
+        )
+    opened = Store(state)
+    assert (opened.owner("c1"), opened.owner("c2")) == (Thing(uid=7), Thing(uid=None))
+    opened.close()
