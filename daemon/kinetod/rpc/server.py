@@ -45,6 +45,13 @@ class RpcServer:
 
     async def start(self) -> None:
         """Listens. Raises StartError."""
+        try:
+            await self._start()
+        except StartError:
+            await self._server.stop(None)  # else it complains when the loop is gone
+            raise
+
+    async def _start(self) -> None:
         await self.set_serving(False)
         old_mask = os.umask(0o177)
         try:
