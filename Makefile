@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-fuzz campaign-uploads views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-uploads views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -78,6 +78,10 @@ campaign-attach: $(STAMP)
 # Captures of a training loop whose own torch.profiler runs all the time; with CUDA where torch (needed) has it.
 campaign-profiler: $(STAMP)
 	$(BIN)/python tests/campaign/user_profiler.py
+
+# The Debian package under a real systemd, in a throw-away copy of this machine: root, systemd-container.
+campaign-systemd: $(STAMP)
+	$(BIN)/python tests/campaign/systemd.py
 
 # The reference of all views and tables, from the code.
 views: $(STAMP)

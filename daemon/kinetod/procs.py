@@ -40,6 +40,7 @@ class ProcessFacts:
     is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
     hidden: bool = False  # the kernel does not show us what PrivateFacts has
     plain: bool = True  # its user may trace it as far as the kernel is concerned: no set-uid program, not undumpable
+    capable: bool = False  # not plain only because of capabilities, which count if it is in our user namespace
     job: str = ""  # the batch job that the kernel's control groups put it into
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
@@ -52,6 +53,7 @@ class ProcessFacts:
             job_id=private.job_id,
             is_python=self.is_python or private.is_python,
             hidden=False,
+            plain=self.plain or (self.capable and private.own_user_namespace),
         )
 
 
@@ -64,6 +66,7 @@ class PrivateFacts:
     world_size: int | None = None
     job_id: str = ""
     is_python: bool = False  # by its executable
+    own_user_namespace: bool = False  # as in a container that its user has started
 
 
 def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
@@ -84,6 +87,8 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         return None
     private = read_private(pid, proc)
     job = job_of(pid, proc)
+    dumpable = len({uids.real, uids.effective, uids.saved}) == 1 and _dumpable(pid, uid, proc)
+    capable = uid != 0 and _has_capabilities(pid, proc)
     return ProcessFacts(
         key=key,
         uid=uid,
@@ -97,7 +102,8 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         parent_pid=parent_pid,
         is_ours=_is_ours(command),
         hidden=bool(arguments) and _hidden(pid, proc),
-        plain=len({uids.real, uids.effective, uids.saved}) == 1 and _plain(pid, uid, proc),
+        plain=dumpable and (not capable or private.own_user_namespace),
+        capable=dumpable and capable,
         job=job.id if job is not None else "",
     )
 
@@ -111,24 +117,28 @@ def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
         world_size=_number(environ, WORLD_SIZE_VARIABLES),
         job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
         is_python=_runs_python(pid, proc),
+        own_user_namespace=_in_own_user_namespace(pid, proc),
     )
 
 
-def _plain(pid: int, uid: int, proc: Path) -> bool:
-    """The kernel gives the files of an undumpable process to root, and guards capabilities of the host's namespace."""
-    folder = proc / str(pid)
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        if (folder / "environ").stat().st_uid != uid:  # the folder's own owner says nothing of it
-            return False
-        status = (folder / "status").read_text(errors="replace").splitlines()
-        permitted = int(next(line for line in status if line.startswith("CapPrm:")).split()[1], 16)
-        return uid == 0 or not permitted or _in_own_user_namespace(folder, proc)
+def _dumpable(pid: int, uid: int, proc: Path) -> bool:
+    """The kernel gives the files of a process that is not to root; the folder's own owner says nothing of it."""
+    with contextlib.suppress(OSError):
+        return (proc / str(pid) / "environ").stat().st_uid == uid
     return False
 
 
-def _in_own_user_namespace(folder: Path, proc: Path) -> bool:
+def _has_capabilities(pid: int, proc: Path) -> bool:
+    """Also if that cannot be told."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        status = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+        return int(next(line for line in status if line.startswith("CapPrm:")).split()[1], 16) != 0
+    return True
+
+
+def _in_own_user_namespace(pid: int, proc: Path) -> bool:
     with contextlib.suppress(OSError):
-        return (folder / "ns/user").readlink() != (proc / "self/ns/user").readlink()
+        return (proc / str(pid) / "ns/user").readlink() != (proc / "self/ns/user").readlink()
     return False
 
 

@@ -5,6 +5,7 @@ Every question names processes by pid and start time; of those that are somethin
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kinetod.text import clean
 LOOK, TOOLKIT = "look", "toolkit"
 _VARIABLES = (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES)  # all that kineto_agent.describe reads
 _MAX_VALUE_CHARS = 256
+_MAX_GPUS = 64
 
 
 def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
             if same(pid, start):
                 found = read_private(pid, proc)
                 if same(pid, start):  # what has been read is of this process
-                    seen.append([pid, found.gpus, found.rank, found.world_size, found.job_id, found.is_python])
+                    seen.append({"pid": pid, **asdict(found), "gpus": found.gpus[:_MAX_GPUS]})
         return {"seen": seen}
     if question["do"] == TOOLKIT:
         ((pid, start),) = targets

@@ -6,7 +6,7 @@ from typing import Any, List
 import pytest
 from kineto_agent import link as module
 from kineto_agent import wire
-from kineto_agent.link import Link, LinkClosed
+from kineto_agent.link import Link, LinkClosed, vouched_for
 from support.agent_daemon import Daemon
 from support.waiting import until
 
@@ -230,3 +230,24 @@ def test_a_link_that_looks_for_daemons_never_ends(tmp_path: Path) -> None:
     link = a_link(tmp_path / "none")
     assert not link.connect()
     assert not link.ended
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_vouches_for_the_user_to_whom_it_has_given_a_folder_in_run(tmp_path: Path) -> None:
+    run, other = str(tmp_path), os.getuid() + 12345
+    folder = tmp_path / "kineto"
+    folder.mkdir()
+    path = str(folder / "agent.sock")
+    tmp_path.chmod(0o755)
+    os.chown(folder, other, other)
+    assert vouched_for(path, other, run)
+    assert not vouched_for(path, other + 1, run)
+    assert not vouched_for(path, other)  # not in /run
+    assert not vouched_for(str(folder / "deeper/agent.sock"), other, run)
+    tmp_path.chmod(0o777)  # anybody could have made the folder
+    assert not vouched_for(path, other, run)
+    tmp_path.chmod(0o755)
+    folder.rename(tmp_path / "real")
+    folder.symlink_to(tmp_path / "real")
+    assert not vouched_for(path, other, run)
+    assert not vouched_for(str(tmp_path / "nowhere/agent.sock"), other, run)

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,18 @@ def test_a_process_with_rights_of_its_own_is_not_plain() -> None:
         child.communicate()
         assert facts is not None
         assert facts.plain == plain, (program, prefix)
+
+
+def test_capabilities_of_a_user_namespace_of_its_own_leave_a_process_to_its_user() -> None:
+    facts = procs.read_facts(os.getpid())
+    assert facts is not None
+    elsewhere = procs.PrivateFacts(own_user_namespace=True)
+    capable = replace(facts, plain=False, capable=True)
+    assert capable.with_private(elsewhere).plain
+    assert not capable.with_private(procs.PrivateFacts()).plain
+    assert not replace(facts, plain=False, capable=False).with_private(elsewhere).plain  # a set-uid program
+
+
+def test_what_another_user_may_not_read_is_hidden() -> None:
+    own = procs.read_facts(os.getpid())
+    assert own is not None and not own.hidden

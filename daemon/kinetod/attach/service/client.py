@@ -227,6 +227,7 @@ def _private(each: messages.PrivateFacts) -> PrivateFacts:
         world_size=each.world_size,
         job_id=clean(each.job_id, 128),
         is_python=each.is_python,
+        own_user_namespace=each.own_user_namespace,
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 VERSION = 1
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
-MAX_PROCESSES = 64  # of one question for facts
+MAX_PROCESSES = 48  # of one question for facts: the answer fits into a packet
 MAX_DEADLINE_MS = 60_000
 _HEAD = struct.Struct("<4sH")
 _MAGIC = b"KATT"
@@ -110,15 +110,16 @@ class Diagnosed(_Message, frozen=True, tag="diagnosed"):
     diagnosis: dict[str, Any]
 
 
-class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What procs.PrivateFacts has, and of which process."""
 
     pid: Pid
-    gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=256)]
+    gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=64)]
     rank: Small | None
     world_size: Small | None
     job_id: Short
     is_python: bool
+    own_user_namespace: bool
 
 
 class Seen(_Message, frozen=True, tag="seen"):

@@ -23,7 +23,15 @@ def test_a_request_arrives_as_it_was_sent(asked: messages.Request) -> None:
 
 
 def test_the_largest_answers_fit_into_a_packet() -> None:
-    facts = messages.PrivateFacts(1 << 22, tuple(range(2**31 - 64, 2**31 - 1)), 2**31 - 1, 2**31 - 1, "é" * 128, True)
+    facts = messages.PrivateFacts(
+        pid=1 << 22,
+        gpus=tuple(range(2**31 - 64, 2**31)),
+        rank=2**31 - 1,
+        world_size=2**31 - 1,
+        job_id="é" * 128,
+        is_python=True,
+        own_user_namespace=True,
+    )
     said = messages.Seen(facts=(facts,) * messages.MAX_PROCESSES)
     assert len(messages.encode(said)) <= messages.MAX_ANSWER_BYTES
     assert messages.answer(messages.encode(said)) == said
@@ -39,7 +47,12 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         (b'{"type":"attach","target":["7",8],"boot_time_ns":1,"deadline_ms":5}', "target"),
         (b'{"type":"attach","target":[7,8],"boot_time_ns":1,"deadline_ms":5,"path":"/x"}', "path"),
         (b'{"type":"look","targets":[],"boot_time_ns":1}', "targets"),
-        (b'{"type":"look","targets":[' + b",".join([b"[7,8]"] * 65) + b'],"boot_time_ns":1}', "targets"),
+        (
+            b'{"type":"look","targets":['
+            + b",".join([b"[7,8]"] * (messages.MAX_PROCESSES + 1))
+            + b'],"boot_time_ns":1}',
+            "targets",
+        ),
         (b'{"type":"execute","target":[7,8]}', "execute"),
         (b'{"type":"attached","method":"x","stopped_ns":1,"latency_ns":1}', "attached"),
         (b"[" * 4000, "understood"),
