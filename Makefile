@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-uploads views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-access campaign-uploads views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -90,6 +90,10 @@ views: $(STAMP)
 # The table of settings in docs/configuration.md and deploy/config/config.toml, from the code.
 config-docs: $(STAMP)
 	$(BIN)/python docs/generate_config.py
+
+# Every role against every call, over the Unix socket, loopback and TLS; as root.
+campaign-access: $(STAMP)
+	$(BIN)/python tests/campaign/access.py
 
 # Ten minutes of damaged traces through the loaders.
 campaign-fuzz: $(STAMP)

@@ -216,6 +216,44 @@ def test_a_process_with_rights_of_its_own_is_an_administrators(host: Host) -> No
     assert "the kernel would not let that user trace it" in answer.message
 
 
+@pytest.fixture
+def job() -> Iterator[Path]:
+    """A Slurm job's control group as slurmstepd makes it."""
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    root = next((Path(where) for _, where, kind, *_ in mounts if kind == "cgroup2"), None)
+    folder = root and root / f"system.slice/slurmstepd.scope/job_{os.getpid()}"
+    if folder is None or "0::/\n" not in Path("/proc/self/cgroup").read_text():
+        pytest.skip("the root of the control groups is not in sight")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as exc:
+        pytest.skip(f"control groups cannot be made: {exc}")
+    yield folder
+    for made in (folder, *folder.parents[:2]):
+        until(lambda made=made: removed(made), f"{made} is empty")  # type: ignore[misc]
+
+
+def removed(folder: Path) -> bool:
+    with contextlib.suppress(OSError):  # a process is still on its way out, or the folder was there before
+        folder.rmdir()
+    return not folder.exists() or any(each.is_dir() for each in folder.iterdir())
+
+
+def test_the_owner_of_a_job_traces_processes_of_other_users_in_it(host: Host, job: Path) -> None:
+    assert host.call(host.ada, "CreateCapture", request_of(host.bobs)).reason == "NOT_YOUR_PROCESS"
+    with (
+        RemoteAgent(host.daemon.agent_socket, python=plain_python(ADA)) as first,
+        RemoteAgent(host.daemon.agent_socket, python=plain_python(BOB)) as second,
+    ):
+        for agent in (first, second):
+            agent.do("hello")
+            (job / "cgroup.procs").write_text(str(agent.pid))
+        until(lambda: host.call(host.ada, "DiagnoseProcess", pb.DiagnoseProcessRequest(pid=second.pid)).code == OK, "")
+        capture_id = finished(host, host.ada, second)
+        assert host.call(host.ada, "DeleteCapture", pb.DeleteCaptureRequest(id=capture_id)).code == OK
+        assert host.call(host.bob, "CreateCapture", request_of(first)).reason == "NOT_YOUR_PROCESS"
+
+
 def test_an_idempotency_key_is_its_users_alone(host: Host) -> None:
     with ExitStack() as stack:
         made = []

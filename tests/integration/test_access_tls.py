@@ -71,6 +71,10 @@ def test_a_certificate_stands_for_a_user(remote: Remote) -> None:
     assert process.pid == os.getpid()
 
 
+def test_the_unix_socket_needs_no_certificate(remote: Remote) -> None:
+    assert remote.daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).hostname
+
+
 @pytest.mark.parametrize(
     ("names", "traces"),
     [({"dns": "dashboard.cluster"}, "ROLE_NEEDED"), ({"common_name": "operator"}, "INVALID_FIELD")],

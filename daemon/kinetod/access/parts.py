@@ -14,7 +14,7 @@ from kinetod.access.gate import Gate, ThingOf
 from kinetod.access.limits import RequestRate
 from kinetod.access.peers import Peer
 from kinetod.access.tls import Certificates, TlsFiles
-from kinetod.config import Config, Settings, serves_everybody
+from kinetod.config import Config, ListenAddress, Settings, serves_everybody
 from kinetod.errors import KinetodError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ async def make_access(settings: Settings, stack: contextlib.AsyncExitStack) -> A
 
     folder = PrivateFolder(config.agent_socket.with_name(config.agent_socket.name + ".grpc"))
     front = Front(
-        [Door(address=address, tls=_has_tls(config, address.is_loopback)) for address in config.listen],
+        [Door(address=address, tls=_needs_tls(config, address)) for address in config.listen],
         folder,
         socket_mode=0o666 if everybody else 0o600,
         lets_in=lets_in,
@@ -68,8 +68,9 @@ async def make_access(settings: Settings, stack: contextlib.AsyncExitStack) -> A
     )
 
 
-def _has_tls(config: Config, is_loopback: bool) -> bool:
-    return config.has_tls and not (is_loopback and config.loopback_without_tls)
+def _needs_tls(config: Config, address: ListenAddress) -> bool:
+    without = address.path is not None or (address.is_loopback and config.loopback_without_tls)
+    return config.has_tls and not without
 
 
 def _tls_files(config: Config) -> TlsFiles | None:
