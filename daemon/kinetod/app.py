@@ -265,7 +265,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     )
     await _ask_vendor_libraries(gpus)
     watchdog_s = notify.watchdog_s()
-    health = Health(link, store, workers, probe_period_s=min(PROBE_PERIOD_S, (watchdog_s or PROBE_PERIOD_S) / 2))
+    probe_period_s = min(PROBE_PERIOD_S, (watchdog_s or PROBE_PERIOD_S) / 2)
+    health = Health(link, store, workers, front=access.front, probe_period_s=probe_period_s)
     return _Daemon(hub, link, captures, rpc, health)
 
 

@@ -16,6 +16,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from kinetod.access.front import Front
 from kinetod.link import LinkServer
 from kinetod.store import Store
 from kinetod.workers import WorkerPool
@@ -48,12 +49,14 @@ class Health:
         store: Store,
         workers: WorkerPool,
         *,
+        front: Front | None = None,
         probe_period_s: float = PROBE_PERIOD_S,
         probe_deadline_s: float = PROBE_DEADLINE_S,
     ) -> None:
         self._link = link
         self._store = store
         self._workers = workers
+        self._front = front
         self._probe_period_s = probe_period_s
         self._probe_deadline_s = probe_deadline_s
         self._probed_at = float("-inf")
@@ -66,6 +69,8 @@ class Health:
         problems, notes = list[str](), list[str]()
         if not self._link.listening:
             problems.append(f"agents cannot connect: the socket {self._link.path} is gone")
+        if self._front is not None:
+            problems += self._front.mend()
         if not await self._workers.tend():
             problems.append("decode workers do not start")
         error = await self._store_error()

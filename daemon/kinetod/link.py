@@ -6,7 +6,7 @@ Theory of operation
 
     A peer can hurt only itself:
     - a connection that has not said Hello within HANDSHAKE_S is closed, and one user may have at most
-      MAX_SILENT_PER_UID of those;
+      MAX_SILENT_PER_UID of those, and MAX_PER_UID in all unless it is root;
     - per wake-up of the loop one connection is read READ_BUDGET times, then the others have their turn;
     - a connection that sends more than FRAMES_PER_SECOND (with a burst) is not read for a while, so that
       its own socket fills up;
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
 MAX_CONNECTIONS = 8192
+MAX_PER_UID = 4096  # root's are those of all containers too: they may be as many as there can be
 MAX_SILENT_PER_UID = 1024  # a whole host of agents may come back at once after a restart
 BACKLOG = 4096
 ACCEPT_BUDGET = 64
@@ -327,8 +328,10 @@ class LinkServer:
             metrics.link_refused("unidentified")
             sock.close()
             return
-        silent = sum(not other.greeted and other.identity.uid == identity.uid for other in self._connections)
-        if len(self._connections) >= MAX_CONNECTIONS or silent >= MAX_SILENT_PER_UID:
+        own = [other for other in self._connections if other.identity.uid == identity.uid]
+        silent = sum(not other.greeted for other in own)
+        too_many = silent >= MAX_SILENT_PER_UID or (identity.uid != 0 and len(own) >= MAX_PER_UID)
+        if too_many or len(self._connections) >= MAX_CONNECTIONS:
             log.warning("process %d (uid %d) was refused: too many connections", identity.pid, identity.uid)
             metrics.link_refused("too_many")
             with contextlib.suppress(OSError):

@@ -119,12 +119,22 @@ class Front:
             for sock in await _bound(door.address, self._socket_mode):
                 self._listeners.append(_Listener(sock, door, self._accepted))
 
-    @property
-    def listening(self) -> bool:
-        """Whether clients can connect."""
-        return bool(self._listeners) and all(
-            door.address.path is None or door.address.path.is_socket() for door in self._doors
-        )
+    def mend(self) -> list[str]:
+        """Makes sockets again that somebody has removed; says what cannot be mended."""
+        problems = []
+        for number, listener in enumerate(self._listeners):
+            path = listener.door.address.path
+            if path is None or path.is_socket():
+                continue
+            try:
+                sock = _bound_unix(path, self._socket_mode)
+            except StartError as exc:
+                problems.append(f"clients cannot connect: {path} is gone; {exc}")
+                continue
+            log.warning("the socket %s was gone; it has been made again", path)
+            listener.close()
+            self._listeners[number] = _Listener(sock, listener.door, self._accepted)
+        return problems
 
     def peer(self, name: str) -> Peer | None:
         """Who is behind a connection that gRPC shows as `name`."""
@@ -357,7 +367,7 @@ class _Listener:
 
     def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], None]) -> None:
         self._sock = sock
-        self._door = door
+        self.door = door
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._acceptable)
@@ -374,7 +384,7 @@ class _Listener:
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
             sock.setblocking(False)
-            self._accepted(sock, self._door)
+            self._accepted(sock, self.door)
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:

@@ -189,6 +189,23 @@ def test_a_side_that_does_not_read_is_not_read_for(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_socket_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Parts(tmp_path) as parts:
+            assert parts.front.mend() == []
+            parts.path.unlink()
+            assert parts.front.mend() == []
+            answer, writer = await parts.said(b"hello")
+            async with closing(writer):
+                assert answer == b"hello"
+            parts.path.unlink()
+            parts.path.write_text("no socket")
+            (problem,) = parts.front.mend()
+            assert problem.startswith(f"clients cannot connect: {parts.path} is gone; ")
+
+    asyncio.run(run())
+
+
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir(mode=0o755)
     with pytest.raises(StartError, match="is open to others than this user; remove it"):
