@@ -45,6 +45,10 @@ class Crashed(Exception):
     how = ""
 
 
+class DeadBefore(Crashed):
+    """A helper had ended before it was asked: another one can be."""
+
+
 class TooLate(Exception):
     """A helper was killed at the deadline of what it did."""
 
@@ -80,9 +84,12 @@ class _Helper:
                 log.info("attach helper %d: %s", self.process.pid, text)
 
     async def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-        """One request, one answer and its descriptor, which the caller owns. Raises Crashed."""
+        """One request, one answer and its descriptor, which the caller owns. Raises Crashed, DeadBefore."""
         try:
             self._sock.send(json.dumps(request).encode(), socket.MSG_NOSIGNAL)
+        except OSError as exc:
+            raise DeadBefore(str(exc)) from exc
+        try:
             await self._readable()
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             data, ancillary, _, _ = self._sock.recvmsg(MAX_ANSWER_BYTES, _CMSG_SPACE, flags)  # recv_fds has no flags
@@ -193,7 +200,14 @@ class AttachHelpers:
 
     async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
         """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""
-        helper = await self._take()
+        while self._idle:  # one that was kept warm may have ended meanwhile
+            with contextlib.suppress(DeadBefore):
+                return await self._answer_by(self._idle.pop(), request, deadline_s)
+        return await self._answer_by(await _Helper.start(self._command), request, deadline_s)
+
+    async def _answer_by(
+        self, helper: _Helper, request: Mapping[str, Any], deadline_s: float
+    ) -> tuple[dict[str, Any], int | None]:
         self._busy.add(helper)
         try:
             async with asyncio.timeout(deadline_s):
@@ -228,14 +242,6 @@ class AttachHelpers:
             "deadline_s": deadline_s,
             "token": self._token,
         }
-
-    async def _take(self) -> _Helper:
-        while self._idle:
-            helper = self._idle.pop()
-            if helper.process.returncode is None:
-                return helper
-            await helper.stop(kill=True)
-        return await _Helper.start(self._command)
 
     def _give_back(self, helper: _Helper) -> None:
         if self._stopped or len(self._idle) >= self._count:

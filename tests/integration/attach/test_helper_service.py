@@ -255,10 +255,13 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
 
         async def use(helper: HelperService) -> AttachCode | str:
             attach = asyncio.create_task(helper.attach(key_of(target), deadline_s=10))
+            killed = set()
             while not attach.done():
-                for pid in helper_pids(own):
+                for pid in helper_pids(own) - killed:
                     os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
                 await asyncio.sleep(0)
+            await asyncio.to_thread(until, lambda: not killed & helper_pids(own), "those that were killed are gone")
             try:
                 _attached, channel = attach.result()
             except AttachError as exc:

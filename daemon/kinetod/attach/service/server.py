@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 REQUEST_S = 30.0  # how long a connection may say nothing
 SEND_S = 5.0
+WARM_UP_S = 30.0
 LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
 WARM_HELPERS = 2
 _UCRED = struct.Struct("3i")
@@ -97,8 +98,10 @@ class AttachService:
         self._idle_since = time.monotonic()
 
     async def start(self) -> None:
-        """Warms the helpers up. Raises OSError."""
+        """Warms the helpers up; the one that looks has answered then. Raises OSError."""
         await asyncio.gather(self._helpers.start(), self._lookers.start())
+        with contextlib.suppress(TooLate, Crashed):  # a later one may do better
+            await self._lookers.ask({"do": LOOK, "boot_time_ns": 0, "targets": []}, deadline_s=WARM_UP_S)
 
     async def stop(self) -> None:
         """Hangs up on everybody."""

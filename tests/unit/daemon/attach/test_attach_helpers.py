@@ -1,6 +1,8 @@
 """The warm helpers, with little ones that crash, hang and babble."""
 
 import asyncio
+import os
+import signal
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -97,6 +99,18 @@ def test_a_helper_that_overruns_its_deadline_is_killed_and_replaced(monkeypatch:
     error = failure("hang", deadline_s=0.05)
     assert error.code is AttachCode.TIMEOUT
     assert "process 4242 could not be attached to within 50 ms" in error.reason
+
+
+def test_a_warm_helper_that_was_killed_is_passed_over() -> None:
+    async def scenario(helpers: AttachHelpers) -> None:
+        (pid,) = helpers.pids()
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # nothing runs meanwhile: the loop has not heard of it
+        _attached, channel = await helpers.attach(KEY, deadline_s=20)
+        with channel:
+            assert peer_pid(channel) != pid
+
+    with_helpers("agent", scenario)
 
 
 def test_a_caller_that_hangs_up_leaves_no_helper_behind() -> None:
