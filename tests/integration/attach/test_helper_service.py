@@ -255,7 +255,7 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
 
         async def use(helper: HelperService) -> AttachCode | str:
             attach = asyncio.create_task(helper.attach(key_of(target), deadline_s=10))
-            killed = set()
+            killed: set[int] = set()
             while not attach.done():
                 for pid in helper_pids(own) - killed:
                     os.kill(pid, signal.SIGKILL)

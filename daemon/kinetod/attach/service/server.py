@@ -102,6 +102,7 @@ class AttachService:
         await asyncio.gather(self._helpers.start(), self._lookers.start())
         with contextlib.suppress(TooLate, Crashed):  # a later one may do better
             await self._lookers.ask({"do": LOOK, "boot_time_ns": 0, "targets": []}, deadline_s=WARM_UP_S)
+        self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
         """Hangs up on everybody."""

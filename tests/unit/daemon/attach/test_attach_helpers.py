@@ -15,7 +15,8 @@ from kinetod.attach import helpers as module
 from kinetod.attach.helpers import AttachHelpers
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.identity import ProcessKey, identify, start_time_ns
-from support import scripted_helper
+from support import scripted_helper, subjects
+from support.waiting import until
 
 T = TypeVar("T")
 KEY = ProcessKey(4242, 1)
@@ -105,7 +106,7 @@ def test_a_warm_helper_that_was_killed_is_passed_over() -> None:
     async def scenario(helpers: AttachHelpers) -> None:
         (pid,) = helpers.pids()
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # nothing runs meanwhile: the loop has not heard of it
+        until(lambda: subjects.state(pid) in ("", "Z"), "it has ended")  # of which the loop has not heard meanwhile
         _attached, channel = await helpers.attach(KEY, deadline_s=20)
         with channel:
             assert peer_pid(channel) != pid
