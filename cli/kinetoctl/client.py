@@ -28,7 +28,7 @@ CLOSE_LIMIT_S = 1.0
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # clusters often set http_proxy; a daemon is never behind it
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take: the host may be busy
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
