@@ -263,8 +263,11 @@ class AgentHub:
             agent.gone(reason)
             log.info("%s is gone: %s", connection, reason)
         entry = self._incompatible.get(identity.key)
-        if entry is None or entry[0] is not identity:
-            # Whoever listened has its turn first: the pidfd tells how the process ended.
+        if entry is not None and entry[0] is identity:
+            return
+        if not connection.greeted:  # nobody listened; many of these must not hold descriptors
+            identity.close()
+        else:  # whoever listened has its turn first: the pidfd tells how the process ended
             asyncio.get_running_loop().call_later(IDENTITY_LINGER_S, identity.close)
 
     def check_alive(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -145,3 +146,19 @@ def test_a_path_that_cannot_be_bound_is_an_error_of_the_start() -> None:
 
     with pytest.raises(StartError, match=r"cannot listen for agents on /nowhere/agent\.sock"):
         asyncio.run(scenario())
+
+
+def test_connections_that_said_nothing_leave_no_descriptor_behind() -> None:
+    async def scenario() -> int:
+        async with serving() as (_, server):
+            before = len(list(Path("/proc/self/fd").iterdir()))
+            for _ in range(50):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+                    silent.connect(str(server.path))
+                    while not server._connections:
+                        await asyncio.sleep(0)
+                while server._connections:
+                    await asyncio.sleep(0)
+            return len(list(Path("/proc/self/fd").iterdir())) - before
+
+    assert asyncio.run(scenario()) == 0
