@@ -1,6 +1,6 @@
 """200 captures in a row of a training loop whose own torch.profiler schedule runs all the time.
 
-    .venv/bin/python tests/campaign/user_profiler.py [--captures 200] [--mode FAKE | CPU | CUDA]
+    .venv/bin/python tests/campaign/user_profiler.py [--captures 200] [--kind NAME]... [--mode FAKE | CPU | CUDA]
 
 Prints each capture and a summary; exit status 1 if anything crashed, an own trace was not whole or a verdict untrue.
 Without --mode: CUDA where torch has it, else the fake libcupti.
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from support.daemon import running_daemon
-from support.profiler_stress import stress
+from support.profiler_stress import KINDS, stress
 
 
 def main() -> int:
@@ -26,9 +26,12 @@ def main() -> int:
     parser.add_argument(
         "--mode", choices=("FAKE", "CPU", "CUDA"), default="CUDA" if torch.cuda.is_available() else "FAKE"
     )
+    parser.add_argument("--kind", action="append", default=[], choices=[kind.name for kind in KINDS])
     options = parser.parse_args()
     with running_daemon() as daemon:
-        report = stress(daemon, options.mode, options.captures, lambda text: print(text, flush=True))
+        report = stress(
+            daemon, options.mode, options.captures, lambda text: print(text, flush=True), names=options.kind
+        )
     print(f"\n{options.mode}, torch {torch.__version__}")
     for verdict, count in sorted(report.verdicts.items()):
         print(f"{count:5d}  {verdict}")

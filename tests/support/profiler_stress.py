@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,13 +152,20 @@ def capture(stub: ProfilerStub, pid: int, kind: Kind, duration_ms: int) -> pb.Ta
     return ended.targets[0]
 
 
-def stress(daemon: Daemon, mode: str, count: int, say: Callable[[str], None] = lambda _text: None) -> Report:
-    """`count` captures in a row."""
+def stress(
+    daemon: Daemon,
+    mode: str,
+    count: int,
+    say: Callable[[str], None] = lambda _text: None,
+    *,
+    names: Sequence[str] = (),
+) -> Report:
+    """`count` captures in a row, of the kinds `names` (all if empty) by turns."""
     report = Report()
     with loop(daemon, mode) as running:
         pid = running.process.pid
         there = offered(daemon.stub(), pid)
-        kinds = [kind for kind in KINDS if set(kind.types) <= there]
+        kinds = [kind for kind in KINDS if set(kind.types) <= there and (not names or kind.name in names)]
         for number in range(count):
             kind = kinds[number % len(kinds)]
             try:
