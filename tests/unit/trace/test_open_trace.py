@@ -29,10 +29,10 @@ def packet(content: bytes) -> bytes:
         (b'[{"ph": "X"}]', Form.CHROME),
         (b"\n\n  " + CHROME, Form.CHROME),
         (b"\xef\xbb\xbf" + CHROME, Form.CHROME),
-        (gzip.compress(CHROME), Form.CHROME),
+        (gzip.compress(CHROME, mtime=0), Form.CHROME),
         (packet(b"\x40\x05\x50\x01") * 2, Form.PERFETTO),
         (packet(b"\x40\x05"), Form.PERFETTO),
-        (gzip.compress(packet(b"\x40\x05\x50\x01") * 2), Form.PERFETTO),
+        (gzip.compress(packet(b"\x40\x05\x50\x01") * 2, mtime=0), Form.PERFETTO),
     ],
 )
 def test_a_file_is_what_is_in_it(tmp_path: Path, data: bytes, form: Form) -> None:
