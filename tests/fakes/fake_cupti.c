@@ -190,10 +190,22 @@ int cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char **name) {
 int cuptiSetThreadIdType(uint32_t type) { return type == 1 ? 0 : 1; }
 
 int cuptiActivityRegisterCallbacks(requested_fn requested, completed_fn completed) {
+    if (requested == NULL || completed == NULL) {
+        return 1;
+    }
     fake_lock();
     fake.misused += fake.kineto;
     fake.requested = requested;
     fake.completed = completed;
+    fake_unlock();
+    return 0;
+}
+
+int cuptiActivityEnableDriverApi(uint32_t call, uint8_t on) {
+    (void)call;
+    (void)on;
+    fake_lock();
+    fake.single_calls++;
     fake_unlock();
     return 0;
 }
@@ -418,6 +430,7 @@ static uint64_t read_locked(const uint64_t *value) {
 }
 
 uint64_t fake_written(uint32_t kind) { return kind < KINDS ? read_locked(&fake.written[kind]) : 0; }
+uint64_t fake_single_calls(void) { return read_locked(&fake.single_calls); }
 int fake_is_enabled(uint32_t kind) { return kind < KINDS && fake.enabled[kind]; }
 uint64_t fake_dropped(void) { return read_locked(&fake.dropped_total); }
 uint64_t fake_finalized(void) { return read_locked(&fake.finalized); }

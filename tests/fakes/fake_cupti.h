@@ -23,6 +23,7 @@ void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, ui
 
 uint64_t fake_written(uint32_t kind); /* records put into buffers since the library was loaded */
 int fake_is_enabled(uint32_t kind);
+uint64_t fake_single_calls(void); /* how often single calls were switched on or off */
 uint64_t fake_dropped(void);
 uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
 uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call; a first subscription after recording

@@ -128,7 +128,7 @@ struct fake {
     uint64_t stream_end[STREAMS];
     const char *names[NAMES];
     uint32_t name_count;
-    uint64_t written[KINDS], dropped_total, finalized, misused;
+    uint64_t written[KINDS], dropped_total, finalized, misused, single_calls;
     size_t dropped;
     uint32_t correlation;
     long version, subscribe_result, refuse_kind, refuse_result, drop_next, extra_kernel_bytes, one_wide_kernel;

@@ -1,6 +1,7 @@
 """From torch's own profiler in a process to tables."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,12 @@ def test_the_tables_say_what_the_trace_of_torch_says(tmp_path: Path) -> None:
     data, strings = file.read_bytes(), StringTable()
     trace = kineto_json.decode(_source(data, json.loads(child.stdout.splitlines()[-1])), strings)
     assert (trace.undecoded, trace.warnings) == (0, ())
-    events = json.loads(data[1:])["traceEvents"]
+    document = json.loads(data[1:], parse_float=Decimal)  # a float of microseconds may be half a nanosecond off
+    events, base = document["traceEvents"], document["baseTimeNanoseconds"]
     for kind, table in trace.tables.items():
         found = sorted(
             (round(event["ts"] * 1000), event["tid"], event["name"]) for event in events if event.get("cat") == kind
         )
-        base = json.loads(data[1:])["baseTimeNanoseconds"]
         columns = (table["start"].tolist(), table["thread"].tolist(), table["name"].tolist())
         assert (
             sorted((start - base, tid, strings.strings[name]) for start, tid, name in zip(*columns, strict=True))

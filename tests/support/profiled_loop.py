@@ -31,6 +31,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from support.native import FakeCuda
 
+# What Kineto shows of CUPTI's own work; it comes when buffers are full.
+OVERHEAD = {"Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Instrumentation", "Resource"}
 # Steps: most of the time is free.
 PLANS = {"CUDA": (25, 3, 3), "CPU": (120, 30, 30), "FAKE": (120, 30, 30)}  # wait, warm-up, active
 FAKE_KERNELS = 5  # a step
@@ -91,7 +93,7 @@ class Own:
             if event.name().startswith("ProfilerStep#"):
                 if "CPU" in where:
                     steps.append((event.start_ns(), event.start_ns() + event.duration_ns()))
-            else:
+            elif event.name() not in OVERHEAD:
                 (ops if "CPU" in where else kernels).append(event.start_ns())
         line = {
             "begin_ns": self.begin_ns,

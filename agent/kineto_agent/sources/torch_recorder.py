@@ -27,7 +27,7 @@ import tempfile
 import time
 from typing import Any, List, NamedTuple, Optional
 
-from kineto_agent.sources import kinds_gate, kineto_state, torch_symbols
+from kineto_agent.sources import kineto_gate, kineto_state, torch_symbols
 from kineto_agent.sources.interface import SourceError
 
 PAUSE_S = 0.02  # between the end of collection and of the session; 720 of 720 rounds went well with it
@@ -84,7 +84,7 @@ class Recorder:
     def begin(self) -> None:
         """A session is on afterwards. Raises SourceError."""
         try:
-            with kinds_gate.kept_off():
+            with kineto_gate.kept_off():
                 with torch_symbols.quiet():
                     self._autograd._prepare_profiler(self._config, self._activities)
                 with torch_symbols.quiet():  # again: preparing for the first time sets what it keeps quiet
@@ -117,7 +117,7 @@ class Recorder:
             self.stop_collecting()
             time.sleep(PAUSE_S)
             begin_ns = time.monotonic_ns()
-            with torch_symbols.quiet():
+            with kineto_gate.kept_off(required=False), torch_symbols.quiet():
                 result = self._end()
             took_ns = time.monotonic_ns() - begin_ns
         except RuntimeError as exc:

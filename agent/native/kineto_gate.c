@@ -1,20 +1,22 @@
 /* Theory of operation
  *
- * torch's profiler, asked for operators alone, also has CUPTI record every runtime and driver call. To switch these
- * kinds off again is not safe while other threads make calls: a thread that is inside one at that moment never leaves
- * it as CUPTI sees it, and all its later calls get the correlation id of that one. (Seen on CUDA 13.0: the program's
- * next torch.profiler session then fails, since it takes correlation ids for unique.) So they must not be switched on.
+ * torch's profiler, asked for operators alone, also has CUPTI record every runtime and driver call, but for some that
+ * it switches off one by one, and registers its buffers and clock there. While other threads make calls that is not
+ * safe: a thread that is inside one at that moment may never leave it as CUPTI sees it, and all its later calls get
+ * the correlation id of that one. (Seen on CUDA 13.0, once in 30 to 100 sessions, with the kinds switched on and off
+ * again and also with the single calls switched off alone: the program's next torch.profiler session then fails, since
+ * it takes correlation ids for unique.) So our sessions must not change anything in CUPTI.
  *
- * Kineto calls cuptiActivityEnable through the table of addresses (global offset table) of the library that it is
- * linked into. For the time of one call on one thread, the table's entry is the function below. It passes on what
- * other threads ask for and what it need not keep off. It stays mapped for ever (the collector is never unloaded).
+ * Kineto calls CUPTI through the table of addresses (global offset table) of the library that it is linked into. For
+ * the time of one call on one thread, the table's entries of the functions in GATES lead here. What other threads ask
+ * for is passed on. The code stays mapped for ever (the collector is never unloaded).
  *
  * The entries are found in the library's relocations, once. An entry that the dynamic linker has not resolved yet
  * (lazy binding) may be overwritten by it on another thread: then that thread's calls, and ours after it, go straight
  * to CUPTI, which kg_down tells by what was kept off.
  */
 #define _GNU_SOURCE
-#include "kinds_gate.h"
+#include "kineto_gate.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -29,9 +31,7 @@
 
 #include "refuse.h"
 
-#define FUNCTION "cuptiActivityEnable"
-#define MAX_ENTRIES 8
-#define KIND_LIMIT 64
+#define MAX_ENTRIES 32
 
 #if defined(__x86_64__)
 #define IS_ENTRY(type) ((type) == R_X86_64_GLOB_DAT || (type) == R_X86_64_JUMP_SLOT)
@@ -41,12 +41,28 @@
 #define IS_ENTRY(type) false
 #endif
 
-typedef int (*enable_function)(uint32_t kind);
+typedef void (*function)(void); /* any of them */
+
+/* Name and parameters of everything by which Kineto changes what CUPTI records, for libcupti's whole process. */
+#define EACH_GATE(X)                                                                                      \
+    X(cuptiActivityEnable, (uint32_t kind), (kind))                                                       \
+    X(cuptiActivityDisable, (uint32_t kind), (kind))                                                      \
+    X(cuptiActivityEnableDriverApi, (uint32_t call, uint8_t on), (call, on))                              \
+    X(cuptiActivityEnableRuntimeApi, (uint32_t call, uint8_t on), (call, on))                             \
+    X(cuptiActivityEnableCudaEventDeviceTimestamps, (uint8_t on), (on))                                   \
+    X(cuptiActivityFlushAll, (uint32_t flag), (flag))                                                     \
+    X(cuptiActivityRegisterCallbacks, (void *requested, void *completed), (requested, completed))         \
+    X(cuptiActivityRegisterTimestampCallback, (void *clock), (clock))                                     \
+    X(cuptiActivitySetAttribute, (uint32_t attribute, size_t *bytes, void *value), (attribute, bytes, value))
+
+#define AS_NUMBER(name, parameters, arguments) AT_##name,
+enum { EACH_GATE(AS_NUMBER) GATED };
 
 struct entry {
-    _Atomic(enable_function) *at;
+    _Atomic(function) *at;
+    int which;
     bool read_only;
-    enable_function before;
+    function before;
 };
 
 /* What the dynamic linker knows of the object; it stays loaded. */
@@ -61,20 +77,30 @@ struct object {
 static struct {
     struct entry entries[MAX_ENTRIES];
     uint32_t count;
-    _Atomic(enable_function) real;
+    _Atomic(function) real[GATED];
     _Atomic(pid_t) thread; /* 0: no gate is up */
-    _Atomic uint64_t kinds, kept_off;
+    _Atomic uint64_t kept_off;
 } gate;
 
-static int filtered(uint32_t kind) {
-    const enable_function real = atomic_load(&gate.real);
-    if (kind < KIND_LIMIT && atomic_load(&gate.thread) == (pid_t)syscall(SYS_gettid) &&
-        (atomic_load(&gate.kinds) >> kind & 1) != 0) {
-        atomic_fetch_or(&gate.kept_off, UINT64_C(1) << kind);
-        return 0;
+static bool kept_off(void) {
+    if (atomic_load(&gate.thread) != (pid_t)syscall(SYS_gettid)) {
+        return false;
     }
-    return real(kind);
+    atomic_fetch_add(&gate.kept_off, 1);
+    return true;
 }
+
+#define AS_FUNCTION(name, parameters, arguments)                                        \
+    static int gated_##name parameters {                                                \
+        return kept_off() ? 0 : ((int(*) parameters)atomic_load(&gate.real[AT_##name])) arguments; \
+    }
+EACH_GATE(AS_FUNCTION)
+
+#define AS_ROW(name, parameters, arguments) [AT_##name] = {#name, (function)gated_##name},
+static const struct {
+    const char *name;
+    function ours;
+} GATES[GATED] = {EACH_GATE(AS_ROW)};
 
 static int look(struct dl_phdr_info *info, size_t size, void *wanted) {
     (void)size;
@@ -105,14 +131,26 @@ static const void *absolute(const struct object *object, ElfW(Addr) address) {
     return (const void *)(address < object->base ? object->base + address : address);
 }
 
+static int gate_of(const char *name) {
+    int which = 0;
+    while (which < GATED && strcmp(name, GATES[which].name) != 0) {
+        which++;
+    }
+    return which;
+}
+
 static void find_in(const struct object *object, const ElfW(Rela) *first, size_t bytes, const ElfW(Sym) *symbols,
                     const char *names) {
     for (const ElfW(Rela) *each = first; each < first + bytes / sizeof *first; each++) {
-        if (IS_ENTRY(ELF64_R_TYPE(each->r_info)) && gate.count < MAX_ENTRIES &&
-            strcmp(names + symbols[ELF64_R_SYM(each->r_info)].st_name, FUNCTION) == 0) {
+        if (!IS_ENTRY(ELF64_R_TYPE(each->r_info)) || gate.count == MAX_ENTRIES) {
+            continue;
+        }
+        const int which = gate_of(names + symbols[ELF64_R_SYM(each->r_info)].st_name);
+        if (which != GATED) {
             const uintptr_t at = object->base + each->r_offset;
             gate.entries[gate.count++] = (struct entry){
                 .at = (void *)at, /* NOLINT */
+                .which = which,
                 .read_only = at >= object->read_only && at < object->read_only_end,
             };
         }
@@ -156,7 +194,7 @@ static bool writable(const struct entry *entry, bool yes) {
 static void put_back(uint32_t count) {
     for (uint32_t n = 0; n < count; n++) {
         struct entry *entry = &gate.entries[n];
-        enable_function ours = filtered;
+        function ours = GATES[entry->which].ours;
         if (writable(entry, true)) { /* if not, the entry passes everything on */
             (void)atomic_compare_exchange_strong(entry->at, &ours, entry->before);
             (void)writable(entry, false);
@@ -164,16 +202,11 @@ static void put_back(uint32_t count) {
     }
 }
 
-int kg_up(const char *object_name, const char *cupti, const uint32_t *kinds, uint32_t count, char *error,
-          size_t error_bytes) {
+int kg_up(const char *object_name, const char *cupti, char *error, size_t error_bytes) {
     if (atomic_load(&gate.thread) != 0) {
-        return refuse(KC_ORDER, error, error_bytes, "kinds of CUPTI are being kept off already");
+        return refuse(KC_ORDER, error, error_bytes, "Kineto is being kept off CUPTI already");
     }
     void *library = dlopen(cupti, RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
-    void *real = library == NULL ? NULL : dlsym(library, FUNCTION);
-    if (real == NULL) {
-        return refuse(KC_LIBRARY, error, error_bytes, "the loaded libcupti has no " FUNCTION);
-    }
     if (gate.count == 0) {
         struct object object = {.name = object_name};
         (void)dl_iterate_phdr(look, &object);
@@ -184,12 +217,15 @@ int kg_up(const char *object_name, const char *cupti, const uint32_t *kinds, uin
             return KG_NOTHING;
         }
     }
-    uint64_t wanted = 0;
-    for (uint32_t n = 0; n < count; n++) {
-        wanted |= UINT64_C(1) << (kinds[n] % KIND_LIMIT);
+    for (uint32_t n = 0; n < gate.count; n++) {
+        const int which = gate.entries[n].which;
+        void *real = library == NULL ? NULL : dlsym(library, GATES[which].name);
+        if (real == NULL) {
+            snprintf(error, error_bytes, "the loaded libcupti has no %s", GATES[which].name);
+            return KC_LIBRARY;
+        }
+        atomic_store(&gate.real[which], *(function *)&real);
     }
-    atomic_store(&gate.real, (enable_function)real);
-    atomic_store(&gate.kinds, wanted);
     atomic_store(&gate.kept_off, 0);
     atomic_store(&gate.thread, (pid_t)syscall(SYS_gettid));
     for (uint32_t n = 0; n < gate.count; n++) {
@@ -200,7 +236,7 @@ int kg_up(const char *object_name, const char *cupti, const uint32_t *kinds, uin
             atomic_store(&gate.thread, 0);
             return refuse_system(error, error_bytes, "mprotect", number);
         }
-        entry->before = atomic_exchange(entry->at, filtered);
+        entry->before = atomic_exchange(entry->at, GATES[entry->which].ours);
         (void)writable(entry, false);
     }
     return 0;

@@ -17,7 +17,7 @@ LINKED = {
 START = """
 import ctypes, json, sys, threading
 from kineto_agent.sources import collector_library
-from kineto_agent.sources.kinds_gate import kept_off
+from kineto_agent.sources.kineto_gate import kept_off
 collector_library.INSTALLED = %r
 def on_thread(function):
     found = []
@@ -42,22 +42,28 @@ def run(linked: Sequence[str], plan: str) -> Any:
 
 
 @pytest.mark.parametrize("linked", LINKED.values(), ids=list(LINKED))
-def test_what_kineto_enables_on_this_thread_is_kept_off(linked: Sequence[str]) -> None:
+def test_what_kineto_asks_for_on_this_thread_is_kept_off(linked: Sequence[str]) -> None:
     found = run(
         linked,
         """
+cupti.cuptiActivityEnable(10)
 with kept_off():
-    results = [kineto.kineto_enable(kind) for kind in (39, 5, 10)]
+    results = [kineto.kineto_register(None, None)]
+    results += [kineto.kineto_enable(39), kineto.kineto_enable(5), kineto.kineto_disable(10)]
+    results += [kineto.kineto_single_call(304, 0), cupti.fake_single_calls()]
     inside = [on(kind) for kind in (39, 5, 10)]
-    on_thread(lambda: kineto.kineto_enable(4))
-    of_others = on(4)
-kineto.kineto_enable(5)
+    of_others = [on_thread(lambda: kineto.kineto_enable(4)), on(4)]
+    of_others += [on_thread(lambda: kineto.kineto_disable(4)), on(4)]
+    of_others += [on_thread(lambda: kineto.kineto_register(None, None)) != 0]
+kineto.kineto_single_call(304, 0)
+after = [cupti.fake_single_calls(), kineto.kineto_enable(5), on(5), kineto.kineto_disable(10), on(10)]
+after += [kineto.kineto_register(None, None) != 0]
 with kept_off():
     kineto.kineto_enable(39)
-print(json.dumps([results, inside, of_others, on(5), on(39)]))
+print(json.dumps([results, inside, of_others, after, on(39)]))
 """,
     )
-    assert found == [[0, 0, 0], [False, False, True], True, True, False]
+    assert found == [[0] * 6, [False, False, True], [0, True, 0, False, True], [1, 0, True, 0, False, True], False]
 
 
 def test_a_table_that_was_writable_stays_so_and_a_read_only_one_too() -> None:
@@ -76,7 +82,7 @@ print(json.dumps(before == permissions()))
 def test_without_cupti_there_is_nothing_to_do(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text("7f0000-7f1000 r-xp 0 0:0 1 /usr/lib/libc.so.6\n")
-    plan = f"with kept_off({str(maps)!r}):\n    kineto.kineto_enable(5)\nprint(json.dumps(on(5)))"
+    plan = f"with kept_off(maps={str(maps)!r}):\n    kineto.kineto_enable(5)\nprint(json.dumps(on(5)))"
     assert run(LINKED["lazy"], plan) is True
 
 
@@ -105,5 +111,16 @@ kineto.kineto_enable(5)
 print(json.dumps([*found, on(5)]))
 """
     refused, enabled = run(LINKED["lazy"], plan)
-    assert refused.startswith("TORCH_PROFILER_UNAVAILABLE: ") and "are being kept off already" in refused
+    assert refused.startswith("TORCH_PROFILER_UNAVAILABLE: ") and "is being kept off CUPTI already" in refused
     assert enabled
+
+
+def test_what_is_not_required_goes_on_without_it() -> None:
+    plan = """
+with kept_off():
+    with kept_off(required=False):
+        kineto.kineto_enable(39)
+kineto.kineto_enable(5)
+print(json.dumps([on(39), on(5)]))
+"""
+    assert run(LINKED["read-only"], plan) == [False, True]

@@ -1,4 +1,4 @@
-"""Keeps CUPTI's kinds off that torch's profiler would enable for operators alone: kinds_gate.c has why."""
+"""Keeps Kineto off CUPTI while a session of ours begins or ends, for operators alone: kineto_gate.c has why."""
 
 import contextlib
 import ctypes
@@ -11,40 +11,42 @@ from kineto_agent.sources.cupti_library import mapped_files
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_library import ErrorText
 
-# External correlation, runtime, driver. Our own CUPTI source switches on what it wants after this; external
-# correlation alone gives one record per op.
-KINDS = (39, 5, 4)
 LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
 _NOTHING = 1  # KG_NOTHING
 
 
 @contextlib.contextmanager
-def kept_off(maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[None]:
-    """What this thread makes the library enable inside the block is not enabled. Without CUPTI nothing needs doing.
+def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[None]:
+    """What this thread makes the library ask of CUPTI inside the block is not asked. Without CUPTI it does nothing.
 
-    Raises SourceError: TORCH_PROFILER_UNAVAILABLE if that cannot be had, since switching the kinds off afterwards
-    would harm the program's own torch.profiler.
+    Raises SourceError if that is required and cannot be had: TORCH_PROFILER_UNAVAILABLE, since it might harm the
+    program's own torch.profiler.
     """
     found = mapped_files("libcupti.so", maps)
     if not found:
         yield
         return
-    collector = _up(found[0], library)
+    collector = None
+    try:
+        collector = _up(found[0], library)
+    except SourceError as error:
+        if required:
+            raise
+        log("%s", error)
     try:
         yield
     finally:
         if collector is not None:
-            log("CUPTI's kinds kept off (bits): %#x", collector.kg_down())
+            log("Kineto was kept off CUPTI: %d calls", collector.kg_down())
 
 
 def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
     """The collector whose gate is up; None if the library does not use CUPTI."""
-    kinds = (ctypes.c_uint32 * len(KINDS))(*KINDS)
     error = ErrorText()
     try:
         collector = ctypes.CDLL(collector_library.path())
         collector.kg_down.restype = ctypes.c_uint64
-        code = collector.kg_up(os.fsencode(library), os.fsencode(cupti), kinds, len(KINDS), *error.room)
+        code = collector.kg_up(os.fsencode(library), os.fsencode(cupti), *error.room)
     except (OSError, AttributeError) as exc:
         raise _unavailable(str(exc)) from exc
     if code == _NOTHING:
@@ -58,6 +60,6 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
 def _unavailable(why: str) -> SourceError:
     return SourceError(
         "TORCH_PROFILER_UNAVAILABLE",
-        "torch's profiler would have CUPTI record every CUDA call, which cannot be kept from it here (%s): trace "
-        "without what needs it" % why,
+        "torch's profiler would have CUPTI record every CUDA call, which cannot be kept from it here (%s): "
+        "trace without what needs it" % why,
     )
