@@ -5,27 +5,18 @@ names. What a GPU does not have, or its library does not tell, has no series.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kinetod.gpus.interface import GpuState, LibraryState, Snapshot
+from kinetod.gpus.owners import Owner, Owners
 
 DEADLINE_S = 1.2
 LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "pod", "namespace", "container")
 PROC = Path("/proc")
 SYS = Path("/sys")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The Kubernetes container that has a GPU. Empty values make no label."""
-
-    pod: str = ""
-    namespace: str = ""
-    container: str = ""
 
 
 _NOBODY = Owner()
@@ -66,7 +57,8 @@ _COUNTERS: Sequence[tuple[str, str, str]] = (
 class GpuCollector(Collector):
     """What the vendors' libraries say.
 
-    read: a snapshot, within the seconds that it is given. owners: who has which GPU, by UUID.
+    read: a snapshot, within the seconds that it is given. owners: who has which GPU of a snapshot, by UUID. A GPU
+    that several share has none of their names; kineto_gpu_container_info has them all.
     """
 
     def __init__(
@@ -74,7 +66,7 @@ class GpuCollector(Collector):
         read: Callable[[float], Snapshot],
         hostname: str,
         *,
-        owners: Callable[[], Mapping[str, Owner]] = dict,
+        owners: Callable[[Snapshot], Owners] = lambda _: {},
         proc: Path = PROC,
         sys: Path = SYS,
     ) -> None:
@@ -86,17 +78,25 @@ class GpuCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Every family, without values."""
-        return [*_families((), self._labels), _present({}), *_libraries(Snapshot())]
+        return [*_families(()), _containers(()), _present({}), *_libraries(Snapshot())]
 
     def collect(self) -> Iterable[Metric]:
         """Every family; a library that fails is one of them."""
         snapshot = self._read(DEADLINE_S)
-        yield from _families(snapshot.gpus, self._labels)
+        owners = self._owners(snapshot)
+        yield from _families([(gpu, self._labels(gpu, _only(owners.get(gpu.uuid, ())))) for gpu in snapshot.gpus])
+        yield _containers(
+            [
+                (self._labels(gpu, owner), owner)
+                for gpu in snapshot.gpus
+                for owner in owners.get(gpu.uuid, ())
+                if owner.container_id or owner.pod_uid
+            ]
+        )
         yield _present(present(self._proc, self._sys))
         yield from _libraries(snapshot)
 
-    def _labels(self, gpu: GpuState) -> list[str]:
-        owner = self._owners().get(gpu.uuid, _NOBODY)
+    def _labels(self, gpu: GpuState, owner: Owner) -> list[str]:
         return [
             str(gpu.index),
             gpu.uuid,
@@ -110,8 +110,22 @@ class GpuCollector(Collector):
         ]
 
 
-def _families(gpus: Sequence[GpuState], labels_of: Callable[[GpuState], list[str]]) -> Iterable[Metric]:
-    labelled = [(gpu, labels_of(gpu)) for gpu in gpus]
+def _only(owners: Sequence[Owner]) -> Owner:
+    return owners[0] if len(owners) == 1 else _NOBODY
+
+
+def _containers(owners: Iterable[tuple[list[str], Owner]]) -> Metric:
+    family = GaugeMetricFamily(
+        "kineto_gpu_container_info",
+        "1 for each container with processes on the GPU.",
+        labels=(*LABELS, "container_id", "runtime", "pod_uid"),
+    )
+    for labels, owner in owners:
+        family.add_metric([*labels, owner.container_id, owner.runtime, owner.pod_uid], 1)
+    return family
+
+
+def _families(labelled: Sequence[tuple[GpuState, list[str]]]) -> Iterable[Metric]:
     for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, text, attribute in table:
             family = kind(name, text, labels=LABELS)

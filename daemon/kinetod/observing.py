@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kinetod.agents import AgentHub
 from kinetod.config import Config
+from kinetod.gpus.owners import ContainerOwners
 from kinetod.gpus.reader import GpuReader
 from kinetod.metrics_daemon import DaemonCollector, DaemonState
 from kinetod.metrics_gpus import GpuCollector
@@ -34,7 +35,9 @@ def start_metrics(
                 lambda: DaemonState(agents=hub.states(), captures_running=captures_running()),
             ),
             HostCollector(config.state_dir),
-            GpuCollector(lambda deadline_s: gpus.read(deadline_s=deadline_s), hostname),
+            GpuCollector(
+                lambda deadline_s: gpus.read(deadline_s=deadline_s), hostname, owners=ContainerOwners(hostname)
+            ),
         ],
         healthy=healthy,
     )

@@ -14,8 +14,9 @@ from kinetod.config import ListenAddress
 from kinetod.deadline import WithinDeadline
 from kinetod.errors import StartError
 from kinetod.gpus.interface import GpuProcess, GpuState, Library, LibraryState, Snapshot
+from kinetod.gpus.owners import Owner
 from kinetod.metrics_daemon import DaemonCollector, DaemonState
-from kinetod.metrics_gpus import GpuCollector, Owner, present
+from kinetod.metrics_gpus import GpuCollector, present
 from kinetod.metrics_host import HostCollector
 from kinetod.metrics_server import MAX_CONNECTIONS, MetricsServer
 from prometheus_client import CollectorRegistry
@@ -161,7 +162,7 @@ def of_gpus(*gpus: GpuState, **options: object) -> dict[tuple[str, ...], float]:
 def test_a_gpu_has_dcgms_labels_and_only_the_figures_that_it_has() -> None:
     processes = (GpuProcess(pid=1), GpuProcess(pid=2))
     state = gpu(utilization=0.5, nvlink_transmit_bytes=7, ecc_corrected=3, xid_errors={79: 2}, processes=processes)
-    found = of_gpus(state, owners=lambda: {"GPU-1": Owner(pod="p", namespace="n", container="c")})
+    found = of_gpus(state, owners=lambda _: {"GPU-1": [Owner(pod="p", namespace="n", container="c")]})
     labels = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1", "p", "n", "c")
     assert {key: value for key, value in found.items() if "GPU-1" in key} == {
         ("kineto_gpu_up", *labels): 1,
@@ -170,6 +171,18 @@ def test_a_gpu_has_dcgms_labels_and_only_the_figures_that_it_has() -> None:
         ("kineto_gpu_ecc_errors_total", *labels, "corrected"): 3,
         ("kineto_gpu_xid_errors_total", *labels, "79"): 2,
         ("kineto_gpu_processes", *labels): 2,
+    }
+
+
+def test_a_gpu_that_two_containers_share_has_the_names_of_neither() -> None:
+    pods = [Owner(pod=name, namespace="ml", container_id=name * 64, runtime="cri-o", pod_uid=name) for name in "ab"]
+    found = of_gpus(gpu(), owners=lambda _: {"GPU-1": pods})
+    known = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1")
+    assert {key: value for key, value in found.items() if "GPU-1" in key} == {
+        ("kineto_gpu_up", *known, "", "", ""): 1,
+        ("kineto_gpu_processes", *known, "", "", ""): 0,
+        ("kineto_gpu_container_info", *known, "a", "ml", "", "a" * 64, "cri-o", "a"): 1,
+        ("kineto_gpu_container_info", *known, "b", "ml", "", "b" * 64, "cri-o", "b"): 1,
     }
 
 

@@ -1,0 +1,115 @@
+"""Which container and Kubernetes pod a process is in, by the kernel's control groups.
+
+Theory of operation
+    Container runtimes name a control group after the container's id of 64 digits, below that of the pod, which
+    kubelet names after the pod's UID:
+
+    /kubepods.slice/…-pod8f2c….slice/cri-containerd-ID.scope   systemd driver (crio-ID, docker-ID, libpod-ID alike)
+    /kubepods/burstable/pod8f2c…/ID                           cgroupfs driver
+    /…-pod8f2c….slice:cri-containerd:ID                       containerd without the systemd driver its kubelet uses
+    /docker/ID, /system.slice/docker-ID.scope, /machine.slice/libpod-ID.scope     without Kubernetes
+
+    It is the same for cgroup v1 and v2. A pod's container counts, not one that was started inside of it.
+
+    What the pod and its container are called is not in there. Some pods have their names in variables; the word that
+    counts is the kubelet's, which is asked by whoever is given as `owners` to metrics_gpus.GpuCollector.
+
+    All of this is for display and joins; it decides nothing: a user to whom a control group was delegated may make
+    folders of any name in it, and chooses the variables.
+"""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+CONTAINERD, CRIO, DOCKER, PODMAN = "containerd", "cri-o", "docker", "podman"
+_RUNTIMES = {"cri-containerd": CONTAINERD, "crio": CRIO, "docker": DOCKER, "libpod": PODMAN}
+_UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # the latter: a static pod's
+_POD = re.compile(rf"(?:.*[-:])?pod({_UID})(?:\.slice)?")
+_CONTAINER = re.compile(r"(?:(cri-containerd|crio|docker|libpod)[-:])?([0-9a-f]{64})(?:\.scope)?")
+_PARENTS = {"docker": DOCKER, "libpod_parent": PODMAN}
+# What people call the variables that the downward API fills. HOSTNAME is set by the runtime.
+POD_VARIABLES = ("POD_NAME", "K8S_POD_NAME", "MY_POD_NAME", "HOSTNAME")
+NAMESPACE_VARIABLES = ("POD_NAMESPACE", "K8S_NAMESPACE", "K8S_POD_NAMESPACE", "MY_POD_NAMESPACE")
+CONTAINER_VARIABLES = ("CONTAINER_NAME", "K8S_CONTAINER_NAME", "MY_CONTAINER_NAME")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # RFC 1123, as Kubernetes wants it
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """Where a process is. runtime: CONTAINERD, CRIO, DOCKER, PODMAN; empty: the path does not tell."""
+
+    id: str = ""  # 64 hexadecimal digits; empty where the container's own group cannot be seen
+    runtime: str = ""
+    pod_uid: str = ""  # with dashes, as the API server writes it; empty: no pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """As Kubernetes calls them. Empty: not known."""
+
+    pod: str = ""
+    namespace: str = ""
+    container: str = ""
+
+
+def container_in(cgroups: str) -> Container | None:
+    """The container of the text of /proc/PID/cgroup; None: the process is in none."""
+    found = None
+    for line in cgroups.splitlines():
+        one = _in_path(line.split(":", 2)[-1])
+        if one is not None and (found is None or _known(one) > _known(found)):
+            found = one
+    return found
+
+
+def _known(container: Container) -> int:
+    return sum(map(bool, (container.id, container.runtime, container.pod_uid)))
+
+
+def _in_path(path: str) -> Container | None:
+    pod_uid = container_id = runtime = parent = ""
+    for part in path.split("/"):
+        slice_name, _, inner = part.partition(":") if ":" in part else (part, "", "")
+        if match := _POD.fullmatch(slice_name):
+            pod_uid, container_id, runtime = match[1].replace("_", "-"), "", ""  # what was before is the node itself
+        if not container_id and (match := _CONTAINER.fullmatch(inner or part)):
+            container_id, runtime = match[2], _RUNTIMES.get(match[1] or "", _PARENTS.get(parent, ""))
+        parent = part
+    if not pod_uid and not container_id:
+        return None
+    return Container(id=container_id, runtime=runtime, pod_uid=pod_uid)
+
+
+def container_of(pid: int, proc: Path = PROC) -> Container | None:
+    """The container of a process. Blocking, but the kernel answers by itself."""
+    return container_in(read_cgroups(pid, proc))
+
+
+def read_cgroups(pid: int, proc: Path = PROC) -> str:
+    """The text of /proc/PID/cgroup; empty if there is no such process."""
+    with contextlib.suppress(OSError), (proc / str(pid) / "cgroup").open(errors="replace") as file:
+        return file.read(_MAX_BYTES)
+    return ""
+
+
+def names_in(environ: Mapping[str, str], hostname: str = "") -> Names:
+    """What the variables of a process in a pod say. hostname: this host's, which pods on its network have too."""
+
+    def first(variables: tuple[str, ...]) -> str:
+        values = (environ.get(name, "") for name in variables)
+        return next((value for value in values if value != hostname and _NAME.fullmatch(value)), "")
+
+    return Names(pod=first(POD_VARIABLES), namespace=first(NAMESPACE_VARIABLES), container=first(CONTAINER_VARIABLES))
+
+
+def names_of(pid: int, hostname: str, proc: Path = PROC) -> Names:
+    """Of a process in a pod, as far as its environment may be read. Blocking: a hostile one may let it wait."""
+    with contextlib.suppress(OSError), (proc / str(pid) / "environ").open("rb") as file:
+        text = file.read(_MAX_BYTES).decode("utf-8", "replace")
+        return names_in(dict(entry.partition("=")[::2] for entry in text.split("\0")), hostname)
+    return Names()
