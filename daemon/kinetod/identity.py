@@ -99,6 +99,11 @@ def start_time_ns(pid: int, proc: Path = PROC, *, boot_time_ns: int = BOOT_TIME_
         ticks = int(_stat_fields(pid, proc)[_STAT_START_TIME])
     except (IndexError, ValueError) as exc:
         raise ProcessLookupError(f"/proc/{pid}/stat cannot be read") from exc
+    return started_ns(ticks, boot_time_ns=boot_time_ns)
+
+
+def started_ns(ticks: int, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
+    """Unix nanoseconds, from the kernel's field 22 of /proc/PID/stat."""
     return boot_time_ns + ticks * 10**9 // _CLOCK_TICKS
 
 

@@ -1,16 +1,20 @@
 """What the kernel says of processes: owner, command, GPUs, launcher. Blocking; call it in a thread."""
 
 import contextlib
+import functools
 import os
+import pwd
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from kinetod.access.jobs import job_of
-from kinetod.identity import PROC, ProcessKey, start_time_ns
+from kinetod.access.jobs import Job, job_in
+from kinetod.identity import PROC, ProcessKey, started_ns
+from kinetod.process_folder import ProcessFolder
 from kinetod.text import clean
 
 _GPU_DEVICE = re.compile(r"/dev/nvidia(\d+)")
@@ -21,6 +25,9 @@ _INT32_MAX = 2**31 - 1
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 JOB_ID_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
+_WANTED = frozenset(name.encode() for name in (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES))
+KEEP_NAMES_S = 60.0
+_STAT_STATE, _STAT_PARENT, _STAT_START_TIME = 0, 1, 19  # /proc/PID/stat behind the name: fields 3, 4 and 22 in proc(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,36 +79,39 @@ class PrivateFacts:
 def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
     """None if there is no such process (a zombie is none: it can never be traced)."""
     try:
-        key = ProcessKey(pid, start_time_ns(pid, proc))
-        process = psutil.Process(pid)
-        with process.oneshot():
-            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                return None
-            uids = process.uids()
-            uid = uids.effective
-            user = clean(process.username(), 64)
-            arguments = process.cmdline()  # none: a thread of the kernel
-            command = arguments or [process.name()]
-            parent_pid = process.ppid()
-    except (OSError, psutil.Error, ValueError):
+        with ProcessFolder(pid, proc) as folder:
+            return _read_facts(pid, folder)
+    except (OSError, ValueError, IndexError):
         return None
-    private = read_private(pid, proc)
-    job = job_of(pid, proc)
-    dumpable = len({uids.real, uids.effective, uids.saved}) == 1 and _dumpable(pid, uid, proc)
-    capable = uid != 0 and _has_capabilities(pid, proc)
+
+
+def _read_facts(pid: int, folder: ProcessFolder) -> ProcessFacts | None:
+    stat = folder.read("stat")
+    name, _, rest = stat[stat.index(b"(") + 1 :].rpartition(b")")  # the name may hold anything
+    fields = rest.split()
+    if fields[_STAT_STATE] in (b"Z", b"X", b"x"):
+        return None
+    status = folder.read("status")
+    real_uid, uid, saved_uid = map(int, _status_field(status, b"Uid")[:3])
+    arguments = _command(folder)  # none: a thread of the kernel
+    command = arguments or [os.fsdecode(name)]
+    private = _read_private(folder)
+    job = _job(folder)
+    dumpable = real_uid == uid == saved_uid and _dumpable(folder, uid)
+    capable = uid != 0 and _has_capabilities(status)
     return ProcessFacts(
-        key=key,
+        key=ProcessKey(pid, started_ns(int(fields[_STAT_START_TIME]))),
         uid=uid,
-        user=user,
+        user=_user_name(real_uid, int(time.monotonic() / KEEP_NAMES_S)),
         command=_clipped(command),
         gpus=private.gpus,
         rank=private.rank,
         world_size=private.world_size,
         job_id=private.job_id,
-        is_python=private.is_python or bool(command[0] and _PYTHON.fullmatch(Path(command[0]).name)),
-        parent_pid=parent_pid,
+        is_python=private.is_python or _PYTHON.fullmatch(_base_name(command[0])) is not None,
+        parent_pid=int(fields[_STAT_PARENT]),
         is_ours=_is_ours(command),
-        hidden=bool(arguments) and _hidden(pid, proc),
+        hidden=bool(arguments) and _hidden(folder),
         plain=dumpable and (not capable or private.own_user_namespace),
         capable=dumpable and capable,
         job=job.id if job is not None else "",
@@ -110,42 +120,78 @@ def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
 
 def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
     """What may not be read is empty."""
-    environ = _environ(pid, proc)
+    with contextlib.suppress(OSError), ProcessFolder(pid, proc) as folder:
+        return _read_private(folder)
+    return PrivateFacts()
+
+
+def _read_private(folder: ProcessFolder) -> PrivateFacts:
+    environ = _environ(folder)
     return PrivateFacts(
-        gpus=open_gpus(pid, proc),
+        gpus=open_gpus(folder),
         rank=_number(environ, RANK_VARIABLES),
         world_size=_number(environ, WORLD_SIZE_VARIABLES),
         job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
-        is_python=_runs_python(pid, proc),
-        own_user_namespace=_in_own_user_namespace(pid, proc),
+        is_python=_runs_python(folder),
+        own_user_namespace=_in_own_user_namespace(folder),
     )
 
 
-def _dumpable(pid: int, uid: int, proc: Path) -> bool:
+def _status_field(status: bytes, name: bytes) -> list[bytes]:
+    """Raises ValueError if it is not there."""
+    start = status.index(b"\n" + name + b":") + len(name) + 2
+    return status[start : status.index(b"\n", start)].split()
+
+
+@functools.lru_cache(maxsize=4096)
+def _user_name(uid: int, _minute: int) -> str:
+    """Asked once a minute: the databases may be on the network."""
+    with contextlib.suppress(KeyError, OSError):
+        return clean(pwd.getpwuid(uid).pw_name, 64)
+    return str(uid)
+
+
+def _command(folder: ProcessFolder) -> list[str]:
+    """A process that has changed its title may have left out the zeros between and behind the arguments."""
+    text = os.fsdecode(folder.read("cmdline"))
+    if not text:
+        return []
+    if not text.endswith("\0"):
+        return text.removesuffix(" ").split(" ")
+    arguments = text[:-1].split("\0")
+    return arguments[0].split(" ") if len(arguments) == 1 else arguments
+
+
+def _job(folder: ProcessFolder) -> Job | None:
+    with contextlib.suppress(OSError):
+        return job_in(folder.read("cgroup").decode("utf-8", "replace"))
+    return None
+
+
+def _dumpable(folder: ProcessFolder, uid: int) -> bool:
     """The kernel gives the files of a process that is not to root; the folder's own owner says nothing of it."""
     with contextlib.suppress(OSError):
-        return (proc / str(pid) / "environ").stat().st_uid == uid
+        return folder.owner("environ") == uid
     return False
 
 
-def _has_capabilities(pid: int, proc: Path) -> bool:
+def _has_capabilities(status: bytes) -> bool:
     """Also if that cannot be told."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        status = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
-        return int(next(line for line in status if line.startswith("CapPrm:")).split()[1], 16) != 0
+    with contextlib.suppress(ValueError, IndexError):
+        return int(_status_field(status, b"CapPrm")[0], 16) != 0
     return True
 
 
-def _in_own_user_namespace(pid: int, proc: Path) -> bool:
+def _in_own_user_namespace(folder: ProcessFolder) -> bool:
     with contextlib.suppress(OSError):
-        return (proc / str(pid) / "ns/user").readlink() != (proc / "self/ns/user").readlink()
+        return folder.link("ns/user") != os.readlink(PROC / "self/ns/user")
     return False
 
 
-def _hidden(pid: int, proc: Path) -> bool:
+def _hidden(folder: ProcessFolder) -> bool:
     """Whether the kernel refuses what only those who may trace the process can read."""
     try:
-        os.close(os.open(proc / str(pid) / "environ", os.O_RDONLY | os.O_CLOEXEC))
+        os.close(folder.open("environ"))
     except PermissionError:
         return True
     except OSError:
@@ -157,7 +203,7 @@ def _is_ours(command: list[str]) -> bool:
     """`python .../kinetoctl …`, `python -m kinetod…`; not the demo's training process."""
     if command[1:2] == ["-m"]:
         return command[2:3] == ["kinetoctl"] or (command[2:3] or [""])[0].partition(".")[0] == "kinetod"
-    return any(Path(argument).name in ("kinetoctl", "kinetod") for argument in command[:2])
+    return any(_base_name(argument) in ("kinetoctl", "kinetod") for argument in command[:2])
 
 
 def _clipped(command: list[str]) -> tuple[str, ...]:
@@ -179,24 +225,25 @@ def foreign_pids(proc: Path = PROC) -> set[int]:
     return everything - {own.pid} - {child.pid for child in own.children()}
 
 
-def open_gpus(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+def open_gpus(folder: ProcessFolder) -> tuple[int, ...]:
     """Minors of the /dev/nvidiaN that the process has open; empty if that may not be read."""
     minors = set()
     with contextlib.suppress(OSError):
-        for entry in (proc / str(pid) / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                if match := _GPU_DEVICE.fullmatch(str(entry.readlink())):
-                    minors.add(int(match[1]))
+        for path in folder.links("fd"):
+            if match := _GPU_DEVICE.fullmatch(path):
+                minors.add(int(match[1]))
     return tuple(sorted(minor for minor in minors if minor <= _INT32_MAX))
 
 
-def _environ(pid: int, proc: Path) -> dict[str, str]:
-    wanted = {*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES}
+def _environ(folder: ProcessFolder) -> dict[str, str]:
+    """The variables that count; of one that is there twice the first, as getenv has it."""
+    found: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        text = (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace")
-        pairs = (entry.partition("=") for entry in text.split("\0"))
-        return {name: value for name, _, value in pairs if name in wanted}
-    return {}
+        for entry in folder.read("environ").split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name in _WANTED:
+                found.setdefault(name.decode(), value.decode("utf-8", "replace"))
+    return found
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
@@ -208,7 +255,11 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text) <= _INT32_MAX else None
 
 
-def _runs_python(pid: int, proc: Path) -> bool:
+def _runs_python(folder: ProcessFolder) -> bool:
     with contextlib.suppress(OSError):
-        return _PYTHON.fullmatch((proc / str(pid) / "exe").readlink().name) is not None
+        return _PYTHON.fullmatch(_base_name(folder.link("exe"))) is not None
     return False
+
+
+def _base_name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -7,7 +7,10 @@ _REASON_CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 def clean(text: str, limit: int) -> str:
     """Valid UTF-8 without control characters (lone surrogates become ?), at most `limit` characters."""
-    text = text[:limit].encode("utf-8", "replace").decode()
+    text = text[:limit]
+    if text.isprintable():  # then it has neither; most texts are
+        return text
+    text = text.encode("utf-8", "replace").decode()
     return "".join(char if char.isprintable() else " " for char in text)
 
 

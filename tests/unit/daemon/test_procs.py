@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinetod import procs
+from kinetod.process_folder import ProcessFolder
 from kinetod.procs import foreign_pids, open_gpus, read_facts
 from support.calls_as import plain_python
 from support.daemon import as_user
@@ -70,8 +71,11 @@ def test_gpus_are_the_devices_that_are_open(tmp_path: Path) -> None:
     links = ("/dev/nvidia3", "/dev/nvidia0", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/null")
     for number, path in enumerate(links):
         (folder / str(number)).symlink_to(path)
-    assert open_gpus(7, tmp_path) == (0, 3)
-    assert open_gpus(8, tmp_path) == ()
+    with ProcessFolder(7, tmp_path) as process:
+        assert open_gpus(process) == (0, 3)
+    (tmp_path / "8").mkdir()
+    with ProcessFolder(8, tmp_path) as process:
+        assert open_gpus(process) == ()
 
 
 @pytest.mark.parametrize(
