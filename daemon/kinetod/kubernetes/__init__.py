@@ -1,0 +1,1 @@
+"""What kinetod knows of Kubernetes."""

@@ -1,0 +1,130 @@
+"""Which container of which pod has which GPU, by the kubelet's word (its pod-resources API, v1).
+
+Theory of operation
+    The kubelet of a node answers on a Unix socket that only root can connect to. It knows what it gave to whom, also
+    where the control groups and /proc say nothing: a container that holds a GPU and does not use it yet.
+
+    A device plug-in names its devices as it likes. NVIDIA's says the UUID (`GPU-…`, `MIG-…`), and `GPU-…::2` for one
+    of the shares of a GPU that several containers have in turn; other ways of naming (an index, `nvidia0`, a PCI
+    address) are handed on as they are. Devices of a resource claim (dynamic resource allocation) are
+    `driver/pool/device`.
+
+    Each question takes a connection of its own: they are seldom, and one that was kept would have to be mended after
+    each restart of the kubelet. Its answer is of the moment; how long to believe it is the caller's affair.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
+from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import PodResourcesListerStub
+
+from kinetod.text import clean
+
+SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+DEADLINE_S = 5.0
+_MAX_ANSWER_BYTES = 16 << 20  # what the kubelet's own clients allow; gRPC's 4 MiB are few for a node of many pods
+_MAX_NAME_CHARS = 253  # of a pod, by Kubernetes' rules; of devices, enough
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
+    # else it is the socket's path in percent signs, which servers in Go refuse
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    # else the pauses between attempts of an earlier connection hold for this one too
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_SHARE = re.compile(r"::\d+$")
+_GPU_RESOURCE = re.compile(r"nvidia\.com/(gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/|gpu\.(nvidia|amd|intel)\.com$")
+_GPU_UUID = re.compile(r"(GPU|MIG)-")
+_WHAT_TO_DO = {
+    grpc.StatusCode.UNAVAILABLE: "is it mounted, and does this process run as root?",
+    grpc.StatusCode.UNIMPLEMENTED: "the pod-resources API v1 needs Kubernetes 1.20 or later",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "it is asked too often; try again later",
+}
+
+
+class KubeletError(Exception):
+    """The kubelet did not answer. The text names its socket, says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContainerRef:
+    """One container of a pod, by names."""
+
+    namespace: str
+    pod: str
+    container: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """What the kubelet gave to a container. resource: of the device plug-in, or the claim's driver."""
+
+    resource: str
+    id: str
+    holder: ContainerRef
+
+    @property
+    def is_gpu(self) -> bool:
+        """By its resource, or by an id that only GPUs have."""
+        return bool(_GPU_RESOURCE.match(self.resource) or _GPU_UUID.match(self.id))
+
+
+class PodResources:
+    """Asks the kubelet that listens on `socket`."""
+
+    def __init__(self, socket: Path = SOCKET, *, deadline_s: float = DEADLINE_S) -> None:
+        self._socket = socket
+        self._deadline_s = deadline_s
+
+    async def devices(self) -> tuple[Device, ...]:
+        """Every device that a container of this node holds now, GPUs or not. Raises KubeletError."""
+        async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS) as channel:
+            ask = PodResourcesListerStub(channel).List  # type: ignore[no-untyped-call]
+            try:
+                answer = await ask(pb.ListPodResourcesRequest(), timeout=self._deadline_s)
+            except grpc.aio.AioRpcError as exc:
+                raise KubeletError(self._text(exc)) from exc
+        return tuple(sorted(_devices(answer)))
+
+    async def gpus(self) -> dict[str, tuple[ContainerRef, ...]]:
+        """`gpu_holders` of what the kubelet says. Raises KubeletError."""
+        return gpu_holders(await self.devices())
+
+    def _text(self, exc: grpc.aio.AioRpcError) -> str:
+        if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"the kubelet ({self._socket}) did not answer within {self._deadline_s:g} s"
+        text = f"the kubelet ({self._socket}) cannot be asked: {clean(exc.details() or exc.code().name, 300)}"
+        return f"{text}; {_WHAT_TO_DO[exc.code()]}" if exc.code() in _WHAT_TO_DO else text
+
+
+def gpu_holders(devices: Iterable[Device]) -> dict[str, tuple[ContainerRef, ...]]:
+    """For each GPU, by its UUID where that is how it is named, who holds it; several where it is shared."""
+    holders: dict[str, set[ContainerRef]] = {}
+    for device in devices:
+        if device.is_gpu:
+            holders.setdefault(_SHARE.sub("", device.id), set()).add(device.holder)
+    return {gpu: tuple(sorted(found)) for gpu, found in sorted(holders.items())}
+
+
+def _devices(answer: pb.ListPodResourcesResponse) -> Iterable[Device]:
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            holder = ContainerRef(_name(pod.namespace), _name(pod.name), _name(container.name))
+            for group in container.devices:
+                yield from (Device(_name(group.resource_name), _name(id), holder) for id in group.device_ids)
+            for claim in container.dynamic_resources:
+                for found in claim.claim_resources:
+                    id = f"{found.driver_name}/{found.pool_name}/{found.device_name}"
+                    yield Device(_name(found.driver_name), clean(id, 3 * _MAX_NAME_CHARS), holder)
+
+
+def _name(text: str) -> str:
+    return clean(text, _MAX_NAME_CHARS)

@@ -1,0 +1,1 @@
+"""Parts of the kubelet's own interfaces, generated from what is written down here."""

@@ -1,0 +1,1 @@
+"""Version 1 of the pod-resources API, generated from pod_resources.proto."""
