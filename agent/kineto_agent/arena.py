@@ -21,8 +21,8 @@ Formats
     "cupti/1"          raw CUPTI activity records, as CUPTI wrote them (layout by cuptiGetVersion in
                        the metadata, observed record sizes in the header).
     "python_stacks/1"  STACK_SAMPLE records: time ns, system thread id, stack node, line of the leaf.
-    "torch_ops/1"      OP and OP_TENSORS records of 64 bytes, told apart by the byte at OP_KIND. The tensors of
-                       an op are found by its thread and number.
+    "torch_ops/1"      OP, OP_TENSORS and OP_COMMS records of 64 bytes, told apart by the byte at OP_KIND. What the
+                       others say of an op is found by its thread and number.
     "kineto_json/1"    the bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
     "file/1"           likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
     "memory_events/1"  MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
@@ -74,6 +74,7 @@ SPACE_THREAD_NAME = 5  # key: system thread id
 SPACE_OP_NAME = 6  # key: hash of the text, as in OP
 SPACE_OP_INPUTS = 7  # key: hash of the entry, as in OP; what the inputs of an op look like (sources/torch_ops.py)
 SPACE_TORCH_THREAD = 8  # key: system thread id; u64: torch's own number of that thread
+SPACE_OP_COMMS = 9  # key: hash of the entry, as in OP_COMMS; what torch says about a collective (sources/torch_ops.py)
 
 STACK_SAMPLE = struct.Struct("<qIIII")  # time ns, thread id, stack node, line, reserved
 
@@ -83,8 +84,11 @@ OP = struct.Struct("<qqQqQQIIBBBBI")
 # three tensors: address of the TensorImpl, address of the storage's data; thread, op's number, kind, tensors in here,
 # position of the first one among the op's tensors
 OP_TENSORS = struct.Struct("<QQQQQQIIBBBBI")
-OP_KIND = 56  # byte offset in both
-KIND_OP, KIND_OP_TENSORS = 0, 1
+# the entry (0: lost), sequence number in the process group (-1: none), reserved; thread, op's number, kind, 1 if the
+# number counts transfers between two ranks, reserved
+OP_COMMS = struct.Struct("<QqQQQQIIBBBBI")
+OP_KIND = 56  # byte offset in all
+KIND_OP, KIND_OP_TENSORS, KIND_OP_COMMS = 0, 1, 2
 SCOPE_FUNCTION, SCOPE_BACKWARD_FUNCTION, SCOPE_USER = 0, 1, 7  # at::RecordScope
 OP_UNFINISHED, OP_ENDED_ELSEWHERE = 1, 2  # flags: still running when recording ended; ended on another thread
 

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "ops_comms.h"
 #include "ops_inputs.h"
 #include "ops_names.h"
 #include "ops_thread.h"
@@ -160,6 +161,7 @@ int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_f
     if (code != 0) {
         return code;
     }
+    ops_comms_open(path);
     self.record_inputs = false;
     if (!self.taken_once && !ops_torch_takes(&self.torch, scope_callback(0))) {
         return refuse(KO_CALLBACK, error, error_bytes, "this torch does not keep callbacks in the form that is known");

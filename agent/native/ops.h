@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KO_ABI 1 /* changes with any signature or structure below */
+#define KO_ABI 2 /* changes with any signature or structure below */
 #define KO_EXPORT __attribute__((visibility("default")))
 
 enum ko_error {
@@ -51,6 +51,23 @@ struct ko_layout {
     uint32_t sizes_values;
     uint32_t sizes_inline; /* so many dimensions lie in the object itself */
     uint32_t storage_data; /* c10::StorageImpl */
+    uint32_t string_bytes; /* of std::string: which of libstdc++'s two it is */
+    uint32_t comms_kind;   /* of torch::ParamCommsDebugInfo; 0: an object that the library exports */
+    uint32_t comms_group;  /* std::string, as are the next two */
+    uint32_t comms_description;
+    uint32_t comms_name;
+    uint32_t comms_rank; /* int, as are the next three */
+    uint32_t comms_world;
+    uint32_t comms_first;
+    uint32_t comms_stride;
+    uint32_t comms_in; /* int64_t side by side with the next; int up to torch 2.4 */
+    uint32_t comms_out;
+    uint32_t comms_dtype;
+    uint32_t comms_in_splits; /* std::vector<int64_t>, as are the next two */
+    uint32_t comms_out_splits;
+    uint32_t comms_ranks;
+    uint32_t comms_sequence; /* int64_t; 0: not in this version */
+    uint32_t comms_transfer; /* bool; 0: likewise */
     uint32_t dtypes;       /* ScalarType below this one are types, the next is Undefined */
 };
 

@@ -34,6 +34,18 @@ struct ops_tensors_record {
 };
 _Static_assert(sizeof(struct ops_tensors_record) == OPS_RECORD_BYTES, "arena.OP_TENSORS");
 
+struct ops_comms_record {
+    uint64_t text;
+    int64_t sequence;
+    uint64_t reserved_words[4];
+    uint32_t thread;
+    uint32_t number;
+    uint8_t kind;
+    uint8_t transfer;
+    uint8_t reserved[6];
+};
+_Static_assert(sizeof(struct ops_comms_record) == OPS_RECORD_BYTES, "arena.OP_COMMS");
+
 struct ops_buffer {
     struct arena *arena;
     uint64_t lent_ns;

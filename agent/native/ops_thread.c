@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "ops_buffer.h"
+#include "ops_comms.h"
 #include "ops_elsewhere.h"
 #include "ops_inputs.h"
 #include "ops_names.h"
@@ -78,6 +79,7 @@ static struct {
     struct ko_layout layout;
     bool layout_known;
     bool inputs;
+    uint64_t comms; /* key of the name of ops that describe a collective */
     const char *(*name)(const void *);
     uint64_t (*thread_number)(void);
     struct ops_totals totals;
@@ -282,6 +284,20 @@ static uint64_t inputs_of(struct slot *slot, const void *function, uint32_t numb
     return intern(slot, ARENA_SPACE_OP_INPUTS, inputs.text, inputs.bytes);
 }
 
+static void write_comms(struct slot *slot, uint32_t number) {
+    struct ops_comms comms;
+    if (!ops_comms_describe(&ops.layout, &comms)) {
+        return;
+    }
+    const struct ops_comms_record record = {.text = intern(slot, ARENA_SPACE_OP_COMMS, comms.text, comms.bytes),
+                                            .sequence = comms.sequence,
+                                            .thread = slot->thread,
+                                            .number = number,
+                                            .kind = ARENA_KIND_OP_COMMS,
+                                            .transfer = comms.transfer};
+    ops_buffer_append(&slot->buffer, &record, now_ns());
+}
+
 static void push(struct slot *slot, const void *function, uint8_t scope) {
     struct frame *frame = &slot->frames[slot->depth];
     frame->function = function;
@@ -300,6 +316,9 @@ static void push(struct slot *slot, const void *function, uint8_t scope) {
     }
     if (ops.inputs) {
         frame->inputs = inputs_of(slot, function, frame->number);
+    }
+    if (ops.layout_known && frame->name == ops.comms) {
+        write_comms(slot, frame->number);
     }
     slot->depth++;
     frame->start = now_ns();
@@ -382,6 +401,7 @@ void ops_threads_open(struct arena *arena, const struct ko_layout *layout, bool 
         ops.layout = *layout;
     }
     ops.inputs = inputs && layout != NULL;
+    ops.comms = ops_hash(OPS_COMMS_OP, sizeof OPS_COMMS_OP - 1, ARENA_SPACE_OP_NAME);
     ops.name = name;
     ops.thread_number = thread_number;
     memset(&ops.totals, 0, sizeof ops.totals);

@@ -42,7 +42,9 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/TypeIndex.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #define PUT(name, value) std::printf("%s %llu\n", name, (unsigned long long)(value))
 using namespace c10;
@@ -59,6 +61,53 @@ static void put_bits(const char* name, Set set) {
             std::printf("%s %u\n%s_mask %u\n", name, i, name, space[i]);
         }
     }
+}
+
+using Comms = torch::ParamCommsDebugInfo;
+
+static size_t place_in(const Comms* whole, const void* part) {
+    return (size_t)((const unsigned char*)part - (const unsigned char*)whole);
+}
+
+// The kind is a number up to torch 2.12, then an object whose address is looked up at run time (0 here).
+template <typename Kind>
+static unsigned long long number_of_comms() {
+    if constexpr (std::is_enum_v<Kind>) {
+        return (unsigned long long)Kind::PARAM_COMMS_INFO;
+    }
+    return 0;
+}
+
+template <typename T>
+static auto put_sequence(const T* comms, int) -> decltype((void)comms->sequenceNumber_) {
+    PUT("comms_sequence", place_in(comms, &comms->sequenceNumber_));
+    PUT("comms_transfer", place_in(comms, &comms->isP2P_));
+}
+
+template <typename T>
+static void put_sequence(const T*, long) {
+    PUT("comms_sequence", 0); // not in this version
+    PUT("comms_transfer", 0);
+}
+
+static void put_comms() {
+    const Comms* comms = reinterpret_cast<const Comms*>(space);
+    PUT("string_bytes", sizeof(std::string));
+    PUT("comms_kind", number_of_comms<c10::DebugInfoKind>());
+    PUT("comms_group", place_in(comms, &std::get<0>(comms->pgName_)));
+    PUT("comms_description", place_in(comms, &std::get<1>(comms->pgName_)));
+    PUT("comms_name", place_in(comms, &comms->collectiveName_));
+    PUT("comms_rank", place_in(comms, &comms->rank_));
+    PUT("comms_world", place_in(comms, &comms->worldSize_));
+    PUT("comms_first", place_in(comms, &comms->globalRankStart_));
+    PUT("comms_stride", place_in(comms, &comms->globalRankStride_));
+    PUT("comms_in", place_in(comms, &comms->inMessageNelems_));
+    PUT("comms_out", place_in(comms, &comms->outMessageNelems_));
+    PUT("comms_dtype", place_in(comms, &comms->dType_));
+    PUT("comms_in_splits", place_in(comms, &comms->inputSplitSizes_));
+    PUT("comms_out_splits", place_in(comms, &comms->outputSplitSizes_));
+    PUT("comms_ranks", place_in(comms, &comms->groupRanks_));
+    put_sequence(comms, 0);
 }
 
 int main() {
@@ -102,6 +151,7 @@ int main() {
     PUT("policy_custom_strides", TensorImpl::SizesStridesPolicy::CustomStrides);
     PUT("policy_custom_sizes", TensorImpl::SizesStridesPolicy::CustomSizes);
     PUT("storage_data", offsetof(StorageImpl, data_ptr_));
+    put_comms();
     PUT("dtypes", ScalarType::Undefined);
 #define NAME(type, name)                                                                                 \
     {                                                                                                    \

@@ -95,9 +95,15 @@ class Recording:
         threads = {key: struct.unpack("<Q", text)[0] for key, text in strings.get(arena.SPACE_TORCH_THREAD, {}).items()}
         self.ops: list[Op] = []
         self.tensors: list[tuple[int, ...]] = []
+        self.collectives: list[tuple[int, int, int, bytes]] = []  # number of the op, sequence, transfer, entry
+        comms = strings.get(arena.SPACE_OP_COMMS, {})
         for record in records:
             if record[arena.OP_KIND] == arena.KIND_OP_TENSORS:
                 self.tensors.append(arena.OP_TENSORS.unpack(record))
+                continue
+            if record[arena.OP_KIND] == arena.KIND_OP_COMMS:
+                entry, sequence, *_, number, _, transfer, _, _, _ = arena.OP_COMMS.unpack(record)
+                self.collectives.append((number, sequence, transfer, comms[entry]))
                 continue
             start, end, name, sequence, forward, entry, thread, number, _, scope, flags, _, _ = arena.OP.unpack(record)
             text = names[name].decode()

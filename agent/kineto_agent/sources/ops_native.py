@@ -77,7 +77,7 @@ class Observer(NativeInterface):
     """The one observer of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "ko_abi"
-    ABI = 1
+    ABI = 2
     USE = " for operators"
     REASONS = _REASONS
 

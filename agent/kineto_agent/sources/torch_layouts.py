@@ -37,6 +37,23 @@ class TorchLayout(NamedTuple):
     sizes_values: int
     sizes_inline: int
     storage_data: int
+    string_bytes: int
+    comms_kind: int
+    comms_group: int
+    comms_description: int
+    comms_name: int
+    comms_rank: int
+    comms_world: int
+    comms_first: int
+    comms_stride: int
+    comms_in: int
+    comms_out: int
+    comms_dtype: int
+    comms_in_splits: int
+    comms_out_splits: int
+    comms_ranks: int
+    comms_sequence: int
+    comms_transfer: int
     dtypes: int
     dtype_names: Tuple[str, ...]
 
@@ -102,8 +119,13 @@ _DTYPES_2_8: Tuple[str, ...] = (
     "c10::Float4_e2m1fn_x2",
 )
 
+_DTYPES_2_14: Tuple[str, ...] = (
+    *_DTYPES_2_8,
+    "c10::complex<c10::BFloat16>",
+)
 
-_TORCH_2_13 = TorchLayout(
+
+_TORCH_2_15 = TorchLayout(
     function_bytes=344,
     function_scope=96,
     function_sequence=200,
@@ -130,28 +152,85 @@ _TORCH_2_13 = TorchLayout(
     sizes_values=8,
     sizes_inline=5,
     storage_data=16,
-    dtypes=46,
-    dtype_names=_DTYPES_2_8,
+    string_bytes=32,
+    comms_kind=0,
+    comms_group=40,
+    comms_description=8,
+    comms_name=80,
+    comms_rank=72,
+    comms_world=76,
+    comms_first=184,
+    comms_stride=188,
+    comms_in=112,
+    comms_out=120,
+    comms_dtype=128,
+    comms_in_splits=136,
+    comms_out_splits=160,
+    comms_ranks=192,
+    comms_sequence=224,
+    comms_transfer=232,
+    dtypes=47,
+    dtype_names=_DTYPES_2_14,
 )
-_TORCH_2_12 = _TORCH_2_13._replace(tensor_sizes=64, tensor_dtype=168, tensor_policy=174, tensor_symbolic=174)
-_TORCH_2_8 = _TORCH_2_12._replace(tag_bool=9, tag_list=13)
+_TORCH_2_13 = _TORCH_2_15._replace(dtypes=46, dtype_names=_DTYPES_2_8)
+_TORCH_2_12 = _TORCH_2_13._replace(
+    tensor_sizes=64, tensor_dtype=168, tensor_policy=174, tensor_symbolic=174, comms_kind=4
+)
+_TORCH_2_11 = _TORCH_2_12._replace(comms_sequence=0, comms_transfer=0)
+_TORCH_2_8 = _TORCH_2_11._replace(tag_bool=9, tag_list=13)
 _TORCH_2_7 = _TORCH_2_8._replace(dtypes=45, dtype_names=_DTYPES_2_7)
 _TORCH_2_6 = _TORCH_2_8._replace(dtypes=44, dtype_names=_DTYPES_2_6)
 _TORCH_2_6_OLD_STRINGS = _TORCH_2_6._replace(
-    function_bytes=320, function_sequence=176, function_inputs=184, function_forward_thread=280
+    function_bytes=320,
+    function_sequence=176,
+    function_inputs=184,
+    function_forward_thread=280,
+    string_bytes=8,
+    comms_group=16,
+    comms_name=32,
+    comms_rank=24,
+    comms_world=28,
+    comms_first=112,
+    comms_stride=116,
+    comms_in=40,
+    comms_out=48,
+    comms_dtype=56,
+    comms_in_splits=64,
+    comms_out_splits=88,
+    comms_ranks=120,
 )
 _TORCH_2_5 = _TORCH_2_8._replace(dtypes=37, dtype_names=_DTYPES_2_4)
 _TORCH_2_5_OLD_STRINGS = _TORCH_2_6_OLD_STRINGS._replace(dtypes=37, dtype_names=_DTYPES_2_4)
+_TORCH_2_4 = _TORCH_2_5._replace(
+    comms_first=176,
+    comms_stride=180,
+    comms_out=116,
+    comms_dtype=120,
+    comms_in_splits=128,
+    comms_out_splits=152,
+    comms_ranks=184,
+)
+_TORCH_2_4_OLD_STRINGS = _TORCH_2_5_OLD_STRINGS._replace(
+    comms_first=104,
+    comms_stride=108,
+    comms_out=44,
+    comms_dtype=48,
+    comms_in_splits=56,
+    comms_out_splits=80,
+    comms_ranks=112,
+)
 
 LAYOUTS: Dict[Tuple[int, int], Tuple[TorchLayout, ...]] = {
-    (2, 4): (_TORCH_2_5, _TORCH_2_5_OLD_STRINGS),
+    (2, 4): (_TORCH_2_4, _TORCH_2_4_OLD_STRINGS),
     (2, 5): (_TORCH_2_5, _TORCH_2_5_OLD_STRINGS),
     (2, 6): (_TORCH_2_6, _TORCH_2_6_OLD_STRINGS),
     (2, 7): (_TORCH_2_7,),
     (2, 8): (_TORCH_2_8,),
-    (2, 9): (_TORCH_2_12,),
-    (2, 10): (_TORCH_2_12,),
-    (2, 11): (_TORCH_2_12,),
+    (2, 9): (_TORCH_2_11,),
+    (2, 10): (_TORCH_2_11,),
+    (2, 11): (_TORCH_2_11,),
     (2, 12): (_TORCH_2_12,),
     (2, 13): (_TORCH_2_13,),
+    (2, 14): (_TORCH_2_15,),
+    (2, 15): (_TORCH_2_15,),
 }

@@ -33,6 +33,15 @@ Inputs (SPACE_OP_INPUTS)
 
     At most 32 inputs, 32 tensors or 30 scalars of a list, 4 KiB in all. OP_TENSORS records count the tensors of the
     entry in its order, those in lists too, without undefined ones; 64 at most.
+
+    One entry describes the collective that an op "record_param_comms" stands for, from torch::ParamCommsDebugInfo; an
+    OP_COMMS record, which is written before that of the op, has its number.
+
+        entry        i32 rank in the group, i32 size of the group, i32 first global rank, i32 stride of global ranks,
+                     i64 elements in, i64 elements out, i8 at::ScalarType, then text name, text process group,
+                     text description of it, and numbers split sizes in, numbers split sizes out, numbers global ranks
+        text         u8 n, n bytes                             at most 200
+        numbers      u32 n, i64 values                         of more than 30 the first 29 and the last
 """
 
 import re
@@ -159,7 +168,7 @@ class TorchOpsSource:
             record_inputs=chosen.inputs,
         )
         metadata: Dict[str, Any] = {"way": "observer, torch %s" % version, "torch_version": version}
-        if chosen.inputs and layout is not None:
+        if layout is not None:
             metadata["dtypes"] = list(layout.dtype_names)
         return TorchOpsSession(observer, observer.prepare(config), metadata, request.activity_types, layout is not None)
 

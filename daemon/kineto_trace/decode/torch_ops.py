@@ -18,16 +18,19 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.arena import (
     KIND_OP,
+    KIND_OP_COMMS,
     KIND_OP_TENSORS,
     OP,
     OP_UNFINISHED,
     SCOPE_USER,
+    SPACE_OP_COMMS,
     SPACE_OP_INPUTS,
     SPACE_OP_NAME,
     SPACE_TORCH_THREAD,
 )
 
 from kineto_trace.codec import Interner
+from kineto_trace.decode.torch_comms import comms_text
 from kineto_trace.decode.torch_inputs import UnreadableInputs, inputs_text
 from kineto_trace.model import NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.raw import RawSource
@@ -63,7 +66,19 @@ _TENSORS = np.dtype(
         ("reserved_2", "<u4"),
     ]
 )
-assert RECORD.itemsize == _TENSORS.itemsize == OP.size
+_COMMS = np.dtype(
+    [
+        ("text", "<u8"),
+        ("sequence", "<i8"),
+        ("reserved", "<u8", (4,)),
+        ("thread", "<u4"),
+        ("number", "<u4"),
+        ("kind", "u1"),
+        ("transfer", "u1"),
+        ("reserved_2", "u1", (6,)),
+    ]
+)
+assert RECORD.itemsize == _TENSORS.itemsize == _COMMS.itemsize == OP.size
 
 Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
@@ -91,7 +106,11 @@ def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> Torch
     columns["torch_thread"] = _torch_threads(columns["thread"], source.strings.get(SPACE_TORCH_THREAD, {}))
     columns["name"] = _names(ops["name"], source, strings, warnings)
     columns["inputs"] = _inputs(ops["inputs"], source, strings, warnings)
-    tensors, lost = _tensor_table(records[kind == KIND_OP_TENSORS].view(_TENSORS), ops)
+    index = _Index(ops)
+    tensors, lost = _tensor_table(records[kind == KIND_OP_TENSORS].view(_TENSORS), index)
+    lost += _describe_collectives(
+        records[kind == KIND_OP_COMMS].view(_COMMS), index, columns["inputs"], source, strings, warnings
+    )
     user = columns["scope"] == SCOPE_USER
     tables = {"cpu_op": _table("cpu_op", columns, ~user), "user_annotation": _table("user_annotation", columns, user)}
     if len(tensors):
@@ -100,7 +119,7 @@ def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> Torch
     if isinstance(wanted, list):
         for unwanted in set(OP_TABLES) - set(map(str, wanted)):
             del tables[unwanted]
-    unknown = int(np.count_nonzero(kind > KIND_OP_TENSORS))
+    unknown = int(np.count_nonzero(kind > KIND_OP_COMMS))
     return TorchOps(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
 
 
@@ -170,13 +189,18 @@ def _names(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: 
     return strings.add_all(texts)[numbers]
 
 
+def _dtypes(source: RawSource) -> list[str]:
+    """Names of tensors' types by torch's numbers."""
+    names = source.metadata.get("dtypes")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
 def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> npt.NDArray[np.int32]:
     """The number of each row's inputs as JSON arguments; NO_STRING where none were recorded."""
     known = source.strings.get(SPACE_OP_INPUTS, {})
     if not known and not hashes.any():
         return np.full(len(hashes), NO_STRING, np.int32)
-    dtypes = source.metadata.get("dtypes")
-    dtypes = [str(name) for name in dtypes] if isinstance(dtypes, list) else []
+    dtypes = _dtypes(source)
     interner = Interner()
     numbers = interner.intern(hashes)
     keys = interner.keys().tolist()
@@ -202,16 +226,28 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
     return np.array(texts, np.int32)[numbers]
 
 
-def _tensor_table(tensors: AnyArray, ops: AnyArray) -> tuple[Table, int]:
+class _Index:
+    """Finds the row of an op by its thread and its number in it."""
+
+    def __init__(self, ops: AnyArray) -> None:
+        self._key = _key(ops)
+        self._order = np.argsort(self._key, kind="stable")
+
+    def find(self, records: AnyArray) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """The row of each record's op, and whether it is there."""
+        wanted = _key(records)
+        if not len(self._key):
+            return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
+        at = np.searchsorted(self._key, wanted, sorter=self._order)
+        place: Ints = self._order[np.minimum(at, len(self._key) - 1)]
+        return place, self._key[place] == wanted
+
+
+def _tensor_table(tensors: AnyArray, index: _Index) -> tuple[Table, int]:
     """One row per tensor, and the number of records whose op is not there."""
     if not len(tensors):
         return make_table("op_tensor", 0, {}), 0
-    key = _key(ops)
-    by_key = np.argsort(key, kind="stable")
-    wanted = _key(tensors)
-    at = np.searchsorted(key, wanted, sorter=by_key) if len(key) else np.zeros(len(wanted), np.int64)
-    place = by_key[np.minimum(at, len(key) - 1)] if len(key) else at
-    known = key[place] == wanted if len(key) else np.zeros(len(wanted), np.bool_)
+    place, known = index.find(tensors)
     tensors, place = tensors[known], place[known]
     count = np.minimum(tensors["count"], TENSORS_PER_RECORD).astype(np.int64)
     record = np.repeat(np.arange(len(tensors)), count)
@@ -223,6 +259,27 @@ def _tensor_table(tensors: AnyArray, ops: AnyArray) -> tuple[Table, int]:
         "storage": tensors["tensors"][record, within, 1],
     }
     return make_table("op_tensor", len(record), columns), int(np.count_nonzero(~known))
+
+
+def _describe_collectives(
+    records: AnyArray, index: _Index, inputs: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]
+) -> int:
+    """Adds to the inputs of ops what is known of their collectives. Gives the number of records without their op."""
+    place, known = index.find(records)
+    entries = source.strings.get(SPACE_OP_COMMS, {})
+    dtypes = _dtypes(source)
+    unreadable = 0
+    for row, record in zip(place[known].tolist(), records[known], strict=True):
+        try:
+            text = comms_text(entries.get(int(record["text"]), b""), int(record["sequence"]), dtypes)
+        except UnreadableInputs:
+            unreadable += 1
+            continue
+        own = strings.strings[inputs[row]] + ", " if inputs[row] != NO_STRING else ""
+        inputs[row] = strings.add(own + text)
+    if unreadable:
+        warnings.append(f"{unreadable} descriptions of collectives are missing or could not be read")
+    return int(np.count_nonzero(~known))
 
 
 def _key(records: AnyArray) -> npt.NDArray[np.uint64]:

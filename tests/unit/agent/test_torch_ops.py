@@ -46,8 +46,8 @@ def test_only_a_release_has_the_layout_of_its_minor_version(version: str, releas
     assert release_of(version) == release
 
 
-def test_the_layouts_are_those_of_torch_2_4_to_2_13() -> None:
-    assert sorted(LAYOUTS) == [(2, minor) for minor in range(4, 14)]
+def test_the_layouts_are_those_of_torch_2_4_to_2_15() -> None:
+    assert sorted(LAYOUTS) == [(2, minor) for minor in range(4, 16)]
     assert all(len(layout.dtype_names) == layout.dtypes for layouts in LAYOUTS.values() for layout in layouts)
 
 
