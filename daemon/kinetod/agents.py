@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 MAX_INCOMPATIBLE = 1024
 IDENTITY_LINGER_S = 5.0
+RECENT_S = 2.0
+PATIENCE_S = 0.02  # 64 agents answer in half of it, on two cores; one whose program holds the interpreter may not
 _INT32_MAX = 2**31 - 1
 _MAX_SOURCES = 32
 _MAX_TYPES = 64
@@ -52,6 +54,7 @@ class Agent:
         self.hello = hello
         self._listeners: dict[str, CaptureListener] = {}
         self._described: asyncio.Future[None] | None = None
+        self._heard_at = asyncio.get_running_loop().time()
         self.keep_ns = 0  # how long an attached agent stays without a capture
         self._holders = 0
         self._leaving: asyncio.TimerHandle | None = None
@@ -125,9 +128,14 @@ class Agent:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
 
+    def heard_within(self, seconds: float) -> bool:
+        """Whether its last Hello is not older."""
+        return asyncio.get_running_loop().time() - self._heard_at <= seconds
+
     def greet(self, hello: wire.Hello) -> None:
         """Takes a fresh Hello."""
         self.hello = hello
+        self._heard_at = asyncio.get_running_loop().time()
         self._answered()
 
     def frame(self, message: CaptureFrame, fd: int | None) -> None:
@@ -190,10 +198,14 @@ class AgentHub:
         return list(self._incompatible)
 
     async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
-        """Asks these agents for a fresh Hello; those that do not answer in time keep the last one."""
-        waiting = [agent.ask() for agent in agents]
-        if waiting:
-            await asyncio.wait(waiting, timeout=deadline_s)
+        """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
+
+        Who has just said one is not waited for long: whoever asks again and again is to have quick answers.
+        """
+        asked = [(agent.ask(), agent.heard_within(RECENT_S)) for agent in agents]
+        patience_s = min(PATIENCE_S, deadline_s)
+        late = await _pending([answer for answer, _recent in asked], patience_s)
+        await _pending([answer for answer, recent in asked if answer in late and not recent], deadline_s - patience_s)
 
     # ConnectionHandler
 
@@ -287,6 +299,12 @@ class AgentHub:
         entry = self._incompatible.pop(key, None)
         if entry is not None:
             entry[0].close()
+
+
+async def _pending(answers: "list[asyncio.Future[None]]", timeout_s: float) -> "set[asyncio.Future[None]]":
+    """Those that are not there in time."""
+    waiting = [answer for answer in answers if not answer.done()]
+    return (await asyncio.wait(waiting, timeout=timeout_s))[1] if waiting else set()
 
 
 def _not_introduced(connection: Connection, reason: str) -> AttachError:

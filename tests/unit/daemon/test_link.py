@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kineto_agent import wire
-from kinetod import identity, link
+from kinetod import agents, identity, link
 from kinetod.agents import AgentHub
 from kinetod.errors import StartError
 from kinetod.link import LinkServer
@@ -66,6 +66,36 @@ def test_an_agent_that_does_not_read_is_cut_off() -> None:
                 return sent
 
     assert link.SEND_QUEUE_FRAMES <= asyncio.run(scenario()) < link.SEND_QUEUE_FRAMES + 100
+
+
+def test_who_has_just_spoken_is_not_waited_for() -> None:
+    async def scenario() -> None:
+        async with serving() as (hub, server):
+            with ScriptedAgent(server.path) as agent:
+                await asyncio.to_thread(agent.hello)
+                async with asyncio.timeout(30):
+                    await hub.refresh(hub.agents(), 60)
+                assert await asyncio.to_thread(agent.expect, wire.Describe) == wire.Describe()
+
+    asyncio.run(scenario())
+
+
+def test_who_has_said_nothing_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "RECENT_S", -1)
+    monkeypatch.setattr(agents, "PATIENCE_S", 0)
+
+    async def scenario() -> int:
+        async with serving() as (hub, server):
+            with ScriptedAgent(server.path) as agent:
+                await asyncio.to_thread(agent.hello)
+                refreshed = asyncio.create_task(hub.refresh(hub.agents(), 60))
+                await asyncio.to_thread(agent.expect, wire.Describe)
+                agent.send(hello_message(iterations=7))
+                await refreshed
+                (connected,) = hub.agents()
+                return connected.hello.iterations
+
+    assert asyncio.run(scenario()) == 7
 
 
 def test_queued_frames_arrive_in_order_once_the_agent_reads() -> None:
@@ -162,3 +192,31 @@ def test_connections_that_said_nothing_leave_no_descriptor_behind() -> None:
             return len(list(Path("/proc/self/fd").iterdir())) - before
 
     assert asyncio.run(scenario()) == 0
+
+
+def test_a_socket_that_somebody_removed_is_made_again_and_who_is_connected_stays() -> None:
+    async def scenario() -> tuple[list[str], int]:
+        async with serving() as (hub, server):
+            with ScriptedAgent(server.path) as first, RemoteAgent(server.path) as second:
+                assert server.mend() == []
+                await asyncio.to_thread(first.hello)
+                server.path.unlink()
+                said = server.mend()
+                with RemoteAgent(server.path) as third:
+                    await asyncio.to_thread(second.do, "hello")
+                    await asyncio.to_thread(third.do, "hello")
+                    return said, len(hub)
+
+    assert asyncio.run(scenario()) == ([], 3)
+
+
+def test_a_socket_that_cannot_be_made_again_is_a_problem() -> None:
+    async def scenario() -> list[str]:
+        async with serving() as (_, server):
+            server.path.unlink()
+            server.path.write_text("no socket")
+            return server.mend()
+
+    (problem,) = asyncio.run(scenario())
+    assert problem.startswith("agents cannot connect: the socket ")
+    assert problem.endswith("exists and is no socket; move it away or choose another path")
