@@ -8,6 +8,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod import registry
 from kinetod.agents import AgentHub, checked_hello
+from kinetod.errors import InvalidRequest
 from kinetod.registry import Registry, checked_selector
 from support.scripted_agent import hello_message
 
@@ -35,6 +36,17 @@ PROCESS = pb.Process(pid=7, user="ada", uid=1000, command=["python", "train.py",
 )
 def test_all_conditions_must_hold(selector: pb.Selector, selected: bool) -> None:
     assert checked_selector(selector)(PROCESS) is selected
+
+
+def test_an_expression_takes_time_in_proportion_to_the_command_line() -> None:
+    match = checked_selector(pb.Selector(command_regex="(a+)+$"))
+    assert not match(pb.Process(pid=7, command=["a" * 50_000 + "!"]))  # backtracking would not come back
+
+
+@pytest.mark.parametrize("text", ["(", "(?<=a)b", r"(a)\1", "x{1001}", "(((x{100}){100}){100})"])
+def test_what_is_no_expression_of_re2_is_refused_with_the_field(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"selector\.command_regex: no regular expression \(RE2 syntax\): "):
+        checked_selector(pb.Selector(command_regex=text))
 
 
 def test_a_process_without_rank_has_not_rank_0() -> None:
