@@ -201,3 +201,14 @@ def test_sockets_that_a_killed_daemon_left_are_replaced() -> None:
         assert not daemon.agent_socket.exists()
         assert not daemon.rpc_socket.exists()
         daemon.start()
+
+
+@pytest.mark.parametrize("name", ["GetHost", "GetCapture", "WatchHost", "FetchTrace"])
+def test_bytes_that_are_no_message_are_refused_as_a_wrong_field_without_a_traceback(daemon: Daemon, name: str) -> None:
+    call = daemon.channel().unary_stream(f"/kineto.v1.Profiler/{name}")
+    code, reason, message = error_of(lambda: call(b"\xff\xff\xff", timeout=10))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert message.startswith("request: it is no message of this method")
+    assert "Traceback" not in daemon.log()
+    audited = [line for line in daemon.log().splitlines() if "kinetod.audit" in line][-1]
+    assert f'"call":"{name}","decision":"refused"' in audited and '"reason":"INVALID_FIELD"' in audited

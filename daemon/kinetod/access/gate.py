@@ -79,7 +79,7 @@ class Gate:
 
     @contextlib.contextmanager
     def noted(self, call: str, caller: Caller, request: Any) -> Iterator[Noted]:
-        """Writes the line of a call that answers once."""
+        """Writes the line of a call: around all of one that answers once, around the beginning of one that streams."""
         noted = Noted()
         try:
             yield noted
@@ -90,10 +90,6 @@ class Gate:
             self._audit.write(call, type(exc).__name__, caller, **_asked(request))
             raise
         self._audit.write(call, "allowed", caller, **{**_asked(request), **_answered(noted.answer)})
-
-    def note_stream(self, call: str, caller: Caller, request: Any) -> None:
-        """Writes the line of a call that streams."""
-        self._audit.write(call, "allowed", caller, **_asked(request))
 
     def note_end(self, capture: Any) -> None:
         """Writes how a capture ended."""

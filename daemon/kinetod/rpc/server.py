@@ -11,6 +11,7 @@ from kineto_protos.v1.profiler_pb2_grpc import add_ProfilerServicer_to_server
 from kinetod.access.front import PLAIN_SOCKET, TLS_SOCKET, Front, PrivateFolder
 from kinetod.access.tls import Certificates
 from kinetod.errors import StartError
+from kinetod.rpc.requests import Tolerant
 from kinetod.rpc.service import ProfilerService
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Profiler"].full_name
@@ -36,7 +37,9 @@ class RpcServer:
         self._folder = folder
         self._certificates = certificates
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+        self._server = grpc.aio.server(
+            options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS, interceptors=(Tolerant(SERVICE_NAME),)
+        )
         # The generated and bundled helpers carry no types.
         add_ProfilerServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

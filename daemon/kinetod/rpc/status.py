@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from kinetod import errors, metrics
 from kinetod.access.gate import Gate
 from kinetod.access.policy import Caller
+from kinetod.rpc.requests import readable
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def unary(
             try:
                 caller = await self.gate.admit(method.__name__, context.peer(), context.auth_context(), request)
                 with self.gate.noted(method.__name__, caller, request) as noted:
-                    noted.answer = await method(self, request, caller)
+                    noted.answer = await method(self, readable(request), caller)
                 return noted.answer  # type: ignore[no-any-return]  # it is what the method answered
             except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
                 call.code = _code_of(exc).name
@@ -99,7 +100,8 @@ def streaming(
         with metrics.call(method.__name__) as call:
             try:
                 caller = await self.gate.admit(method.__name__, context.peer(), context.auth_context(), request)
-                self.gate.note_stream(method.__name__, caller, request)
+                with self.gate.noted(method.__name__, caller, request):
+                    readable(request)
                 async for response in method(self, request, caller):
                     yield response
             except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL

@@ -1,0 +1,51 @@
+"""Requests that are no message.
+
+gRPC itself would answer UNKNOWN, write a traceback for each, and ask nobody who it was. Here such a request becomes an
+`Empty`, which passes the gate like any other, and is then refused by `readable`.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
+
+from kinetod.errors import invalid
+
+Request = TypeVar("Request")
+
+
+class Tolerant(grpc.aio.ServerInterceptor):
+    """Lets requests through to this service that cannot be read."""
+
+    def __init__(self, service: str) -> None:
+        self._prefix = f"/{service}/"
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler of a method, with a way of reading that never raises."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(self._prefix):
+            return handler
+        return handler._replace(request_deserializer=tolerant(handler.request_deserializer))
+
+
+def tolerant(read: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
+    """The same reader, that gives Empty for what is no message."""
+
+    def reader(data: bytes) -> Message:
+        try:
+            return read(data)
+        except DecodeError:
+            return Empty()
+
+    return reader
+
+
+def readable(request: Request) -> Request:
+    """The request. Raises InvalidRequest if it was no message."""
+    if isinstance(request, Empty):
+        raise invalid("request", "it is no message of this method; do client and daemon have the same interface?")
+    return request
