@@ -97,7 +97,11 @@ def _table(events: AnyArray, totals: Mapping[str, Any], strings: StringTable) ->
 
 def _final(value: Any) -> tuple[int, int]:
     """What a device held at the end, as far as the source told."""
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(each, int) and each >= 0 for each in value):
+    if (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(each, int) and 0 <= each < 1 << 62 for each in value)
+    ):
         return value[0], value[1]
     return UNKNOWN, UNKNOWN
 

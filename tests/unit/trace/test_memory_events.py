@@ -56,6 +56,11 @@ def test_rows_have_signed_sizes_and_the_totals_afterwards(tmp_path: Path) -> Non
     assert events.undecoded == 0
 
 
+def test_totals_that_no_device_can_have_are_unknown(tmp_path: Path) -> None:
+    events, _ = decoded(tmp_path, EVENTS, totals={"0": [2**64, 0], "1": [50, 2**63]})
+    assert events.table["total_allocated"].tolist() == [-1] * 5
+
+
 def test_without_totals_they_are_unknown(tmp_path: Path) -> None:
     events, _ = decoded(tmp_path, EVENTS, totals={"0": "much", "1": [1]})
     assert set(events.table["total_allocated"].tolist()) == {-1}
