@@ -12,6 +12,7 @@ Theory of operation
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -59,6 +60,7 @@ VENDOR_LIBRARIES_S = 10.0  # without the persistence daemon, the driver takes se
 STOP_CAPTURES_S = 8.0
 STOP_CALLS_S = 1.0
 FILE_THREADS = 4
+SWITCH_INTERVAL_S = 0.001  # threads that read many small files and the loop keep each other waiting for less
 
 
 def run(loaded: Loaded, origin: Origin) -> int:
@@ -67,6 +69,7 @@ def run(loaded: Loaded, origin: Origin) -> int:
     for warning in loaded.warnings:
         log.warning("%s", warning)
     _raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with contextlib.ExitStack() as stack:
         _make_folders(config)
         lock_path = config.agent_socket.with_name(config.agent_socket.name + ".lock")
@@ -165,6 +168,8 @@ class _Daemon:
             raise StartError("; ".join(self._report.problems))
         await self._rpc.set_serving(True)
         self._said = self.status()
+        gc.collect()
+        gc.freeze()  # what stays for good is not looked through again and again
         notify.ready(self._said)
 
     async def keep_house(self) -> None:

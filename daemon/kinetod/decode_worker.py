@@ -6,6 +6,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_NICE = 5  # a third of what others get who want the processor: the programs that are traced, and the daemon's answers
 
 
 def die_with_parent() -> None:
@@ -19,6 +20,7 @@ def die_with_parent() -> None:
 def main() -> int:
     """Runs until the end of standard input."""
     die_with_parent()
+    os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
     from kineto_trace.worker import main as work
 

@@ -54,7 +54,7 @@ class ProcessFolder:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             found = []
-            for entry in os.listdir(fd):
+            for entry in os.listdir(fd):  # noqa: PTH208 - of a descriptor
                 try:
                     found.append(os.readlink(entry, dir_fd=fd))
                 except OSError:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from kinetod.access.jobs import Job, job_in
+from kinetod.access.jobs import job_in
+from kinetod.containers import Container, container_in
 from kinetod.identity import PROC, ProcessKey, started_ns
 from kinetod.process_folder import ProcessFolder
 from kinetod.text import clean
@@ -49,6 +50,7 @@ class ProcessFacts:
     plain: bool = True  # its user may trace it as far as the kernel is concerned: no set-uid program, not undumpable
     capable: bool = False  # not plain only because of capabilities, which count if it is in our user namespace
     job: str = ""  # the batch job that the kernel's control groups put it into
+    container: Container | None = None  # likewise
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
         """The same with what somebody else could read."""
@@ -96,7 +98,8 @@ def _read_facts(pid: int, folder: ProcessFolder) -> ProcessFacts | None:
     arguments = _command(folder)  # none: a thread of the kernel
     command = arguments or [os.fsdecode(name)]
     private = _read_private(folder)
-    job = _job(folder)
+    cgroups = _cgroups(folder)
+    job = job_in(cgroups)
     dumpable = real_uid == uid == saved_uid and _dumpable(folder, uid)
     capable = uid != 0 and _has_capabilities(status)
     return ProcessFacts(
@@ -115,6 +118,7 @@ def _read_facts(pid: int, folder: ProcessFolder) -> ProcessFacts | None:
         plain=dumpable and (not capable or private.own_user_namespace),
         capable=dumpable and capable,
         job=job.id if job is not None else "",
+        container=container_in(cgroups),
     )
 
 
@@ -162,10 +166,10 @@ def _command(folder: ProcessFolder) -> list[str]:
     return arguments[0].split(" ") if len(arguments) == 1 else arguments
 
 
-def _job(folder: ProcessFolder) -> Job | None:
+def _cgroups(folder: ProcessFolder) -> str:
     with contextlib.suppress(OSError):
-        return job_in(folder.read("cgroup").decode("utf-8", "replace"))
-    return None
+        return folder.read("cgroup").decode("utf-8", "replace")
+    return ""
 
 
 def _dumpable(folder: ProcessFolder, uid: int) -> bool:
@@ -184,7 +188,7 @@ def _has_capabilities(status: bytes) -> bool:
 
 def _in_own_user_namespace(folder: ProcessFolder) -> bool:
     with contextlib.suppress(OSError):
-        return folder.link("ns/user") != os.readlink(PROC / "self/ns/user")
+        return folder.link("ns/user") != str((PROC / "self/ns/user").readlink())
     return False
 
 

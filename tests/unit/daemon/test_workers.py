@@ -143,3 +143,18 @@ def test_workers_that_cannot_be_started_are_a_failure(tmp_path: Path) -> None:
         return await pool.tend()
 
     assert not asyncio.run(tended())
+
+
+def test_a_real_worker_gives_way_to_the_programs_that_are_traced(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        pool = WorkerPool(1)
+        await pool.start()
+        try:
+            with pytest.raises(DecodeError):
+                await pool.convert(tmp_path / "nothing", ["chrome"], deadline_ns=60 * 10**9)
+            (pid,) = pool.pids()
+            return os.getpriority(os.PRIO_PROCESS, pid)
+        finally:
+            await pool.stop()
+
+    assert asyncio.run(scenario()) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)

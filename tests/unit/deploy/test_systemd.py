@@ -46,6 +46,10 @@ def test_systemd_finds_nothing_wrong_with_the_units(units: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_quota_comes_in_parts_so_short_that_no_client_notices_when_one_is_used_up() -> None:
+    assert ("CPUQuotaPeriodSec", "10ms") in settings("kinetod.service")
+
+
 def exposure(unit: Path) -> float:
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
