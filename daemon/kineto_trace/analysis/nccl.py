@@ -141,6 +141,15 @@ def collective_name(text: str) -> str:
     return _NAMES.get(plain, word.lower())
 
 
+def arguments_of_ops(context: Context) -> tuple[Ints, npt.NDArray[np.int32]]:
+    """Communication kernels (rows of the table) whose operator describes a collective, and the number of that text."""
+    work = context.get(gpu)
+    place = np.flatnonzero(work.communication)
+    texts = _texts_of_ops(context, work.op[place])
+    described = texts != NO_STRING
+    return work.row[place[described]], texts[described]
+
+
 def collectives(context: Context) -> Collectives:
     """All communication kernels. Each distinct text of arguments is read once."""
     work, trace = context.get(gpu), context.trace

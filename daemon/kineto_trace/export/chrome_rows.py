@@ -25,6 +25,7 @@ from kineto_trace.export.chrome_fields import (
     host_pid,
     numbers,
 )
+from kineto_trace.export.collective_arguments import COLUMN
 from kineto_trace.model import NO_PRIORITY
 
 
@@ -56,6 +57,7 @@ def kernel(rows: Columns, names: Names) -> Fields:
         *_graph(rows),
         *priority,
         *_channel(rows),
+        *([Field(b"", TEXT, rows[COLUMN], names.arguments)] if COLUMN in rows else []),
         *external_id(rows),
         CLOSE,
     ]

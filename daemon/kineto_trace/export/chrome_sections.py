@@ -11,6 +11,7 @@ from kineto_trace.analysis.tree import build
 from kineto_trace.arrays import is_in
 from kineto_trace.export import chrome_ops, chrome_rows
 from kineto_trace.export.chrome_fields import AnyArray, Columns, Fields, Names
+from kineto_trace.export.collective_arguments import collective_columns
 from kineto_trace.export.tracks import ANNOTATIONS, gpu_rows, sync_rows
 from kineto_trace.model import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
 
@@ -55,7 +56,8 @@ def sections(trace: Trace) -> list[Section]:
     parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
     for kind in GPU_TABLES:
         if kind in rows:
-            parts += _gpu(trace.table(kind), rows[kind], correlations)
+            extra: Columns = collective_columns(trace) if kind == "kernel" else {}
+            parts += _gpu(trace.table(kind), {**extra, "tid": rows[kind]}, correlations)
     parts += _sync(trace, correlations)
     overhead = trace.table("overhead")
     tid = {"tid": np.zeros(len(overhead), np.int64)}
@@ -78,8 +80,8 @@ def _call_starts(trace: Trace, kind: str) -> Mask:
     return named
 
 
-def _gpu(table: Table, rows: npt.NDArray[np.int64], correlations: AnyArray) -> list[Section]:
-    columns = {**table.columns, "tid": rows}
+def _gpu(table: Table, extra: Columns, correlations: AnyArray) -> list[Section]:
+    columns = {**table.columns, **extra}
     linked = is_in(table["correlation"], correlations)
     if table.kind == "kernel":
         return _linked_or_not("kernel", columns, chrome_rows.kernel, chrome_rows.gpu_flow, linked)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kineto_trace.codec import Texts
 from kineto_trace.export.chrome_sections import OVERHEAD_PID, nested_python
+from kineto_trace.export.collective_arguments import COLUMN, collective_columns
 from kineto_trace.export.launch_shapes import LaunchShapes
 from kineto_trace.export.perfetto_native import COUNTER, INSTANT, SLICE
 from kineto_trace.export.perfetto_parts import AnyArray, FieldList, Ints, Numbers, Part
@@ -168,6 +169,8 @@ class CaptureParts:
             fields.optional("priority", table["priority"], NO_PRIORITY)
         fields.optional("channel", table["channel"])
         fields.optional("channel_type", table["channel_type"])
+        if table.kind == "kernel" and COLUMN in (collective := collective_columns(self._trace)):
+            fields.members(collective[COLUMN], self._trace.strings)
         fields.optional("External id", table["external_id"])
         return self._part(table, self._streams(table["device"], base_rows(table)), fields, leaf=True)
 

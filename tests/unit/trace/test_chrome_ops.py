@@ -229,3 +229,13 @@ def test_the_options_of_the_capture_are_keys_of_the_file() -> None:
     found = document(trace({}, target=target(options=options)))
     keys = ("record_shapes", "with_stack", "with_flops", "with_modules")
     assert [found.get(key) for key in keys] == [1, 1, None, None]
+
+
+def test_a_communication_kernel_has_what_its_operator_says_about_the_collective() -> None:
+    op = {**FORWARD, "name": "record_param_comms", "inputs": 0}
+    kernels = [{**KERNEL, "name": name} for name in ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "gemm")]
+    value = trace({"cpu_op": [op], "cuda_runtime": [LAUNCH], "kernel": kernels})
+    value = replace(value, strings=('"Collective name": "allreduce", "Seq": 4', *value.strings[1:]))
+    found = [event for event in document(value)["traceEvents"] if event.get("cat") in ("cpu_op", "kernel")]
+    assert [event["args"].get("Seq") for event in found] == [4, 4, None]
+    assert found[1]["args"]["Collective name"] == "allreduce"
