@@ -55,11 +55,16 @@ class RawWriter:
         self._format = format
         self._metadata = dict(metadata)
         self._payload_bytes = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._buffers = os.open(directory / BUFFERS_FILE, flags, 0o600)
-        self._strings = os.open(directory / STRINGS_FILE, flags, 0o600)
-        self._write_source(record_bytes={}, records=0, dropped=0)
-        fsync_directory(directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._buffers = self._strings = -1
+        try:
+            self._buffers = os.open(directory / BUFFERS_FILE, flags, 0o600)
+            self._strings = os.open(directory / STRINGS_FILE, flags, 0o600)
+            self._write_source(record_bytes={}, records=0, dropped=0)
+            fsync_directory(directory)
+        except BaseException:
+            self.close()
+            raise
 
     def append_buffer(self, data: memoryview | bytes, *, sequence: int, records: int) -> None:
         """Appends one buffer of records. Raises OSError when the disk is full; the chunk is then torn."""

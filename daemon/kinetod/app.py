@@ -50,6 +50,7 @@ from kinetod.rpc.server import RpcServer
 from kinetod.rpc.service import ProfilerService
 from kinetod.rpc.watch_host import HostWatcher
 from kinetod.store import LOCK_FILE, Store
+from kinetod.store_guard import check_store
 from kinetod.workers import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ def _make_folders(config: Config) -> None:
         raise StartError(
             f"cannot make the state folder {config.state_dir}: {exc.strerror}; give another --state-dir"
         ) from exc
+    check_store(config.state_dir)
 
 
 def _make_runtime_dir(folder: Path, mode: int) -> None:

@@ -38,6 +38,7 @@ from kinetod import store_schema
 from kinetod.access.policy import Thing
 from kinetod.errors import Exhausted, KinetodError, Precondition, Reason, StartError
 from kinetod.identity import ProcessKey
+from kinetod.store_guard import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -414,6 +415,6 @@ def folder_bytes(folder: Path) -> int:
 
 def file_digest(path: Path) -> tuple[int, str]:
     """Size and SHA-256 of a file. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return os.fstat(file.fileno()).st_size, digest.hexdigest()

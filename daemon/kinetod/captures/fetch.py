@@ -10,6 +10,7 @@ Theory of operation
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from kineto_trace.formats import STORED_NAMES
 
 from kinetod.errors import DataLoss, KinetodError, NotFound, OutOfRange, Precondition, Reason, invalid
 from kinetod.store import Store, file_digest, key_of
+from kinetod.store_guard import open_regular
 from kinetod.upload.queue import stored_path
 from kinetod.upload.reader import RemoteReader
 
@@ -172,10 +174,10 @@ def _wrong_digest(digest: str, file: pb.TraceFile) -> str:
 
 def _open(path: Path, file: pb.TraceFile) -> BinaryIO:
     try:
-        stream = path.open("rb", buffering=0)
+        stream = open_regular(path)
     except OSError as exc:
         raise _damaged(path, f"cannot be read ({exc.strerror})") from exc
-    size = path.stat().st_size
+    size = os.fstat(stream.fileno()).st_size
     if size != file.size_bytes:
         stream.close()
         raise _damaged(path, f"has {size} bytes instead of {file.size_bytes}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from kinetod.store_guard import open_regular
 from kinetod.upload.interface import BLOCK_BYTES, MAX_PARTS, PART_BYTES, LocalDamage, Stored
 
 
@@ -32,7 +33,7 @@ class Source:
         self.name = name
         self._expected = sha256
         try:
-            with self._open() as file:
+            with open_regular(self.path) as file:
                 self.size = os.fstat(file.fileno()).st_size
         except OSError as exc:
             raise LocalDamage(name, f"cannot be read ({exc.strerror})") from exc
@@ -41,14 +42,11 @@ class Source:
         self._sha256 = hashlib.sha256()
         self._blocks: list[str] = []
 
-    def _open(self) -> BinaryIO:
-        return os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
-
     def parts(self) -> Iterator[Part]:
         """At least one, which may be empty. Raises LocalDamage."""
         self._md5s, self._blocks, self._sha256 = [], [], hashlib.sha256()
         try:
-            with self._open() as file:
+            with open_regular(self.path) as file:
                 for number in range(1, max(1, -(-self.size // self.part_bytes)) + 1):
                     yield self._part(number, _read(file, min(self.part_bytes, self.size - file.tell())))
                 if file.read(1):

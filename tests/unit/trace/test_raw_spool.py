@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -93,13 +94,10 @@ def test_a_damaged_source_json_is_a_spool_error(tmp_path: Path, text: str) -> No
 
 
 def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
-    writer = write(tmp_path, [])
-    (tmp_path / "buffers.bin").unlink()
-    (tmp_path / "full").symlink_to("/dev/full")
-    writer.close()
-    (tmp_path / "buffers.bin").symlink_to("/dev/full")
-    with write(tmp_path, []) as writer, pytest.raises(OSError, match="No space left"):
-        writer.append_buffer(b"x", sequence=0, records=1)
+    with write(tmp_path, []) as writer, Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), writer._buffers)
+        with pytest.raises(OSError, match="No space left"):
+            writer.append_buffer(b"x", sequence=0, records=1)
 
 
 def test_sources_are_the_folders_under_raw(tmp_path: Path) -> None:
@@ -107,3 +105,11 @@ def test_sources_are_the_folders_under_raw(tmp_path: Path) -> None:
     for name in ("python_stacks", "cupti"):
         write(tmp_path / "raw" / name, []).close()
     assert [path.name for path in source_directories(tmp_path)] == ["cupti", "python_stacks"]
+
+
+def test_a_writer_that_cannot_begin_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "source.json").mkdir()  # cannot be replaced by a file
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="directory"):
+        RawWriter(tmp_path, source="cupti", format="cupti/1", metadata={})
+    assert len(os.listdir("/proc/self/fd")) == before
