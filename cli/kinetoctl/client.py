@@ -207,6 +207,11 @@ class Client:
         """Samples of the host. Ends with an error after STREAM_DEADLINE_S at the latest."""
         return self._stream(self._stub.WatchHost, request)
 
+    def diagnose_host(self) -> pb.HostDiagnosis:
+        """What on the daemon's host stands in the way of traces."""
+        diagnosis: pb.HostDiagnosis = self._call(self._stub.DiagnoseHost, pb.DiagnoseHostRequest())
+        return diagnosis
+
     def diagnose(self, pid: int) -> pb.Diagnosis:
         """Whether and how a process could be traced."""
         diagnosis: pb.Diagnosis = self._call(self._stub.DiagnoseProcess, pb.DiagnoseProcessRequest(pid=pid))

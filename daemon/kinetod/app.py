@@ -46,6 +46,7 @@ from kinetod.observing import start_metrics
 from kinetod.registry import Registry
 from kinetod.reload import Reloader
 from kinetod.rpc.diagnose import Diagnoser
+from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.server import RpcServer
 from kinetod.rpc.service import ProfilerService
 from kinetod.rpc.watch_host import HostWatcher
@@ -255,7 +256,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     )
     diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
     service = ProfilerService(
-        hub=hub, registry=registry, captures=captures, host=host, watcher=watcher, diagnoser=diagnoser, gate=gate
+        hub=hub,
+        registry=registry,
+        captures=captures,
+        host=host,
+        watcher=watcher,
+        diagnoser=diagnoser,
+        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper),
+        gate=gate,
     )
     rpc = RpcServer(service, access.front, access.folder, access.certificates)
     await captures.recover()

@@ -232,6 +232,9 @@ def to_proto(facts: ProcessFacts) -> pb.Process:
         process.rank = facts.rank
     if facts.world_size is not None:
         process.world_size = facts.world_size
+    if facts.container is not None:
+        process.container_id = facts.container.id
+        process.pod_uid = facts.container.pod_uid
     return process
 
 

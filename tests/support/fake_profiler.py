@@ -63,6 +63,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
     host: pb.Host | Abort = field(default_factory=pb.Host)
     diagnosis: pb.Diagnosis | Abort = field(default_factory=pb.Diagnosis)
+    host_diagnosis: pb.HostDiagnosis | Abort = field(default_factory=pb.HostDiagnosis)
     host_samples: list[pb.HostSample] = field(default_factory=list)
     checks: list[pb.FileCheck] = field(default_factory=list)
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
@@ -118,6 +119,9 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
 
     async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, context: Any) -> Any:
         return await self._answer(request, self.diagnosis, context)
+
+    async def DiagnoseHost(self, request: pb.DiagnoseHostRequest, context: Any) -> Any:
+        return await self._answer(request, self.host_diagnosis, context)
 
     async def WatchCapture(self, request: pb.WatchCaptureRequest, context: Any) -> AsyncIterator[pb.CaptureEvent]:
         self.requests.append(request)

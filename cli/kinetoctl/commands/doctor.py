@@ -4,27 +4,41 @@ import click
 
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.diagnosis import print_diagnosis
+from kinetoctl.output.diagnosis import print_diagnosis, print_host_diagnosis, problems
 from kinetoctl.output.documents import emit, plain
-from kinetoctl.settings import common_options, current
+from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.targets import MAX_PID, complete_pid
 
 
 @click.command("doctor")
-@click.argument("pid", type=click.IntRange(1, MAX_PID), shell_complete=complete_pid)
+@click.argument("pid", type=click.IntRange(1, MAX_PID), required=False, shell_complete=complete_pid)
 @common_options
-def command(pid: int) -> int:
+def command(pid: int | None) -> int:
     """Can this process be traced, and if not, what to do about it?
 
     Shows how a capture would get into process PID, and every condition with OK, NOTE (works, but costs something or
     leaves something out), PROBLEM (no trace until this is mended) or UNKNOWN (may not be looked at). The process is
-    not touched. The exit code is 0 if it can be traced, 5 if not.
+    not touched. Without PID it is about the daemon's host: its rights, other profilers, GPUs, disk and clock. The
+    exit code is 0 if the process can be traced, or nothing on the host is a PROBLEM, and 5 if not.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        diagnosis = client.diagnose(pid)
+        return _host(client, settings) if pid is None else _process(client, pid, settings)
+
+
+def _process(client: Client, pid: int, settings: Settings) -> int:
+    diagnosis = client.diagnose(pid)
     if settings.output == "table":
         print_diagnosis(diagnosis, color=settings.color)
     else:
         emit(plain(diagnosis), settings.output)
     return ExitCode.DONE if diagnosis.method else ExitCode.FAILED
+
+
+def _host(client: Client, settings: Settings) -> int:
+    diagnosis = client.diagnose_host()
+    if settings.output == "table":
+        print_host_diagnosis(diagnosis, color=settings.color)
+    else:
+        emit(plain(diagnosis), settings.output)
+    return ExitCode.FAILED if problems(diagnosis.checks) else ExitCode.DONE

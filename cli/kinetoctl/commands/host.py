@@ -5,10 +5,12 @@ from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
+from kinetoctl.errors import Unsupported
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.lazy import LazyGroup
 from kinetoctl.output import units
 from kinetoctl.output.console import print_table
+from kinetoctl.output.diagnosis import host_verdict, print_checks
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import common_options, current
 
@@ -35,6 +37,14 @@ def _rows(host: pb.Host) -> list[tuple[str, str]]:
     ]
 
 
+def _diagnosis(client: Client) -> pb.HostDiagnosis | None:
+    """None: the daemon is older than this call."""
+    try:
+        return client.diagnose_host()
+    except Unsupported:
+        return None
+
+
 COMMANDS = {
     "install": "kinetoctl.commands.host_install",
     "uninstall": "kinetoctl.commands.host_uninstall",
@@ -45,14 +55,18 @@ COMMANDS = {
 @common_options
 @click.pass_context
 def command(context: click.Context) -> int:
-    """Show the daemon's host: versions, GPUs, store and limits. Or install kinetod on this one."""
+    """Show the daemon's host: versions, GPUs, store, limits and checks. Or install kinetod on this one."""
     if context.invoked_subcommand is not None:
         return ExitCode.DONE
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         host = client.host()
+        diagnosis = _diagnosis(client)
     if settings.output == "table":
         print_table(("NAME", "VALUE"), _rows(host), color=settings.color)
+        if diagnosis is not None:
+            print_checks("", diagnosis.checks, host_verdict(diagnosis), color=settings.color)
     else:
-        emit(plain(host), settings.output)
+        checks = [] if diagnosis is None else plain(diagnosis)["checks"]
+        emit({**plain(host), "checks": checks}, settings.output)
     return ExitCode.DONE

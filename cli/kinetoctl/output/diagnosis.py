@@ -1,6 +1,7 @@
-"""What stands in the way of tracing a process, check by check. In a terminal long texts are wrapped."""
+"""What stands in the way of traces, check by check. In a terminal long texts are wrapped."""
 
 import sys
+from collections.abc import Iterable
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -15,22 +16,34 @@ STYLES = {"OK": "green", "NOTE": "yellow", "PROBLEM": "bold red", "UNKNOWN": "ma
 ARROW = "\N{RIGHTWARDS ARROW}"
 
 
+def problems(checks: Iterable[pb.Check]) -> list[str]:
+    """The names of the checks that found one, each once."""
+    return list(dict.fromkeys(check.name for check in checks if check.status == pb.CHECK_STATUS_PROBLEM))
+
+
 def verdict(diagnosis: pb.Diagnosis) -> str:
     """One line for the end."""
     process = diagnosis.process
     if diagnosis.method:
         return f"process {process.pid} can be traced ({diagnosis.method})"
-    problems = [check.name for check in diagnosis.checks if check.status == pb.CHECK_STATUS_PROBLEM]
-    causes = [name for name in problems if name != "method"]
-    return f"process {process.pid} cannot be traced: {', '.join(dict.fromkeys(causes)) or 'no way in'}"
+    causes = [name for name in problems(diagnosis.checks) if name != "method"]
+    return f"process {process.pid} cannot be traced: {', '.join(causes) or 'no way in'}"
 
 
-def _table(diagnosis: pb.Diagnosis) -> Table:
+def host_verdict(diagnosis: pb.HostDiagnosis) -> str:
+    """One line for the end."""
+    found = problems(diagnosis.checks)
+    if not found:
+        return f"nothing on {diagnosis.hostname} stands in the way of traces"
+    return f"problems on {diagnosis.hostname}: {', '.join(found)}"
+
+
+def _table(checks: Iterable[pb.Check]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("CHECK", no_wrap=True)
     table.add_column("STATUS", no_wrap=True)
     table.add_column("DETAIL", overflow="fold")
-    for check in diagnosis.checks:
+    for check in checks:
         status = names.check_status(check.status)
         detail = Text(check.detail)
         if check.advice:
@@ -43,12 +56,22 @@ def print_diagnosis(diagnosis: pb.Diagnosis, *, color: bool) -> None:
     """On stdout: who it is, the checks, and the verdict."""
     process = diagnosis.process
     title = f"process {process.pid} of {process.user or process.uid}: {' '.join(process.command)}"
+    print_checks(title, diagnosis.checks, verdict(diagnosis), color=color)
+
+
+def print_host_diagnosis(diagnosis: pb.HostDiagnosis, *, color: bool) -> None:
+    """On stdout: which host it is, the checks, and the verdict."""
+    print_checks(f"host {diagnosis.hostname}", diagnosis.checks, host_verdict(diagnosis), color=color)
+
+
+def print_checks(title: str, checks: Iterable[pb.Check], last: str, *, color: bool) -> None:
+    """On stdout."""
     if sys.stdout.isatty():
         console = Console(file=sys.stdout, no_color=not color, highlight=False)
-        console.print(Text(title), _table(diagnosis), Text(verdict(diagnosis), style="bold"), sep="\n")
+        console.print(Text(title), _table(checks), Text(last, style="bold"), sep="\n")
         return
     console = Console(file=sys.stdout, width=PIPE_WIDTH, color_system=None, highlight=False)
     with console.capture() as capture:
-        console.print(_table(diagnosis))
-    lines = [title, *(line.rstrip() for line in capture.get().splitlines()), verdict(diagnosis)]
+        console.print(_table(checks))
+    lines = [title, *(line.rstrip() for line in capture.get().splitlines()), last]
     click.echo("\n".join(lines))

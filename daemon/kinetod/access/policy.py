@@ -60,6 +60,7 @@ CALLS: Mapping[str, Action] = {
     "WatchHost": Action.SEE_PROCESS,
     "ListProcesses": Action.SEE_PROCESS,
     "DiagnoseProcess": Action.SEE_PROCESS,
+    "DiagnoseHost": Action.SEE_HOST,
     "CreateCapture": Action.TRACE,
     "WatchCapture": Action.SEE_CAPTURE,
     "GetCapture": Action.SEE_CAPTURE,

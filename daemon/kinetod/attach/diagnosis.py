@@ -42,6 +42,7 @@ from kinetod.attach.preconditions import (
     tracer,
     uses_cuda,
 )
+from kinetod.profilers import findings as profilers
 
 AGENT, REMOTE_DEBUG, PENDING_CALL, COLLECTOR = "agent", "remote-debug", "pending-call", "collector"
 _READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
@@ -81,7 +82,7 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
         findings = [_not_needed(finding) for finding in findings]
     blocked = any(finding.status is Status.PROBLEM for finding in findings)
     method = _method(subject, usable=usable, blocked=blocked)
-    findings += [method, _cuda(mapped), _cupti(subject, mapped), _torch(mapped)]
+    findings += [method, _cuda(mapped), _cupti(subject, mapped), _profilers(mapped), _torch(mapped)]
     chosen = "" if method.status is Status.PROBLEM else method.detail.partition(":")[0]
     return Diagnosis(method=chosen, findings=tuple(findings))
 
@@ -232,6 +233,12 @@ def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
         packages.append(mapped.torch.partition("/torch/")[0])
     found = cupti_library.installed(packages, environ, str(root))
     return (found, root / found.lstrip("/")) if found else None
+
+
+def _profilers(mapped: MappedFacts | None) -> Finding:
+    if mapped is None:
+        return Finding(profilers.NAME, Status.UNKNOWN, "its mappings may not be read")
+    return profilers.of_libraries(mapped.profilers)
 
 
 def _torch(mapped: MappedFacts | None) -> Finding:

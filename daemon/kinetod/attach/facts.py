@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 
 from kinetod.attach.memory import Iovec
+from kinetod.profilers import signs
 
 PROC = Path("/proc")
 NAMESPACES = ("pid", "mnt", "net", "user")
@@ -120,6 +121,7 @@ class MappedFacts:
     cupti: str
     torch: str
     gpu_files: tuple[str, ...]
+    profilers: tuple[str, ...] = ()  # other tools that trace it, by their libraries
 
 
 def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
@@ -181,7 +183,10 @@ def thread_seccomp(pid: int, tid: int, proc: Path = PROC) -> Seccomp | None:
 def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
     """What is loaded; None where that may not be seen."""
     folder = proc / str(pid)
-    paths = _mapped_paths(folder)
+    try:
+        paths = mapped_paths(folder)
+    except OSError:
+        return None
     if not paths:  # a zombie's and a kernel thread's are empty
         return None
     names = {path: path.rpartition("/")[2] for path in paths}
@@ -197,6 +202,7 @@ def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
         cupti=first(r"libcupti\.so"),
         torch=first(r"libtorch_python\.so") or first(r"libtorch(_cpu)?\.so"),
         gpu_files=_gpu_files(folder),
+        profilers=tuple(sign.product for sign, _library in signs.of_libraries(list(names.values()))),
     )
 
 
@@ -361,12 +367,9 @@ def _files_visible(folder: Path) -> bool:
     return True
 
 
-def _mapped_paths(folder: Path) -> list[str] | None:
-    """Each mapped file once, in order."""
-    try:
-        content = read_file(folder / "maps", _MAX_MAPS_BYTES)
-    except OSError:
-        return None
+def mapped_paths(folder: Path) -> list[str]:
+    """Each file that a process maps once, in order. folder: /proc/PID. Raises OSError."""
+    content = read_file(folder / "maps", _MAX_MAPS_BYTES)
     lines = (line for line in content.split(b"\n") if b"/" in line)
     paths = dict.fromkeys(line[line.index(b"/") :] for line in lines)
     return [os.fsdecode(path).removesuffix(" (deleted)") for path in paths]

@@ -85,11 +85,12 @@ class Diagnoser:
 
 
 def _to_proto(process: pb.Process, diagnosis: Diagnosis) -> pb.Diagnosis:
-    checks = [_check(finding) for finding in diagnosis.findings]
+    checks = [to_check(finding) for finding in diagnosis.findings]
     return pb.Diagnosis(process=process, method=clean(diagnosis.method, 64), checks=checks)
 
 
-def _check(finding: Finding) -> pb.Check:
+def to_check(finding: Finding) -> pb.Check:
+    """For callers."""
     return pb.Check(
         name=finding.name,
         status=f"CHECK_STATUS_{finding.status}",

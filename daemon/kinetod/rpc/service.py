@@ -13,6 +13,7 @@ from kinetod.captures.manager import CaptureManager
 from kinetod.host import HostInfo
 from kinetod.registry import Registry, checked_selector
 from kinetod.rpc.diagnose import Diagnoser
+from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.status import streaming, unary
 from kinetod.rpc.watch_host import HostWatcher
 
@@ -29,6 +30,7 @@ class ProfilerService(ProfilerServicer):
         host: HostInfo,
         watcher: HostWatcher,
         diagnoser: Diagnoser,
+        host_diagnoser: HostDiagnoser,
         gate: Gate,
     ) -> None:
         self.gate = gate
@@ -38,6 +40,7 @@ class ProfilerService(ProfilerServicer):
         self._host = host
         self._watcher = watcher
         self._diagnoser = diagnoser
+        self._host_diagnoser = host_diagnoser
 
     @unary
     async def ListProcesses(self, request: pb.ListProcessesRequest, caller: Caller) -> pb.ListProcessesResponse:
@@ -113,3 +116,8 @@ class ProfilerService(ProfilerServicer):
     async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, caller: Caller) -> pb.Diagnosis:
         """Whether and how an agent could get into a process."""
         return await self._diagnoser.diagnose(request.pid, caller)
+
+    @unary
+    async def DiagnoseHost(self, _request: pb.DiagnoseHostRequest, caller: Caller) -> pb.HostDiagnosis:
+        """What on this host stands in the way of traces."""
+        return await self._host_diagnoser.diagnose(caller)

@@ -79,6 +79,11 @@ class ProfilerStub(object):
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseProcessRequest.SerializeToString,
                 response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Diagnosis.FromString,
                 )
+        self.DiagnoseHost = channel.unary_unary(
+                '/kineto.v1.Profiler/DiagnoseHost',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseHostRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.HostDiagnosis.FromString,
+                )
 
 
 class ProfilerServicer(object):
@@ -176,6 +181,13 @@ class ProfilerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DiagnoseHost(self, request, context):
+        """What on this host stands in the way of traces, whatever the process.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ProfilerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -243,6 +255,11 @@ def add_ProfilerServicer_to_server(servicer, server):
                     servicer.DiagnoseProcess,
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseProcessRequest.FromString,
                     response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Diagnosis.SerializeToString,
+            ),
+            'DiagnoseHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiagnoseHost,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseHostRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.HostDiagnosis.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -472,5 +489,22 @@ class Profiler(object):
         return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/DiagnoseProcess',
             kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseProcessRequest.SerializeToString,
             kineto__protos_dot_v1_dot_profiler__pb2.Diagnosis.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DiagnoseHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/DiagnoseHost',
+            kineto__protos_dot_v1_dot_profiler__pb2.DiagnoseHostRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.HostDiagnosis.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

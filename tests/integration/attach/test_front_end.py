@@ -1,6 +1,7 @@
 """kinetod without any right over other users' processes, beside the attach helper service."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,13 @@ def test_doctor_shows_what_the_helper_sees(front_end: Daemon, target: int, tmp_p
     assert f"the daemon as uid {attach_service.SERVICE_UID}" in checks["owner"]["detail"]
 
 
+def test_doctor_of_the_host_asks_the_helper(front_end: Daemon, tmp_path: Path) -> None:
+    result = run_process(["doctor", "-o", "json"], front_end.client_environ(), tmp_path)
+    checks = {check["name"]: check for check in result.json()["checks"]}
+    assert (checks["attach_helper"]["status"], checks["attach_helper"]["detail"]) == ("CHECK_STATUS_OK", "answers")
+    assert "the attach helper enters processes for it" in checks["permissions"]["detail"]
+
+
 def test_without_the_helper_the_front_end_serves_and_says_what_is_missing(target: int, tmp_path: Path) -> None:
     environ = {"KINETOD_ATTACH_HELPER_SOCKET": str(tmp_path / "attach.sock")}  # there is none
     with running_daemon(uid=CALLER_UID, environ=environ) as daemon:
@@ -113,6 +121,9 @@ def test_without_the_helper_the_front_end_serves_and_says_what_is_missing(target
         assert not listed(daemon, target).HasField("rank")
         doctor = run_process(["doctor", str(target)], daemon.client_environ(), tmp_path)
         assert "the attach helper cannot be asked" in doctor.stdout
+        host = run_process(["doctor"], daemon.client_environ(), tmp_path)
+        assert host.code == 5
+        assert re.search(r"^attach_helper +PROBLEM +the attach helper cannot be asked", host.stdout, re.MULTILINE)
 
 
 def test_a_helper_that_is_started_anew_serves_on(

@@ -135,3 +135,50 @@ def test_in_a_terminal_long_texts_are_wrapped_not_cut(monkeypatch: pytest.Monkey
 
 def test_the_verdict_without_any_known_problem() -> None:
     assert verdict(pb.Diagnosis(process=pb.Process(pid=7))) == "process 7 cannot be traced: no way in"
+
+
+def host(*problems: str) -> pb.HostDiagnosis:
+    checks = [
+        pb.Check(name="clock", status=pb.CHECK_STATUS_NOTE, detail="not synchronised", advice="start chrony"),
+        *(pb.Check(name=name, status=pb.CHECK_STATUS_PROBLEM, detail="no") for name in problems),
+    ]
+    return pb.HostDiagnosis(hostname="gpu-7", checks=checks)
+
+
+def test_without_a_pid_the_host_is_looked_at(server: FakeServer, run: Run) -> None:
+    server.profiler.host_diagnosis = host()
+    result = run("doctor")
+    assert server.profiler.requests == [pb.DiagnoseHostRequest()]
+    assert (result.code, result.stderr) == (0, "")
+    assert result.stdout == (
+        "host gpu-7\n"
+        "CHECK  STATUS  DETAIL\n"
+        "clock  NOTE    not synchronised\n"
+        "               → start chrony\n"
+        "nothing on gpu-7 stands in the way of traces\n"
+    )
+
+
+def test_a_host_with_problems_is_code_5_and_names_them(server: FakeServer, run: Run) -> None:
+    server.profiler.host_diagnosis = host("store", "units", "store")
+    result = run("doctor")
+    assert (result.code, result.stdout.splitlines()[-1]) == (5, "problems on gpu-7: store, units")
+    assert [check["name"] for check in run("doctor", "-o", "json").json()["checks"]] == [
+        *("clock", "store", "units", "store")
+    ]
+
+
+def test_host_shows_the_checks_below_its_figures(server: FakeServer, run: Run) -> None:
+    server.profiler.host = pb.Host(hostname="gpu-7")
+    server.profiler.host_diagnosis = host("store")
+    result = run("host")
+    assert result.code == 0
+    assert result.stdout.splitlines()[-1] == "problems on gpu-7: store"
+    assert run("host", "-o", "json").json()["checks"][1]["name"] == "store"
+
+
+def test_a_daemon_older_than_the_checks_still_shows_its_host(server: FakeServer, run: Run) -> None:
+    server.profiler.host = pb.Host(hostname="gpu-7")
+    server.profiler.host_diagnosis = Abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
+    assert (run("host").code, run("host", "-o", "json").json()["checks"]) == (0, [])
+    assert run("doctor").code == 5

@@ -126,6 +126,16 @@ class HelperService:
             log.warning("rank, job and GPUs of other users' processes are not known: %s", self._unreachable(str(exc)))
         return found
 
+    async def problem(self) -> str:
+        """Why it cannot be asked; empty: it answers. It is asked about ourselves, of whom it says nothing."""
+        targets = (_target(ProcessKey(os.getpid(), start_time_ns(os.getpid()))),)
+        try:
+            async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
+                said, _ = await service.ask(messages.Look(targets=targets, boot_time_ns=BOOT_TIME_NS))
+        except Unreachable as exc:
+            return self._unreachable(str(exc))
+        return "" if isinstance(said, messages.Seen) else _refusal(said, os.getpid()).reason
+
     def _unreachable(self, why: str) -> str:
         return (
             f"the attach helper cannot be asked ({self._path}: {why}); look at `systemctl status "

@@ -1,0 +1,1 @@
+"""What on this host stands in the way of traces, whatever the process: `kinetoctl doctor`, `kinetoctl host`."""

@@ -1,0 +1,113 @@
+"""Asks a process of its own to look at the host: whatever hangs or crashes there, the daemon goes on."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from kinetod.attach.preconditions import Finding, Status
+from kinetod.host_checks.interface import Line, Question, unpacked
+from kinetod.profilers.dcgm import Profiling
+from kinetod.profilers.scan import Scan
+from kinetod.text import clean
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "kinetod.host_checks.process")
+DEADLINE_S = 15.0  # 0.3 s is usual
+MAX_ANSWER_BYTES = 8 << 20
+_EXIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the checks found by the deadline. scan: None if it was not reached."""
+
+    findings: tuple[Finding, ...]
+    scan: Scan | None = None
+    dcgm: tuple[Profiling, str] | None = None
+
+
+class HostLooker:
+    """One process at a time; whoever asks meanwhile waits for the next."""
+
+    def __init__(self, *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) -> None:
+        self._command = command
+        self._deadline_s = deadline_s
+        self._lock = asyncio.Lock()
+
+    async def look(self, question: Question) -> Looked:
+        """What can be found in time; a check that hangs or crashes is a finding of its own."""
+        async with self._lock:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES
+                )
+            except OSError as exc:
+                return Looked((_not_made("host", f"the process that looks cannot be started: {exc.strerror}"),))
+            lines: list[Line] = []
+            why = ""
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    errors = await _converse(process, msgspec.json.encode(question), lines)
+                why = _failure(process, errors)
+            except TimeoutError:
+                why = f"it did not end within {self._deadline_s:g} s"
+                log.warning("looking at the host: %s: %s", lines[-1].next if lines else "the start", why)
+            except (ValueError, msgspec.DecodeError) as exc:
+                why = f"its answer is nonsense: {clean(str(exc), 200)}"
+            finally:
+                await _end(process)
+        return _joined(lines, why)
+
+
+async def _converse(process: Process, question: bytes, lines: list[Line]) -> bytes:
+    """Standard error. Raises ValueError, msgspec.DecodeError."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(question)
+        await process.stdin.drain()
+        process.stdin.close()
+    errors = asyncio.create_task(process.stderr.read())
+    try:
+        while line := await process.stdout.readline():
+            lines.append(msgspec.json.decode(line, type=Line))
+        await process.wait()
+        return await errors
+    finally:
+        errors.cancel()
+
+
+def _failure(process: Process, errors: bytes) -> str:
+    if not process.returncode:
+        return ""
+    log.error("looking at the host failed: %s", clean(errors.decode("utf-8", "replace"), 4000))
+    return f"it failed (exit status {process.returncode}); the daemon's log has the details"
+
+
+def _joined(lines: Sequence[Line], why: str) -> Looked:
+    findings: list[Finding] = []
+    for line in lines:
+        findings += unpacked(line.findings)
+    last = lines[-1] if lines else Line(next="host")
+    if why or last.next:
+        findings.append(_not_made(last.next or "host", why or "it ended early"))
+    return Looked(tuple(findings), last.scan, last.dcgm)
+
+
+def _not_made(name: str, why: str) -> Finding:
+    return Finding(name, Status.UNKNOWN, f"this and the checks behind it were not made: {why}")
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _EXIT_S)

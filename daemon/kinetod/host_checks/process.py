@@ -1,0 +1,50 @@
+"""`python -m kinetod.host_checks.process`: a Question on standard input, a Line on standard output for each check."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from kinetod.host_checks import clock, driver, rights, store, units
+from kinetod.host_checks.interface import Check, Line, Question, packed
+from kinetod.profilers import dcgm
+from kinetod.profilers.scan import scan
+from kinetod.profilers.signs import DCGM, EXPORTER
+
+# What is most likely to hang comes last.
+CHECKS: dict[str, Check] = {
+    "rights": rights.check,
+    "clock": clock.check,
+    "units": units.check,
+    "driver": driver.check,
+    "store": store.check,
+}
+PROFILERS = "profilers"
+
+
+def lines(question: Question) -> Iterator[Line]:
+    """Each announces the next check, so that one which hangs is known by its name."""
+    names = [*CHECKS, PROFILERS]
+    yield Line(next=names[0])
+    for name, following in zip(CHECKS, names[1:], strict=True):
+        yield Line(findings=packed(CHECKS[name](question)), next=following)
+    found = scan(own=frozenset({os.getpid(), question.daemon_pid}))
+    asked = dcgm.profiling() if any(each.product in (DCGM, EXPORTER) for each in found.profilers) else None
+    yield Line(scan=found, dcgm=asked)
+
+
+def main() -> int:
+    """Ends when all checks are made."""
+    with contextlib.suppress(OSError):
+        os.nice(5)  # whatever runs on this host goes first
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    for line in lines(question):
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        sys.stdout.buffer.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

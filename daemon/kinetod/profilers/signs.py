@@ -1,0 +1,91 @@
+"""What other profilers are known by, and what each of them holds. Pure.
+
+CUPTI has one subscriber in a process, so that a process which a tool traces gives nobody else its CUDA calls and GPU
+activities. Hardware counters belong to a whole GPU: before Hopper, one tool can have them. Our traces need none.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Holds(StrEnum):
+    """What a tool takes from others."""
+
+    PROCESS = "process"  # CUPTI in the processes that it traces
+    COUNTERS = "counters"  # the hardware counters of GPUs
+    BOTH = "both"
+    PERHAPS = "perhaps"  # its library is loaded, which programs do that profile nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """A tool. programs: names of its own processes; libraries: file names that it maps into those it traces."""
+
+    product: str
+    holds: Holds
+    programs: tuple[str, ...] = ()
+    libraries: str = "(?!)"  # a regular expression for the beginning of the name; this one matches nothing
+
+
+DCGM, EXPORTER = "DCGM", "dcgm-exporter"
+SIGNS: Sequence[Sign] = (
+    Sign(
+        product=DCGM,
+        holds=Holds.COUNTERS,
+        programs=("nv-hostengine",),
+        libraries=r"libdcgmmoduleprofiling\.so",
+    ),
+    Sign(product=EXPORTER, holds=Holds.COUNTERS, programs=("dcgm-exporter",)),
+    Sign(
+        product="Nsight Systems",
+        holds=Holds.PROCESS,
+        programs=("nsys", "nsys-launcher"),
+        libraries=r"libToolsInjection(Proxy)?(32|64)?\.so",
+    ),
+    Sign(
+        product="Nsight Compute",
+        holds=Holds.BOTH,
+        programs=("ncu", "nv-nsight-cu-cli"),
+        libraries=r"libcuda-injection\.so|libTreeLauncher\w*\.so",
+    ),
+    Sign(product="nvprof", holds=Holds.PROCESS, programs=("nvprof",), libraries=r"libcuinj(32|64)\.so"),
+    Sign(
+        product="Compute Sanitizer",
+        holds=Holds.PROCESS,
+        programs=("compute-sanitizer",),
+        libraries=r"libsanitizer-(collection|public)\.so",
+    ),
+    Sign(product="Triton's Proton", holds=Holds.PERHAPS, libraries=r"libproton\.so"),
+    Sign(product="CUPTI's hardware counters", holds=Holds.COUNTERS, libraries=r"libnvperf_(host|target)\.so"),
+)
+CUPTI_USER = Sign(product="a program with CUPTI of its own", holds=Holds.PERHAPS, libraries=r"libcupti\.so")
+# Those that load CUPTI come what may, and our own.
+_HARMLESS = re.compile(r"libtorch|libtensorflow|xla_cuda|libjax|libkineto_collector|_pywrap_tensorflow")
+_COMM_CHARS = 15  # the kernel cuts names of programs
+_LIBRARIES = [(sign, re.compile(sign.libraries)) for sign in SIGNS]
+_ALL = re.compile("|".join(f"(?:{each.libraries})" for each in (*SIGNS, CUPTI_USER)))
+BY_PRODUCT = {sign.product: sign for sign in (*SIGNS, CUPTI_USER)}
+
+
+def of_program(names: Iterable[str]) -> Sign | None:
+    """The tool whose own program has one of these names."""
+    wanted = set(names)
+    for sign in SIGNS:
+        if any({program, program[:_COMM_CHARS]} & wanted for program in sign.programs):
+            return sign
+    return None
+
+
+def of_libraries(names: Sequence[str]) -> list[tuple[Sign, str]]:
+    """The tools that have libraries in a process, and each one's first library. names: of the files that it maps."""
+    suspects = [name for name in names if _ALL.match(name)]
+    found = []
+    for sign, pattern in _LIBRARIES:
+        library = next((name for name in suspects if pattern.match(name)), "")
+        if library:
+            found.append((sign, library))
+    if not found and suspects and not any(map(_HARMLESS.match, names)):
+        found.append((CUPTI_USER, suspects[0]))
+    return found

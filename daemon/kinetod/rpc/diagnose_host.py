@@ -1,0 +1,86 @@
+"""DiagnoseHost: what the daemon knows of its host, joined with what a process of its own has found."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.access.policy import Caller
+from kinetod.attach.preconditions import Finding, Status
+from kinetod.config import Settings
+from kinetod.gpus.findings import findings as gpu_findings
+from kinetod.gpus.reader import GpuReader
+from kinetod.host_checks.interface import Question
+from kinetod.host_checks.looker import HostLooker
+from kinetod.metrics_gpus import present
+from kinetod.profilers.findings import findings as profiler_findings
+from kinetod.profilers.scan import Profiler
+from kinetod.registry import Registry
+from kinetod.rpc.diagnose import to_check
+
+
+class Helper(Protocol):
+    """The attach helper service."""
+
+    async def problem(self) -> str:
+        """Why it cannot be asked; empty: it answers."""
+
+
+class HostDiagnoser:
+    """Looks at the host for callers. helper: None if this daemon attaches by itself."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        gpus: GpuReader,
+        hostname: str,
+        *,
+        helper: Helper | None = None,
+        looker: HostLooker | None = None,
+        gpus_present: Callable[[], Mapping[str, int]] = present,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._gpus = gpus
+        self._hostname = hostname
+        self._helper = helper
+        self._looker = looker or HostLooker()
+        self._gpus_present = gpus_present
+
+    async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
+        """Everything, fresh. Other profilers' processes are named to those who may see them."""
+        config = self._settings.current
+        question = Question(
+            daemon_pid=os.getpid(),
+            store=str(config.state_dir),
+            needed_bytes=config.min_free_bytes + config.start_free_bytes,
+            helper=self._helper is not None,
+            attaching=config.attach,
+        )
+        looked, gpus, helper = await asyncio.gather(
+            self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper()
+        )
+        findings = [*looked.findings, *helper, *gpus]
+        if looked.scan is not None:
+            visible = await self._visible(looked.scan.profilers, caller)
+            findings += profiler_findings(looked.scan, lambda each: each.pid in visible, looked.dcgm)
+        return pb.HostDiagnosis(hostname=self._hostname, checks=map(to_check, findings))
+
+    def _look_at_gpus(self) -> tuple[Finding, ...]:
+        return gpu_findings(self._gpus.read(), self._gpus_present())
+
+    async def _ask_helper(self) -> list[Finding]:
+        if self._helper is None:
+            return []
+        name, problem = "attach_helper", await self._helper.problem()
+        if problem:
+            return [Finding(name, Status.PROBLEM, problem)]
+        return [Finding(name, Status.OK, "answers")]
+
+    async def _visible(self, profilers: Iterable[Profiler], caller: Caller) -> set[int]:
+        pids = {each.pid for each in profilers if each.pid}
+        candidates = [await self._registry.candidate(pid) for pid in sorted(pids)]
+        return {each.key.pid for each in candidates if each is not None and each.visible_to(caller)}

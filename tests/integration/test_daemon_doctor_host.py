@@ -1,0 +1,87 @@
+"""DiagnoseHost, `kinetoctl doctor` without a pid and `kinetoctl host` with a real daemon and real processes."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from support.calls_as import CallsAs
+from support.cli import run_process
+from support.daemon import Daemon, running_daemon
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+ADA, BOB = 61001, 61002
+MODULES = "| 8         | Profiling          | Loaded                                           |"
+
+
+@contextlib.contextmanager
+def host_engine(folder: Path, uid: int | None = None) -> Iterator[int]:
+    """A program of the name of DCGM's."""
+    sleep = shutil.which("sleep")
+    assert sleep
+    (folder / "nv-hostengine").symlink_to(sleep)
+    with subprocess.Popen([folder / "nv-hostengine", "60"], user=uid) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def with_dcgmi(folder: Path) -> dict[str, str]:
+    """A `dcgmi` on PATH that says that the profiling module is loaded."""
+    (folder / "dcgmi").write_text(f"#!/bin/sh\n[ \"$*\" = 'modules --list' ] && echo '{MODULES}'\n")
+    (folder / "dcgmi").chmod(0o755)
+    folder.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def checks(daemon: Daemon) -> dict[str, list[pb.Check]]:
+    found: dict[str, list[pb.Check]] = {}
+    for check in daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=30).checks:
+        found.setdefault(check.name, []).append(check)
+    return found
+
+
+def test_a_host_is_looked_at_and_dcgm_is_found_and_asked(tmp_path: Path) -> None:
+    with running_daemon(environ=with_dcgmi(tmp_path)) as daemon, host_engine(tmp_path) as pid:
+        found = checks(daemon)
+        assert {"permissions", "ptrace_scope", "clock", "gpu_counters", "cupti", "store", "gpus_nvml"} <= set(found)
+        assert [check.status for check in found["store"]] == [pb.CHECK_STATUS_OK]
+        (engine,) = (check for check in found["profilers"] if check.detail.startswith("DCGM ("))
+        assert re.search(rf"\bpid {pid}\b.* has its profiling module loaded", engine.detail)
+        assert "`dcgmi profile --pause`" in engine.advice
+        environ = daemon.client_environ()
+        result = run_process(["doctor"], environ)
+        assert result.stdout.splitlines()[1].split() == ["CHECK", "STATUS", "DETAIL"]
+        assert f"pid {pid}" in result.stdout
+        assert {each["name"] for each in run_process(["doctor", "-o", "json"], environ).json()["checks"]} == set(found)
+        host = run_process(["host", "-o", "json"], environ).json()
+        assert {each["name"] for each in host["checks"]} == set(found)
+
+
+def test_a_store_that_takes_no_captures_is_a_problem_with_its_own_exit_code(tmp_path: Path) -> None:
+    with running_daemon(environ={"KINETOD_STORE_START_FREE_BYTES": str(1 << 60)}) as daemon:
+        result = run_process(["doctor"], daemon.client_environ())
+    assert result.code == 5
+    assert result.stdout.rstrip().rpartition("\n")[2].endswith("store")
+
+
+@root_only
+def test_pids_of_other_users_profilers_are_told_to_those_who_may_see_them(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    with running_daemon() as daemon, host_engine(tmp_path, uid=ADA) as pid, CallsAs(ADA) as ada, CallsAs(BOB) as bob:
+        seen = {}
+        for name, who in (("ada", ada), ("bob", bob)):
+            answer = who.call(daemon.address, "DiagnoseHost", pb.DiagnoseHostRequest())
+            (found,) = answer.messages
+            assert isinstance(found, pb.HostDiagnosis)
+            seen[name] = " ".join(check.detail for check in found.checks if check.name == "profilers")
+        assert re.search(rf"DCGM \(.*\bpid {pid}\b", seen["ada"])
+        assert f"pid {pid}" not in seen["bob"]
+        assert re.search(r"DCGM \(.*of other users\)", seen["bob"])

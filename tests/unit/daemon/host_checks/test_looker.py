@@ -1,0 +1,59 @@
+"""The process that looks at the host: what it found by then counts, whatever becomes of it."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from kinetod.attach.preconditions import Status
+from kinetod.host_checks.interface import Question
+from kinetod.host_checks.looker import HostLooker, Looked
+
+QUESTION = Question(daemon_pid=os.getpid(), store="/", needed_bytes=0, helper=False)
+SAY = (
+    'import sys; sys.stdin.read(); print(\'{"next":"a"}\\n{"findings":[["a","OK","x",""]],"next":"b"}\', flush=True); '
+)
+
+
+def look(code: str | None = None, deadline_s: float = 20) -> Looked:
+    async def ask() -> Looked:
+        if code is None:
+            return await HostLooker().look(QUESTION)
+        return await HostLooker(command=(sys.executable, "-S", "-c", code), deadline_s=deadline_s).look(QUESTION)
+
+    return asyncio.run(ask())
+
+
+def test_all_checks_are_made_on_this_host(tmp_path: Path) -> None:
+    found = look()
+    names = [each.name for each in found.findings]
+    assert names[:6] == ["permissions", "ptrace_scope", "seccomp", "namespaces", "python", "clock"]
+    assert {"gpu_counters", "cupti", "store"} <= set(names)
+    assert found.scan is not None
+    assert all(each.detail for each in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("code", "deadline_s", "why"),
+    [
+        (f"{SAY} sys.stdin = open(0); import signal; signal.pause()", 2, "did not end within 2 s"),
+        (f"{SAY} import os; os.kill(os.getpid(), 9)", 20, "failed (exit status -9)"),
+        (f"{SAY} raise SystemExit(0)", 20, "it ended early"),
+        (f"{SAY} print('nonsense')", 20, "nonsense"),
+    ],
+    ids=["hangs", "crashes", "ends early", "talks nonsense"],
+)
+def test_a_check_that_does_not_end_well_is_unknown_and_the_others_count(code: str, deadline_s: float, why: str) -> None:
+    first, last = look(code, deadline_s).findings
+    assert (first.name, first.status) == ("a", Status.OK)
+    assert (last.name, last.status) == ("b", Status.UNKNOWN)
+    assert why in last.detail
+
+
+def test_a_process_that_cannot_be_started_is_told() -> None:
+    async def ask() -> Looked:
+        return await HostLooker(command=("/none",)).look(QUESTION)
+
+    (one,) = asyncio.run(ask()).findings
+    assert one.status is Status.UNKNOWN
