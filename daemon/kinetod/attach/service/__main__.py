@@ -40,6 +40,7 @@ class StartError(Exception):
     type=Parsed("path", checked_socket_path),
     help="Make this socket and listen on it, where no service manager passes one.",
 )
+@click.option("--for-group", is_flag=True, help="Let this process's group connect to that socket, too.")
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
@@ -56,7 +57,7 @@ class StartError(Exception):
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @click.version_option(__version__, prog_name="kinetod-attach")
-def command(path: Path | None, policy: Path, idle_exit: int, log_level: str) -> int:
+def command(path: Path | None, for_group: bool, policy: Path, idle_exit: int, log_level: str) -> int:
     """Bring kinetod's agent into processes, for a kinetod that has no rights to.
 
     This is the only part of an installation with rights over other users' processes. It takes requests of the users
@@ -64,7 +65,7 @@ def command(path: Path | None, policy: Path, idle_exit: int, log_level: str) -> 
     """
     logs.configure(log_level)
     try:
-        listener = passed_socket() or (own_socket(path) if path is not None else None)
+        listener = passed_socket() or (own_socket(path, for_group=for_group) if path is not None else None)
         if listener is None:
             raise StartError("no socket was passed (LISTEN_FDS); start kinetod-attach.socket, or give --socket")
         _say_policy(policy)
@@ -97,10 +98,10 @@ def passed_socket() -> socket.socket | None:
     return listener
 
 
-def own_socket(path: Path) -> socket.socket:
-    """For this user only; the policy says who else, once its mode lets them connect. Raises StartError."""
+def own_socket(path: Path, *, for_group: bool = False) -> socket.socket:
+    """For this user, and this process's group if so said; the policy says who of them is served. Raises StartError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    old_mask = os.umask(0o177)
+    old_mask = os.umask(0o117 if for_group else 0o177)
     try:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode):

@@ -312,7 +312,8 @@ class _Connection:
 
     def _note(self, asked: messages.Request, result: str, began: float) -> None:
         if isinstance(asked, messages.Look):
-            self._looked_at += len(asked.targets)
+            # who asks about itself only wants to know whether anybody answers
+            self._looked_at += sum(target.pid != self._caller.pid for target in asked.targets)
             return
         took_ms = (time.monotonic() - began) * 1000
         kind = type(asked).__name__.lower()

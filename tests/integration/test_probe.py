@@ -1,0 +1,40 @@
+"""`python -m kinetod.probe`, as containers are probed."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from kinetod.probe import main
+from support import attach_service
+from support.daemon import running_daemon
+
+
+def test_a_daemon_that_serves_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_daemon() as daemon:
+        assert main([f"unix:{daemon.rpc_socket}"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_where_nobody_listens_nothing_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"unix:{tmp_path}/kinetod.sock"]) == 1
+    assert main([f"seqpacket:{tmp_path}/attach.sock"]) == 1
+    said = capsys.readouterr().err
+    assert f"unix:{tmp_path}/kinetod.sock: " in said and f"{tmp_path}/attach.sock: " in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_helper_that_answers_is_well_and_logs_nothing_of_it() -> None:
+    with attach_service.running() as service:
+        service.logged("serves")
+        assert main([f"seqpacket:{service.socket}"]) == 0
+        assert "look by" not in service.log()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_helper_that_hangs_is_not_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetod.attach.service.client.LOOK_DEADLINE_S", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hanging:
+        hanging.bind(str(tmp_path / "attach.sock"))
+        hanging.listen()
+        assert main([f"seqpacket:{tmp_path}/attach.sock"]) == 1
