@@ -108,7 +108,7 @@ def test_what_a_newer_kubelet_says_besides_is_passed_over(tmp_path: Path) -> Non
 
     async def ask() -> tuple[Device, ...]:
         server = grpc.aio.server()
-        handler = grpc.unary_unary_rpc_method_handler(lambda request, context: said)
+        handler: Any = grpc.unary_unary_rpc_method_handler(lambda request, context: said)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"List": handler}),))
         server.add_insecure_port(f"unix:{tmp_path}/kubelet.sock")
         await server.start()

@@ -1,0 +1,135 @@
+"""The pod of deploy/kubernetes with the users and capabilities that its manifest gives, without a cluster. Needs root.
+
+The commands, probes and configuration are the manifest's own; only the folders are others.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import subjects
+from support.attach_service import OWNER_UID, unprivileged
+from support.cli import run_process
+from support.daemon import IMPORT_PATH
+from support.kubernetes import MANIFESTS, base_daemon_set, containers
+from support.waiting import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+MODULES = {
+    "/opt/kinetod/bin/kinetod": ["-m", "kinetod"],
+    "/opt/kinetod/bin/kinetod-attach": ["-m", "kinetod.attach.service"],
+    "/opt/kinetod/bin/python3": [],
+}
+# Python may lie in /root here; in the image everybody can read it.
+PYTHON_ANYWHERE = ["--inh-caps", "-all,+dac_read_search", "--ambient-caps", "-all,+dac_read_search"]
+
+
+class Pod:
+    """Its folders below `root`, and its containers."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.containers = containers(base_daemon_set())
+        self._running: list[subprocess.Popen[bytes]] = []
+        for folder in ("run/kineto/agent", "run/kinetod-attach", "var/lib/kineto", "etc/kinetod"):
+            (root / folder).mkdir(parents=True)
+        (root / "run/kinetod-attach").chmod(0o777)  # as the kubelet makes an emptyDir
+        for name in ("config.toml", "attach.toml"):
+            (root / "etc/kinetod" / name).write_text(self.here((MANIFESTS / "base" / name).read_text()))
+
+    def here(self, text: str) -> str:
+        for folder in ("/run/kineto", "/var/lib/kineto", "/etc/kinetod"):
+            text = text.replace(folder, f"{self.root}{folder}")
+        return text
+
+    def command(self, name: str, command: list[str]) -> list[str]:
+        """As that container runs it."""
+        security = self.containers[name]["securityContext"]
+        added = [f"+{each.lower()}" for each in security["capabilities"].get("add", [])]
+        user = ["--reuid", str(security["runAsUser"]), "--regid", str(security["runAsGroup"]), "--clear-groups"]
+        if security["runAsUser"] != 0:
+            added, user = ["+dac_read_search"], [*user, *PYTHON_ANYWHERE]
+        if not security["allowPrivilegeEscalation"]:
+            user.append("--no-new-privs")
+        program, *arguments = map(self.here, command)
+        program = program.removeprefix(str(self.root))
+        start = [sys.executable, *MODULES[program]] if program in MODULES else [program]
+        return ["setpriv", *user, "--bounding-set", ",".join(["-all", *added]), *start, *arguments]
+
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": IMPORT_PATH, "KINETOD_STORE_START_FREE_BYTES": "0",
+                "KINETOD_MIN_FREE_BYTES": "1MiB"}  # fmt: skip
+
+    def run(self, name: str) -> int:
+        """A container that ends."""
+        return subprocess.run(self.command(name, self.containers[name]["command"]), check=False).returncode
+
+    def start(self, name: str) -> None:
+        with (self.root / f"{name}.log").open("ab") as log:
+            command = self.command(name, self.containers[name]["command"])
+            self._running.append(subprocess.Popen(command, env=self.environ(), stdin=subprocess.DEVNULL, stderr=log))
+
+    def probe(self, name: str, probe: str) -> bool:
+        command = self.command(name, self.containers[name][probe]["exec"]["command"])
+        return subprocess.run(command, env=self.environ(), stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.root.glob("*.log")))
+
+    def stop(self) -> list[int]:
+        for process in self._running:
+            process.terminate()
+        return [process.wait(30) for process in self._running]
+
+    def mode(self, path: str) -> tuple[int, int, int]:
+        """Mode, user and group."""
+        status = (self.root / path).stat()
+        return stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    root = Path(tempfile.mkdtemp(prefix="kinetod-pod-"))
+    root.chmod(0o755)
+    made = Pod(root)
+    try:
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def verdicts(pod: Pod, pid: int, folder: Path) -> list[Any]:
+    environ = {**pod.environ(), "KINETO_ADDRESS": f"unix:{pod.root}/run/kineto/kinetod.sock"}
+    result = run_process(["trace", "--pid", str(pid), "--duration", "100ms", "-o", "json"], environ, folder)
+    assert result.code == 0, (result.stderr, pod.log())
+    return [target["verdict"] for target in result.json()["targets"]]
+
+
+def test_the_pod_s_permissions_are_enough_to_be_well_and_to_trace_another_users_process(
+    pod: Pod, tmp_path: Path
+) -> None:
+    assert not pod.probe("kinetod", "livenessProbe")
+    assert pod.run("folders") == 0 == pod.run("folders")  # the node's folders stay from pod to pod
+    pod.start("attach")
+    pod.start("kinetod")
+    until(lambda: pod.probe("attach", "startupProbe"), "the helper answers", 60, state=pod.log)
+    until(lambda: pod.probe("kinetod", "startupProbe"), "the daemon serves", 60, state=pod.log)
+    assert pod.probe("kinetod", "livenessProbe") and pod.probe("kinetod", "readinessProbe")
+    with subjects.python("import threading", prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
+        assert verdicts(pod, pid, tmp_path) == ["VERDICT_DONE"]
+    # What a training pod mounts has no clients' socket; gRPC's own one, where nobody is known, is closed.
+    found = {path.name for path in (pod.root / "run/kineto/agent").iterdir()}
+    assert found == {"agent.sock", "agent.sock.lock", "agent.sock.grpc"}
+    assert pod.mode("run/kineto/agent/agent.sock.grpc") == (0o700, 64970, 64970)
+    assert pod.mode("run/kineto/agent/agent.sock") == (0o666, 64970, 64970)
+    assert pod.mode("run/kinetod-attach/attach.sock") == (0o660, 0, 64970)
+    assert pod.mode("var/lib/kineto") == (0o700, 64970, 64970)
+    assert pod.stop() == [0, 0]

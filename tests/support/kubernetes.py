@@ -1,0 +1,76 @@
+"""The manifests of deploy/kubernetes, rendered by kubectl, and as they lie there."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "deploy/kubernetes"
+OVERLAYS = ("base", "overlays/amd", "overlays/everything", "overlays/nvidia")
+Manifest = dict[str, Any]
+
+
+@functools.cache
+def why_not_rendered() -> str:
+    """Why kubectl cannot render here; empty: it can."""
+    if shutil.which("kubectl") is None:
+        return "no kubectl"
+    done = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True, check=False)
+    found = re.search(r"Kustomize Version: v(\d+)\.(\d+)", done.stdout)
+    if found is None or (int(found[1]), int(found[2])) < (4, 1):
+        return "this kubectl's kustomize is older than 4.1, which the field `labels` needs (kubectl 1.22)"
+    return ""
+
+
+def rendered(overlay: str) -> list[Manifest]:
+    """What `kubectl apply -k` would send. Skips the test where kubectl cannot render."""
+    if reason := why_not_rendered():
+        pytest.skip(reason)
+    return list(_rendered(overlay))
+
+
+@functools.cache
+def _rendered(overlay: str) -> tuple[Manifest, ...]:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(MANIFESTS / overlay)],
+        env={**os.environ, "KUBECONFIG": os.devnull},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def resource_files() -> Iterator[tuple[Path, Manifest]]:
+    """Whole resources, without patches, as they are listed in base and components."""
+    for kustomization in sorted(MANIFESTS.glob("*/**/kustomization.yaml")):
+        for name in yaml.safe_load(kustomization.read_text()).get("resources", []):
+            if name.endswith(".yaml"):
+                path = kustomization.parent / name
+                yield path, yaml.safe_load(path.read_text())
+
+
+def base_daemon_set() -> Manifest:
+    """As it lies there; no renderer is needed."""
+    loaded = yaml.safe_load((MANIFESTS / "base/daemon-set.yaml").read_text())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def only(manifests: list[Manifest], kind: str) -> Manifest:
+    """The one of this kind."""
+    (found,) = (each for each in manifests if each["kind"] == kind)
+    return found
+
+
+def containers(daemon_set: Manifest) -> dict[str, Manifest]:
+    """By name, with those that run first."""
+    pod = daemon_set["spec"]["template"]["spec"]
+    return {each["name"]: each for each in (*pod["initContainers"], *pod["containers"])}

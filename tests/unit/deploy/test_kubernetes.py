@@ -1,0 +1,216 @@
+"""The manifests: rendered by kubectl, held against the API's schemas, kinetod's own settings and the documentation."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner
+from kineto_agent import __version__
+from kinetod.__main__ import command as kinetod_command
+from kinetod.attach.service import policy
+from kinetod.attach.service.__main__ import command as attach_command
+from support.kubernetes import (
+    MANIFESTS,
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    base_daemon_set,
+    containers,
+    only,
+    rendered,
+    resource_files,
+)
+
+OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()  # appArmorProfile came with 1.30
+NOT_KUBERNETES_OWN = {"PodMonitor"}  # the Prometheus operator's
+FRONT_END = 64970
+FILES = dict(resource_files())
+DOCS = (ROOT / "docs/kubernetes.md").read_text()
+
+
+def validate(manifest: Manifest, version: str) -> None:
+    if manifest["kind"] not in NOT_KUBERNETES_OWN:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MANIFESTS)))
+def test_each_resource_is_what_the_api_s_schema_says(path: Path, version: str) -> None:
+    validate(FILES[path], version)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_kubectl_renders_is_what_the_api_s_schema_says(overlay: str) -> None:
+    for manifest in rendered(overlay):
+        validate(manifest, NEWEST)
+
+
+def test_a_field_that_does_not_exist_is_noticed() -> None:
+    wrong = copy.deepcopy(base_daemon_set())
+    wrong["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostPid"):
+        validate(wrong, NEWEST)
+
+
+# ---------------------------------------------------------------- permissions
+
+
+def test_the_front_end_has_no_right_at_all() -> None:
+    security = containers(base_daemon_set())["kinetod"]["securityContext"]
+    assert security == {
+        "runAsNonRoot": True,
+        "runAsUser": FRONT_END,
+        "runAsGroup": FRONT_END,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_the_helper_has_the_capabilities_of_its_systemd_unit_and_no_others() -> None:
+    unit = (ROOT / "deploy/systemd/kinetod-attach.service").read_text()
+    (listed,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    capabilities = containers(base_daemon_set())["attach"]["securityContext"]["capabilities"]
+    assert capabilities == {"drop": ["ALL"], "add": [name.removeprefix("CAP_") for name in listed.split()]}
+
+
+def test_the_helper_has_no_seccomp_filter_of_its_own() -> None:
+    security = containers(base_daemon_set())["attach"]["securityContext"]
+    assert security["seccompProfile"] == {"type": "Unconfined"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_container_is_privileged_nor_in_the_node_s_network(overlay: str) -> None:
+    daemon_set = only(rendered(overlay), "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    assert pod["hostPID"] is True
+    assert not {"hostNetwork", "hostIPC", "shareProcessNamespace"} & pod.keys()
+    for container in containers(daemon_set).values():
+        assert "privileged" not in container["securityContext"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["resources"].keys() == {"requests", "limits"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_pod_gets_these_folders_of_the_node_and_no_others(overlay: str) -> None:
+    volumes = only(rendered(overlay), "DaemonSet")["spec"]["template"]["spec"]["volumes"]
+    paths = sorted(volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume)
+    assert paths == ["/run/kineto", "/run/kineto/agent", "/var/lib/kineto"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nothing_may_ask_the_api_server(overlay: str) -> None:
+    manifests = rendered(overlay)
+    assert not {each["kind"] for each in manifests} & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+    assert only(manifests, "ServiceAccount")["automountServiceAccountToken"] is False
+    assert only(manifests, "DaemonSet")["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_without_components_nobody_gets_through_the_network() -> None:
+    network = only(rendered("base"), "NetworkPolicy")["spec"]
+    assert network["policyTypes"] == ["Ingress", "Egress"] and not {"ingress", "egress"} & network.keys()
+    assert not any("ports" in each for each in containers(base_daemon_set()).values())
+
+
+# ---------------------------------------------------------------- what belongs together
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_policies_services_and_monitors_mean_the_pods_and_ports_that_there_are(overlay: str) -> None:
+    manifests = rendered(overlay)
+    daemon_set = only(manifests, "DaemonSet")
+    labels = daemon_set["spec"]["template"]["metadata"]["labels"]
+    ports = {port["name"] for port in containers(daemon_set)["kinetod"].get("ports", [])}
+    meant: set[str] = set()
+    for manifest in manifests:
+        spec: Any = manifest.get("spec", {})
+        if manifest["kind"] == "NetworkPolicy":
+            assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+            meant |= {port["port"] for rule in spec.get("ingress", []) for port in rule["ports"]}
+        elif manifest["kind"] == "Service":
+            assert spec["selector"].items() <= labels.items()
+            meant |= {port["targetPort"] for port in spec["ports"]}
+        elif manifest["kind"] == "PodMonitor":
+            assert spec["selector"]["matchLabels"].items() <= labels.items()
+            meant |= {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]}
+    assert meant == ports
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kinetod_accepts_its_configuration(overlay: str, tmp_path: Path) -> None:
+    manifests = rendered(overlay)
+    (tmp_path / "config.toml").write_text(only(manifests, "ConfigMap")["data"]["config.toml"])
+    front_end = containers(only(manifests, "DaemonSet"))["kinetod"]
+    environ = {each["name"]: each["value"] for each in front_end.get("env", [])}
+    for name, value in environ.items():
+        if value.startswith("/etc/kinetod-tls/"):  # the Secret's
+            environ[name] = str(tmp_path / Path(value).name)
+            (tmp_path / Path(value).name).touch(mode=0o440)
+    arguments = ["--config", str(tmp_path / "config.toml"), "--check-config"]
+    result = CliRunner().invoke(kinetod_command, arguments, env=environ, standalone_mode=False)
+    assert result.exception is None and result.return_value == 0, (result.exception, result.output)
+    settings = dict(line.partition(" = ")[::2] for line in result.output.splitlines())
+    for name in ("server.agent_socket", "attach.helper_socket", "store.state_dir"):
+        path = re.search(r'"(.*?)"', settings[name])
+        assert path and any(
+            path[1].startswith(f"{mount['mountPath']}/") or path[1] == mount["mountPath"]
+            for mount in front_end["volumeMounts"]
+        ), (name, settings[name])
+
+
+def test_the_helper_serves_the_front_end_and_only_containers_of_root() -> None:
+    found = policy.load(MANIFESTS / "base/attach.toml")
+    assert (FRONT_END in found.callers, found.callers.ranges, found.root) == (
+        True,
+        ((FRONT_END, FRONT_END),),
+        policy.IN_CONTAINERS,
+    )
+
+
+def test_the_containers_start_programs_with_options_that_there_are() -> None:
+    found = containers(base_daemon_set())
+    known = {name: {text for each in command.params for text in each.opts} for name, command in (
+        ("kinetod", kinetod_command), ("kinetod-attach", attach_command),
+    )}  # fmt: skip
+    for container in ("kinetod", "attach"):
+        program, *arguments = found[container]["command"]
+        assert {argument.partition("=")[0] for argument in arguments} <= known[Path(program).name]
+
+
+def test_probes_ask_where_the_containers_listen() -> None:
+    found = containers(base_daemon_set())
+    helper = next(each for each in found["attach"]["command"] if each.startswith("--socket="))
+    config = (MANIFESTS / "base/config.toml").read_text()
+    addresses = {name: {probe["exec"]["command"][-1] for key, probe in each.items() if key.endswith("Probe")}
+                 for name, each in found.items()}  # fmt: skip
+    assert addresses == {
+        "folders": set(),
+        "kinetod": {"unix:/run/kineto/kinetod.sock"},
+        "attach": {f"seqpacket:{helper.removeprefix('--socket=')}"},
+    }
+    assert '"unix:/run/kineto/kinetod.sock"' in config
+    assert f'"{helper.removeprefix("--socket=")}"' in config
+
+
+def test_the_image_is_of_this_version() -> None:
+    (image,) = yaml.safe_load((MANIFESTS / "base/kustomization.yaml").read_text())["images"]
+    assert image["newTag"] == __version__
+
+
+# ---------------------------------------------------------------- the documentation
+
+
+def test_every_permission_overlay_and_component_is_explained() -> None:
+    found = containers(base_daemon_set())
+    volumes = base_daemon_set()["spec"]["template"]["spec"]["volumes"]
+    names = {
+        capability for each in found.values() for capability in each["securityContext"]["capabilities"].get("add", [])
+    }
+    names |= {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume} | {"hostPID"}
+    names |= {str(path.parent.relative_to(MANIFESTS)) for path in MANIFESTS.glob("*/*/kustomization.yaml")}
+    assert {name for name in names if f"`{name}`" not in DOCS} == set()
