@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-access campaign-uploads views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -98,6 +98,11 @@ campaign-access: $(STAMP)
 # Ten minutes of damaged traces through the loaders.
 campaign-fuzz: $(STAMP)
 	$(BIN)/python tests/campaign/fuzz_loaders.py
+
+# Ten minutes of damaged input through every door of the service; libFuzzer helps if pip gives atheris for this Python.
+campaign-fuzz-service: $(STAMP)
+	-$(BIN)/pip install --quiet --disable-pip-version-check atheris
+	$(BIN)/python tests/campaign/fuzz_service.py
 
 # A quarter of an hour of uploads to an S3 server through kills of the daemon and cut connections.
 campaign-uploads: $(STAMP)

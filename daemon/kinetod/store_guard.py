@@ -10,12 +10,12 @@ Theory of operation
     device is not waited for.
 """
 
+import io
 import logging
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from kinetod.errors import StartError
 
@@ -85,10 +85,10 @@ def _refused(path: Path, problem: str) -> StartError:
     )
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.FileIO:
     """A file of the store, unbuffered, for reading. Raises OSError, also for what is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "it is no regular file")
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return io.FileIO(descriptor, "rb")

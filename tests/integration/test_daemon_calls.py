@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import grpc
 import psutil
@@ -205,7 +206,7 @@ def test_sockets_that_a_killed_daemon_left_are_replaced() -> None:
 
 @pytest.mark.parametrize("name", ["GetHost", "GetCapture", "WatchHost", "FetchTrace"])
 def test_bytes_that_are_no_message_are_refused_as_a_wrong_field_without_a_traceback(daemon: Daemon, name: str) -> None:
-    call = daemon.channel().unary_stream(f"/kineto.v1.Profiler/{name}")
+    call: Any = daemon.channel().unary_stream(f"/kineto.v1.Profiler/{name}")
     code, reason, message = error_of(lambda: call(b"\xff\xff\xff", timeout=10))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert message.startswith("request: it is no message of this method")
