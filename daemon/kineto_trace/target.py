@@ -32,6 +32,8 @@ class TargetInfo:
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
     iteration_thread: int = 0  # system thread id that steps; 0: unknown
     options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, as the public `Options` names them
+    clock_offset_ns: int | None = None  # what is to be added to its host's time, by who measured it; None: nobody did
+    clock_uncertainty_ns: int | None = None  # how far from the truth that may be, on either side; None: unknown
     complete: bool = False  # the agent sent its Result
 
     def to_json(self) -> str:
@@ -81,6 +83,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "iterations": list,
     "iteration_thread": int,
     "options": dict,
+    "clock_offset_ns": (int, type(None)),
+    "clock_uncertainty_ns": (int, type(None)),
     "complete": bool,
 }
 

@@ -1,20 +1,28 @@
 """`kinetoctl export`: a trace in another form."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output import units
 from kinetoctl.output.documents import emit
-from kinetoctl.settings import current, options_without_form
-from kinetoctl.traces import one_trace, open_context, trace_argument, trace_errors, write_errors
+from kinetoctl.parsing import RANKS
+from kinetoctl.settings import Settings, current, options_without_form
+from kinetoctl.traces import found_traces, one_trace, open_context, trace_errors, traces_argument, write_errors
+
+if TYPE_CHECKING:
+    from kineto_trace.export.write import Written
+    from kineto_trace.load.find import Source
+    from kineto_trace.merge.write import Merged
 
 FORMATS = (
     *("chrome", "chrome-json", "perfetto", "tensorboard", "speedscope", "folded", "folded-gpu", "folded-samples"),
     "store",
 )
+ALIGNMENTS = ("collectives", "clock")
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
@@ -25,7 +33,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 
 
 @click.command("export")
-@trace_argument("TRACE")
+@traces_argument
 @click.option(
     "--format",
     "format_name",
@@ -42,33 +50,117 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     type=click.Path(path_type=Path),
     help="The file to write, or the folder of formats that are folders.",
 )
+@click.option("--merge", is_flag=True, help="Put the traces of several ranks into one file, on one clock.")
+@click.option("--rank", "ranks", metavar="RANKS", type=RANKS, help="With --merge: these ranks alone, like 0,8-15.")
+@click.option(
+    "--clocks",
+    "clocks_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --merge: JSON with the offset of each rank's clock.  [default: what the traces say]",
+)
+@click.option(
+    "--align",
+    type=click.Choice(ALIGNMENTS),
+    help="With --merge: refine the offsets by NCCL's collectives, or take the clocks as they are given.  "
+    "[default: collectives]",
+)
 @options_without_form
-def command(trace: str, format_name: str | None, path: Path) -> int:
-    """Write a trace in another form.
+def command(
+    traces: tuple[str, ...],
+    format_name: str | None,
+    path: Path,
+    merge: bool,
+    ranks: tuple[int, ...] | None,
+    clocks_path: Path | None,
+    align: str | None,
+) -> int:
+    """Write a trace in another form, or the traces of several ranks as one.
 
     \b
     kinetoctl export trace.json.gz -o trace.pftrace             for ui.perfetto.dev
     kinetoctl export trace.json.gz --format store -o trace      typed columns: opens at once
     kinetoctl export trace.json.gz --format tensorboard -o logs
     kinetoctl export trace.json.gz -o trace.speedscope.json
+    kinetoctl export --merge --rank 0,8-15 job/ -o job.pftrace  several ranks: folders, patterns, captures
 
     A file that has the name is replaced. A trace of another tool keeps all of its events, also in forms that have no
     place of their own for some of their parts; what a form cannot hold is told.
+
+    With --merge, ranks are processes in the order of their numbers, and all times are on the clock of one of them; how
+    far they may still be apart is told.
     """
     settings = current()
-    with one_trace(trace, settings) as source:
-        if path.exists() and path.samefile(source.path):
-            raise click.UsageError(f"--output: {path} is the trace itself")
+    if merge:
+        return _merge(traces, format_name or "", path, ranks, clocks_path, align or ALIGNMENTS[0], settings)
+    for name, value in (("--rank", ranks), ("--clocks", clocks_path), ("--align", align)):
+        if value is not None:
+            raise click.UsageError(f"{name} is for several ranks: give --merge too")
+    if len(traces) > 1:
+        raise click.UsageError(f"{len(traces)} traces were named: name one, or give --merge to put them into one file")
+    if not traces:
+        raise click.UsageError("Missing argument 'TRACE...'.")
+    with one_trace(traces[0], settings) as source:
+        _not_itself(path, [source])
         context = open_context(source)
         with trace_errors(), write_errors(path):
             from kineto_trace.export.write import export_trace
 
             written = export_trace(context.trace, path, format_name or "")
-    notes = (*context.trace.notes, *written.notes)
+    _tell(written, {}, (*context.trace.notes, *written.notes), "", settings)
+    return ExitCode.DONE
+
+
+def _merge(
+    traces: tuple[str, ...],
+    format_name: str,
+    path: Path,
+    ranks: tuple[int, ...] | None,
+    clocks_path: Path | None,
+    align: str,
+    settings: Settings,
+) -> int:
+    with found_traces(traces, settings) as sources:
+        _not_itself(path, sources)
+        with trace_errors(), write_errors(path):
+            from kineto_trace.merge.clocks import read_clocks
+            from kineto_trace.merge.write import merge_traces
+
+            clocks = None if clocks_path is None else read_clocks(clocks_path)
+            refine = align == ALIGNMENTS[0]
+            merged = merge_traces(sources, path, format_name, ranks=ranks, clocks=clocks, refine=refine)
+    members = {
+        "reference_rank": merged.reference_rank,
+        "clock_uncertainty_ns": merged.alignment.uncertainty_ns,
+        "ranks": merged.clocks(),
+    }
+    _tell(merged.written, members, merged.written.notes, f": {_clocks_text(merged)}", settings)
+    return ExitCode.DONE
+
+
+def _clocks_text(merged: "Merged") -> str:
+    """How many ranks, and how far from each other their clocks may be."""
+    count = len(merged.ranks)
+    if count == 1:
+        return f"rank {merged.ranks[0]} alone"
+    unknown = [clock["rank"] for clock in merged.clocks() if clock["clock_uncertainty_ns"] is None]
+    known = merged.alignment.uncertainty_ns
+    if known is not None:
+        return f"{count} ranks, their clocks within {known / 1000:.1f} us of rank {merged.reference_rank}'s"
+    shown = ", ".join(map(str, unknown[:8])) + (", …" if len(unknown) > 8 else "")
+    return f"{count} ranks; how far the clocks of ranks {shown} are from rank {merged.reference_rank}'s is unknown"
+
+
+def _not_itself(path: Path, sources: Sequence["Source"]) -> None:
+    if path.exists() and any(path.samefile(source.path) for source in sources):
+        raise click.UsageError(f"--output: {path} is the trace itself")
+
+
+def _tell(written: "Written", members: dict[str, Any], notes: Sequence[str], text: str, settings: Settings) -> None:
     if settings.output == "table":
-        click.echo(f"{written.path} ({units.size(written.size_bytes)})")
+        click.echo(f"{written.path} ({units.size(written.size_bytes)}){text}")
     else:
-        emit({"path": str(written.path), "size_bytes": written.size_bytes, "notes": list(notes)}, settings.output)
+        document = {"path": str(written.path), "size_bytes": written.size_bytes, **members, "notes": list(notes)}
+        emit(document, settings.output)
     for note in () if settings.quiet else notes:
         click.echo(f"note: {note}", err=True)
-    return ExitCode.DONE

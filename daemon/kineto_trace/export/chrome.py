@@ -23,6 +23,7 @@ from kineto_trace.export.launch_shapes import LaunchShapes
 from kineto_trace.export.text import TextSink, name_text
 from kineto_trace.export.verbatim import is_verbatim, write_rows, write_verbatim
 from kineto_trace.model import NO_STRING, OP_TABLES, Trace
+from kineto_trace.target import TargetInfo
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
 # Kineto's keys (1, or not there) and the options that each stands for
@@ -103,11 +104,21 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         "records_undecoded": trace.losses.undecoded,
         "chunks_torn": trace.losses.torn,
         "records_out_of_window": trace.losses.out_of_window,
+        **_clock(target),
     }
     values["displayTimeUnit"] = "ms"
     values["baseTimeNanoseconds"] = base
     # HTA finds the rank by a pattern that needs the space after the colon: the separators matter.
     return {name: json.dumps(value, separators=(", ", ": ")) for name, value in values.items()}
+
+
+def _clock(target: TargetInfo) -> dict[str, int]:
+    """What was measured of the host's clock."""
+    if target.clock_offset_ns is None:
+        return {}
+    if target.clock_uncertainty_ns is None:
+        return {"clock_offset_ns": target.clock_offset_ns}
+    return {"clock_offset_ns": target.clock_offset_ns, "clock_uncertainty_ns": target.clock_uncertainty_ns}
 
 
 def _header(trace: Trace, base: int) -> bytes:

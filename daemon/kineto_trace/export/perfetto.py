@@ -37,8 +37,23 @@ FIRST_SEQUENCE = 2  # 1 is that of the packets about the whole trace
 FLOW_BITS = 32  # the other bits of an arrow's id are the trace's
 
 
+class Appended(NamedTuple):
+    """What append_perfetto wrote. sequence: the first one that is free; notes: what is not as it was in the trace."""
+
+    sequence: int
+    notes: tuple[str, ...]
+
+
 def write_perfetto(trace: Trace, sink: TextSink) -> tuple[str, ...]:
     """Writes the whole file into the sink. Returns notes on what is not as it was in the trace."""
+    return append_perfetto(trace, sink).notes
+
+
+def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE) -> Appended:
+    """Writes a trace behind others of the same file, whose packet sequences are below this one.
+
+    Other traces of the file must not have its processes, nor its host, pid and rank.
+    """
     tracks, annotations = Tracks(_owner(trace)), proto.Annotations()
     make: type[FileParts] | type[CaptureParts] = FileParts if is_verbatim(trace) else CaptureParts
     content = make(trace, tracks, annotations)
@@ -49,13 +64,13 @@ def write_perfetto(trace: Trace, sink: TextSink) -> tuple[str, ...]:
     sink.text(proto.metadata_packet(METADATA, _metadata(trace, tracks, content.ids)))
     for info in tracks.infos:
         sink.text(proto.track_packet(info))
-    _File(trace, parts, tracks, annotations, layout).write(arrows, _flow_base(tracks), sink)
+    _File(trace, parts, tracks, annotations, layout, sequence).write(arrows, _flow_base(tracks), sink)
     notes = list(content.notes)
     if layout.shortened:
         notes.append(f"{layout.shortened} events overlap too many others of their track; their ends were moved")
     if layout.earlier_ns:
         notes.append(f"times before 0 are not possible: all of them are {layout.earlier_ns} ns later")
-    return tuple(notes)
+    return Appended(sequence + len(layout.tracks), tuple(notes))
 
 
 def _arrows(trace: Trace, content: FileParts | CaptureParts, parts: list[Part], layout: "_Layout") -> Arrows:
@@ -188,6 +203,7 @@ class _File:
     tracks: Tracks
     annotations: proto.Annotations
     layout: _Layout
+    first_sequence: int
 
     def write(self, arrows: Arrows, flow_base: int, sink: TextSink) -> None:
         """Writes each track: its texts, then its events."""
@@ -196,11 +212,11 @@ class _File:
         kinds = [self._kind(part, categories) for part in self.parts]
         events = (layout.part, layout.row, layout.start, layout.end)
         writer = PacketWriter(kinds, events, self._flows(arrows, flow_base), layout.deepest)
-        if len(layout.tracks) > SEQUENCE_LIMIT - FIRST_SEQUENCE:
+        if len(layout.tracks) > SEQUENCE_LIMIT - self.first_sequence:
             raise ValueError(f"{len(layout.tracks)} tracks are more than fit into one file")
         bounds = zip(layout.tracks.tolist(), layout.first[:-1].tolist(), layout.first[1:].tolist(), strict=True)
         for place, (track, first, last) in enumerate(bounds):
-            sequence = FIRST_SEQUENCE + place
+            sequence = self.first_sequence + place
             texts = self._texts(kinds, categories, first, last)
             uuid, begin = self.tracks.infos[track].uuid, int(layout.start[first])
             sink.text(proto.sequence_packet(sequence, uuid, begin, texts))

@@ -19,7 +19,7 @@ from kineto_trace.codec import Interner
 from kineto_trace.export.perfetto_native import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
 from kineto_trace.export.perfetto_parts import AnyArray, FieldList, Ints, Numbers, Part, used_numbers
 from kineto_trace.export.perfetto_proto import Annotations, Counter
-from kineto_trace.export.perfetto_tracks import Tracks
+from kineto_trace.export.perfetto_tracks import INT32_LIMIT, Tracks
 from kineto_trace.load import chrome_kinds as bits
 from kineto_trace.load.chrome_kinds import FIRST_ARG_BIT, KINDS, Arg
 from kineto_trace.model import GPU_TABLES, TEXT_ID, Table, Trace
@@ -54,6 +54,7 @@ class FileParts:
         self._gpus = {
             value for table in tables if table.kind in GPU_KINDS for value in np.unique(table.origin["pid"]).tolist()
         }
+        self._order: dict[int, int] = {}  # of processes, by pid
         self._names = self._metadata(trace.table("other"))
         self._by_pair = self._make_tracks(used)
 
@@ -75,13 +76,17 @@ class FileParts:
         if not other.origin:
             return found
         wanted = {"process_name": "name", "process_labels": "labels", "thread_name": "name"}
+        wanted["process_sort_index"] = "sort_index"
         numbers = [number for number, text in enumerate(self._strings) if text in wanted]
         rows = np.flatnonzero((other["phase"] == ord("M")) & np.isin(other["name"], numbers))[:_NAMED]
         for row in rows.tolist():
             what = self._strings[other["name"][row]]
             text = self._members(int(other.origin["args"][row])).get(wanted[what])
             tid = int(other.origin["tid"][row]) if what == "thread_name" else 0
-            if isinstance(text, str):
+            if what == "process_sort_index":
+                if isinstance(text, int) and abs(text) < INT32_LIMIT:
+                    self._order[int(other.origin["pid"][row])] = int(text)
+            elif isinstance(text, str):
                 found[what, int(other.origin["pid"][row]), tid] = text
         return found
 
@@ -111,10 +116,12 @@ class FileParts:
     def _process(self, pid: int) -> int:
         name = self._names.get(("process_name", pid, 0), "")
         label = self._names.get(("process_labels", pid, 0), "")
+        rank = self._order.get(pid, 0)
         if pid <= TEXT_ID or pid in self._gpus or pid <= 0:
             words = [name, label if label != name else ""]
-            return self._tracks.group(f"process {self._text(pid)}", " ".join(filter(None, words)) or self._text(pid))
-        return self._tracks.process(pid, name or f"process {pid}", label)
+            shown = " ".join(filter(None, words)) or self._text(pid)
+            return self._tracks.group(f"process {self._text(pid)}", shown, rank=rank)
+        return self._tracks.process(pid, name or f"process {pid}", label, rank)
 
     def tracks_of(self, table: Table) -> Numbers:
         """The track of each row."""

@@ -45,11 +45,11 @@ class Tracks:
         digest = hashlib.blake2b(f"{self._owner}\0{key!r}".encode("utf-8", "replace"), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1 | 1
 
-    def process(self, pid: int, name: str, label: str = "") -> int:
-        """A process, or a group of tracks if the number can be no process id."""
+    def process(self, pid: int, name: str, label: str = "", rank: int = 0) -> int:
+        """A process, or a group of tracks if the number can be no process id. rank: its order among processes."""
         if 0 < pid < INT32_LIMIT:
-            return self._add(("process", pid), name, pid=pid, label=label)
-        return self.group(f"process {pid}", name)
+            return self._add(("process", pid), name, pid=pid, label=label, rank=rank)
+        return self.group(f"process {pid}", name, rank=rank)
 
     def group(self, key: str, name: str, parent: int | None = None, rank: int = 0) -> int:
         """A track that is named alone; others may stand under it."""

@@ -58,12 +58,22 @@ def is_verbatim(trace: Trace) -> bool:
 def write_verbatim(trace: Trace, sink: TextSink) -> None:
     """Writes the whole file into the sink: head, events, Kineto's last member."""
     head = trace.head or {}
+    begin_file(head, sink)
+    write_events(trace, base_ns(head, []), sink)
+    end_file(head, sink)
+
+
+def begin_file(head: Mapping[str, str], sink: TextSink) -> None:
+    """Writes what stands before the events."""
     sink.text(b"{\n")
     for name, text in head.items():
         if name != _LAST:
             sink.text(_member(name, text) + b",\n")
     sink.text(b'"traceEvents": [\n')
-    _write_events(trace, base_ns(head, []), sink)
+
+
+def end_file(head: Mapping[str, str], sink: TextSink) -> None:
+    """Writes what stands behind them."""
     sink.text(b"]")
     if _LAST in head:
         sink.text(b",\n" + _member(_LAST, head[_LAST]))
@@ -83,7 +93,8 @@ def write_rows(trace: Trace, tables: Sequence[Table], base: int, sink: TextSink)
         sink.rows(MixedWriter(writer.forms, form, np.arange(len(table), dtype=np.uint32)), len(table))
 
 
-def _write_events(trace: Trace, base: int, sink: TextSink) -> None:
+def write_events(trace: Trace, base: int, sink: TextSink) -> None:
+    """Writes all events, in the order of their file, without a comma behind the last one."""
     tables = [table for table in trace.tables.values() if len(table)]
     if not tables:
         return

@@ -36,6 +36,7 @@ SHOWN_PLACES = 5  # of damage of one sort
 _GZIP = b"\x1f\x8b"
 _UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
 
+MERGED = "kinetodMerge"  # member of files that merge/ wrote: which ranks they hold, and on what clock
 Read = Callable[[memoryview], int]  # fills some of it; 0: over
 
 
@@ -55,6 +56,8 @@ def _load(file: BinaryIO, name: str) -> Trace:
     document.read(_Input(file, document))
     head, notes = document.head, document.notes
     base = base_ns(head, notes)
+    if MERGED in head:
+        notes.append("it holds the traces of several ranks: analyses of one rank are right for each rank's own trace")
     loaded = build(document.parser, base)
     start, end = _window(loaded.tables)
     description = describe(head, loaded)

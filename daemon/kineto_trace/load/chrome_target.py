@@ -47,6 +47,8 @@ def describe(head: Mapping[str, str], loaded: Loaded) -> Description:
         threads=threads,
         labels={str(k): str(v) for k, v in ours["labels"].items()} if isinstance(ours.get("labels"), dict) else {},
         options={names[0]: True for key, names in OPTION_KEYS.items() if value(head, key)},
+        clock_offset_ns=_whole(ours.get("clock_offset_ns")),
+        clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
         complete=ours.get("complete") is True,
     )
     return Description(
@@ -62,6 +64,10 @@ def describe(head: Mapping[str, str], loaded: Loaded) -> Description:
 
 def _text(found: Any) -> str:
     return found if isinstance(found, str) else ""
+
+
+def _whole(found: Any) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _count(found: Any) -> int | None:

@@ -23,7 +23,7 @@ from isal import igzip_lib
 
 from kineto_trace import codec
 from kineto_trace.errors import FileError, SpoolError
-from kineto_trace.load.chrome import load_chrome
+from kineto_trace.load.chrome import MERGED, load_chrome
 from kineto_trace.model import Losses, Trace
 from kineto_trace.target import TargetInfo
 
@@ -112,7 +112,8 @@ def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
         if isinstance(about.get(key), int) and 0 <= about[key] < 2**63:
             changes[key] = about[key]
     try:
-        changes["target"] = TargetInfo.from_json(json.dumps(about["target"]))
+        if MERGED not in (trace.head or {}):  # there it is that of one rank
+            changes["target"] = TargetInfo.from_json(json.dumps(about["target"]))
         own = Losses(**about["losses"])
         changes["losses"] = replace(own, undecoded=own.undecoded + trace.losses.undecoded)
     except (KeyError, TypeError, ValueError, SpoolError):
@@ -308,10 +309,13 @@ class _Packets:
         yield last
         rows = [json.dumps({"ph": "M", **row}).encode() for row in self._rows]
         yield (b",\n" if (some or last) and rows else b"") + b",\n".join(rows) + b"\n]"
-        head = self.about.get("head") if self.about else {}
-        for key, text in (head if isinstance(head, dict) else {}).items():
+        for key, text in self._head().items():
             yield f",\n{json.dumps(str(key))}: {text}".encode("utf-8", "replace")
         yield b"}\n"
+
+    def _head(self) -> Mapping[str, Any]:
+        head = self.about.get("head") if self.about else {}
+        return head if isinstance(head, dict) else {}
 
     def _events(self, source: "_Bytes") -> Pieces:
         data = np.empty(0, np.uint8)
@@ -391,15 +395,19 @@ class _Packets:
     def _metadata(self, bundle: Message) -> None:
         for entry in bundle.get(2, ()):
             fields = fields_of(entry) if isinstance(entry, bytes) else {}
-            if _text(fields, 1) != METADATA or self.about is not None:
+            if _text(fields, 1) != METADATA:
                 continue
             try:
                 about = json.loads(_text(fields, 2))
             except (ValueError, RecursionError):
                 continue
-            if isinstance(about, dict):
+            if not isinstance(about, dict):
+                continue
+            if self.about is None:
                 self.about = about
-                self._use(about)
+            elif MERGED not in self._head() or about.get("base_ns") != self.about.get("base_ns"):
+                continue
+            self._use(about)  # in a merged file each rank has its own text, which names its tracks
 
     def _use(self, about: Mapping[str, Any]) -> None:
         """Our own file's tracks and base."""

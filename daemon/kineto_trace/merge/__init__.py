@@ -1,0 +1,1 @@
+"""Traces of several ranks put together into one file, on one clock."""
