@@ -27,6 +27,7 @@ from kineto_agent.steps import StepCounter
 from support.daemon import IMPORT_PATH
 from support.fuzz import frames
 from support.fuzz.loop import Case, Failure
+from support.waiting import until
 
 ANSWER_S = 10.0
 END_S = 20.0
@@ -71,11 +72,15 @@ class HostileDaemon:
 
     def look(self) -> None:
         """Raises Failure unless the program's loop goes on, with the threads that it had."""
+        before = self._steps
+        until(lambda: self._asked() > before, "the program's loop goes on")
+
+    def _asked(self) -> int:
         self._control.send(b"?")
-        steps, threads = map(int, self._control.recv(64).split())
-        if steps <= self._steps or threads:
-            raise Failure(f"the program made {steps} steps after {self._steps}; {threads} threads of agents are left")
-        self._steps = steps
+        self._steps, threads = map(int, self._control.recv(64).split())
+        if threads:
+            raise Failure(f"{threads} threads of agents are left")
+        return self._steps
 
     def processes(self) -> dict[str, int]:
         """The program with the agent."""
