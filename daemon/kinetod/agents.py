@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 MAX_INCOMPATIBLE = 1024
 IDENTITY_LINGER_S = 5.0
-RECENT_S = 2.0
-PATIENCE_S = 0.02  # 64 agents answer in half of it, on two cores; one whose program holds the interpreter may not
+FRESH_S = 1.0
+RECENT_S = 3.0
+PATIENCE_S = 0.01  # enough for most of 64 agents on two cores; one whose program holds the interpreter takes longer
 _INT32_MAX = 2**31 - 1
 _MAX_SOURCES = 32
 _MAX_TYPES = 64
@@ -54,7 +55,7 @@ class Agent:
         self.hello = hello
         self._listeners: dict[str, CaptureListener] = {}
         self._described: asyncio.Future[None] | None = None
-        self._heard_at = asyncio.get_running_loop().time()
+        self._answered_at = float("-inf")
         self.keep_ns = 0  # how long an attached agent stays without a capture
         self._holders = 0
         self._leaving: asyncio.TimerHandle | None = None
@@ -128,14 +129,14 @@ class Agent:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
 
-    def heard_within(self, seconds: float) -> bool:
-        """Whether its last Hello is not older."""
-        return asyncio.get_running_loop().time() - self._heard_at <= seconds
+    def answered_within(self, seconds: float) -> bool:
+        """Whether it has answered so lately."""
+        return asyncio.get_running_loop().time() - self._answered_at <= seconds
 
     def greet(self, hello: wire.Hello) -> None:
         """Takes a fresh Hello."""
         self.hello = hello
-        self._heard_at = asyncio.get_running_loop().time()
+        self._answered_at = asyncio.get_running_loop().time()
         self._answered()
 
     def frame(self, message: CaptureFrame, fd: int | None) -> None:
@@ -200,9 +201,12 @@ class AgentHub:
     async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
         """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
 
-        Who has just said one is not waited for long: whoever asks again and again is to have quick answers.
+        Who has just answered is not asked, or not waited for long: whoever lists again and again is to have quick
+        answers, and the programs are to be left alone.
         """
-        asked = [(agent.ask(), agent.heard_within(RECENT_S)) for agent in agents]
+        asked = [
+            (agent.ask(), agent.answered_within(RECENT_S)) for agent in agents if not agent.answered_within(FRESH_S)
+        ]
         patience_s = min(PATIENCE_S, deadline_s)
         late = await _pending([answer for answer, _recent in asked], patience_s)
         await _pending([answer for answer, recent in asked if answer in late and not recent], deadline_s - patience_s)

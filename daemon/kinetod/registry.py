@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from kinetod.identity import PROC, ProcessKey
 from kinetod.procs import PrivateFacts, ProcessFacts, foreign_pids, read_facts
 
 DESCRIBE_DEADLINE_S = 0.5
+KEEP_FACTS_S = 1.0  # a dozen files of each process are read for them, and the helper service is asked
 MAX_REGEX_CHARS = 512
 MAX_PIDS = 4096
 
@@ -132,6 +134,7 @@ class Registry:
         self._hub = hub
         self._proc = proc
         self._privileged = privileged
+        self._kept: dict[int, tuple[float, ProcessFacts]] = {}
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
     async def processes(self, match: Match, caller: Caller, *, include_without_agent: bool) -> list[pb.Process]:
@@ -139,20 +142,21 @@ class Registry:
         pids = set(self.agent_pids())
         if include_without_agent:
             pids |= set(await asyncio.to_thread(foreign_pids, self._proc))
-        candidates = await self.candidates(sorted(pids & match.pids if match.pids else pids), fresh=True)
+        wanted = sorted(pids & match.pids if match.pids else pids)
+        facts, _ = await asyncio.gather(self._recent_facts(wanted), self._refresh(wanted))
+        candidates = filter(None, map(self._join, facts))
         return [each.process for each in candidates if each.visible_to(caller) and match(each.process)]
 
     async def candidates(self, pids: Sequence[int], *, fresh: bool) -> list[Candidate]:
         """Those of `pids` that exist and have an agent, are Python, or use a GPU; `fresh` asks the agents."""
+        facts_task = self._facts(pids)
+        facts = (await asyncio.gather(facts_task, self._refresh(pids)))[0] if fresh else await facts_task
+        return list(filter(None, map(self._join, facts)))
+
+    async def _refresh(self, pids: Sequence[int]) -> None:
         wanted = set(pids)
         agents = [agent for agent in self._hub.agents() if agent.key.pid in wanted]
-        facts_task = self._facts(pids)
-        if fresh:
-            facts, _ = await asyncio.gather(facts_task, self._hub.refresh(agents, DESCRIBE_DEADLINE_S))
-        else:
-            facts = await facts_task
-        joined = [self._join(each) for each in facts]
-        return [candidate for candidate in joined if candidate is not None]
+        await self._hub.refresh(agents, DESCRIBE_DEADLINE_S)
 
     async def selected(self, match: Match, *, attachable: bool) -> list[Candidate]:
         """What a selector without pids means, by pid: processes with an agent, and those that should get one.
@@ -177,8 +181,24 @@ class Registry:
         facts = await self._facts([pid])
         return self._join(facts[0], anything=True) if facts else None
 
+    async def _recent_facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
+        """The same, by pid; of a process whose agent is connected they may be KEEP_FACTS_S old. To be shown only."""
+        now = time.monotonic()
+        kept = {
+            pid: each
+            for pid, each in self._kept.items()
+            if now - each[0] <= KEEP_FACTS_S and self._hub.get(each[1].key) is not None
+        }
+        read = await self._facts([pid for pid in pids if pid not in kept])
+        kept |= {each.key.pid: (now, each) for each in read if self._hub.get(each.key) is not None}
+        self._kept = kept
+        known = {each.key.pid: each for each in read} | {pid: each for pid, (_at, each) in kept.items()}
+        return [known[pid] for pid in pids if pid in known]
+
     async def _facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
         """Of those that exist."""
+        if not pids:
+            return []
         found = await asyncio.to_thread(lambda: [read_facts(pid, self._proc) for pid in pids])
         facts = [each for each in found if each is not None]
         if self._privileged is None:

@@ -68,11 +68,36 @@ def test_an_agent_that_does_not_read_is_cut_off() -> None:
     assert link.SEND_QUEUE_FRAMES <= asyncio.run(scenario()) < link.SEND_QUEUE_FRAMES + 100
 
 
-def test_who_has_just_spoken_is_not_waited_for() -> None:
+async def answer(hub: AgentHub, agent: ScriptedAgent, iterations: int) -> None:
+    """The hub asks the agent, waits for it, and is answered."""
+    refreshed = asyncio.create_task(hub.refresh(hub.agents(), 60))
+    await asyncio.to_thread(agent.expect, wire.Describe)
+    agent.send(hello_message(iterations=iterations))
+    await refreshed
+
+
+def test_who_has_just_answered_is_not_asked_again() -> None:
     async def scenario() -> None:
         async with serving() as (hub, server):
             with ScriptedAgent(server.path) as agent:
                 await asyncio.to_thread(agent.hello)
+                await answer(hub, agent, 7)
+                await hub.refresh(hub.agents(), 60)
+                hub.agents()[0].send(wire.Release("next"))
+                assert await asyncio.to_thread(agent.receive) == wire.Release("next")
+
+    asyncio.run(scenario())
+
+
+def test_who_has_lately_answered_is_asked_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "FRESH_S", -1)
+    monkeypatch.setattr(agents, "RECENT_S", 1000)
+
+    async def scenario() -> None:
+        async with serving() as (hub, server):
+            with ScriptedAgent(server.path) as agent:
+                await asyncio.to_thread(agent.hello)
+                await answer(hub, agent, 7)
                 async with asyncio.timeout(30):
                     await hub.refresh(hub.agents(), 60)
                 assert await asyncio.to_thread(agent.expect, wire.Describe) == wire.Describe()
@@ -80,18 +105,14 @@ def test_who_has_just_spoken_is_not_waited_for() -> None:
     asyncio.run(scenario())
 
 
-def test_who_has_said_nothing_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "RECENT_S", -1)
+def test_who_has_not_answered_lately_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "PATIENCE_S", 0)
 
     async def scenario() -> int:
         async with serving() as (hub, server):
             with ScriptedAgent(server.path) as agent:
                 await asyncio.to_thread(agent.hello)
-                refreshed = asyncio.create_task(hub.refresh(hub.agents(), 60))
-                await asyncio.to_thread(agent.expect, wire.Describe)
-                agent.send(hello_message(iterations=7))
-                await refreshed
+                await answer(hub, agent, 7)
                 (connected,) = hub.agents()
                 return connected.hello.iterations
 
