@@ -31,6 +31,7 @@ from kinetod.attach.interface import Helpers
 from kinetod.attach.proxies import Proxies
 from kinetod.attach.service.client import HelperService
 from kinetod.attaching import Attacher
+from kinetod.captures.conflicts import Conflicts
 from kinetod.captures.keeping_parts import start_keeping
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.services import Services
@@ -230,7 +231,12 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hostname = socket.gethostname()
     access = await make_access(settings, stack)
     services = Services(
-        settings=settings, workers=workers, executor=executor, free_bytes=store.free_bytes, host=hostname
+        settings=settings,
+        workers=workers,
+        executor=executor,
+        free_bytes=store.free_bytes,
+        host=hostname,
+        conflicts=Conflicts(config.state_dir),
     )
     hub = AgentHub()
     helper = HelperService(config.helper_socket) if config.helper_socket is not None else None

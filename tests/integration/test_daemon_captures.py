@@ -2,8 +2,12 @@
 
 import hashlib
 import os
+import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -206,6 +210,25 @@ def test_an_agents_rejection_is_the_verdict(stub: ProfilerStub, agent: ScriptedA
     target = only_target(watch_to_end(stub, created.id))
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "BUSY")
     assert target.reason == "another daemon's capture (capture theirs)"
+
+
+def test_a_target_whose_cupti_is_taken_is_told_who_else_profiles_here(
+    stub: ProfilerStub, agent: ScriptedAgent, tmp_path: Path
+) -> None:
+    sleep = shutil.which("sleep")
+    assert sleep
+    (tmp_path / "ncu").symlink_to(sleep)
+    with subprocess.Popen([tmp_path / "ncu", "60"]) as tool:
+        try:
+            created = create(stub)
+            start = agent.await_start()
+            agent.send(wire.Rejected(start.capture_id, "CUPTI_BUSY", "another tool uses CUPTI", ""))
+            target = only_target(watch_to_end(stub, created.id))
+        finally:
+            tool.kill()
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "CUPTI_BUSY")
+    assert target.reason.startswith("another tool uses CUPTI; other profilers on this host: ")
+    assert re.search(rf"Nsight Compute \(.*\bpid {tool.pid}\b", target.reason)
 
 
 def test_an_agent_that_never_answers_has_failed(stub: ProfilerStub, agent: ScriptedAgent) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from kinetod.captures.conflicts import Conflicts
 from kinetod.config import Config, Settings
 from kinetod.workers import WorkerPool
 
@@ -17,6 +18,7 @@ class Services:
     executor: Executor  # for draining and files
     free_bytes: Callable[[], int]
     host: str
+    conflicts: Conflicts
 
     @property
     def config(self) -> Config:

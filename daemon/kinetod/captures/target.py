@@ -205,7 +205,7 @@ class TargetRun:
             ending = replace(ending, reason=ending.reason + await self._exit_status())
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
-        await self._store(ending)
+        await self._store(await self._services.conflicts.explained(ending, self.target.process.uid))
 
     # collecting
 

@@ -26,6 +26,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     needed_bytes: int  # free on the store's disk for a capture to begin
     helper: bool  # whether the attach helper service is used
     attaching: bool = True  # whether the daemon brings agents in at all
+    only_profilers: bool = False  # and none of the checks
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,10 +26,11 @@ PROFILERS = "profilers"
 
 def lines(question: Question) -> Iterator[Line]:
     """Each announces the next check, so that one which hangs is known by its name."""
-    names = [*CHECKS, PROFILERS]
+    checks = {} if question.only_profilers else CHECKS
+    names = [*checks, PROFILERS]
     yield Line(next=names[0])
-    for name, following in zip(CHECKS, names[1:], strict=True):
-        yield Line(findings=packed(CHECKS[name](question)), next=following)
+    for name, following in zip(checks, names[1:], strict=True):
+        yield Line(findings=packed(checks[name](question)), next=following)
     found = scan(own=frozenset({os.getpid(), question.daemon_pid}))
     asked = dcgm.profiling() if any(each.product in (DCGM, EXPORTER) for each in found.profilers) else None
     yield Line(scan=found, dcgm=asked)
