@@ -72,7 +72,7 @@ def write_job(
     sources = []
     for rank, ahead in enumerate(ahead_us):
         events = events_of(rank, group, ahead_us=ahead, steps=steps)
-        document = ranks.document(events, rank=rank, size=len(group), host=f"node{rank // 2}")
+        document = ranks.document(events, rank=rank, size=len(group), host=f"node{rank}")
         if clocks and rank in clocks:
             document["kinetod"] = dict(clocks[rank])
         path = folder / f"rank{rank}.json"

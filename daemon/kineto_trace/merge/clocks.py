@@ -6,6 +6,9 @@ Theory of operation
     `clock_uncertainty_ns`, which whoever measured the host's clock leaves there), else they are 0, of unknown
     uncertainty.
 
+    Processes of one host have one clock: ranks of the reference's host of which nothing else is known are right to
+    TIMESTAMP_NS, unless their collectives contradict that (hosts can have the same name).
+
     What counts in a merged file is how far ranks are off each other. So everything is told relative to one rank, the
     reference: the one with the smallest uncertainty, of equal ones the first. It keeps its offset.
 
@@ -20,8 +23,9 @@ Theory of operation
     Wrong matches would make wrong bounds. So a collective whose ends differ by much more than those of the others is
     not used; where more than one in ten are such, or the bounds contradict each other or what was known before, the
     offset stays what it was, and a note says why. So it does where fewer than MIN_COLLECTIVES are shared, or where
-    refinement would not make the uncertainty smaller. Ranks that share too few collectives with the reference are
-    joined over ranks that do; their uncertainties add up.
+    refinement would not make the uncertainty smaller. Clocks that drift apart while they record have no one offset: a
+    drift that is larger than the bounds allow is a contradiction, a smaller one is not seen. Ranks that share too few
+    collectives with the reference are joined over ranks that do; their uncertainties add up.
 """
 
 import hashlib
@@ -46,7 +50,9 @@ ODD_NS = 100_000  # and than this
 TIMESTAMP_NS = 1_000  # by so much times of GPU activities may be wrong themselves
 MAX_OFFSET_NS = 1 << 61
 
-Method = Literal["none", "given", "trace", "collectives"]
+NO_HOSTS = frozenset({"", "localhost", "localhost.localdomain"})  # names that say nothing
+
+Method = Literal["none", "given", "trace", "host", "collectives"]
 Ints = npt.NDArray[np.int64]
 
 
@@ -158,15 +164,42 @@ def clock_of(offset_ns: object, uncertainty_ns: object) -> Clock:
 # ------------------------------------------------------------ alignment
 
 
-def align(ranks: Sequence[int], clocks: Sequence[Clock], found: Sequence[Blocking] | None) -> Alignment:
-    """The clocks relative to one of them, refined by collectives; None: not refined. ranks: how notes call them."""
+def align(
+    ranks: Sequence[int],
+    clocks: Sequence[Clock],
+    found: Sequence[Blocking] | None,
+    hosts: Sequence[str] = (),
+) -> Alignment:
+    """The clocks relative to one of them, refined by collectives; None: not refined.
+
+    ranks: how notes call them. hosts: where each one ran; none, or "": unknown.
+    """
     if not ranks:
         raise ValueError("no clock to align")
     reference = min(range(len(clocks)), key=lambda place: (_or_infinite(clocks[place].uncertainty_ns), place))
-    known = _relative(clocks, reference)
+    same_host = _on_its_host(clocks, reference, hosts)
+    known = tuple(
+        replace(clock, uncertainty_ns=TIMESTAMP_NS, method="host") if place in same_host else clock
+        for place, clock in enumerate(_relative(clocks, reference))
+    )
     if found is None or len(ranks) == 1:
         return Alignment(known, reference)
-    return _Refinement(ranks, known, [_moved(*pair) for pair in zip(found, clocks, strict=True)], reference).result()
+    moved = [_moved(*pair) for pair in zip(found, clocks, strict=True)]
+    return _Refinement(ranks, known, moved, reference, same_host).result()
+
+
+def _on_its_host(clocks: Sequence[Clock], reference: int, hosts: Sequence[str]) -> frozenset[int]:
+    """The places of ranks of the reference's host, whose clock is the same one."""
+    own = clocks[reference]
+    if not hosts or hosts[reference] in NO_HOSTS or own.method == "given":
+        return frozenset()
+    return frozenset(
+        place
+        for place, (host, clock) in enumerate(zip(hosts, clocks, strict=True))
+        if place != reference
+        and host == hosts[reference]
+        and (clock.offset_ns, clock.method) == (own.offset_ns, own.method)
+    )
 
 
 def _or_infinite(value: int | None) -> float:
@@ -201,8 +234,16 @@ class _Bounds(NamedTuple):
 class _Refinement:
     """Ranks join the reference one after the other."""
 
-    def __init__(self, ranks: Sequence[int], known: Sequence[Clock], found: Sequence[Blocking], reference: int) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        known: Sequence[Clock],
+        found: Sequence[Blocking],
+        reference: int,
+        same_host: frozenset[int],
+    ) -> None:
         self._ranks, self._known, self._found, self._reference = ranks, known, found, reference
+        self._same_host = same_host
         self._clocks = list(known)
         self._joined: dict[int, int] = {reference: 0}  # place -> what was added to it
         self._notes: list[str] = []
@@ -245,6 +286,12 @@ class _Refinement:
         before = _or_infinite(self._known[place].uncertainty_ns)
         low = max(bounds.low + change - margin, -before)
         high = min(bounds.high + change + margin, before)
+        if low > high and place in self._same_host:
+            self._notes.append(
+                f"rank {self._ranks[place]} has the host name of rank {self._ranks[self._reference]}, but another "
+                "clock: their collectives say so"
+            )
+            before, low, high = float("inf"), bounds.low + change - margin, bounds.high + change + margin
         if low > high:
             self._refuse(place, over, "their collectives contradict the uncertainty of the given offsets")
             return

@@ -136,7 +136,7 @@ def plan(facts: Sequence[Facts], *, clocks: Mapping[int, Clock], refine: bool, n
     _check(facts, clocks)
     own = [clocks.get(fact.rank, fact.clock) for fact in facts]
     found = [fact.blocking for fact in facts if fact.blocking is not None]
-    alignment = align(ranks, own, found if refine else None)
+    alignment = align(ranks, own, found if refine else None, [fact.host for fact in facts])
     offsets = [clock.offset_ns for clock in alignment.clocks]
     earliest = min(fact.earliest_ns + offset for fact, offset in zip(facts, offsets, strict=True))
     later = max(0, -earliest)  # no format has times before 0

@@ -171,3 +171,26 @@ def test_what_a_trace_says_of_its_clock_counts_if_it_is_a_number() -> None:
     assert clock_of(5, 3) == Clock(5, 3, "trace")
     assert clock_of(5, None) == replace(Clock(5), method="trace")
     assert (clock_of(None, 3), clock_of(True, 3), clock_of(1 << 62, 3)) == (UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+def test_ranks_of_the_host_of_the_reference_have_its_clock() -> None:
+    found = collectives(np.random.default_rng(1), [0, 0, 70_000], 50, jitter_ns=9_000, wait_ns=90_000)
+    result = align(range(3), [UNKNOWN] * 3, found, ["a", "a", "b"])
+    assert result.clocks[1] == Clock(0, TIMESTAMP_NS, "host")
+    assert (result.clocks[2].method, result.notes) == ("collectives", ())
+    measured = [Clock(5, 400, "trace"), Clock(5, 400, "trace"), Clock(9, 400, "trace")]
+    alone = align(range(3), measured, None, ["a", "a", "a"])
+    assert [clock.uncertainty_ns for clock in alone.clocks] == [0, TIMESTAMP_NS, 800]
+
+
+def test_hosts_of_one_name_with_different_clocks_are_found_out() -> None:
+    found = collectives(np.random.default_rng(1), [0, 10_000_000], 50, jitter_ns=0, wait_ns=0)
+    result = align([4, 6], [UNKNOWN] * 2, found, ["ubuntu", "ubuntu"])
+    assert abs(result.clocks[1].offset_ns - 10_000_000) <= (result.clocks[1].uncertainty_ns or 0)
+    assert result.clocks[1].method == "collectives"
+    assert result.notes == ("rank 6 has the host name of rank 4, but another clock: their collectives say so",)
+
+
+@pytest.mark.parametrize("host", ["", "localhost"])
+def test_a_host_name_that_says_nothing_makes_no_clock_known(host: str) -> None:
+    assert align([0, 1], [UNKNOWN] * 2, None, [host, host]).clocks[1] == UNKNOWN
