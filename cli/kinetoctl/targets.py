@@ -50,7 +50,9 @@ _OPTIONS = (
         shell_complete=complete_pid,
         help="Process id; may be given several times.",
     ),
-    click.option("--command", "command_regex", type=REGEX, help="Regular expression (RE2) searched in the command line."),
+    click.option(
+        "--command", "command_regex", type=REGEX, help="Regular expression (RE2) searched in the command line."
+    ),
     click.option("--user", help="User that the process runs as."),
     click.option("--rank", "ranks", type=RANKS, help="Ranks of the training job, like 0,8-15."),
     click.option("--job-id", help="Id that the launcher gave the job (Slurm and others)."),
