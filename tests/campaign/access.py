@@ -121,6 +121,7 @@ def created_by(pid: int) -> pb.CreateCaptureRequest:
 def about_the_host(run: Campaign, caller: Caller) -> None:
     """What names nothing, and lists."""
     run.ask(caller, "GetHost", pb.GetHostRequest(), OK)
+    run.ask(caller, "DiagnoseHost", pb.DiagnoseHostRequest(), OK)
     agents = {agent.pid: uid for uid, agent in run.agents.items()} | {run.privileged.pid: ADA}
     expected = {pid for pid, uid in agents.items() if caller.sees_all or uid == caller.uid}
     listed = run.ask(caller, "ListProcesses", pb.ListProcessesRequest(), OK).only.processes

@@ -57,3 +57,17 @@ def test_a_process_that_cannot_be_started_is_told() -> None:
 
     (one,) = asyncio.run(ask()).findings
     assert one.status is Status.UNKNOWN
+
+
+def test_who_asks_at_the_same_time_shares_one_look_and_another_question_gets_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "looks"
+    code = f"import sys; sys.stdin.read(); open({str(log)!r}, 'a').write('x'); print('{{}}')"
+
+    async def ask() -> None:
+        looker = HostLooker(command=(sys.executable, "-S", "-c", code))
+        await asyncio.gather(*(looker.look(QUESTION) for _ in range(20)))
+        assert log.read_text() == "x"
+        await looker.look(Question(daemon_pid=1, store="/", needed_bytes=0, helper=False, only_profilers=True))
+        assert log.read_text() == "xx"
+
+    asyncio.run(ask())
