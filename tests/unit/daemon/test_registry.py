@@ -2,6 +2,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod import registry
 from kinetod.access.policy import Caller, Role, Via
 from kinetod.agents import AgentHub, checked_hello
+from kinetod.containers import Container
 from kinetod.errors import InvalidRequest
 from kinetod.link import LinkServer
 from kinetod.procs import ProcessFacts, read_facts
@@ -162,3 +164,12 @@ os.wait()
 
 def test_an_empty_selector_means_processes_with_an_agent_only() -> None:
     assert selected(pb.Selector()) == set()
+
+
+def test_a_process_in_a_container_has_its_id_and_pod() -> None:
+    facts = read_facts(os.getpid())
+    assert facts is not None
+    found = registry.to_proto(replace(facts, container=Container(id="4f" * 32, pod_uid="8f2c", runtime="cri-o")))
+    assert (found.container_id, found.pod_uid) == ("4f" * 32, "8f2c")
+    outside = registry.to_proto(replace(facts, container=None))
+    assert (outside.container_id, outside.pod_uid) == ("", "")
