@@ -86,6 +86,15 @@ class Goal:
         return f"{self.name:<56}{self.value:>10.2f}{goal}"
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One of ListProcesses. at: when it was there, monotonic; found: processes."""
+
+    at: float
+    latency_ms: float
+    found: int
+
+
 @contextlib.contextmanager
 def agents(daemon: Daemon) -> Iterator[list[int]]:
     """The programs, busy ones first, once the daemon knows them all."""
@@ -135,7 +144,7 @@ def ask_steadily(address: str) -> int:
 
 
 @contextlib.contextmanager
-def asking(daemon: Daemon, answers: list[tuple[float, int]]) -> Iterator[None]:
+def asking(daemon: Daemon, answers: list[Answer]) -> Iterator[None]:
     """ListProcesses all the time, by a process of its own; latencies in ms and sizes go to `answers`."""
     command = [sys.executable, __file__, "--ask", daemon.address]
     with subprocess.Popen(
@@ -146,7 +155,7 @@ def asking(daemon: Daemon, answers: list[tuple[float, int]]) -> Iterator[None]:
             assert process.stdout is not None
             for line in process.stdout:
                 latency, found = line.split()
-                answers.append((float(latency), int(found)))
+                answers.append(Answer(time.monotonic(), float(latency), int(found)))
 
         reader = threading.Thread(target=collect, name="latencies")
         reader.start()
@@ -170,7 +179,7 @@ def under_load(daemon: Daemon, pids: list[int], minutes: float) -> list[Goal]:
     captures.run(seconds=3 * 60 / CAPTURES_A_MINUTE)  # what is done once only is not growth
     before = settled_descriptors(daemon)
     captures.forget()
-    answers: list[tuple[float, int]] = []
+    answers: list[Answer] = []
     cpu, began = cpu_ns(daemon.pid), time.monotonic()
     with Sampler(daemon.pid) as sampler, asking(daemon, answers):
         captures.run(seconds=minutes * 60)
@@ -178,7 +187,9 @@ def under_load(daemon: Daemon, pids: list[int], minutes: float) -> list[Goal]:
     cpu = cpu_ns(daemon.pid) - cpu
     captures.check_again()
     after = settled_descriptors(daemon)
-    latencies = [latency for latency, _found in answers]
+    latencies = [answer.latency_ms for answer in answers]
+    slow = [answer.at for answer in answers if answer.latency_ms > P99_MS]
+    at_full = sum(any(begin <= at <= end for begin, end in captures.of_all) for at in slow)
     print(f"{captures.started} captures of {captures.targets} targets in {took:.0f} s; {captures.records} records,")
     print(f"  {captures.fetched_bytes / MB:.0f} MB fetched; verdicts {dict(captures.verdicts)}, {captures.late} late")
     for problem in list(captures.problems)[:10]:
@@ -192,7 +203,9 @@ def under_load(daemon: Daemon, pids: list[int], minutes: float) -> list[Goal]:
         Goal(f"ListProcesses ({len(answers)} calls), ms, p50", percentile(latencies, 0.5)),
         Goal("ListProcesses, ms, p99", percentile(latencies, 0.99), P99_MS),
         Goal("ListProcesses, ms, max", max(latencies)),
-        Goal("ListProcesses answers without all agents", sum(found != AGENTS for _latency, found in answers), 0),
+        Goal(f"ListProcesses calls over {P99_MS:g} ms", len(slow)),
+        Goal("  of these while all 64 were captured", at_full),
+        Goal("ListProcesses answers without all agents", sum(answer.found != AGENTS for answer in answers), 0),
         Goal("daemon's CPU, % of a core", cpu / took / 1e7),
         Goal("daemon's peak RSS, MB", peak_rss_bytes(daemon.pid) / MB, RSS_BYTES / MB),
         Goal("daemon's RSS after it, MB", rss_bytes(daemon.pid) / MB),

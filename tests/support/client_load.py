@@ -55,6 +55,7 @@ class Captures:
         self.started = self.targets = self.records = self.fetched_bytes = self.lost = self.late = 0
         self.verdicts: Counter[str] = Counter()
         self.seconds: list[float] = []  # from a capture's creation to the last of its verdicts
+        self.of_all: list[tuple[float, float]] = []  # when captures of all targets began and ended, monotonic
         self.problems: Counter[str] = Counter()
         self._ended: dict[str, pb.Capture] = {}
 
@@ -85,6 +86,8 @@ class Captures:
             capture = self._capture(pids, length_s)
             with self._lock:
                 self.seconds.append(time.monotonic() - began)
+                if len(pids) == len(self._plan.pids):
+                    self.of_all.append((began, time.monotonic()))
                 self._judge(capture, pids)
             self._fetch(capture)
         except (grpc.RpcError, ValueError) as exc:
