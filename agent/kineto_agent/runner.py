@@ -36,7 +36,7 @@ from kineto_agent.threads import Thread, start_thread, thread_names
 
 EXIT_TIMEOUT_S = 2.0
 _LOOK_PERIOD_NS = 100_000_000  # at the program's profiler, while a capture waits for its end or for torch's import
-_MAX_POLL_MS = 3_600_000  # poll takes an int; also repairs a deadline after the wall clock was set
+_MAX_POLL_MS = 3_600_000  # poll takes an int
 _MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
 _MAX_WARNINGS = 32
 _MAX_WARNING_CHARS = 300
@@ -45,6 +45,11 @@ _MAX_FAILURES_IN_A_ROW = 10
 
 def _nothing() -> None:
     """Nobody needs to know."""
+
+
+def _clock_ahead_ns() -> int:
+    """How far Unix time is ahead of the clock that nobody sets."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 class _Stop:
@@ -86,6 +91,7 @@ class Agent:
         self._stop: Optional[_Stop] = None
         self._cpu_base_ns = 0
         self._step_before_ns = 0
+        self._ahead_ns = _clock_ahead_ns()
 
     # ------------------------------------------------------------ the program's threads
 
@@ -165,7 +171,7 @@ class Agent:
         if not self._link.connected:
             waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
         if self._deadline_ns is not None:
-            waits_ns.append(self._deadline_ns - time.time_ns())
+            waits_ns.append(self._deadline_ns - self._now_ns())
         if self._awaits_profiler or self._guard.waits_for_torch:
             waits_ns.append(_LOOK_PERIOD_NS)
         if not waits_ns:
@@ -186,11 +192,11 @@ class Agent:
             self._handle(events.SourcesGaveWay(recording.gave_way_ns))
         if self._awaits_profiler and not self._guard.state().active:
             self._awaits_profiler = False
-            self._handle(events.ProfilerIdle(time.time_ns(), self._counter.count))
+            self._handle(events.ProfilerIdle(self._now_ns(), self._counter.count))
         self._guard.look()
 
     def _check_timer(self) -> None:
-        now_ns = time.time_ns()
+        now_ns = self._now_ns()
         if self._deadline_ns is not None and now_ns >= self._deadline_ns:
             self._deadline_ns = None
             self._handle(events.Tick(now_ns, self._counter.time_of(self._counter.count)))
@@ -198,12 +204,12 @@ class Agent:
     def _check_step(self) -> None:
         if self._watched is not None and self._counter.count >= self._watched:
             watched, self._watched = self._watched, None
-            self._handle(events.Stepped(self._counter.count, self._counter.time_of(watched) or time.time_ns()))
+            self._handle(events.Stepped(self._counter.count, self._counter.time_of(watched) or self._now_ns()))
 
     def _finish(self) -> None:
         """The end of the thread."""
         if self._stop is not None:
-            self._handle(events.Ending(time.time_ns(), self._stop.reason_code, self._stop.reason))
+            self._handle(events.Ending(self._now_ns(), self._stop.reason_code, self._stop.reason))
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
         self._counter.watch(None)
@@ -223,9 +229,9 @@ class Agent:
         self._events.clear()
         self._handling = False
         try:
-            self._handle(events.SourcesFailed(time.time_ns(), "AGENT_ERROR", text))
+            self._handle(events.SourcesFailed(self._now_ns(), "AGENT_ERROR", text))
             self._link.close(text)
-            self._handle(events.LinkLost(time.time_ns()))
+            self._handle(events.LinkLost(self._now_ns()))
         finally:
             self._session = Session()
             self._deadline_ns = self._watched = None
@@ -260,13 +266,19 @@ class Agent:
         try:
             action()
         except LinkClosed:
-            self._handle(events.LinkLost(time.time_ns()))
+            self._handle(events.LinkLost(self._now_ns()))
 
     def _send(self, message: wire.Message, descriptors: Sequence[int] = ()) -> None:
         self._guarded(lambda: self._link.send(message, descriptors))
 
+    def _now_ns(self) -> int:
+        """Unix ns that run on evenly from the start of the sources on: nobody who sets the clock changes a window."""
+        return self._ahead_ns + time.monotonic_ns()
+
     def _dispatch(self, message: wire.Message) -> None:
-        now_ns = time.time_ns()
+        if not self._session.capture_id:
+            self._ahead_ns = _clock_ahead_ns()
+        now_ns = self._now_ns()
         if isinstance(message, wire.Start):
             self._start_requested(message, now_ns)
         elif isinstance(message, wire.Cancel):
@@ -318,17 +330,18 @@ class Agent:
     def _start_sources(self, command: events.StartSources) -> None:
         assert self._plan is not None
         self._told_of_profiler = False
+        self._ahead_ns = _clock_ahead_ns()
         recording = self._recording = Recording(self._plan, command.request, self._guard)
         try:
             recording.start(self._announce)
         except ProfilerInTheWay as exc:
             self._recording = None
-            self._handle(events.ProfilerActive(time.time_ns(), str(exc)))
+            self._handle(events.ProfilerActive(self._now_ns(), str(exc)))
             return
         except SourceError as exc:
-            self._handle(events.SourcesFailed(time.time_ns(), exc.reason_code, exc.reason))
+            self._handle(events.SourcesFailed(self._now_ns(), exc.reason_code, exc.reason))
             return
-        self._handle(events.SourcesStarted(time.time_ns(), self._counter.count))
+        self._handle(events.SourcesStarted(self._now_ns(), self._counter.count))
 
     def _announce(self, message: wire.Arena, descriptor: int) -> None:
         try:
@@ -340,7 +353,7 @@ class Agent:
         recording = self._recording
         if recording is not None:
             recording.stop()
-        self._handle(events.SourcesStopped(time.time_ns(), recording.gave_way_ns if recording is not None else 0))
+        self._handle(events.SourcesStopped(self._now_ns(), recording.gave_way_ns if recording is not None else 0))
 
     def _await_profiler(self, command: events.AwaitProfiler) -> None:
         self._guard.install()  # its end is told, which is sooner than the next look

@@ -6,6 +6,8 @@ Theory of operation
     not fed, so that after WatchdogSec the service manager starts a new one. A full disk is a note, not a problem:
     a new daemon would find it as full, and agents would have lost their link for nothing.
 
+    What can be mended at once is: sockets that somebody has removed, dead workers, a store whose folder was removed.
+
     The store is written to seldom (a probe costs the disk a little), everything else is looked at each time. A disk
     that hangs holds one thread, not one for each look.
 """
@@ -13,6 +15,7 @@ Theory of operation
 import asyncio
 import errno
 import logging
+import sqlite3
 import time
 from dataclasses import dataclass
 
@@ -67,8 +70,7 @@ class Health:
     async def look(self) -> Report:
         """Takes `probe_deadline_s` at most, for the store; logs what has changed."""
         problems, notes = list[str](), list[str]()
-        if not self._link.listening:
-            problems.append(f"agents cannot connect: the socket {self._link.path} is gone")
+        problems += self._link.mend()
         if self._front is not None:
             problems += self._front.mend()
         if not await self._workers.tend():
@@ -94,13 +96,14 @@ class Health:
 
     def _look_at_store(self) -> OSError | None:
         try:
-            if not self._store.captures_dir.is_dir():
-                raise FileNotFoundError(errno.ENOENT, "its folder for captures is gone")
+            self._store.mend()
             if self._last is not None or time.monotonic() >= self._probed_at + self._probe_period_s:
                 self._store.check_writable()
                 self._probed_at = time.monotonic()
         except OSError as exc:
             self._last = exc
+        except sqlite3.Error as exc:
+            self._last = OSError(errno.EIO, str(exc))
         else:
             self._last = None
         return self._last

@@ -14,6 +14,8 @@ Theory of operation
     - a frame that is too long, has too many descriptors, or is not a known message ends the connection;
       descriptors that nobody asked for are closed at once.
 
+    A socket that somebody has removed is made again (`mend`): agents try again and again, and find it.
+
     The death of the process (pidfd readable) ends the connection too: a forked child may hold the other
     end open. Frames that the process sent before it died are still delivered.
 
@@ -278,6 +280,20 @@ class LinkServer:
         """Whether new agents can connect."""
         return self._listener is not None and self.path.is_socket()
 
+    def mend(self) -> list[str]:
+        """Makes the socket again if somebody has removed it; says what cannot be mended. Who is connected stays."""
+        if self.listening or self._listener is None:
+            return []
+        old = self._listener
+        try:
+            self.start()
+        except StartError as exc:
+            return [f"agents cannot connect: the socket {self.path} is gone; {exc}"]
+        log.warning("the socket %s was gone; it has been made again", self.path)
+        asyncio.get_running_loop().remove_reader(old.fileno())
+        old.close()
+        return []
+
     def start(self) -> None:
         """Listens, replacing a stale socket. Raises StartError. The caller holds the lock for this path."""
         remove_stale_socket(self.path)
@@ -285,12 +301,12 @@ class LinkServer:
         old_mask = os.umask(0o777 & ~self._mode)
         try:
             listener.bind(str(self.path))
+            listener.listen(BACKLOG)
         except OSError as exc:
             listener.close()
             raise StartError(f"cannot listen for agents on {self.path}: {exc.strerror}") from exc
         finally:
             os.umask(old_mask)
-        listener.listen(BACKLOG)
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener.fileno(), self._acceptable)
 
@@ -313,7 +329,7 @@ class LinkServer:
         log.error("cannot accept agents: %s; trying again", exc.strerror)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener.fileno())
-        loop.call_later(RETRY_ACCEPT_S, self._resume)
+        loop.call_later(RETRY_ACCEPT_S, self._resume)  # a listener that was made meanwhile is read already
 
     def _resume(self) -> None:
         if self._listener is not None:

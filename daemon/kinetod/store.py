@@ -85,14 +85,38 @@ class Store:
         self._trash = state_dir / "trash"
         self._executor = ThreadPoolExecutor(1, "store")
         try:
-            for folder in (self.captures_dir, self._trash):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._db = sqlite3.connect(state_dir / INDEX_FILE, check_same_thread=False, isolation_level=None)
+            self._db = self._open()
             self._prepare()
         except (OSError, sqlite3.Error) as exc:
             raise StartError(
                 f"the store {state_dir} cannot be opened: {exc}; check its permissions or give another --state-dir"
             ) from exc
+
+    def _open(self) -> sqlite3.Connection:
+        for folder in (self.captures_dir, self._trash):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return sqlite3.connect(self.state_dir / INDEX_FILE, check_same_thread=False, isolation_level=None)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether index and folders are where they were made; SQLite would go on writing into a removed file."""
+        return (self.state_dir / INDEX_FILE).exists() and self.captures_dir.is_dir() and self._trash.is_dir()
+
+    def mend(self) -> None:
+        """Makes again what somebody has removed of the store. Waits for its thread. Raises OSError, sqlite3.Error."""
+        if not self.is_here:
+            self._executor.submit(self._mend).result()
+
+    def _mend(self) -> None:
+        if self.is_here:
+            return
+        log.error("the store %s was removed, with the captures in it; it is made again, empty", self.state_dir)
+        if (self.state_dir / INDEX_FILE).exists():
+            self._open().close()
+            return
+        self._db.close()
+        self._db = self._open()
+        self._prepare()
 
     def _prepare(self) -> None:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
@@ -122,6 +146,7 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
+        self._mend()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -137,24 +162,27 @@ class Store:
         """Makes the folders, then the rows of a new capture."""
         for target in capture.targets:
             self.target_dir(capture.id, key_of(target)).mkdir(mode=0o700, parents=True)
-        spec = json_format.MessageToJson(capture.spec, indent=None)
-        row = (capture.id, capture.created_ns, capture.ended_ns, int(capture.status), capture.host, key or None)
-        owner_uid = capture.owner_uid if capture.HasField("owner_uid") else None
         try:
             with self._transaction():
-                self._db.execute(_INSERT, (*row, request_hash, spec, owner_uid))
-                self._db.executemany(
-                    "INSERT INTO labels VALUES (?, ?, ?)",
-                    [(capture.id, name, value) for name, value in capture.spec.labels.items()],
-                )
-                for number, target in enumerate(capture.targets):
-                    self._db.execute(
-                        "INSERT INTO targets VALUES (?, ?, ?, ?, ?, ?)",
-                        (capture.id, number, target.pid, target.start_time_ns, int(target.verdict), _json(target)),
-                    )
+                self._insert_rows(capture, key=key, request_hash=request_hash)
         except BaseException:
             self._remove_folder(self.captures_dir / capture.id)
             raise
+
+    def _insert_rows(self, capture: pb.Capture, *, key: str = "", request_hash: str = "") -> None:
+        spec = json_format.MessageToJson(capture.spec, indent=None)
+        row = (capture.id, capture.created_ns, capture.ended_ns, int(capture.status), capture.host, key or None)
+        owner_uid = capture.owner_uid if capture.HasField("owner_uid") else None
+        self._db.execute(_INSERT, (*row, request_hash, spec, owner_uid))
+        self._db.executemany(
+            "INSERT INTO labels VALUES (?, ?, ?)",
+            [(capture.id, name, value) for name, value in capture.spec.labels.items()],
+        )
+        for number, target in enumerate(capture.targets):
+            self._db.execute(
+                "INSERT INTO targets VALUES (?, ?, ?, ?, ?, ?)",
+                (capture.id, number, target.pid, target.start_time_ns, int(target.verdict), _json(target)),
+            )
 
     def save_target(self, capture_id: str, number: int, target: pb.Target) -> None:
         """Replaces what is known of one target."""
@@ -165,9 +193,11 @@ class Store:
             )
 
     def save_end(self, capture: pb.Capture) -> None:
-        """The capture has ended."""
+        """The capture has ended. Its rows are made again if the store was removed while it ran."""
         local_bytes = capture.local_bytes if capture.HasField("local_bytes") else None
         with self._transaction():
+            if not self._db.execute("SELECT 1 FROM captures WHERE id = ?", (capture.id,)).fetchone():
+                self._insert_rows(capture)
             self._db.execute(
                 "UPDATE captures SET ended_ns = ?, status = ?, local_bytes = ? WHERE id = ?",
                 (capture.ended_ns, int(capture.status), local_bytes, capture.id),

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "kinetod.decode_worker")
 MAX_ANSWER_BYTES = 16 << 20
 FATAL_ROUNDS = 3
+RAW_KEPT = "the raw records are kept in"  # of a reason: the folder stays
 _TRIES = 2
 _EXIT_S = 2.0
 
@@ -147,7 +148,7 @@ class WorkerPool:
                     metrics.worker_crashed()
             raise DecodeError(
                 VerdictReason.DECODE_FAILED,
-                f"the decoder crashed ({crash}); the raw records are kept in {target_dir}/raw",
+                f"the decoder crashed ({crash}); {RAW_KEPT} {target_dir}/raw",
             )
 
     @contextlib.asynccontextmanager
@@ -170,7 +171,7 @@ class WorkerPool:
             raise DecodeError(
                 VerdictReason.DECODE_TIMEOUT,
                 f"decoding took longer than {format_duration(deadline_ns)} (kinetod --decode-deadline); "
-                f"the raw records are kept in {target_dir}/raw",
+                f"{RAW_KEPT} {target_dir}/raw",
             ) from None
         except _Crashed as exc:
             how = await worker.stop(kill=False)  # killing what has just ended would hide its exit status
@@ -201,4 +202,4 @@ def _conversion(answer: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
         return conversion
     code = clean_code(str(answer.get("reason_code", "")), VerdictReason.DECODE_FAILED)
     reason = clean(str(answer.get("reason", "")), 1000) or "the decoder gave no reason"
-    raise DecodeError(code, f"{reason}; the raw records are kept in {target_dir}/raw")
+    raise DecodeError(code, f"{reason}; {RAW_KEPT} {target_dir}/raw")

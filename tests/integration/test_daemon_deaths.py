@@ -222,3 +222,21 @@ def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(daemon
         second.pid: (pb.VERDICT_FAILED, "DAEMON_RESTARTED"),
     }
     assert not (folder / "raw").exists()
+
+
+def test_a_daemon_killed_after_a_failure_leaves_nothing_of_it(daemon: Daemon) -> None:
+    with RemoteAgent(daemon.agent_socket) as first, RemoteAgent(daemon.agent_socket) as second:
+        first.do("hello")
+        second.do("hello")
+        capture_id = create(daemon, first.pid, second.pid)
+        first.do("await_start", "announce", "state WARMUP")
+        first.kill()
+        events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+        failed = next(event.target for event in events if event.target.pid == first.pid and event.target.verdict)
+        folder = daemon.state_dir / "captures" / capture_id / "targets" / f"{failed.pid}-{failed.start_time_ns}"
+        until(lambda: not folder.exists(), "the verdict is stored and the folder is gone")
+        daemon.kill()
+        (folder / "raw").mkdir(parents=True)
+        daemon.start()
+        watch_to_end(daemon.stub(), capture_id)
+    assert not folder.exists()

@@ -84,20 +84,19 @@ def test_the_watchdog_is_fed_while_all_parts_work_only(daemon: Daemon) -> None:
     healthy = "STATUS=0 agents, 0 captures running"
     assert daemon.notified[0] == f"READY=1\n{healthy}"
     pinged(daemon)
-    captures = daemon.state_dir / "captures"
-    socket_gone = f"{healthy}; unhealthy: agents cannot connect: the socket {daemon.agent_socket} is gone"
-    both_gone = f"{socket_gone}; the store {daemon.state_dir} cannot be written: its folder for captures is gone"
-    steps = [
-        (daemon.agent_socket, daemon.agent_socket.with_name("moved"), socket_gone),
-        (captures, captures.with_name("moved"), both_gone),  # after at least one more look
-        (captures.with_name("moved"), captures, socket_gone),
-        (daemon.agent_socket.with_name("moved"), daemon.agent_socket, healthy),
-    ]
-    for source, destination, status in steps:
-        source.rename(destination)
-        says(daemon, status)
-    sick = daemon.notified[daemon.notified.index(socket_gone) : daemon.notified.index(healthy)]
-    assert sick == [socket_gone, both_gone, socket_gone]
+    no_socket = daemon.agent_socket.with_name("no-socket")
+    no_socket.write_text("")
+    no_socket.rename(daemon.agent_socket)
+    sick = (
+        f"{healthy}; unhealthy: agents cannot connect: the socket {daemon.agent_socket} is gone; "
+        f"{daemon.agent_socket} exists and is no socket; move it away or choose another path"
+    )
+    says(daemon, sick)
+    daemon.agent_socket.unlink()
+    says(daemon, healthy)
+    looks = daemon.notified[daemon.notified.index(sick) : daemon.notified.index(healthy)]
+    assert looks == [sick]
+    assert daemon.agent_socket.is_socket()
     pinged(daemon)
     assert "everything works again" in daemon.log()
 

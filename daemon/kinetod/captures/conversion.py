@@ -1,7 +1,9 @@
 """From a target's folder to checked files and a summary: what a decode worker answers, taken with care."""
 
 import asyncio
+import contextlib
 import re
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from kinetod.workers import DecodeError
 
 _INT64_MAX = 2**63 - 1
 _MAX_WARNINGS = 32
+RAW_FOLDER = "raw"  # in a target's folder
+INFO_FILE = "target.json"
 _FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -41,12 +45,30 @@ class Converted:
 
 
 async def convert(services: Services, target_dir: Path, formats: Sequence[str], *, pid: int) -> Converted:
-    """Decodes in a worker and verifies what it wrote. Raises DecodeError."""
-    answer = await services.workers.convert(target_dir, formats, deadline_ns=services.config.decode_deadline_ns)
+    """Decodes in a worker and verifies what it wrote. Raises DecodeError; only the raw records are there then."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(
-        services.executor, checked, answer, target_dir, tuple(formats), services.host, pid
-    )
+    try:
+        answer = await services.workers.convert(target_dir, formats, deadline_ns=services.config.decode_deadline_ns)
+        return await loop.run_in_executor(
+            services.executor, checked, answer, target_dir, tuple(formats), services.host, pid
+        )
+    except DecodeError as exc:
+        if await loop.run_in_executor(services.executor, remove_outputs, target_dir):
+            raise
+        raise DecodeError(VerdictReason.STORE_IO, f"{target_dir} was removed before it was decoded") from exc
+
+
+def remove_outputs(target_dir: Path) -> bool:
+    """What a decoder has written before it failed: nobody would ask for it. Whether the raw records are there."""
+    with contextlib.suppress(OSError):
+        for entry in list(target_dir.iterdir()):
+            if entry.name in (RAW_FOLDER, INFO_FILE):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    return (target_dir / RAW_FOLDER).is_dir()
 
 
 def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...], host: str, pid: int) -> Converted:

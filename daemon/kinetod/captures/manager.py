@@ -48,6 +48,7 @@ from kinetod.errors import (
 )
 from kinetod.registry import Registry
 from kinetod.store import Store, folder_bytes, key_of, store_error
+from kinetod.workers import RAW_KEPT
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ CANCEL_WAIT_S = 10.0
 STOP_GRACE_S = 2.0
 SAVE_TRIES = 5
 SAVE_RETRY_S = 1.0
+SAVE_LATE_S = 5.0
 
 
 class _Running:
@@ -296,10 +298,20 @@ class CaptureManager:
         running.watchers.ended()
         metrics.capture_ended(capture)
         self.on_end(capture)
-        if saved:
-            del self._running[capture.id]
-            self._keeping.ended(capture)
         log.info("capture %s: %s", capture.id, pb.CaptureStatus.Name(capture.status))
+        if not saved:
+            await self._save_late(running)
+        del self._running[capture.id]
+        self._keeping.ended(capture)
+
+    async def _save_late(self, running: _Running) -> None:
+        """The disk has been full for long: everything once more, until it can be stored."""
+        capture = running.capture
+        garbage = {id(run.target): run.garbage for run in running.runs}
+        while not await self._save(self._store.save_end, capture):
+            await asyncio.sleep(SAVE_LATE_S)
+        for number, target in enumerate(capture.targets):
+            await self._save_target(capture.id, number, target, garbage.get(id(target)))
 
     async def _save_target(self, capture_id: str, number: int, target: pb.Target, garbage: Path | None) -> None:
         """Stores a verdict; only then what it makes superfluous may go."""
@@ -331,8 +343,9 @@ class CaptureManager:
         for number, target in enumerate(capture.targets):
             directory = self._store.target_dir(capture.id, key_of(target))
             if target.verdict != pb.VERDICT_UNSPECIFIED:
-                if target.files:  # the daemon may have ended between the verdict and the tidying
-                    await asyncio.to_thread(shutil.rmtree, directory / "raw", ignore_errors=True)
+                if RAW_KEPT not in target.reason:  # the daemon may have ended between the verdict and the tidying
+                    leftover = directory / "raw" if target.files else directory
+                    await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
                 continue
             garbage = await recover_target(self._services, target, directory, tuple(capture.spec.formats))
             running.watchers.changed(number)

@@ -30,6 +30,10 @@ class DiskFull(Exception):
     """No more may be written; the text says why."""
 
 
+class StoreLost(DiskFull):
+    """Nothing can be written, for another reason than that the disk is full."""
+
+
 class TraceLimit(Exception):
     """The target's share of the disk is used up."""
 
@@ -115,8 +119,11 @@ class Spool:
                 source.counts = source.reader.counts()
 
     def _room(self) -> int:
-        """Bytes until the reserve. Raises DiskFull."""
-        room = self._free_bytes() - self._min_free_bytes
+        """Bytes until the reserve. Raises DiskFull, StoreLost."""
+        try:
+            room = self._free_bytes() - self._min_free_bytes
+        except OSError as exc:
+            raise _translated(exc, self.directory) from exc
         if room <= 0:
             raise DiskFull(
                 f"less than {format_size(self._min_free_bytes)} are free on the disk of {self.directory} "
@@ -163,5 +170,6 @@ class Spool:
 
 
 def _translated(exc: OSError, directory: Path) -> DiskFull:
-    problem = "the disk is full" if exc.errno in _FULL else f"writing failed ({exc.strerror})"
-    return DiskFull(f"{problem}: {directory}")
+    if exc.errno in _FULL:
+        return DiskFull(f"the disk is full: {directory}")
+    return StoreLost(f"writing failed ({exc.strerror}): {directory}")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kineto_agent import wire
-from kineto_protos.units import format_duration, format_size
+from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.target import TargetInfo
 
@@ -33,6 +33,7 @@ from kinetod.captures.arena_reader import BadArena
 from kinetod.captures.conversion import Converted, convert, overhead_of
 from kinetod.captures.counts import noted_ways, source_counts
 from kinetod.captures.description import describe_target
+from kinetod.captures.endings import CANNOT_WRITE, after_clock, clock_offset_ns, ending_of_disk, ending_of_trace_limit
 from kinetod.captures.services import Services
 from kinetod.captures.spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.verdict import (
@@ -110,6 +111,7 @@ class TargetRun:
         self._deadline = 0.0
         self._counts_at = 0.0
         self._window_noted = False
+        self._clock_offset_ns = clock_offset_ns()
         self._spool = Spool(
             directory,
             buffer_limit_bytes=start.buffer_limit_bytes,
@@ -149,6 +151,8 @@ class TargetRun:
         elif state > self.target.state:
             if state == pb.TARGET_STATE_COLLECT:
                 self._seen.collect_ns = message.time_ns
+            elif state == pb.TARGET_STATE_WARMUP:
+                self._clock_offset_ns = clock_offset_ns()
             self._enter(state)
 
     # called by the manager
@@ -200,7 +204,7 @@ class TargetRun:
         elif not self.agent.send(self.request):
             self._seen.gone = self._seen.gone or "it was not connected any more"
         ending = await self._collect()
-        ending = await self._last_drain(ending)
+        ending = after_clock(await self._last_drain(ending), clock_offset_ns() - self._clock_offset_ns)
         if self._seen.result is None and ending.code == VerdictReason.TARGET_EXITED:
             ending = replace(ending, reason=ending.reason + await self._exit_status())
         self.agent.send(wire.Release(self._capture_id))
@@ -364,7 +368,7 @@ class TargetRun:
                 reason = f"the memory that process {self.target.pid} handed over for {clean(arena.source, 40)} is no"
                 self._give_up(Outcome.FAILED, VerdictReason.BAD_ARENA, f"{reason} arena: {exc}")
             except DiskFull as exc:
-                self.stop(_disk_full_ending(exc))
+                self.stop(ending_of_disk(exc))
 
     async def _note_window(self) -> None:
         """On disk, so that a restarted daemon knows where the window began."""
@@ -373,25 +377,20 @@ class TargetRun:
             try:
                 await self._in_thread(self._spool.write_info, self._info())
             except DiskFull as exc:
-                self.stop(_disk_full_ending(exc))
+                self.stop(ending_of_disk(exc))
 
     async def _drain(self) -> None:
         """Copies what is ready; a limit that is reached ends the collection."""
-        if not self._spool.counts() or (self._stop is not None and self._stop.code == VerdictReason.DISK_FULL):
+        if not self._spool.counts() or (self._stop is not None and self._stop.code in CANNOT_WRITE):
             return
         try:
             await self._in_thread(self._spool.drain)
         except DiskFull as exc:
-            self.stop(_disk_full_ending(exc))
+            self.stop(ending_of_disk(exc))
         except TraceLimit:
             if self._stop is None:
-                self.stop(self._trace_limit_ending())
+                self.stop(ending_of_trace_limit(self._config.max_trace_bytes))
         self._publish_counts()
-
-    def _trace_limit_ending(self) -> Ending:
-        limit = format_size(self._config.max_trace_bytes)
-        reason = f"the limit of {limit} of raw records per target was reached (kinetod --max-trace-bytes)"
-        return Ending(Outcome.PARTIAL, VerdictReason.TRACE_LIMIT, reason)
 
     def _publish_counts(self, *, at_once: bool = False) -> None:
         self._seen.ways |= noted_ways(self._source_metadata())
@@ -405,18 +404,18 @@ class TargetRun:
 
     async def _last_drain(self, ending: Ending) -> Ending:
         """Everything that is left in the arenas; returns a changed ending if that failed."""
-        if ending.code != VerdictReason.DISK_FULL and ending.outcome is not Outcome.CANCELLED:
+        if ending.code not in CANNOT_WRITE and ending.outcome is not Outcome.CANCELLED:
             try:
                 await self._in_thread(self._spool.drain, target_is_dead=self._seen.died, last=True)
             except DiskFull as exc:
-                ending = worse(ending, _disk_full_ending(exc))
+                ending = worse(ending, ending_of_disk(exc))
             except TraceLimit:
-                ending = worse(ending, self._trace_limit_ending())
+                ending = worse(ending, ending_of_trace_limit(self._config.max_trace_bytes))
         try:
             await self._in_thread(self._spool.finish, self._source_metadata())
             await self._in_thread(self._spool.write_info, self._info(ended=True))
         except DiskFull as exc:
-            ending = worse(ending, _disk_full_ending(exc))
+            ending = worse(ending, ending_of_disk(exc))
         self._publish_counts(at_once=True)
         return ending
 
@@ -494,7 +493,3 @@ class TargetRun:
         if self.target.files:
             self.target.stored_ns = time.time_ns()
         self._enter(pb.TARGET_STATE_ENDED)
-
-
-def _disk_full_ending(exc: DiskFull) -> Ending:
-    return Ending(Outcome.PARTIAL, VerdictReason.DISK_FULL, f"{exc}; free space or delete captures")

@@ -157,6 +157,22 @@ def test_a_capture_of_python_stacks_from_start_to_release(process: Process) -> N
     assert connection.expect(wire.Result).capture_id == "c2"
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_in_the_window_does_not_change_its_length(
+    process: Process, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    connection = process.connect()
+    connection.send(start_request())
+    connection.expect_state("WARMUP")
+    connection.expect_state("COLLECT")
+    began_ns, real = time.monotonic_ns(), time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + hours * 3600 * S)
+    result = connection.expect(wire.Result)
+    assert result.window_end_ns - result.window_start_ns == 200_000_000
+    assert S // 10 < time.monotonic_ns() - began_ns < 10 * S
+    assert result.outcome == "done"  # that the clock was set, the daemon sees
+
+
 def test_a_second_capture_is_rejected_with_the_id_of_the_first(process: Process) -> None:
     connection = process.connect()
     connection.collect()

@@ -19,8 +19,7 @@ class Parts:
     """Stands for the link, the store and the workers."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.listening = True
-        self.path = Path("/run/agent.sock")
+        self.link_problems = list[str]()
         self.state_dir = state_dir
         self.captures_dir = state_dir
         self.workers_start = True
@@ -28,6 +27,9 @@ class Parts:
         self.writes = 0
         self.go_on = threading.Event()
         self.go_on.set()
+
+    def mend(self) -> list[str]:
+        return self.link_problems
 
     async def tend(self) -> bool:
         return self.workers_start
@@ -53,7 +55,8 @@ def test_what_works_is_healthy(parts: Parts) -> None:
 
 
 def test_every_problem_is_named(parts: Parts) -> None:
-    parts.listening, parts.workers_start, parts.write_error = False, False, errno.EROFS
+    parts.link_problems = ["agents cannot connect: the socket /run/agent.sock is gone"]
+    parts.workers_start, parts.write_error = False, errno.EROFS
     report = asyncio.run(parts.health().look())
     assert str(report) == (
         "unhealthy: agents cannot connect: the socket /run/agent.sock is gone; decode workers do not start; "

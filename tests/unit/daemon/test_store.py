@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,3 +208,37 @@ def test_old_captures_of_several_users_are_nobodys(tmp_path: Path) -> None:
     opened = Store(state)
     assert (opened.owner("c1"), opened.owner("c2")) == (Thing(uid=7), Thing(uid=None))
     opened.close()
+
+
+def test_a_store_that_was_removed_is_made_again(store: Store) -> None:
+    store.insert(capture(1), key="k", request_hash="h")
+    shutil.rmtree(store.state_dir)
+    assert not store.is_here
+    with pytest.raises(OSError, match="No such file"):
+        store.check_writable()
+    store.mend()
+    assert store.is_here
+    store.check_writable()
+    assert store.get("c1") is None
+    store.insert(capture(2), key="k", request_hash="h")
+    assert [each.id for each in store.unfinished()] == ["c2"]
+
+
+def test_folders_of_a_store_are_made_again_without_touching_the_index(store: Store) -> None:
+    store.insert(capture(1), key="", request_hash="h")
+    shutil.rmtree(store.captures_dir)
+    store.mend()
+    assert store.is_here
+    assert [each.id for each in store.unfinished()] == ["c1"]
+
+
+def test_the_end_of_a_capture_is_kept_though_the_store_was_removed_while_it_ran(store: Store) -> None:
+    made = capture(1, run="1")
+    store.insert(made, key="k", request_hash="h")
+    shutil.rmtree(store.state_dir)
+    for number, target in enumerate(made.targets):
+        target.verdict = pb.VERDICT_FAILED
+        store.save_target("c1", number, target)
+    made.ended_ns, made.status, made.local_bytes = 5, pb.CAPTURE_STATUS_FAILED, 0
+    store.save_end(made)
+    assert store.get("c1") == made
