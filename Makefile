@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-load views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-load campaign-faults views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -111,6 +111,10 @@ campaign-uploads: $(STAMP)
 # Twelve minutes: 64 agents and 20 captures a minute, then nothing to do; verdicts, latency, memory, idle CPU against goals.
 campaign-load: $(STAMP)
 	$(BIN)/python tests/campaign/load.py
+
+# Some 200 kills at random moments of captures, then full disks, set clocks and slow readers: half an hour, as root.
+campaign-faults: $(STAMP)
+	$(BIN)/python tests/campaign/faults.py
 
 # Generated code is committed. The old generator is the floor for the run-time libraries.
 protos:

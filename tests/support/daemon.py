@@ -170,10 +170,14 @@ class Daemon:
         """SIGKILL and wait; the exit status."""
         return self._end(signal.SIGKILL)
 
-    def _end(self, number: signal.Signals) -> int:
+    def disconnect(self) -> None:
+        """Closes the channel; the next call connects anew."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def _end(self, number: signal.Signals) -> int:
+        self.disconnect()
         if self.process is None:
             return 0
         if self.process.poll() is None:

@@ -1,0 +1,29 @@
+"""kill -9 at random moments of captures under load; `make campaign-faults` has hundreds of them."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from support.faults import Site, site
+from support.faults_kills import KILLS
+
+MOMENTS = 2
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Site]:
+    with site(agents=2) as running:
+        yield running
+
+
+@pytest.mark.parametrize("victim", KILLS)
+def test_after_a_kill_everything_is_served_and_told_truly(host: Site, victim: str) -> None:
+    chance = random.Random()
+    KILLS[victim](host, chance)
+    host.forget()
+    host.note_before()
+    for _ in range(MOMENTS):
+        KILLS[victim](host, chance)
+        host.forget()
+    host.note_after()
+    print(f"{victim}: {host.tally}")

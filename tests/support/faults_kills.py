@@ -1,0 +1,96 @@
+"""One random moment of captures under load at which something is killed with SIGKILL."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import psutil
+
+from support.faults import PLAIN_WORK, Site
+from support.faults_checks import Grounds
+
+LONGEST_S = 1.2  # a capture of 300 ms is stored by then
+LONGEST_ATTACH_S = 0.25
+HELPER_REASONS = frozenset({"ATTACH_FAILED"})
+
+
+def pause(seconds: float) -> None:
+    """Until the random moment: nothing is waited for."""
+    threading.Event().wait(seconds)
+
+
+def kill_daemon(site: Site, chance: random.Random) -> None:
+    """The daemon itself, also while it answers the request for a capture."""
+    first, *others = sorted(site.pids())
+    asking = site.begin_in_background(first)
+    site.begin(*others)
+    pause(chance.uniform(0, LONGEST_S))
+    killed_ns = time.time_ns()
+    died = site.kill_daemon()
+    asking.join()
+    site.serves_again(died)
+    captures = site.settle(Grounds(daemon_killed_ns=killed_ns))
+    site.tally.hits += any("DAEMON_RESTARTED" in str(capture) for capture in captures)
+
+
+def kill_target(site: Site, chance: random.Random) -> None:
+    """One of the processes that are traced."""
+    victim = chance.choice(site.agents)
+    site.begin(*site.pids())
+    pause(chance.uniform(0, LONGEST_S))
+    pid, died = victim.pid, time.monotonic()
+    site.remove_agent(victim)
+    killed_ns = time.time_ns()
+    site.serves_again(died)
+    captures = site.settle(Grounds(killed_ns={pid: killed_ns}))
+    site.tally.hits += any(target.reason_code for capture in captures for target in capture.targets)
+    site.add_agent()
+    site.serves_again(time.monotonic())
+
+
+def kill_worker(site: Site, chance: random.Random) -> None:
+    """A decode worker, at work or not: what it did is done again by another."""
+    crashes = site.daemon.log().count("crashed its worker")
+    site.begin(*site.pids())
+    pause(chance.uniform(0.2, LONGEST_S))
+    _kill(chance.choice(site.children("kinetod.decode_worker")))
+    site.serves_again(time.monotonic())
+    site.settle(Grounds())
+    site.tally.hits += site.daemon.log().count("crashed its worker") > crashes
+
+
+def kill_helper(site: Site, chance: random.Random) -> None:
+    """All attach helpers while an agent is brought into a process that has none, which must survive."""
+    crashes = site.daemon.log().count("crashed its helper")
+    plain = site.add_agent(PLAIN_WORK)
+    site.agents.remove(plain)  # it has no agent
+    try:
+        agents = site.pids()
+        site.begin(*agents)
+        asking = site.begin_in_background(plain.pid)
+        pause(chance.uniform(0, LONGEST_ATTACH_S))
+        for helper in site.children("kinetod.attach.helper"):
+            _kill(helper)
+        asking.join()
+        site.serves_again(time.monotonic())
+        site.settle(Grounds(reasons_of={plain.pid: HELPER_REASONS}))
+        site.forget()
+        site.begin(plain.pid)  # and again, undisturbed
+        site.settle(Grounds())
+        assert plain.poll() is None
+    finally:
+        site.agents.append(plain)
+        site.remove_agent(plain)
+    site.tally.moments -= 1  # settled twice
+    site.tally.hits += site.daemon.log().count("crashed its helper") > crashes
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+KILLS = {"daemon": kill_daemon, "target": kill_target, "decode worker": kill_worker, "attach helper": kill_helper}
