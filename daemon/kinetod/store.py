@@ -150,11 +150,11 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")  # fails on a full disk; what it would have kept must not be seen then
         except BaseException:
             with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back itself
                 self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     # writing
 

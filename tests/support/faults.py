@@ -84,8 +84,8 @@ class Tally:
         refused = f"; refused: {dict(self.refused)}" if self.refused else ""
         return (
             f"{self.moments} moments ({self.hits} hits), served within {self.longest_s:.2f} s ({self.late} late), "
-            f"agents back within {self.longest_agents_s:.2f} s; {verdicts}{refused}; {self.verified} DONE traces verified, "
-            f"no file orphaned; {self.before} -> {self.after}"
+            f"agents back within {self.longest_agents_s:.2f} s; {verdicts}{refused}; "
+            f"{self.verified} DONE traces verified, no file orphaned; {self.before} -> {self.after}"
         )
 
 
