@@ -19,7 +19,7 @@ def checked_url(text: str) -> str:
     if not text:
         return ""
     parts = urlsplit(text)
-    if parts.scheme not in SCHEMES:
+    if scheme_of(text) not in SCHEMES or not text.isprintable():  # urlsplit takes S3:// and file:/x, and drops newlines
         raise ValueError(f"expected s3://bucket/prefix, gs://…, az://container/… or file:///path, got {text!r:.80}")
     if "@" in parts.netloc:
         raise ValueError("has a user or key in it; credentials belong into the files and variables of the store")

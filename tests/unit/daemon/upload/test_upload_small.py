@@ -19,6 +19,10 @@ def test_usual_urls_are_taken(text: str) -> None:
     [
         ("bucket/p", "expected s3://"),
         ("ftp://h/p", "expected s3://"),
+        ("file:/swd", "expected s3://"),
+        ("S3://b/p", "expected s3://"),
+        ("s3", "is no name of a bucket"),
+        ("s3://b/p\n", "expected s3://"),
         ("s3://key:secret@b/p", "has a user or key in it"),
         ("s3://b/p?x=1", "settings of the store"),
         ("s3://b/../c", "has .."),
