@@ -68,15 +68,17 @@ for _ in range(int(sys.argv[1])):
 """
 
 WAKE_UPS = """
-import os, sys, time, threading
+import os, sys, time
 import kineto_agent; kineto_agent.start()
 print("ready", flush=True); sys.stdin.readline()
-tid = next(thread.native_id for thread in threading.enumerate() if thread.name == "kineto-agent")
+def name_of(tid):
+    with open("/proc/self/task/%s/comm" % tid) as comm: return comm.read().strip()
+tid = next(tid for tid in os.listdir("/proc/self/task") if name_of(tid) == "kineto-agent")
 def switches():
-    with open("/proc/self/task/%d/status" % tid) as status:
+    with open("/proc/self/task/%s/status" % tid) as status:
         return [int(line.split()[1]) for line in status if "ctxt_switches" in line]
 def cpu_ns():
-    with open("/proc/self/task/%d/schedstat" % tid) as stat: return int(stat.read().split()[0])
+    with open("/proc/self/task/%s/schedstat" % tid) as stat: return int(stat.read().split()[0])
 time.sleep(0.5)  # the welcome is dealt with
 before, cpu = switches(), cpu_ns()
 time.sleep(float(sys.argv[1]))
