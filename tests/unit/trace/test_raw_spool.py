@@ -109,7 +109,7 @@ def test_sources_are_the_folders_under_raw(tmp_path: Path) -> None:
 
 def test_a_writer_that_cannot_begin_leaves_no_descriptor_open(tmp_path: Path) -> None:
     (tmp_path / "source.json").mkdir()  # cannot be replaced by a file
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OSError, match="directory"):
         RawWriter(tmp_path, source="cupti", format="cupti/1", metadata={})
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
