@@ -29,7 +29,6 @@ IDENTITY_LINGER_S = 5.0
 FRESH_S = 1.0
 RECENT_S = 3.0
 PATIENCE_S = 0.01  # enough for most of 64 agents on two cores; one whose program holds the interpreter takes longer
-ASKED_AGAIN_MOST = 16  # at a time: their answers are not to hold up the list that is waiting
 _INT32_MAX = 2**31 - 1
 _MAX_SOURCES = 32
 _MAX_TYPES = 64
@@ -130,11 +129,6 @@ class Agent:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
 
-    @property
-    def answered_at(self) -> float:
-        """When it last did, on the event loop's clock."""
-        return self._answered_at
-
     def answered_within(self, seconds: float) -> bool:
         """Whether it has answered so lately."""
         return asyncio.get_running_loop().time() - self._answered_at <= seconds
@@ -207,16 +201,15 @@ class AgentHub:
     async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
         """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
 
-        Who has just answered is not asked; of those who have lately, a few are, and not waited for long: whoever
-        lists again and again is to have quick answers, and the programs are to be left alone.
+        Who has just answered is not asked, or not waited for long: whoever lists again and again is to have quick
+        answers, and the programs are to be left alone.
         """
-        due = [agent for agent in agents if not agent.answered_within(FRESH_S)]
-        known = sorted((agent for agent in due if agent.answered_within(RECENT_S)), key=lambda agent: agent.answered_at)
-        unknown = [agent.ask() for agent in due if not agent.answered_within(RECENT_S)]
-        again = [agent.ask() for agent in known[:ASKED_AGAIN_MOST]]
+        asked = [
+            (agent.ask(), agent.answered_within(RECENT_S)) for agent in agents if not agent.answered_within(FRESH_S)
+        ]
         patience_s = min(PATIENCE_S, deadline_s)
-        late = await _pending([*unknown, *again], patience_s)
-        await _pending([answer for answer in unknown if answer in late], deadline_s - patience_s)
+        late = await _pending([answer for answer, _recent in asked], patience_s)
+        await _pending([answer for answer, recent in asked if answer in late and not recent], deadline_s - patience_s)
 
     # ConnectionHandler
 

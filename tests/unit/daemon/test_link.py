@@ -68,23 +68,6 @@ def test_an_agent_that_does_not_read_is_cut_off() -> None:
     assert link.SEND_QUEUE_FRAMES <= asyncio.run(scenario()) < link.SEND_QUEUE_FRAMES + 100
 
 
-class FakeAgent:
-    """Has answered at a time; answers at once."""
-
-    def __init__(self, answered_at: float) -> None:
-        self.answered_at = answered_at
-        self.asked = 0
-
-    def answered_within(self, seconds: float) -> bool:
-        return seconds > 0
-
-    def ask(self) -> "asyncio.Future[None]":
-        self.asked += 1
-        answered = asyncio.get_running_loop().create_future()
-        answered.set_result(None)
-        return answered
-
-
 async def answer(hub: AgentHub, agent: ScriptedAgent, iterations: int) -> None:
     """The hub asks the agent, waits for it, and is answered."""
     refreshed = asyncio.create_task(hub.refresh(hub.agents(), 60))
@@ -118,24 +101,6 @@ def test_who_has_lately_answered_is_asked_and_not_waited_for(monkeypatch: pytest
                 async with asyncio.timeout(30):
                     await hub.refresh(hub.agents(), 60)
                 assert await asyncio.to_thread(agent.expect, wire.Describe) == wire.Describe()
-
-    asyncio.run(scenario())
-
-
-def test_of_those_who_have_lately_answered_the_longest_silent_are_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "RECENT_S", 1000)
-    monkeypatch.setattr(agents, "ASKED_AGAIN_MOST", 1)
-
-    async def scenario() -> None:
-        async with serving() as (hub, server):
-            with ScriptedAgent(server.path) as agent:
-                await asyncio.to_thread(agent.hello)
-                await answer(hub, agent, 7)
-                (connected,) = hub.agents()
-                others = [FakeAgent(connected.answered_at + later) for later in (1, -1, 2)]
-                monkeypatch.setattr(agents, "FRESH_S", -1000)
-                await hub.refresh([*others, connected], 60)  # type: ignore[list-item]
-                assert [other.asked for other in others] == [0, 1, 0]
 
     asyncio.run(scenario())
 
