@@ -28,7 +28,6 @@ MAX_INCOMPATIBLE = 1024
 IDENTITY_LINGER_S = 5.0
 FRESH_S = 1.0
 RECENT_S = 3.0
-PATIENCE_S = 0.01  # enough for most of 64 agents on two cores; one whose program holds the interpreter takes longer
 _INT32_MAX = 2**31 - 1
 _MAX_SOURCES = 32
 _MAX_TYPES = 64
@@ -201,15 +200,15 @@ class AgentHub:
     async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
         """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
 
-        Who has just answered is not asked, or not waited for long: whoever lists again and again is to have quick
-        answers, and the programs are to be left alone.
+        Who has just answered is not asked, who has lately is asked for the next time: whoever lists again and again
+        is to have quick answers, and the programs are to be left alone.
         """
         asked = [
             (agent.ask(), agent.answered_within(RECENT_S)) for agent in agents if not agent.answered_within(FRESH_S)
         ]
-        patience_s = min(PATIENCE_S, deadline_s)
-        late = await _pending([answer for answer, _recent in asked], patience_s)
-        await _pending([answer for answer, recent in asked if answer in late and not recent], deadline_s - patience_s)
+        waiting = [answer for answer, recent in asked if not recent and not answer.done()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=deadline_s)
 
     # ConnectionHandler
 
@@ -303,12 +302,6 @@ class AgentHub:
         entry = self._incompatible.pop(key, None)
         if entry is not None:
             entry[0].close()
-
-
-async def _pending(answers: "list[asyncio.Future[None]]", timeout_s: float) -> "set[asyncio.Future[None]]":
-    """Those that are not there in time."""
-    waiting = [answer for answer in answers if not answer.done()]
-    return (await asyncio.wait(waiting, timeout=timeout_s))[1] if waiting else set()
 
 
 def _not_introduced(connection: Connection, reason: str) -> AttachError:

@@ -105,9 +105,7 @@ def test_who_has_lately_answered_is_asked_and_not_waited_for(monkeypatch: pytest
     asyncio.run(scenario())
 
 
-def test_who_has_not_answered_lately_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "PATIENCE_S", 0)
-
+def test_who_has_not_answered_lately_is_waited_for() -> None:
     async def scenario() -> int:
         async with serving() as (hub, server):
             with ScriptedAgent(server.path) as agent:
