@@ -4,8 +4,9 @@
  * it switches off one by one, and registers its buffers and clock there. While other threads make calls that is not
  * safe: a thread that is inside one at that moment may never leave it as CUPTI sees it, and all its later calls get
  * the correlation id of that one. (Seen on CUDA 13.0, once in 30 to 100 sessions, with the kinds switched on and off
- * again and also with the single calls switched off alone: the program's next torch.profiler session then fails, since
- * it takes correlation ids for unique.) So our sessions must not change anything in CUPTI.
+ * again, and also where single calls were switched off and the clock was registered and nothing else: the program's
+ * next torch.profiler session then fails, since it takes correlation ids for unique.) So our sessions must not change
+ * anything in CUPTI.
  *
  * Kineto calls CUPTI through the table of addresses (global offset table) of the library that it is linked into. For
  * the time of one call on one thread, the table's entries of the functions in GATES lead here. What other threads ask
