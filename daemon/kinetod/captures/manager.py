@@ -70,6 +70,7 @@ class _Running:
         self.watchers = Watchers(capture)
         self.runs: list[TargetRun] = []
         self.task: asyncio.Task[None] | None = None
+        self.unsaved: dict[int, Path | None] = {}  # numbers of targets whose verdict is not stored, and their garbage
 
 
 class CaptureManager:
@@ -269,7 +270,7 @@ class CaptureManager:
 
         async def run_one(run: TargetRun) -> None:
             await run.run()
-            await self._save_target(capture.id, numbers[id(run.target)], run.target, run.garbage)
+            await self._save_target(running, numbers[id(run.target)], run.garbage)
 
         await self._align(running.runs)
         await asyncio.gather(*(run_one(run) for run in running.runs))
@@ -299,23 +300,29 @@ class CaptureManager:
         metrics.capture_ended(capture)
         self.on_end(capture)
         log.info("capture %s: %s", capture.id, pb.CaptureStatus.Name(capture.status))
-        if not saved:
-            await self._save_late(running)
+        if not saved or running.unsaved:
+            await self._save_late(running, saved)
         del self._running[capture.id]
         self._keeping.ended(capture)
 
-    async def _save_late(self, running: _Running) -> None:
-        """The disk has been full for long: everything once more, until it can be stored."""
-        capture = running.capture
-        garbage = {id(run.target): run.garbage for run in running.runs}
-        while not await self._save(self._store.save_end, capture):
+    async def _save_late(self, running: _Running, saved: bool) -> None:
+        """The disk has been full for long: what could not be stored once more, until it can be."""
+        while not saved:
             await asyncio.sleep(SAVE_LATE_S)
-        for number, target in enumerate(capture.targets):
-            await self._save_target(capture.id, number, target, garbage.get(id(target)))
+            saved = await self._save(self._store.save_end, running.capture)
+        while running.unsaved:
+            for number, garbage in list(running.unsaved.items()):
+                await self._save_target(running, number, garbage)
+            await asyncio.sleep(SAVE_LATE_S if running.unsaved else 0)
 
-    async def _save_target(self, capture_id: str, number: int, target: pb.Target, garbage: Path | None) -> None:
+    async def _save_target(self, running: _Running, number: int, garbage: Path | None) -> None:
         """Stores a verdict; only then what it makes superfluous may go."""
-        if await self._save(self._store.save_target, capture_id, number, target) and garbage is not None:
+        capture = running.capture
+        if not await self._save(self._store.save_target, capture.id, number, capture.targets[number]):
+            running.unsaved[number] = garbage
+            return
+        running.unsaved.pop(number, None)
+        if garbage is not None:
             await asyncio.to_thread(shutil.rmtree, garbage, ignore_errors=True)
 
     async def _save(self, method: object, *args: object) -> bool:
@@ -349,7 +356,7 @@ class CaptureManager:
                 continue
             garbage = await recover_target(self._services, target, directory, tuple(capture.spec.formats))
             running.watchers.changed(number)
-            await self._save_target(capture.id, number, target, garbage)
+            await self._save_target(running, number, garbage)
         await self._end(running)
 
     # finding
