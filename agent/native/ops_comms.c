@@ -10,6 +10,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "ops_read.h"
+
 #define TEXT_MOST 200u
 #define NUMBERS_MOST 30u /* as many as Kineto shows */
 #define NEW_STRING_BYTES 32u
@@ -22,27 +24,15 @@ static struct {
     const uint8_t *table;
 } comms_of;
 
-static const uint8_t *pointer(const uint8_t *at) {
-    const uint8_t *value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-static uint64_t word(const uint8_t *at) {
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
 static void put(struct ops_comms *comms, const void *data, uint32_t bytes) {
     memcpy(comms->text + comms->bytes, data, bytes);
     comms->bytes += bytes;
 }
 
 static void put_text(const struct ko_layout *layout, const uint8_t *string, struct ops_comms *comms) {
-    const uint8_t *text = pointer(string);
-    const uint64_t length = layout->string_bytes == NEW_STRING_BYTES ? word(string + sizeof text)
-                                                                     : word(text + OLD_STRING_LENGTH);
+    const uint8_t *text = ops_pointer(string);
+    const uint64_t length = layout->string_bytes == NEW_STRING_BYTES ? ops_word(string + sizeof text)
+                                                                     : ops_word(text + OLD_STRING_LENGTH);
     const uint8_t kept = (uint8_t)(length < TEXT_MOST ? length : TEXT_MOST);
     put(comms, &kept, sizeof kept);
     put(comms, text, kept);
@@ -50,7 +40,7 @@ static void put_text(const struct ko_layout *layout, const uint8_t *string, stru
 
 /* Of more than Kineto shows, the first ones and the last. */
 static void put_numbers(const uint8_t *vector, struct ops_comms *comms) {
-    const uint8_t *first = pointer(vector), *end = pointer(vector + sizeof first);
+    const uint8_t *first = ops_pointer(vector), *end = ops_pointer(vector + sizeof first);
     const uint32_t count = first == NULL ? 0 : (uint32_t)((uint64_t)(end - first) / sizeof(int64_t));
     put(comms, &count, sizeof count);
     if (count > NUMBERS_MOST) {
@@ -67,7 +57,7 @@ static void put_elements(const struct ko_layout *layout, const uint8_t *info, st
         const uint8_t *at = info + (i == 0 ? layout->comms_in : layout->comms_out);
         int32_t narrow;
         memcpy(&narrow, at, sizeof narrow);
-        const int64_t count = layout->comms_out - layout->comms_in == sizeof narrow ? narrow : (int64_t)word(at);
+        const int64_t count = layout->comms_out - layout->comms_in == sizeof narrow ? narrow : (int64_t)ops_word(at);
         put(comms, &count, sizeof count);
     }
 }
@@ -91,11 +81,11 @@ bool ops_comms_describe(const struct ko_layout *layout, struct ops_comms *comms)
         return false;
     }
     const uint8_t *info = comms_of.get(is_object ? *comms_of.kind : layout->comms_kind);
-    if (info == NULL || pointer(info) != comms_of.table) {
+    if (info == NULL || ops_pointer(info) != comms_of.table) {
         return false;
     }
     comms->bytes = 0;
-    comms->sequence = layout->comms_sequence == 0 ? -1 : (int64_t)word(info + layout->comms_sequence);
+    comms->sequence = layout->comms_sequence == 0 ? -1 : (int64_t)ops_word(info + layout->comms_sequence);
     comms->transfer = layout->comms_transfer == 0 ? 0 : info[layout->comms_transfer];
     put(comms, info + layout->comms_rank, sizeof(int32_t));
     put(comms, info + layout->comms_world, sizeof(int32_t));

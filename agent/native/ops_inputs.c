@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#include "ops_read.h"
+
 #define INPUTS_MOST 32u
 #define LIST_MOST 32u
 #define SCALARS_MOST 30u
@@ -19,20 +21,8 @@ enum { NO_SIZES = 1, NO_STRIDES = 2, CUT_DIMS = 4 }; /* flags of a tensor */
 enum { NO_DTYPE = 255 };
 enum { CUSTOM_STRIDES = 1, CUSTOM_SIZES = 2 }; /* SizesStridesPolicy */
 
-static uint64_t word(const uint8_t *at) {
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
 static uint32_t half(const uint8_t *at) {
     uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-static const uint8_t *pointer(const uint8_t *at) {
-    const uint8_t *value;
     memcpy(&value, at, sizeof value);
     return value;
 }
@@ -45,8 +35,8 @@ static void put(struct ops_inputs *inputs, const void *data, uint32_t bytes) {
 static void put_byte(struct ops_inputs *inputs, uint32_t value) { inputs->text[inputs->bytes++] = (uint8_t)value; }
 
 static uint64_t data_of(const struct ko_layout *layout, const uint8_t *tensor) {
-    const uint8_t *storage = pointer(tensor + layout->tensor_storage);
-    return storage == NULL ? 0 : word(storage + layout->storage_data);
+    const uint8_t *storage = ops_pointer(tensor + layout->tensor_storage);
+    return storage == NULL ? 0 : ops_word(storage + layout->storage_data);
 }
 
 /* The largest room that a tensor can take. */
@@ -69,12 +59,12 @@ void ops_describe_tensor(const struct ko_layout *layout, const uint8_t *tensor, 
     const bool defined = dtype < layout->dtypes;
     const uint32_t policy = defined ? policy_of(layout, tensor) : CUSTOM_SIZES;
     const uint8_t *sizes = tensor + layout->tensor_sizes;
-    const uint64_t dims = policy >= CUSTOM_SIZES ? 0 : word(sizes + layout->sizes_count);
+    const uint64_t dims = policy >= CUSTOM_SIZES ? 0 : ops_word(sizes + layout->sizes_count);
     const uint32_t kept = dims < DIMS_MOST ? (uint32_t)dims : DIMS_MOST;
     const uint8_t *values = sizes + layout->sizes_values;
     uint64_t between = layout->sizes_inline;
     if (dims > layout->sizes_inline) {
-        values = pointer(values);
+        values = ops_pointer(values);
         between = dims;
     }
     put_byte(inputs, defined ? dtype : NO_DTYPE);
@@ -110,8 +100,8 @@ static bool is_tensor(const struct ko_layout *layout, const uint8_t *value) {
 }
 
 static void put_list(const struct ko_layout *layout, const uint8_t *list, struct ops_inputs *inputs) {
-    const uint8_t *first = pointer(list + layout->list_values);
-    const uint8_t *end = pointer(list + layout->list_values + sizeof first);
+    const uint8_t *first = ops_pointer(list + layout->list_values);
+    const uint8_t *end = ops_pointer(list + layout->list_values + sizeof first);
     const uint64_t count = first == NULL ? 0 : (uint64_t)(end - first) / layout->value_bytes;
     const bool tensors = count > 0 && is_tensor(layout, first);
     if (!tensors && count > 0 && scalar_kind(layout, first) == OTHER) {
@@ -130,7 +120,7 @@ static void put_list(const struct ko_layout *layout, const uint8_t *list, struct
             break;
         }
         if (tensors) {
-            ops_describe_tensor(layout, pointer(value + layout->value_payload), inputs);
+            ops_describe_tensor(layout, ops_pointer(value + layout->value_payload), inputs);
         } else {
             put_scalar(layout, value, kind, inputs);
         }
@@ -141,7 +131,7 @@ static void put_list(const struct ko_layout *layout, const uint8_t *list, struct
 
 static void put_value(const struct ko_layout *layout, const uint8_t *value, struct ops_inputs *inputs) {
     const uint32_t tag = half(value + layout->value_tag);
-    const uint8_t *object = pointer(value + layout->value_payload);
+    const uint8_t *object = ops_pointer(value + layout->value_payload);
     if (tag == layout->tag_tensor && object != NULL) {
         put_byte(inputs, TENSOR);
         ops_describe_tensor(layout, object, inputs);
@@ -155,8 +145,8 @@ static void put_value(const struct ko_layout *layout, const uint8_t *value, stru
 }
 
 void ops_describe_inputs(const struct ko_layout *layout, const uint8_t *function, struct ops_inputs *inputs) {
-    const uint8_t *values = pointer(function + layout->function_inputs);
-    const uint64_t count = values == NULL ? 0 : word(function + layout->function_inputs + sizeof values);
+    const uint8_t *values = ops_pointer(function + layout->function_inputs);
+    const uint64_t count = values == NULL ? 0 : ops_word(function + layout->function_inputs + sizeof values);
     inputs->bytes = 0;
     inputs->tensor_count = 0;
     put(inputs, (const uint8_t[]){0, 0}, 2);

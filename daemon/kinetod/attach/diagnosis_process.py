@@ -1,14 +1,14 @@
 """Asks a process of its own to look at a target: whatever blocks or crashes there, the daemon goes on."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from kinetod import child
 from kinetod.attach.diagnosis import Diagnosis, KnownAgent, decode
 from kinetod.attach.interface import AttachCode
 from kinetod.attach.preconditions import Finding, Status
@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "kinetod.attach.diagnosis")
 DEADLINE_S = 10.0  # 0.15 s is usual
 AT_ONCE = 4
-_EXIT_S = 1.0
 _NO_SUCH_PROCESS = 3
 
 
@@ -44,7 +43,7 @@ class DiagnosisProcess:
                     f"looking at it took longer than {self._deadline_s:g} s: what it maps does not answer"
                 )
             finally:
-                await _end(process)
+                await child.end(process)
         if process.returncode == _NO_SUCH_PROCESS:
             raise ProcessLookupError(errors.decode("utf-8", "replace"))
         try:
@@ -53,15 +52,6 @@ class DiagnosisProcess:
             text = clean(errors.decode("utf-8", "replace"), 4000)
             log.error("looking at process %d failed with exit status %s: %s", pid, process.returncode, text)
             return _no_answer("looking at it failed; the daemon's log has the details")
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _EXIT_S)
 
 
 def _no_answer(why: str) -> Diagnosis:

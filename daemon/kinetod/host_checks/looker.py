@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kinetod import child
 from kinetod.attach.preconditions import Finding, Status
 from kinetod.host_checks.interface import Line, Question, unpacked
 from kinetod.profilers.dcgm import Profiling
@@ -22,7 +23,6 @@ COMMAND = (sys.executable, "-m", "kinetod.host_checks.process")
 DEADLINE_S = 15.0  # 0.4 s is usual
 MAX_AGE_S = 1.0  # however often somebody asks
 MAX_ANSWER_BYTES = 8 << 20
-_EXIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class HostLooker:
         except (ValueError, msgspec.DecodeError) as exc:
             why = f"its answer is nonsense: {clean(str(exc), 200)}"
         finally:
-            await _end(process)
+            await child.end(process)
         return _joined(lines, why)
 
 
@@ -112,12 +112,3 @@ def _joined(lines: Sequence[Line], why: str) -> Looked:
 
 def _not_made(name: str, why: str) -> Finding:
     return Finding(name, Status.UNKNOWN, f"this and the checks behind it were not made: {why}")
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _EXIT_S)
