@@ -22,7 +22,7 @@ class TraceOptions:
     command_regex: str | None
     user: str | None
     ranks: tuple[int, ...] | None
-    job_id: str | None
+    job_ids: tuple[str, ...]
     duration: int | None  # ns
     iterations: int | None
     start_iteration: int | None
@@ -52,7 +52,7 @@ class TraceOptions:
 
     def selection(self) -> Selection:
         """The targets. Raises UsageError if there is no condition at all."""
-        return required_selection(self.pids, self.command_regex, self.user, self.ranks, self.job_id)
+        return required_selection(self.pids, self.command_regex, self.user, self.ranks, self.job_ids)
 
 
 def _check_extent(options: TraceOptions) -> None:

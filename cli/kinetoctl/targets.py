@@ -21,15 +21,15 @@ class Selection:
     command_regex: str = ""
     user: str = ""
     ranks: tuple[int, ...] = ()
-    job_id: str = ""
+    job_ids: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.pids or self.command_regex or self.user or self.ranks or self.job_id)
+        return bool(self.pids or self.command_regex or self.user or self.ranks or self.job_ids)
 
     def to_proto(self) -> pb.Selector:
         """The request's form."""
         return pb.Selector(
-            pids=self.pids, command_regex=self.command_regex, user=self.user, ranks=self.ranks, job_id=self.job_id
+            pids=self.pids, command_regex=self.command_regex, user=self.user, ranks=self.ranks, job_ids=self.job_ids
         )
 
 
@@ -55,7 +55,12 @@ _OPTIONS = (
     ),
     click.option("--user", help="User that the process runs as."),
     click.option("--rank", "ranks", type=RANKS, help="Ranks of the training job, like 0,8-15."),
-    click.option("--job-id", help="Id that the launcher gave the job (Slurm and others)."),
+    click.option(
+        "--job-id",
+        "job_ids",
+        multiple=True,
+        help="Id that the launcher gave the job (Slurm and others); may be given several times.",
+    ),
 )
 
 
@@ -71,7 +76,7 @@ def make_selection(
     command_regex: str | None,
     user: str | None,
     ranks: tuple[int, ...] | None,
-    job_id: str | None,
+    job_ids: tuple[str, ...],
 ) -> Selection:
     """The selection of the parsed selector options."""
     return Selection(
@@ -79,7 +84,7 @@ def make_selection(
         command_regex=command_regex or "",
         user=user or "",
         ranks=ranks or (),
-        job_id=job_id or "",
+        job_ids=tuple(dict.fromkeys(job_ids)),
     )
 
 
@@ -88,10 +93,10 @@ def required_selection(
     command_regex: str | None,
     user: str | None,
     ranks: tuple[int, ...] | None,
-    job_id: str | None,
+    job_ids: tuple[str, ...],
 ) -> Selection:
     """Likewise. Raises click.UsageError if there is no condition at all."""
-    selection = make_selection(pids, command_regex, user, ranks, job_id)
+    selection = make_selection(pids, command_regex, user, ranks, job_ids)
     if not selection:
         raise click.UsageError(
             "which processes? Give --pid, --command, --user, --rank or --job-id (`kinetoctl ps` lists candidates)"

@@ -40,7 +40,7 @@ class Match:
     command: Expression | None
     user: str
     ranks: frozenset[int]
-    job_id: str
+    job_ids: frozenset[str]
 
     def __call__(self, process: pb.Process) -> bool:
         """Whether the process is selected."""
@@ -49,11 +49,11 @@ class Match:
             and (self.command is None or self.command.search(" ".join(process.command)) is not None)
             and (not self.user or self.user in (process.user, str(process.uid)))
             and (not self.ranks or (process.HasField("rank") and process.rank in self.ranks))
-            and (not self.job_id or process.job_id == self.job_id)
+            and (not self.job_ids or process.job_id in self.job_ids)
         )
 
     def __bool__(self) -> bool:
-        return bool(self.pids or self.command or self.user or self.ranks or self.job_id)
+        return bool(self.pids or self.command or self.user or self.ranks or self.job_ids)
 
     def __str__(self) -> str:
         parts = [
@@ -61,7 +61,7 @@ class Match:
             f"command matching {self.command.pattern!r}" if self.command else "",
             f"user {self.user}" if self.user else "",
             f"rank {', '.join(map(str, sorted(self.ranks)))}" if self.ranks else "",
-            f"job {self.job_id}" if self.job_id else "",
+            f"job {', '.join(sorted(self.job_ids))}" if self.job_ids else "",
         ]
         return ", ".join(part for part in parts if part) or "any process"
 
@@ -81,7 +81,7 @@ def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
         _regex(selector.command_regex, field),
         selector.user,
         frozenset(selector.ranks),
-        selector.job_id,
+        frozenset(selector.job_ids),
     )
 
 

@@ -41,7 +41,7 @@ def command(
     command_regex: str | None,
     user: str | None,
     ranks: tuple[int, ...] | None,
-    job_id: str | None,
+    job_ids: tuple[str, ...],
     duration: int | None,
     with_stack: bool,
     buffer_limit: int | None,
@@ -62,7 +62,7 @@ def command(
     """
     settings = current()
     spec = pb.CaptureSpec(
-        selector=required_selection(pids, command_regex, user, ranks, job_id).to_proto(),
+        selector=required_selection(pids, command_regex, user, ranks, job_ids).to_proto(),
         duration_ns=duration or DEFAULT_DURATION_NS,
         activity_types=[ACTIVITY_TYPE],
         options=pb.Options(with_stack=with_stack),

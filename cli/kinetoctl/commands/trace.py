@@ -38,7 +38,7 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
 
 
 SECTIONS = {
-    "Which processes": ("pids", "command_regex", "user", "ranks", "job_id"),
+    "Which processes": ("pids", "command_regex", "user", "ranks", "job_ids"),
     "How long and when": (
         *("duration", "warmup", "start_at"),
         *("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration"),

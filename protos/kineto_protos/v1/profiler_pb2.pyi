@@ -133,18 +133,30 @@ class Process(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ...) -> None: ...
 
 class Selector(_message.Message):
-    __slots__ = ("pids", "command_regex", "user", "ranks", "job_id")
+    __slots__ = ("pids", "command_regex", "user", "ranks", "job_ids", "gpus", "children", "helpers", "job_step", "pod_uids", "container_ids")
     PIDS_FIELD_NUMBER: _ClassVar[int]
     COMMAND_REGEX_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
-    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    HELPERS_FIELD_NUMBER: _ClassVar[int]
+    JOB_STEP_FIELD_NUMBER: _ClassVar[int]
+    POD_UIDS_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_IDS_FIELD_NUMBER: _ClassVar[int]
     pids: _containers.RepeatedScalarFieldContainer[int]
     command_regex: str
     user: str
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    job_id: str
-    def __init__(self, pids: _Optional[_Iterable[int]] = ..., command_regex: _Optional[str] = ..., user: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., job_id: _Optional[str] = ...) -> None: ...
+    job_ids: _containers.RepeatedScalarFieldContainer[str]
+    gpus: _containers.RepeatedScalarFieldContainer[int]
+    children: bool
+    helpers: bool
+    job_step: str
+    pod_uids: _containers.RepeatedScalarFieldContainer[str]
+    container_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., command_regex: _Optional[str] = ..., user: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., job_ids: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., children: bool = ..., helpers: bool = ..., job_step: _Optional[str] = ..., pod_uids: _Optional[_Iterable[str]] = ..., container_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListProcessesRequest(_message.Message):
     __slots__ = ("selector", "include_without_agent")
@@ -195,7 +207,7 @@ class Options(_message.Message):
     def __init__(self, record_shapes: bool = ..., with_stack: bool = ..., with_modules: bool = ..., with_flops: bool = ..., profile_memory: bool = ..., stack_sample_hz: _Optional[int] = ..., stack_trace: bool = ..., wait_for_user_profiler: bool = ..., execution_trace: bool = ...) -> None: ...
 
 class CaptureSpec(_message.Message):
-    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns", "or_duration_ns")
+    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns", "or_duration_ns", "arm_ns")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +228,7 @@ class CaptureSpec(_message.Message):
     NO_ATTACH_FIELD_NUMBER: _ClassVar[int]
     KEEP_AGENT_NS_FIELD_NUMBER: _ClassVar[int]
     OR_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    ARM_NS_FIELD_NUMBER: _ClassVar[int]
     selector: Selector
     duration_ns: int
     iterations: IterationWindow
@@ -229,7 +242,8 @@ class CaptureSpec(_message.Message):
     no_attach: bool
     keep_agent_ns: int
     or_duration_ns: int
-    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ..., or_duration_ns: _Optional[int] = ...) -> None: ...
+    arm_ns: int
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ..., or_duration_ns: _Optional[int] = ..., arm_ns: _Optional[int] = ...) -> None: ...
 
 class CreateCaptureRequest(_message.Message):
     __slots__ = ("spec", "idempotency_key")
@@ -238,6 +252,48 @@ class CreateCaptureRequest(_message.Message):
     spec: CaptureSpec
     idempotency_key: str
     def __init__(self, spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class ClockOffset(_message.Message):
+    __slots__ = ("offset_ns", "uncertainty_ns")
+    OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAINTY_NS_FIELD_NUMBER: _ClassVar[int]
+    offset_ns: int
+    uncertainty_ns: int
+    def __init__(self, offset_ns: _Optional[int] = ..., uncertainty_ns: _Optional[int] = ...) -> None: ...
+
+class IterationStart(_message.Message):
+    __slots__ = ("pid", "start", "warmup")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    start: int
+    warmup: int
+    def __init__(self, pid: _Optional[int] = ..., start: _Optional[int] = ..., warmup: _Optional[int] = ...) -> None: ...
+
+class StartCaptureRequest(_message.Message):
+    __slots__ = ("id", "start_time_ns", "iterations", "clock")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    start_time_ns: int
+    iterations: _containers.RepeatedCompositeFieldContainer[IterationStart]
+    clock: ClockOffset
+    def __init__(self, id: _Optional[str] = ..., start_time_ns: _Optional[int] = ..., iterations: _Optional[_Iterable[_Union[IterationStart, _Mapping]]] = ..., clock: _Optional[_Union[ClockOffset, _Mapping]] = ...) -> None: ...
+
+class GetClockRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Clock(_message.Message):
+    __slots__ = ("received_ns", "sent_ns")
+    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    received_ns: int
+    sent_ns: int
+    def __init__(self, received_ns: _Optional[int] = ..., sent_ns: _Optional[int] = ...) -> None: ...
 
 class SourceCounts(_message.Message):
     __slots__ = ("source", "records", "bytes", "dropped", "way")
@@ -375,7 +431,7 @@ class Target(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
 
 class Capture(_message.Message):
-    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload")
+    __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload", "armed_until_ns", "clock")
     ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +443,8 @@ class Capture(_message.Message):
     OWNER_UID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    ARMED_UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     id: str
     spec: CaptureSpec
     status: CaptureStatus
@@ -398,7 +456,9 @@ class Capture(_message.Message):
     owner_uid: int
     local_bytes: int
     upload: Upload
-    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ..., pinned: bool = ..., owner_uid: _Optional[int] = ..., local_bytes: _Optional[int] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ...) -> None: ...
+    armed_until_ns: int
+    clock: ClockOffset
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[CaptureSpec, _Mapping]] = ..., status: _Optional[_Union[CaptureStatus, str]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., host: _Optional[str] = ..., pinned: bool = ..., owner_uid: _Optional[int] = ..., local_bytes: _Optional[int] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., armed_until_ns: _Optional[int] = ..., clock: _Optional[_Union[ClockOffset, _Mapping]] = ...) -> None: ...
 
 class Upload(_message.Message):
     __slots__ = ("state", "url", "bytes", "total_bytes", "failures", "error", "next_try_ns", "uploaded_ns", "manifest_sha256")

@@ -24,6 +24,11 @@ class ProfilerStub(object):
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.CreateCaptureRequest.SerializeToString,
                 response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Capture.FromString,
                 )
+        self.StartCapture = channel.unary_unary(
+                '/kineto.v1.Profiler/StartCapture',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.StartCaptureRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Capture.FromString,
+                )
         self.WatchCapture = channel.unary_stream(
                 '/kineto.v1.Profiler/WatchCapture',
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.WatchCaptureRequest.SerializeToString,
@@ -64,6 +69,11 @@ class ProfilerStub(object):
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.VerifyCaptureRequest.SerializeToString,
                 response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.FileCheck.FromString,
                 )
+        self.GetClock = channel.unary_unary(
+                '/kineto.v1.Profiler/GetClock',
+                request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.GetClockRequest.SerializeToString,
+                response_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.Clock.FromString,
+                )
         self.GetHost = channel.unary_unary(
                 '/kineto.v1.Profiler/GetHost',
                 request_serializer=kineto__protos_dot_v1_dot_profiler__pb2.GetHostRequest.SerializeToString,
@@ -99,6 +109,13 @@ class ProfilerServicer(object):
     def CreateCapture(self, request, context):
         """Starts a capture. The same idempotency key with the same request returns the first capture
         again; with another request it is ALREADY_EXISTS / IDEMPOTENCY_KEY_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartCapture(self, request, context):
+        """Lets an armed capture (CaptureSpec.arm_ns) begin. FAILED_PRECONDITION if it is not armed, or no longer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +177,13 @@ class ProfilerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetClock(self, request, context):
+        """This host's clock, for callers who measure how far it is from theirs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetHost(self, request, context):
         """This host: versions, GPUs, store, limits.
         """
@@ -201,6 +225,11 @@ def add_ProfilerServicer_to_server(servicer, server):
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.CreateCaptureRequest.FromString,
                     response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Capture.SerializeToString,
             ),
+            'StartCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartCapture,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.StartCaptureRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Capture.SerializeToString,
+            ),
             'WatchCapture': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchCapture,
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.WatchCaptureRequest.FromString,
@@ -240,6 +269,11 @@ def add_ProfilerServicer_to_server(servicer, server):
                     servicer.VerifyCapture,
                     request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.VerifyCaptureRequest.FromString,
                     response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.FileCheck.SerializeToString,
+            ),
+            'GetClock': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetClock,
+                    request_deserializer=kineto__protos_dot_v1_dot_profiler__pb2.GetClockRequest.FromString,
+                    response_serializer=kineto__protos_dot_v1_dot_profiler__pb2.Clock.SerializeToString,
             ),
             'GetHost': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHost,
@@ -301,6 +335,23 @@ class Profiler(object):
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/CreateCapture',
             kineto__protos_dot_v1_dot_profiler__pb2.CreateCaptureRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.Capture.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def StartCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/StartCapture',
+            kineto__protos_dot_v1_dot_profiler__pb2.StartCaptureRequest.SerializeToString,
             kineto__protos_dot_v1_dot_profiler__pb2.Capture.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
@@ -438,6 +489,23 @@ class Profiler(object):
         return grpc.experimental.unary_stream(request, target, '/kineto.v1.Profiler/VerifyCapture',
             kineto__protos_dot_v1_dot_profiler__pb2.VerifyCaptureRequest.SerializeToString,
             kineto__protos_dot_v1_dot_profiler__pb2.FileCheck.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetClock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kineto.v1.Profiler/GetClock',
+            kineto__protos_dot_v1_dot_profiler__pb2.GetClockRequest.SerializeToString,
+            kineto__protos_dot_v1_dot_profiler__pb2.Clock.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

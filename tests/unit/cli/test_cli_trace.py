@@ -217,7 +217,9 @@ def test_the_request_carries_every_option(trace: Trace) -> None:
     assert trace.profiler.requests[0] == pb.CreateCaptureRequest(
         idempotency_key="once",
         spec=pb.CaptureSpec(
-            selector=pb.Selector(pids=[4242, 4343], command_regex="train.*", user="ada", ranks=[0, 8, 9], job_id="77"),
+            selector=pb.Selector(
+                pids=[4242, 4343], command_regex="train.*", user="ada", ranks=[0, 8, 9], job_ids=["77"]
+            ),
             duration_ns=500_000_000,
             warmup_ns=1_000_000_000,
             activity_types=["kernel", "gpu_memcpy"],

@@ -35,9 +35,9 @@ PROCESS = pb.Process(pid=7, user="ada", uid=1000, command=["python", "train.py",
         (pb.Selector(user="bob"), False),
         (pb.Selector(ranks=[3]), True),
         (pb.Selector(ranks=[0]), False),
-        (pb.Selector(job_id="77"), True),
-        (pb.Selector(job_id="7"), False),
-        (pb.Selector(job_id="77", ranks=[0]), False),
+        (pb.Selector(job_ids=["77"]), True),
+        (pb.Selector(job_ids=["7"]), False),
+        (pb.Selector(job_ids=["77"], ranks=[0]), False),
     ],
 )
 def test_all_conditions_must_hold(selector: pb.Selector, selected: bool) -> None:
@@ -60,7 +60,7 @@ def test_a_process_without_rank_has_not_rank_0() -> None:
 
 
 def test_a_selector_says_what_it_selects() -> None:
-    selector = pb.Selector(pids=[7], command_regex="x", user="ada", ranks=[1, 0], job_id="77")
+    selector = pb.Selector(pids=[7], command_regex="x", user="ada", ranks=[1, 0], job_ids=["77"])
     assert str(checked_selector(selector)) == "pid 7, command matching 'x', user ada, rank 0, 1, job 77"
     assert str(checked_selector(pb.Selector())) == "any process"
 
