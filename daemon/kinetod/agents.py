@@ -124,6 +124,10 @@ class Agent:
                 self._answered()
         return self._described
 
+    def is_asked(self) -> bool:
+        """Whether an answer is still outstanding."""
+        return self._described is not None and not self._described.done()
+
     def _answered(self) -> None:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
@@ -200,13 +204,18 @@ class AgentHub:
     async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
         """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
 
-        Who has just answered is not asked, who has lately is asked for the next time: whoever lists again and again
-        is to have quick answers, and the programs are to be left alone.
+        Who has just answered is not asked. Who has lately, works at a capture, or has not answered an earlier question
+        yet is asked for the next time: whoever lists again and again is to have quick answers, one program that stands
+        still must not hold up every list, and the programs are to be left alone.
         """
-        asked = [
-            (agent.ask(), agent.answered_within(RECENT_S)) for agent in agents if not agent.answered_within(FRESH_S)
-        ]
-        waiting = [answer for answer, recent in asked if not recent and not answer.done()]
+        waiting = []
+        for agent in agents:
+            if agent.answered_within(FRESH_S):
+                continue
+            later = agent.answered_within(RECENT_S) or bool(agent.capture_id) or agent.is_asked()
+            answer = agent.ask()
+            if not later and not answer.done():
+                waiting.append(answer)
         if waiting:
             await asyncio.wait(waiting, timeout=deadline_s)
 

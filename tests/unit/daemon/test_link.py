@@ -117,6 +117,45 @@ def test_who_has_not_answered_lately_is_waited_for() -> None:
     assert asyncio.run(scenario()) == 7
 
 
+def test_who_has_not_answered_the_last_time_holds_up_nobody_again() -> None:
+    async def scenario() -> None:
+        async with serving() as (hub, server):
+            with ScriptedAgent(server.path) as agent:
+                await asyncio.to_thread(agent.hello)
+                await hub.refresh(hub.agents(), 0)
+                async with asyncio.timeout(30):
+                    await hub.refresh(hub.agents(), 60)
+                await asyncio.to_thread(agent.expect, wire.Describe)
+                agent.send(hello_message(iterations=7))
+                await hub.agents()[0].ask()
+                assert hub.agents()[0].hello.iterations == 7
+
+    asyncio.run(scenario())
+
+
+def test_who_works_at_a_capture_is_asked_and_not_waited_for() -> None:
+    async def scenario() -> None:
+        async with serving() as (hub, server):
+            with ScriptedAgent(server.path) as agent:
+                await asyncio.to_thread(agent.hello)
+                hub.agents()[0].attach("c", Ignoring())
+                async with asyncio.timeout(30):
+                    await hub.refresh(hub.agents(), 60)
+                assert await asyncio.to_thread(agent.expect, wire.Describe) == wire.Describe()
+
+    asyncio.run(scenario())
+
+
+class Ignoring:
+    """Listens to a capture and does nothing."""
+
+    def on_frame(self, message: agents.CaptureFrame, fd: int | None) -> None:
+        """One frame."""
+
+    def on_gone(self, died: bool, reason: str) -> None:
+        """The end of the link."""
+
+
 def test_queued_frames_arrive_in_order_once_the_agent_reads() -> None:
     async def scenario() -> list[str]:
         async with serving() as (hub, server):
