@@ -1,0 +1,58 @@
+"""The options that name hosts, shared by the commands that can ask many of them."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+from kineto_protos import endpoints
+from kineto_protos.options import Parsed
+
+from kinetoctl.fleet.places import DEFAULT_TEMPLATE, Place, PlaceOptions, parse_template, places
+
+F = TypeVar("F", bound=Callable[..., Any])
+TEMPLATE = Parsed("address", parse_template)
+
+_OPTIONS = (
+    click.option(
+        "--host",
+        "hosts",
+        metavar="HOST",
+        multiple=True,
+        help="Host to ask instead of --address, by name, host:port or unix:/path; may be given several times.",
+    ),
+    click.option(
+        "--hosts",
+        "lists",
+        metavar="FILE|A,B,C",
+        multiple=True,
+        help="Hosts in a list or a file (FILE, @FILE): one a line, `name` or `name address`; # begins a comment.",
+    ),
+    click.option(
+        "--host-address",
+        metavar="TEMPLATE",
+        type=TEMPLATE,
+        help="Where the daemon of a host listens, like unix:/run/{host}.sock.  "
+        f"[env: {endpoints.HOST_ADDRESS_VARIABLE}; default: {DEFAULT_TEMPLATE}]",
+    ),
+)
+PLACE_OPTIONS = tuple(field.name for field in fields(PlaceOptions))  # the parameters of a command that name hosts
+
+
+def place_options(function: F) -> F:
+    """Adds --host, --hosts and --host-address; a command takes their values out with `named_places`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def named_places(values: dict[str, Any]) -> list[Place]:
+    """The hosts that the options name, which are taken out of a command's values; none: ask --address.
+
+    Raises UsageError.
+    """
+    options = PlaceOptions(**{name: values.pop(name) for name in PLACE_OPTIONS})
+    try:
+        return places(options)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
