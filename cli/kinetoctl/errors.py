@@ -4,14 +4,17 @@
     ├── UsageProblem             2    the caller: the daemon refuses the request as it was put
     ├── WrongAnalysis            2    the caller: no such view, option, format or table, or wrong SQL
     ├── NotFound                 3    the caller: no such process, capture or file
-    │   └── NoSuchTrace          3    the caller: neither a file nor a capture
+    │   ├── NoSuchTrace          3    the caller: neither a file nor a capture
+    │   └── NoSuchJob            3    the caller: Slurm knows no such job, task or step, or it has ended
     ├── Refused                  5    the target or the daemon's state does not allow it now
-    │   └── Unsupported          5    the daemon does not know this call
+    │   ├── Unsupported          5    the daemon does not know this call
+    │   └── JobNotRunning        5    the job does not run yet, or is suspended
     ├── DownloadFailed           5    this machine: the trace could not be written
     │   ├── VerificationFailed   5    what arrived is not what the daemon announced
     │   └── FileConflict         5    another file has the name
     ├── TraceUnreadable          5    a file that is no trace, or is damaged
     ├── NotWritten               5    this machine: a result could not be written
+    ├── SlurmFailed              5    Slurm's programs are not here, or do not get an answer
     ├── DemoFailed               5    a step of the demo did not work
     ├── NotInstalled             5    this machine: a step of an installation did not work
     ├── Denied                   6    the caller's rights
@@ -70,6 +73,12 @@ class NoSuchTrace(NotFound):
     help_text = "A trace is a file, a folder, a pattern, or the id of a capture (`kinetoctl captures list`)."
 
 
+class NoSuchJob(NotFound):
+    """Slurm knows no such job, task or step, or it has no processes any more."""
+
+    help_text = "`squeue --me` lists your jobs, `squeue --steps --jobs=JOB` the steps of one."
+
+
 class Refused(CliError):
     """The state of the target or of the daemon does not allow it."""
 
@@ -80,6 +89,10 @@ class Unsupported(Refused):
     """The daemon does not know this call."""
 
     help_text = "`kinetoctl version` shows both versions; use a kinetoctl of the daemon's version."
+
+
+class JobNotRunning(Refused):
+    """A job of Slurm has no processes yet, or they stand still."""
 
 
 class DownloadFailed(CliError):
@@ -109,6 +122,13 @@ class NotWritten(CliError):
     """A result could not be written on this machine."""
 
     exit_code = ExitCode.FAILED
+
+
+class SlurmFailed(CliError):
+    """Slurm's programs are not here, or do not get an answer."""
+
+    exit_code = ExitCode.FAILED
+    help_text = "--hosts names hosts without Slurm's help, and --job-id the job there."
 
 
 class DemoFailed(CliError):

@@ -9,6 +9,8 @@ from kineto_protos import endpoints
 from kineto_protos.options import Parsed
 
 from kinetoctl.fleet.places import DEFAULT_TEMPLATE, Place, PlaceOptions, parse_template, places
+from kinetoctl.fleet.slurm import SLURM_JOB
+from kinetoctl.settings import current
 
 F = TypeVar("F", bound=Callable[..., Any])
 TEMPLATE = Parsed("address", parse_template)
@@ -29,10 +31,16 @@ _OPTIONS = (
         help="Hosts in a list or a file (FILE, @FILE): one a line, `name` or `name address`; # begins a comment.",
     ),
     click.option(
+        "--slurm-job",
+        metavar="JOB[_TASK][+HET][.STEP]",
+        type=SLURM_JOB,
+        help="The processes of a Slurm job, on all its nodes or on those of --host and --hosts.",
+    ),
+    click.option(
         "--host-address",
         metavar="TEMPLATE",
         type=TEMPLATE,
-        help="Where the daemon of a host listens, like unix:/run/{host}.sock.  "
+        help="Where the daemon of a host listens, like unix:/run/{host}.sock; {address}: as Slurm knows it.  "
         f"[env: {endpoints.HOST_ADDRESS_VARIABLE}; default: {DEFAULT_TEMPLATE}]",
     ),
 )
@@ -40,7 +48,7 @@ PLACE_OPTIONS = tuple(field.name for field in fields(PlaceOptions))  # the param
 
 
 def place_options(function: F) -> F:
-    """Adds --host, --hosts and --host-address; a command takes their values out with `named_places`."""
+    """Adds --host, --hosts, --slurm-job and --host-address; a command takes their values out with `named_places`."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -49,10 +57,11 @@ def place_options(function: F) -> F:
 def named_places(values: dict[str, Any]) -> list[Place]:
     """The hosts that the options name, which are taken out of a command's values; none: ask --address.
 
-    Raises UsageError.
+    Raises UsageError, CliError.
     """
+    settings = current()
     options = PlaceOptions(**{name: values.pop(name) for name in PLACE_OPTIONS})
     try:
-        return places(options)
+        return places(options, lambda note: None if settings.quiet else click.echo(note, err=True))
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc

@@ -4,16 +4,18 @@ known to whatever runs the job. Each becomes a Place.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetoctl.fleet.slurm import Run, SlurmJob, expand, few, node_addresses, run_slurm
 from kinetoctl.parsing import parse_address
 
 HOST_FIELD = "{host}"
+ADDRESS_FIELD = "{address}"  # what the cluster says that the host's address is; where it says nothing, its name
 DEFAULT_TEMPLATE = f"{HOST_FIELD}:50051"
 MAX_FILE_CHARS = 1 << 22
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -40,11 +42,18 @@ class Place:
 
 
 def parse_template(text: str) -> str:
-    """An address with {host} in it. Raises ValueError."""
-    if HOST_FIELD not in text:
-        raise ValueError(f"expected an address with {HOST_FIELD} in it, like {DEFAULT_TEMPLATE}, got {text!r}")
-    parse_address(text.replace(HOST_FIELD, "h"))
+    """An address with {host} or {address} in it. Raises ValueError."""
+    if HOST_FIELD not in text and ADDRESS_FIELD not in text:
+        raise ValueError(
+            f"expected an address with {HOST_FIELD} or {ADDRESS_FIELD} in it, like {DEFAULT_TEMPLATE}, got {text!r}"
+        )
+    parse_address(filled(text, "h"))
     return text
+
+
+def filled(address_template: str, host: str, address: str = "") -> str:
+    """The address of a host's daemon. address: the host's, where the cluster knows one."""
+    return address_template.replace(HOST_FIELD, host).replace(ADDRESS_FIELD, address or host)
 
 
 def template(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
@@ -62,7 +71,7 @@ def place_of(text: str, address_template: str, selector: pb.Selector | None = No
     """The daemon of a host: by its name, by `name:port`, or by the address of its socket. Raises ValueError."""
     selector = pb.Selector() if selector is None else selector
     if _HOST.fullmatch(text):
-        return Place(text, address_template.replace(HOST_FIELD, text), selector)
+        return Place(text, filled(address_template, text), selector)
     try:
         return Place(text, parse_address(text), selector)
     except ValueError:
@@ -120,21 +129,48 @@ def distinct(found: Sequence[Place]) -> list[Place]:
 class PlaceOptions:
     """What a command line says of hosts; all empty: the one daemon at --address.
 
-    hosts: by name; lists: each as `parse_hosts` takes it; host_address: from a host's name to its daemon's address.
+    hosts: by name; lists: each as `parse_hosts` takes it; host_address: from a host's name to its daemon's address;
+    slurm_job: of its nodes those that `hosts` and `lists` name, all if they name none.
     """
 
     hosts: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     host_address: str | None = None
+    slurm_job: SlurmJob | None = None
 
 
-def places(options: PlaceOptions) -> list[Place]:
-    """All places that the options name, in their order; none: nothing names a host. Raises ValueError.
+def places(options: PlaceOptions, tell: Callable[[str], None]) -> list[Place]:
+    """All places that the options name, in their order; none: nothing names a host. Raises ValueError, CliError.
 
+    tell: takes what the user should know besides.
     Every further way to name hosts adds its places here.
     """
     address_template = template(options.host_address)
     found = [place_of(host, address_template) for host in options.hosts]
     for text in options.lists:
         found += parse_hosts(text, address_template)
+    if options.slurm_job is not None:
+        found = of_slurm_job(options.slurm_job, address_template, found, tell)
     return distinct(found)
+
+
+def of_slurm_job(
+    job: SlurmJob, address_template: str, named: Sequence[Place], tell: Callable[[str], None], run: Run = run_slurm
+) -> list[Place]:
+    """The places of a Slurm job. named: only these, at their addresses; none: all.
+
+    Raises ValueError, NoSuchJob, JobNotRunning, SlurmFailed.
+    """
+    expanded = expand(job, run=run)
+    for note in expanded.notes:
+        tell(note)
+    nodes = {node.name: node.selector for node in expanded.nodes}
+    if strangers := [place.host for place in named if place.host not in nodes]:
+        raise ValueError(f"Slurm job {job.text} does not run on {few(strangers)}, but on {few(nodes)}")
+    if named:
+        return [replace(place, selector=nodes[place.host]) for place in named]
+    addresses = node_addresses(list(nodes), run=run) if ADDRESS_FIELD in address_template else {}
+    return [
+        Place(name, filled(address_template, name, addresses.get(name, "")), selector)
+        for name, selector in nodes.items()
+    ]

@@ -1,0 +1,267 @@
+"""A Slurm job as places: on which nodes it runs, under which ids.
+
+Theory of operation
+    Each task of an array and each component of a heterogeneous job is a job of its own, with an id of its own; so one
+    name on the command line means one or many such parts. squeue lists them, and their steps, in fields that are asked
+    for one by one. `scontrol show job` would say the same between texts that users choose: a job's name could
+    say there where the job runs. scontrol expands lists of nodes and knows the nodes' addresses.
+
+    Nothing here decides who may trace: that is for each node's daemon.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kineto_protos.options import Parsed
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.errors import JobNotRunning, NoSuchJob, SlurmFailed
+
+DEADLINE_S = 60.0  # squeue and scontrol give up on a controller by themselves, by default after some 10 s
+MAX_TASKS = 1_000_000
+_RUNNING = "RUNNING"
+_SOON = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESIZING")
+_STILL = ("SUSPENDED", "STOPPED", "SIGNALING")
+_JOB = re.compile(
+    r"(?P<job>\d{1,10})(?:_(?:(?P<task>\d{1,10})|\[(?P<tasks>[\d,:-]+)(?:%\d+)?\]))?(?:\+(?P<component>\d{1,4}))?"
+    r"(?:\.(?P<step>\d{1,10}|batch|extern|interactive))?"
+)
+_PART_FORMAT = "%A|%i|%T|%U|%u|%B|%N|%r"  # the reason comes last: the only field that may be more than one word
+_STEP_FORMAT = "%i|%N"
+_NOT_KNOWN = "Invalid job id specified"
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """What --slurm-job names. tasks None: all of an array; component None: all of a heterogeneous job."""
+
+    text: str
+    job: int
+    tasks: frozenset[int] | None = None
+    component: int | None = None
+    step: str = ""
+
+
+def parse_slurm_job(text: str) -> SlurmJob:
+    """Raises ValueError."""
+    match = _JOB.fullmatch(text)
+    if match is None or (match["component"] and (match["task"] or match["tasks"])):
+        raise ValueError(f"expected a Slurm job like 4242, 4242_7, 4242_[1-3], 4242+1 or 4242.0, got {text!r}")
+    tasks = None
+    if match["task"] or match["tasks"]:
+        tasks = frozenset(_numbers(match["task"] or match["tasks"]))
+    component = int(match["component"]) if match["component"] else None
+    return SlurmJob(text=text, job=int(match["job"]), tasks=tasks, component=component, step=match["step"] or "")
+
+
+def _numbers(text: str) -> Iterable[int]:
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", item)
+        if match is None:
+            raise ValueError(f"expected tasks of an array like 1-3,7, got {item!r}")
+        first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or stride == 0 or last - first > MAX_TASKS:
+            raise ValueError(f"expected tasks of an array like 1-3,7, got {item!r}")
+        yield from range(first, last + 1, stride)
+
+
+SLURM_JOB = Parsed("job", parse_slurm_job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A job by itself, a task of an array, or a component of a heterogeneous job."""
+
+    id: str  # which Slurm gives to nothing else; the tasks' processes have it as SLURM_JOB_ID
+    name: str  # "42", "42_7", "42+1"
+    state: str
+    uid: int
+    user: str
+    batch_host: str
+    nodes: str  # a list in Slurm's form; empty while it is pending
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNode:
+    """A node of a job, and what is meant there."""
+
+    name: str
+    selector: pb.Selector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded:
+    """The nodes of what is running, and what the user should know besides."""
+
+    nodes: tuple[JobNode, ...]
+    notes: tuple[str, ...] = ()
+
+
+Run = Callable[[Sequence[str]], str]
+
+
+def run_slurm(command: Sequence[str]) -> str:
+    """The output of one of Slurm's programs. Raises SlurmFailed."""
+    # variables of the user's, as SQUEUE_PARTITION, would hide parts of the job
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+            env={**environ, "LC_ALL": "C"},
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise SlurmFailed(
+            f"there is no {command[0]} here, which knows where a Slurm job runs; call kinetoctl on a login node of the "
+            "cluster, or install Slurm's client programs (slurm-client)"
+        ) from exc
+    except OSError as exc:
+        raise SlurmFailed(f"{command[0]} cannot be run: {exc.strerror or exc}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise SlurmFailed(f"{command[0]} did not answer within {DEADLINE_S:g} s: is slurmctld up?") from exc
+    if done.returncode != 0:
+        problem = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise SlurmFailed(f"{' '.join(command[:2])} failed: {problem[:500]}")
+    return done.stdout
+
+
+def expand(job: SlurmJob, *, run: Run = run_slurm) -> Expanded:
+    """Where the job runs now. Raises NoSuchJob, JobNotRunning, SlurmFailed."""
+    parts = _parts(job, run)
+    running = [part for part in parts if part.state == _RUNNING]
+    if not running:
+        raise _not_running(job, parts)
+    ids: dict[str, list[str]] = {}
+    for part, nodes in _node_lists(job, running, run):
+        for node in _names(nodes, run):
+            ids.setdefault(node, []).append(part.id)
+    nodes = tuple(JobNode(name=name, selector=_selector(job, ids[name])) for name in ids)
+    return Expanded(nodes=nodes, notes=tuple(_notes(job, parts, running)))
+
+
+def node_addresses(names: Sequence[str], *, run: Run = run_slurm) -> dict[str, str]:
+    """NodeAddr of each node. Raises SlurmFailed."""
+    text = run(("scontrol", "show", "node", "--oneliner", ",".join(names)))
+    found = dict(re.findall(r"^NodeName=(\S+) .*? NodeAddr=(\S+) ", text, re.MULTILINE))
+    if missing := [name for name in names if name not in found]:
+        raise SlurmFailed(f"scontrol show node says no address of {few(missing)}")
+    return found
+
+
+def _selector(job: SlurmJob, ids: Iterable[str]) -> pb.Selector:
+    return pb.Selector(job_ids=sorted(set(ids), key=int), job_step=job.step)
+
+
+# the parts of a job
+
+
+def _parts(job: SlurmJob, run: Run) -> list[Part]:
+    """Those that the name means. Raises NoSuchJob, SlurmFailed."""
+    command = ("squeue", f"--jobs={job.job}", "--array", "--all", "--states=all", "--noheader", f"-o{_PART_FORMAT}")
+    try:
+        output = run(command)
+    except SlurmFailed as exc:
+        if _NOT_KNOWN not in str(exc):
+            raise
+        raise _unknown(job) from exc
+    everything = [_part(line) for line in output.splitlines() if line.strip()]
+    if not everything:
+        raise _unknown(job)
+    parts = [part for part in everything if _is_meant(job, part)]
+    if not parts:
+        what = "task" if job.tasks is not None else "component"
+        raise NoSuchJob(f"Slurm job {job.job} has no {what} {job.text}; it has {few(part.name for part in everything)}")
+    return parts
+
+
+def _part(line: str) -> Part:
+    fields = line.strip().split("|", 7)
+    if len(fields) != 8 or not fields[0].isdecimal() or not fields[3].isdecimal():
+        raise SlurmFailed(f"squeue printed a line that is not as asked for: {line[:200]!r}")
+    id, name, state, uid, user, batch_host, nodes, reason = fields
+    nodes = "" if nodes == "(null)" else nodes
+    return Part(
+        id=id, name=name, state=state, uid=int(uid), user=user, batch_host=batch_host, nodes=nodes, reason=reason
+    )
+
+
+def _is_meant(job: SlurmJob, part: Part) -> bool:
+    match = re.fullmatch(r"\d+(?:_(\d+)|\+(\d+))?", part.name)
+    if match is None:  # pending tasks of an array in one line: "42_[3-9]"
+        return job.tasks is None and job.component is None
+    task, component = match[1], match[2]
+    return (job.tasks is None or (task is not None and int(task) in job.tasks)) and (
+        job.component is None or (component is not None and int(component) == job.component)
+    )
+
+
+def _unknown(job: SlurmJob) -> NoSuchJob:
+    return NoSuchJob(
+        f"Slurm knows no job {job.job}: it ended a while ago, was never there, or belongs to another user or cluster "
+        "(SLURM_CLUSTERS)"
+    )
+
+
+def _not_running(job: SlurmJob, parts: Sequence[Part]) -> JobNotRunning | NoSuchJob:
+    states = sorted({part.state for part in parts})
+    text = f"Slurm job {job.text} is {' and '.join(states)}"
+    if any(part.state in _SOON for part in parts):
+        reasons = sorted({part.reason for part in parts if part.reason not in ("", "None")})
+        why = f" ({', '.join(reasons[:_SHOWN])})" if reasons else ""
+        return JobNotRunning(f"{text}{why}: it has no processes yet; try again when squeue says RUNNING")
+    if any(part.state in _STILL for part in parts):
+        return JobNotRunning(
+            f"{text}: its processes stand still; try again when it goes on (scontrol resume {job.job})"
+        )
+    return NoSuchJob(f"{text}: it has no processes any more")
+
+
+def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part]) -> Iterable[str]:
+    if len(running) < len(parts):
+        others = ", ".join(sorted({part.state for part in parts if part.state != _RUNNING}))
+        yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running, the others {others}"
+    uids = {part.uid: part.user for part in running}
+    if os.geteuid() not in (0, *uids):
+        users = ", ".join(sorted(uids.values()))
+        yield f"Slurm job {job.text} belongs to {users}; only its owner and the daemons' administrators may trace it"
+
+
+# nodes
+
+
+def _node_lists(job: SlurmJob, parts: Sequence[Part], run: Run) -> list[tuple[Part, str]]:
+    """The parts that have the step, and where."""
+    if not job.step:
+        return [(part, part.nodes) for part in parts]
+    if job.step == "batch":
+        return [(part, part.batch_host) for part in parts]
+    ids = ",".join(part.id for part in parts)
+    output = run(("squeue", "--steps", f"--jobs={ids}", "--all", "--noheader", f"-o{_STEP_FORMAT}"))
+    steps = dict(line.strip().split("|", 1) for line in output.splitlines() if "|" in line)
+    found = [(part, steps[f"{part.name}.{job.step}"]) for part in parts if f"{part.name}.{job.step}" in steps]
+    if not found:
+        raise NoSuchJob(f"Slurm job {job.text}: there is no such step now; there is {few(steps) or 'none'}")
+    return found
+
+
+def _names(nodes: str, run: Run) -> list[str]:
+    """The nodes of a list like n[1-3,7]."""
+    if not re.search(r"[\[,]", nodes):
+        return [nodes]
+    return run(("scontrol", "show", "hostnames", nodes)).split()
+
+
+def few(names: Iterable[str]) -> str:
+    """For messages: the first of them."""
+    listed = list(names)
+    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
