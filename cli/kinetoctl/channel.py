@@ -16,9 +16,27 @@ _SCHEMES = ("dns:///", "ipv4:", "ipv6:")
 
 def open_channel(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> grpc.Channel:
     """A channel; nothing is connected yet. Raises UsageProblem."""
+    options, credentials = _security(address, options, environ)
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def open_async_channel(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> grpc.aio.Channel:
+    """Likewise, for the running event loop. Raises UsageProblem."""
+    options, credentials = _security(address, options, environ)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _security(
+    address: str, options: Options, environ: Mapping[str, str]
+) -> tuple[Options, grpc.ChannelCredentials | None]:
+    """The options, and the certificates that a call of this address needs. Raises UsageProblem."""
     files = {name: environ.get(name, "") for name in endpoints.TLS_VARIABLES}
     if address.startswith("unix:") or (not any(files.values()) and _is_loopback(address)):
-        return grpc.insecure_channel(address, options=options)
+        return options, None
     if missing := [name for name, path in files.items() if not path]:
         raise errors.UsageProblem(
             f"the daemon at {address} is called with certificates only: set {', '.join(missing)} to PEM files, "
@@ -27,7 +45,7 @@ def open_channel(address: str, options: Options, environ: Mapping[str, str] = os
     authority, certificate, key = (_content(name, path) for name, path in files.items())
     if server_name := environ.get(endpoints.TLS_NAME_VARIABLE):
         options = (*options, ("grpc.ssl_target_name_override", server_name))
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options=options)
+    return options, grpc.ssl_channel_credentials(authority, key, certificate)
 
 
 def _content(name: str, path: str) -> bytes:

@@ -33,7 +33,12 @@ class Patience:
 
     def wait(self, error: CliError) -> None:
         """Pause before the next try. Raises error if the limit is reached."""
-        if self._clock() - self._since + self._pause_s > self._limit_s:
+        self._sleep(self.pause_s(error))
+
+    def pause_s(self, error: CliError) -> float:
+        """How long to pause before the next try. Raises error if the limit is reached."""
+        pause_s = self._pause_s
+        if self._clock() - self._since + pause_s > self._limit_s:
             raise error
-        self._sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return pause_s
