@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from kinetod.agents import Agent, AgentHub
 from kinetod.errors import invalid
 from kinetod.identity import PROC, ProcessKey
 from kinetod.procs import PrivateFacts, ProcessFacts, foreign_pids, read_facts
+from kinetod.recent_facts import RecentFacts
 
 DESCRIBE_DEADLINE_S = 0.5
-KEEP_FACTS_S = 1.0  # a dozen files of each process are read for them, and the helper service is asked
 MAX_REGEX_CHARS = 512
 MAX_PIDS = 4096
 
@@ -134,16 +133,16 @@ class Registry:
         self._hub = hub
         self._proc = proc
         self._privileged = privileged
-        self._kept: dict[int, tuple[float, ProcessFacts]] = {}
+        self._recent = RecentFacts(self._facts, lambda key: hub.get(key) is not None)
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
     async def processes(self, match: Match, caller: Caller, *, include_without_agent: bool) -> list[pb.Process]:
-        """The selected processes that the caller may see, with fresh data, by pid."""
+        """The selected processes that the caller may see, with recent data, by pid."""
         pids = set(self.agent_pids())
         if include_without_agent:
             pids |= set(await asyncio.to_thread(foreign_pids, self._proc))
         wanted = sorted(pids & match.pids if match.pids else pids)
-        facts, _ = await asyncio.gather(self._recent_facts(wanted), self._refresh(wanted))
+        facts, _ = await asyncio.gather(self._recent.get(wanted), self._refresh(wanted))
         candidates = filter(None, map(self._join, facts))
         return [each.process for each in candidates if each.visible_to(caller) and match(each.process)]
 
@@ -180,20 +179,6 @@ class Registry:
         """One process whatever it is; None if there is no such process."""
         facts = await self._facts([pid])
         return self._join(facts[0], anything=True) if facts else None
-
-    async def _recent_facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
-        """The same, by pid; of a process whose agent is connected they may be KEEP_FACTS_S old. To be shown only."""
-        now = time.monotonic()
-        kept = {
-            pid: each
-            for pid, each in self._kept.items()
-            if now - each[0] <= KEEP_FACTS_S and self._hub.get(each[1].key) is not None
-        }
-        read = await self._facts([pid for pid in pids if pid not in kept])
-        kept |= {each.key.pid: (now, each) for each in read if self._hub.get(each.key) is not None}
-        self._kept = kept
-        known = {each.key.pid: each for each in read} | {pid: each for pid, (_at, each) in kept.items()}
-        return [known[pid] for pid in pids if pid in known]
 
     async def _facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
         """Of those that exist."""

@@ -3,20 +3,17 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod import registry
-from kinetod.access.policy import Caller, Role, Via
 from kinetod.agents import AgentHub, checked_hello
 from kinetod.containers import Container
 from kinetod.errors import InvalidRequest
-from kinetod.link import LinkServer
-from kinetod.procs import ProcessFacts, read_facts
+from kinetod.procs import read_facts
 from kinetod.registry import Registry, checked_selector
-from support.scripted_agent import ScriptedAgent, hello_message
+from support.scripted_agent import hello_message
 
 PROCESS = pb.Process(pid=7, user="ada", uid=1000, command=["python", "train.py", "--fast"], rank=3, job_id="77")
 
@@ -81,40 +78,6 @@ def test_what_an_agent_says_fits_into_the_public_messages() -> None:
     assert (hello.rank, hello.world_size, hello.iterations) == (None, None, -1)
     assert hello.sources == {"a ": ["b"] * 64}
     assert hello.pid == os.getpid()
-
-
-def test_what_the_kernel_says_of_a_connected_process_is_read_once_a_second_for_lists(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    read = list[int]()
-
-    def noted(pid: int, proc: Path) -> ProcessFacts | None:
-        read.append(pid)
-        return read_facts(pid, proc)
-
-    monkeypatch.setattr(registry, "read_facts", noted)
-    monkeypatch.setattr(registry, "DESCRIBE_DEADLINE_S", 0)
-    caller = Caller(uid=os.getuid(), user="me", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
-
-    async def listed(processes: Registry, keep_s: float) -> list[int]:
-        monkeypatch.setattr(registry, "KEEP_FACTS_S", keep_s)
-        everything = checked_selector(pb.Selector())
-        return [each.pid for each in await processes.processes(everything, caller, include_without_agent=False)]
-
-    async def scenario() -> None:
-        hub = AgentHub()
-        server = LinkServer(tmp_path / "agent.sock", hub)
-        server.start()
-        with ScriptedAgent(server.path) as agent:
-            await asyncio.to_thread(agent.hello)
-            processes = Registry(hub)
-            assert await listed(processes, 1000) == await listed(processes, 1000) == [os.getpid()]
-            assert read == [os.getpid()]
-            assert await listed(processes, -1) == [os.getpid()]
-            assert read == [os.getpid()] * 2
-        server.close()
-
-    asyncio.run(scenario())
 
 
 def selected(selector: pb.Selector, *, attachable: bool = True) -> set[int]:
