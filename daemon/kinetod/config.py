@@ -38,7 +38,7 @@ class ListenAddress:
     @property
     def is_loopback(self) -> bool:
         """Whether it is a host and port that only this host can reach."""
-        return self.path is None and _is_loopback(self.host)
+        return self.path is None and is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,17 @@ class Config:
     upload_bytes_per_second: int = 0  # 0: no limit
     upload_retry_pause_ns: int = 600 * _SECOND_NS  # the longest one
     upload_timeout_ns: int = 60 * _SECOND_NS
+    hook_on: tuple[str, ...] = ("all",)
+    hook_command: tuple[str, ...] = ()  # argv; empty: none
+    hook_webhooks: tuple[str, ...] = ()
+    hook_secret: Path | None = None  # None: webhooks are not signed
+    hook_ca: Path | None = None  # None: the system's authorities
+    hook_timeout_ns: int = 30 * _SECOND_NS
+    hook_retry_ns: int = 600 * _SECOND_NS
+    hook_parallel: int = 2
     metrics_listen: ListenAddress | None = None  # None: no metrics are served
     metrics_allow_remote: bool = False
+    gpu_jobs_dir: Path = Path("/run/kinetod-slurm")  # deploy/slurm/Prolog makes it
     local_roles: tuple[Role, ...] = (Role.OWN, Role.JOBS)  # of every user of this host
     admin_users: tuple[str, ...] = ()
     admin_groups: tuple[str, ...] = ()
@@ -148,7 +157,7 @@ def parse_metrics_listen(text: str) -> ListenAddress:
 def metrics_problem(config: Config) -> str:
     """Why metrics.listen is refused; empty if it is not."""
     address = config.metrics_listen
-    if address is None or config.metrics_allow_remote or _is_loopback(address.host):
+    if address is None or config.metrics_allow_remote or is_loopback(address.host):
         return ""
     return (
         f"{address} can be reached from other hosts, and who asks there is not checked; listen on 127.0.0.1, or set "
@@ -156,7 +165,8 @@ def metrics_problem(config: Config) -> str:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach that name or address."""
     if host == "localhost":
         return True
     try:

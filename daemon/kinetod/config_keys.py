@@ -34,6 +34,7 @@ from kinetod.config import (
 from kinetod.config_key import VARIABLE_PREFIX as VARIABLE_PREFIX
 from kinetod.config_key import Key as Key
 from kinetod.config_kinds import Choice, Count, Duration, Folder, ListOf, Maybe, Parsed, SecretFile, Size, Switch
+from kinetod.hooks.keys import HOOK_KEYS, hook_problems
 from kinetod.upload.urls import checked_endpoint, checked_url, missing_extra
 
 CONFIG_VARIABLE = "KINETOD_CONFIG"
@@ -44,6 +45,7 @@ SECTIONS = {
     "attach": "Bringing the agent into processes that were started without it.",
     "store": "Where captures are kept, and how long; docs/storage.md explains it.",
     "upload": "Captures in an object store; docs/storage.md explains it.",
+    "hooks": "What is run or called when a capture has ended; docs/orchestration.md explains it.",
     "access": "Who may do what, and how much; docs/access.md explains it.",
     "metrics": "What Prometheus can read; docs/metrics.md lists it.",
 }
@@ -298,6 +300,7 @@ KEYS: tuple[Key, ...] = (
         meaning="how long the object store may be silent before a try has failed",
         reload=True,
     ),
+    *HOOK_KEYS,
     *ACCESS_KEYS,
     Key(
         name="metrics.listen",
@@ -311,11 +314,19 @@ KEYS: tuple[Key, ...] = (
         kind=Switch(),
         meaning="whether metrics.listen may be an address that other hosts reach; who asks there is not checked",
     ),
+    Key(
+        name="metrics.gpu_jobs_dir",
+        field="gpu_jobs_dir",
+        kind=Folder(),
+        meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
+        "prolog of deploy/slurm keeps it",
+    ),
 )
 
 # What must hold between settings: each yields (name of a key, problem) for what is wrong.
 RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
     access_problems,
+    hook_problems,
     lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
     lambda config: [("upload.url", problem)] if (problem := missing_extra(config.upload_url)) else [],
 )

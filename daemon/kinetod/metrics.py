@@ -106,6 +106,15 @@ _UPLOADS_WAITING = Gauge("kineto_uploads_waiting", "Captures whose upload has no
 _PRUNED = Counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"], registry=REGISTRY)
 _PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"], registry=REGISTRY)
 
+_HOOKS = Counter(
+    "kineto_hook_calls",
+    "Tries to tell a command or an address that a capture has ended; dropped: it will not be told.",
+    ["hook", "result"],
+    registry=REGISTRY,
+)
+_HOOK_S = Histogram("kineto_hook_duration_seconds", "One try of a hook.", ["hook"], buckets=_LONG_S, registry=REGISTRY)
+_HOOKS_WAITING = Gauge("kineto_hooks_waiting", "Hooks that are under way or wait for a turn or try.", registry=REGISTRY)
+
 _DECODE_WAIT_S = Histogram(
     "kineto_decode_queue_seconds", "How long a target waits for a decode worker.", buckets=_WAIT_S, registry=REGISTRY
 )
@@ -133,6 +142,9 @@ for _reason in LINK_REASONS:
     _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
+for _hook in ("command", "webhook"):
+    for _result in ("ok", "failed", "timeout", "dropped"):
+        _HOOKS.labels(_hook, _result)
 
 
 # captures
@@ -199,6 +211,25 @@ def pruned(reason: str, size_bytes: int) -> None:
     """Retention removed one capture; `reason`: age, bytes, user, …"""
     _PRUNED_CAPTURES.labels(_few_reasons(reason)).inc()
     _PRUNED.labels(_few_reasons(reason)).inc(size_bytes)
+
+
+# hooks
+
+
+def hook_called(hook: str, result: str, seconds: float) -> None:
+    """One try has ended: ok, failed or timeout."""
+    _HOOKS.labels(hook, result).inc()
+    _HOOK_S.labels(hook).observe(seconds)
+
+
+def hook_dropped(hook: str) -> None:
+    """A hook is not told of a capture: too many wait, or the daemon stops."""
+    _HOOKS.labels(hook, "dropped").inc()
+
+
+def hooks_waiting(count: int) -> None:
+    """Hooks that have not come to an end."""
+    _HOOKS_WAITING.set(count)
 
 
 # decoding

@@ -1,43 +1,11 @@
-"""Protobuf messages as plain values, and these as JSON or YAML on stdout.
-
-Names are the ones of profiler.proto, enums are their names, integers stay integers, absent optional
-fields are null, all others are always there.
-"""
+"""Plain values as JSON or YAML on stdout."""
 
 import json
 from typing import Any
 
 import click
 import yaml
-from google.protobuf.message import Message
-
-
-def _scalar(field: Any, value: Any) -> Any:
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known else value
-    return plain(value) if field.message_type is not None else value
-
-
-def _is_map(field: Any) -> bool:
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
-def _value(message: Message, field: Any) -> Any:
-    value = getattr(message, field.name)
-    if _is_map(field):
-        item = field.message_type.fields_by_name["value"]
-        return {key: _scalar(item, value[key]) for key in sorted(value)}
-    if not isinstance(value, Message | str | bytes) and hasattr(value, "__len__"):
-        return [_scalar(field, item) for item in value]
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    return _scalar(field, value)
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """The message as a dictionary of JSON values."""
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+from kineto_protos.plain import plain as plain
 
 
 def emit(value: Any, output: str) -> None:

@@ -1,0 +1,1 @@
+"""What the daemon runs or calls when a capture has ended."""
