@@ -1,7 +1,7 @@
 """Requests that are no message.
 
 gRPC itself would answer UNKNOWN, write a traceback for each, and ask nobody who it was. Here such a request becomes an
-`Empty`, which passes the gate like any other, and is then refused by `readable`.
+`Empty`, which passes the gate like any other (where the service has one), and is then refused by `readable`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,17 +17,14 @@ Request = TypeVar("Request")
 
 
 class Tolerant(grpc.aio.ServerInterceptor):
-    """Lets requests through to this service that cannot be read."""
-
-    def __init__(self, service: str) -> None:
-        self._prefix = f"/{service}/"
+    """Lets requests through that cannot be read."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         """The handler of a method, with a way of reading that never raises."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(self._prefix):
+        if handler is None:
             return handler
         return handler._replace(request_deserializer=tolerant(handler.request_deserializer))
 

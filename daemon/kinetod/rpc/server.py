@@ -11,6 +11,7 @@ from kineto_protos.v1.profiler_pb2_grpc import add_ProfilerServicer_to_server
 from kinetod.access.front import PLAIN_SOCKET, TLS_SOCKET, Front, PrivateFolder
 from kinetod.access.tls import Certificates
 from kinetod.errors import StartError
+from kinetod.rpc.bundled import Bundled
 from kinetod.rpc.requests import Tolerant
 from kinetod.rpc.service import ProfilerService
 
@@ -38,7 +39,9 @@ class RpcServer:
         self._certificates = certificates
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS, interceptors=(Tolerant(SERVICE_NAME),)
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+            interceptors=(Tolerant(), Bundled(SERVICE_NAME)),
         )
         # The generated and bundled helpers carry no types.
         add_ProfilerServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
