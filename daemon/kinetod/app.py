@@ -23,6 +23,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from kineto_protos.v1 import profiler_pb2 as pb
+
 from kinetod import __version__, logs, notify
 from kinetod.access.parts import make_access
 from kinetod.agents import AgentHub
@@ -31,6 +33,7 @@ from kinetod.attach.interface import Helpers
 from kinetod.attach.proxies import Proxies
 from kinetod.attach.service.client import HelperService
 from kinetod.attaching import Attacher
+from kinetod.captures.conflicts import DEADLINE_S as CONFLICTS_S
 from kinetod.captures.conflicts import Conflicts
 from kinetod.captures.keeping_parts import start_keeping
 from kinetod.captures.manager import CaptureManager, no_such_capture
@@ -40,7 +43,9 @@ from kinetod.config_file import Loaded, Origin
 from kinetod.errors import StartError
 from kinetod.gpus.reader import GpuReader
 from kinetod.health import PROBE_PERIOD_S, Health, Report
+from kinetod.hooks.runner import HookRunner
 from kinetod.host import HostInfo, read_gpus
+from kinetod.host_checks.looker import HostLooker
 from kinetod.link import LinkServer
 from kinetod.lock import Lock
 from kinetod.observing import start_metrics
@@ -230,16 +235,16 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     stack.callback(executor.shutdown)
     hostname = socket.gethostname()
     access = await make_access(settings, stack)
+    helper = HelperService(config.helper_socket) if config.helper_socket is not None else None
     services = Services(
         settings=settings,
         workers=workers,
         executor=executor,
         free_bytes=store.free_bytes,
         host=hostname,
-        conflicts=Conflicts(config.state_dir),
+        conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper)),
     )
     hub = AgentHub()
-    helper = HelperService(config.helper_socket) if config.helper_socket is not None else None
     registry = Registry(hub, privileged=helper)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
@@ -250,7 +255,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     keeping = await start_keeping(settings, store, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher)
     gate = access.gate(captures.thing, no_such_capture)
-    captures.on_end = gate.note_end
+    hooks = HookRunner(settings, store.capture_dir)
+    stack.push_async_callback(hooks.stop)
+
+    def ended(capture: pb.Capture) -> None:
+        gate.note_end(capture)
+        hooks.capture_ended(capture)
+
+    captures.on_end = ended
     host = HostInfo(settings, store, hostname, gpus)
     watcher = HostWatcher(
         hub=hub,

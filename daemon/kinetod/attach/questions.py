@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from kinetod.attach import facts
+from kinetod.attach.service import messages
 from kinetod.attach.toolkit import find_cupti
 from kinetod.identity import PROC, start_time_ns
 from kinetod.procs import JOB_ID_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES, read_private
+from kinetod.profilers.scan import look_into
 from kinetod.text import clean
 
-LOOK, TOOLKIT = "look", "toolkit"
+LOOK, SEARCH, TOOLKIT = "look", "search", "toolkit"
 _VARIABLES = (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES)  # all that kineto_agent.describe reads
 _MAX_VALUE_CHARS = 256
-_MAX_GPUS = 64
 
 
 def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
-    """question: {"do": LOOK or TOOLKIT, "boot_time_ns", "targets": [[pid, start_time_ns], …]}. Raises ValueError."""
+    """question: {"do": one of these, "boot_time_ns", "targets": [[pid, start_time_ns], …]}. Raises ValueError."""
     boot_time_ns = int(question["boot_time_ns"])
     targets = [(int(pid), int(start)) for pid, start in question["targets"]]
 
@@ -35,10 +36,18 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
         seen = []
         for pid, start in targets:
             if same(pid, start):
-                found = read_private(pid, proc)
+                private = read_private(pid, proc)
                 if same(pid, start):  # what has been read is of this process
-                    seen.append({"pid": pid, **asdict(found), "gpus": found.gpus[:_MAX_GPUS]})
+                    seen.append({"pid": pid, **asdict(private), "gpus": private.gpus[: messages.MAX_GPUS]})
         return {"seen": seen}
+    if question["do"] == SEARCH:
+        searched, tools = list[int](), list[dict[str, Any]]()
+        for pid, start in targets:
+            found = _tools(pid, proc) if same(pid, start) else None
+            if found is not None and len(tools) + len(found) <= messages.MAX_TOOLS and same(pid, start):
+                searched.append(pid)
+                tools += found
+        return {"searched": searched, "tools": tools}
     if question["do"] == TOOLKIT:
         ((pid, start),) = targets
         environ = facts.environment(pid, proc) or {}
@@ -46,3 +55,12 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
         named = {name: clean(environ[name], _MAX_VALUE_CHARS) for name in _VARIABLES if name in environ}
         return {"cupti": cupti, "environ": named} if same(pid, start) else {"cupti": "", "environ": {}}
     raise ValueError(f"no question: {question['do']!r}")
+
+
+def _tools(pid: int, proc: Path) -> list[dict[str, Any]] | None:
+    """Other profilers in a process; None if it could not be looked into."""
+    try:
+        profilers = look_into(pid, proc)
+    except OSError:
+        return None
+    return [{"pid": pid, "product": each.product, "gpus": each.gpus[: messages.MAX_GPUS]} for each in profilers]

@@ -5,8 +5,9 @@ import contextlib
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -14,7 +15,7 @@ from kinetod import child
 from kinetod.attach.preconditions import Finding, Status
 from kinetod.host_checks.interface import Line, Question, unpacked
 from kinetod.profilers.dcgm import Profiling
-from kinetod.profilers.scan import Scan
+from kinetod.profilers.scan import Profiler, Scan
 from kinetod.text import clean
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,25 @@ class Looked:
     dcgm: tuple[Profiling, str] | None = None
 
 
-class HostLooker:
-    """One process at a time; whoever asks meanwhile, or within MAX_AGE_S, gets the same answer."""
+class Searcher(Protocol):
+    """Who can look into processes that the one that looks may not: the attach helper service."""
 
-    def __init__(self, *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) -> None:
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+        """The processes that it has looked into, and the tools in them."""
+
+
+class HostLooker:
+    """One process at a time; whoever asks meanwhile, or within MAX_AGE_S, gets the same answer.
+
+    helper: asked about other profilers in what the process may not look into; None: they are known by name only.
+    """
+
+    def __init__(
+        self, *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S, helper: Searcher | None = None
+    ) -> None:
         self._command = command
         self._deadline_s = deadline_s
+        self._helper = helper
         self._lock = asyncio.Lock()
         self._last: tuple[float, Question, Looked] | None = None  # when, by the loop's clock
 
@@ -49,9 +63,22 @@ class HostLooker:
         async with self._lock:
             if self._last is not None and self._last[1] == question and loop.time() - self._last[0] <= MAX_AGE_S:
                 return self._last[2]
-            looked = await self._look(question)
+            give_up_at = loop.time() + self._deadline_s
+            looked = await self._searched(await self._look(question), give_up_at)
             self._last = (loop.time(), question, looked)
             return looked
+
+    async def _searched(self, looked: Looked, give_up_at: float) -> Looked:
+        """With what the helper finds by then."""
+        if self._helper is None or looked.scan is None or not looked.scan.hidden:
+            return looked
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                searched, found = await self._helper.profilers(looked.scan.hidden)
+        except TimeoutError:
+            log.warning("the attach helper did not say in time which profilers other users' processes have")
+            return looked
+        return replace(looked, scan=looked.scan.joined(searched, found))
 
     async def _look(self, question: Question) -> Looked:
         try:

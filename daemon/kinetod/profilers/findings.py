@@ -92,4 +92,4 @@ def _told(profiler: Profiler) -> str:
 def _unseen(found: Scan) -> str:
     if not found.hidden:
         return ""
-    return f"; of {found.hidden} processes of other users only the names were seen"
+    return f"; of {len(found.hidden)} processes of other users only the names were seen"

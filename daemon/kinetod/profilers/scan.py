@@ -1,21 +1,21 @@
 """Looks for other profilers among the processes of this host. Blocking, also at hostile processes' pleasure."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kinetod.attach.facts import PROC, mapped_paths, read_file
 from kinetod.process_folder import ProcessFolder
 from kinetod.procs import open_gpus
-from kinetod.profilers.signs import CUPTI_USER, DCGM, Sign, of_libraries, of_program
+from kinetod.profilers.signs import BY_PRODUCT, CUPTI_USER, DCGM, Sign, of_libraries, of_program
 
 _ENGINE_SOCKET = "nv-hostengine"  # /tmp/nv-hostengine unless its -d says otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiler:
-    """A tool in a process. library: the file by which it was known; empty: by the program's name."""
+    """A tool in a process. library: the file by which it was known; empty: by the program's name, or not told."""
 
     product: str
     pid: int  # 0: not seen, but it listens
@@ -28,34 +28,55 @@ class Scan:
     """All of them. hidden: processes whose files and mappings may not be seen, only their names."""
 
     profilers: tuple[Profiler, ...] = ()
-    hidden: int = 0
+    hidden: tuple[int, ...] = ()
+
+    def joined(self, searched: Collection[int], found: Iterable[Profiler]) -> "Scan":
+        """The same with what somebody else has found in hidden processes. searched: those that they looked into."""
+        seen = set(searched) & set(self.hidden)
+        profilers = [each for each in self.profilers if each.pid not in seen]
+        profilers += [each for each in found if each.pid in seen and each.product in BY_PRODUCT]
+        return Scan(profilers=_in_order(profilers), hidden=tuple(pid for pid in self.hidden if pid not in seen))
 
 
 def scan(proc: Path = PROC, own: frozenset[int] = frozenset()) -> Scan:
     """own: processes to leave out."""
     found: list[Profiler] = []
-    hidden = 0
-    for entry in proc.iterdir():
-        if not entry.name.isdecimal() or int(entry.name) in own:
+    hidden = []
+    for pid in sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()):
+        if pid in own:
             continue
         try:
-            signs = list(_of_process(entry))
+            found += look_into(pid, proc)
         except PermissionError:
-            hidden += 1
-            signs = [(sign, "") for sign in filter(None, [of_program(_names(entry))])]
+            hidden.append(pid)
+            if (sign := of_program(_names(proc / str(pid)))) is not None:
+                found.append(Profiler(product=sign.product, pid=pid))
         except OSError:
             continue  # it has ended
-        for sign, library in signs:
-            gpus = _gpus(int(entry.name), proc)
-            if gpus or sign is not CUPTI_USER:
-                found.append(Profiler(product=sign.product, pid=int(entry.name), library=library, gpus=gpus))
-    if not any(each.product == DCGM for each in found) and _engine_listens(proc):
+    if _engine_listens(proc):
         found.append(Profiler(product=DCGM, pid=0))
-    return Scan(profilers=tuple(sorted(found, key=lambda each: (each.pid, each.product))), hidden=hidden)
+    return Scan(profilers=_in_order(found), hidden=tuple(hidden))
 
 
-def _of_process(folder: Path) -> Iterator[tuple[Sign, str]]:
-    """Raises OSError; PermissionError if it may not be looked into."""
+def look_into(pid: int, proc: Path = PROC) -> list[Profiler]:
+    """The tools in one process. Raises OSError; PermissionError if it may not be looked into."""
+    found = []
+    for sign, library in _signs(proc / str(pid)):
+        gpus = _gpus(pid, proc)
+        if gpus or sign is not CUPTI_USER:
+            found.append(Profiler(product=sign.product, pid=pid, library=library, gpus=gpus))
+    return found
+
+
+def _in_order(profilers: Iterable[Profiler]) -> tuple[Profiler, ...]:
+    """By pid. An engine of which only the socket is seen is left out if some engine's process is seen."""
+    found = sorted(profilers, key=lambda each: (each.pid, each.product))
+    engines = any(each.pid and each.product == DCGM for each in found)
+    return tuple(each for each in found if each.pid or not engines)
+
+
+def _signs(folder: Path) -> Iterator[tuple[Sign, str]]:
+    """Raises OSError."""
     paths = mapped_paths(folder)
     program = of_program(_names(folder))
     libraries = of_libraries([path.rpartition("/")[2] for path in paths])

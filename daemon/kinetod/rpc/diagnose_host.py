@@ -13,7 +13,7 @@ from kinetod.config import Settings
 from kinetod.gpus.findings import findings as gpu_findings
 from kinetod.gpus.reader import GpuReader
 from kinetod.host_checks.interface import Question
-from kinetod.host_checks.looker import HostLooker
+from kinetod.host_checks.looker import HostLooker, Searcher
 from kinetod.metrics_gpus import present
 from kinetod.profilers.findings import findings as profiler_findings
 from kinetod.profilers.scan import Profiler
@@ -21,7 +21,7 @@ from kinetod.registry import Registry
 from kinetod.rpc.diagnose import to_check
 
 
-class Helper(Protocol):
+class Helper(Searcher, Protocol):
     """The attach helper service."""
 
     async def problem(self) -> str:
@@ -47,7 +47,7 @@ class HostDiagnoser:
         self._gpus = gpus
         self._hostname = hostname
         self._helper = helper
-        self._looker = looker or HostLooker()
+        self._looker = looker or HostLooker(helper=helper)
         self._gpus_present = gpus_present
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:

@@ -12,6 +12,7 @@ from support.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, unpri
 from support.cli import Result, run_process
 from support.daemon import Daemon, running_daemon
 from support.fake_program import FakeProgram
+from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 LOOP = """
@@ -19,6 +20,12 @@ import threading
 def train_step():
     return sum(range(2000))
 threading.Thread(target=lambda: [train_step() for _ in iter(int, 1)], daemon=True).start()
+"""
+
+MAPS = """
+import mmap
+with open(%r, "rb") as file:
+    kept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 """
 
 
@@ -110,6 +117,31 @@ def test_doctor_of_the_host_asks_the_helper(front_end: Daemon, tmp_path: Path) -
     checks = {check["name"]: check for check in result.json()["checks"]}
     assert (checks["attach_helper"]["status"], checks["attach_helper"]["detail"]) == ("CHECK_STATUS_OK", "answers")
     assert "the attach helper enters processes for it" in checks["permissions"]["detail"]
+
+
+def test_doctor_of_the_host_knows_profilers_in_other_users_processes_by_the_helper(
+    front_end: Daemon, service: Service, tmp_path: Path
+) -> None:
+    library = tmp_path / "libToolsInjection64.so"
+    library.write_bytes(b"x" * 4096)
+    before = service.policy.read_text()
+    with subjects.python(MAPS % str(library), prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
+        assert f"pid {pid}" in profilers_by_doctor(front_end, tmp_path)["Nsight Systems"]
+        service.logged(f"search by process {front_end.pid} of uid {CALLER_UID}: ")
+        service.policy.write_text(f"{before}denied_users = [{OWNER_UID}]\n")
+        try:
+            until(
+                lambda: "Nsight Systems" not in profilers_by_doctor(front_end, tmp_path), "what was seen is forgotten"
+            )
+        finally:
+            service.policy.write_text(before)
+
+
+def profilers_by_doctor(daemon: Daemon, folder: Path) -> dict[str, str]:
+    """What is said of each tool."""
+    checks = run_process(["doctor", "-o", "json"], daemon.client_environ(), folder).json()["checks"]
+    details = [check["detail"] for check in checks if check["name"] == "profilers"]
+    return {detail.partition(" (")[0]: detail for detail in details}
 
 
 def test_without_the_helper_the_front_end_serves_and_says_what_is_missing(target: int, tmp_path: Path) -> None:

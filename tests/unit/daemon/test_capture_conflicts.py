@@ -15,7 +15,7 @@ BUSY = Ending(Outcome.FAILED, "CUPTI_BUSY", "another tool uses CUPTI")
 SAY = """import sys
 sys.stdin.read()
 print('{"next":"profilers"}')
-print('{"scan":{"profilers":[{"product":"DCGM","pid":%d},{"product":"Nsight Systems","pid":1}],"hidden":0}}')
+print('{"scan":{"profilers":[{"product":"DCGM","pid":%d},{"product":"Nsight Systems","pid":1}],"hidden":[]}}')
 """
 
 

@@ -10,12 +10,14 @@ Theory of operation
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +29,7 @@ from kinetod.attach.service import messages
 from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.link import descriptors
 from kinetod.procs import PrivateFacts
+from kinetod.profilers.scan import Profiler
 from kinetod.text import clean, clean_code
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,9 @@ START_GRACE_S = 20.0  # the first caller after a while waits for the service's s
 ANSWER_GRACE_S = 2.0  # beyond what the service itself allows
 LOOK_DEADLINE_S = 5.0
 DIAGNOSE_DEADLINE_S = 15.0
+KUBELET_DEADLINE_S = 5.0
 _UCRED = struct.Struct("3i")
+Said = TypeVar("Said", messages.Seen, messages.Found)
 _CMSG_SPACE = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # one is the most; more are closed
 
 
@@ -110,21 +115,49 @@ class HelperService:
     async def private_facts(self, keys: Iterable[ProcessKey]) -> dict[ProcessKey, PrivateFacts]:
         """Of those processes that it may look at; none if it cannot be asked, which the log says."""
         wanted = {key.pid: key for key in keys}
-        found: dict[ProcessKey, PrivateFacts] = {}
-        if not wanted:
-            return found
+        seen = await self._about(wanted.values(), messages.Look, messages.Seen, "rank, job and GPUs of")
+        return {wanted[each.pid]: _private(each) for said in seen for each in said.facts if each.pid in wanted}
+
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+        """The processes that it has looked into, and the tools in them; none if it cannot be asked (the log says)."""
+        keys = await asyncio.to_thread(_keys, pids)
+        found = await self._about(keys, messages.Search, messages.Found, "other profilers in")
+        tools = [Profiler(product=each.product, pid=each.pid, gpus=each.gpus) for said in found for each in said.tools]
+        return {pid for said in found for pid in said.searched}, tools
+
+    async def _about(
+        self,
+        keys: Iterable[ProcessKey],
+        question: type[messages.Look | messages.Search],
+        wanted: type[Said],
+        what: str,
+    ) -> list[Said]:
+        """The answers about so many processes. what: they say of processes; what is not had is in the log."""
+        answers: list[Said] = []
+        if not (asked := list(keys)):
+            return answers
         try:
             async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
-                for batch in _batches(list(wanted.values()), messages.MAX_PROCESSES):
+                for batch in _batches(asked, messages.MAX_PROCESSES):
                     targets = tuple(map(_target, batch))
-                    said, _ = await service.ask(messages.Look(targets=targets, boot_time_ns=BOOT_TIME_NS))
-                    if isinstance(said, messages.Seen):
-                        found |= {wanted[each.pid]: _private(each) for each in said.facts if each.pid in wanted}
+                    said, _ = await service.ask(question(targets=targets, boot_time_ns=BOOT_TIME_NS))
+                    if isinstance(said, wanted):
+                        answers.append(said)
                     else:
-                        log.warning("rank, job and GPUs of some processes are not known: %s", _refusal(said, 0).reason)
+                        log.warning("%s some processes are not known: %s", what, _refusal(said, 0).reason)
         except Unreachable as exc:
-            log.warning("rank, job and GPUs of other users' processes are not known: %s", self._unreachable(str(exc)))
-        return found
+            log.warning("%s other users' processes are not known: %s", what, self._unreachable(str(exc)))
+        return answers
+
+    async def kubelet(self) -> socket.socket:
+        """A connection to the kubelet, which is the caller's. Raises Unreachable."""
+        async with _Conversation(self._path, KUBELET_DEADLINE_S) as service:
+            said, descriptor = await service.ask(messages.Kubelet())
+        if isinstance(said, messages.Connected) and descriptor is not None:
+            return socket.socket(fileno=descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+        raise Unreachable(_refusal(said, 0).reason)
 
     async def problem(self) -> str:
         """Why it cannot be asked; empty: it answers. It is asked about ourselves, of whom it says nothing."""
@@ -198,7 +231,8 @@ class _Conversation:
             if not packet:
                 raise Unreachable("it hung up")
             said = messages.answer(packet)
-            keep = fds.pop() if isinstance(said, messages.Attached) and len(fds) == 1 else None
+            brings = isinstance(said, messages.Attached | messages.Connected)
+            keep = fds.pop() if brings and len(fds) == 1 else None
             return said, keep
         except messages.BadMessage as exc:
             raise Unreachable(str(exc)) from exc
@@ -220,6 +254,15 @@ class _Conversation:
                     await readable.wait()
                 finally:
                     loop.remove_reader(self._sock)
+
+
+def _keys(pids: Iterable[int]) -> list[ProcessKey]:
+    """Of those that are there. Blocking."""
+    keys = []
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            keys.append(ProcessKey(pid, start_time_ns(pid)))
+    return keys
 
 
 def _target(key: ProcessKey) -> messages.Target:

@@ -3,7 +3,8 @@
 Theory of operation
     A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything
     has a bound, and unknown fields are refused, so that what is not understood is not half done. The caller sends a
-    request and waits for its answer before it sends the next one; an `Attached` brings one descriptor (SCM_RIGHTS).
+    request and waits for its answer before it sends the next one; an `Attached` or `Connected` brings one descriptor
+    (SCM_RIGHTS).
 
     A caller of another version gets a `Refused` with the code VERSION in the version that the service speaks. Front
     end and helper come from one package, so that this happens only in the seconds of an upgrade.
@@ -18,6 +19,8 @@ VERSION = 1
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
 MAX_PROCESSES = 48  # of one question for facts: the answer fits into a packet
+MAX_TOOLS = 64  # likewise
+MAX_GPUS = 64
 MAX_DEADLINE_MS = 60_000
 _HEAD = struct.Struct("<4sH")
 _MAGIC = b"KATT"
@@ -86,6 +89,13 @@ class Look(_Message, frozen=True, tag="look"):
     boot_time_ns: Nanoseconds
 
 
+class Search(_Message, frozen=True, tag="search"):
+    """Which other profilers are in processes. Answered by Found, without those that may not be looked at."""
+
+    targets: Annotated[tuple[Target, ...], msgspec.Meta(min_length=1, max_length=MAX_PROCESSES)]
+    boot_time_ns: Nanoseconds
+
+
 class Toolkit(_Message, frozen=True, tag="toolkit"):
     """Which libcupti a process without Python should load, and who it is in its job. Answered by Tools or Refused."""
 
@@ -93,7 +103,11 @@ class Toolkit(_Message, frozen=True, tag="toolkit"):
     boot_time_ns: Nanoseconds
 
 
-Request = Attach | Diagnose | Look | Toolkit
+class Kubelet(_Message, frozen=True, tag="kubelet"):
+    """A connection to the kubelet's pod-resources socket, which is root's. Answered by Connected or Refused."""
+
+
+Request = Attach | Diagnose | Look | Search | Toolkit | Kubelet
 
 
 class Attached(_Message, frozen=True, tag="attached"):
@@ -102,6 +116,10 @@ class Attached(_Message, frozen=True, tag="attached"):
     method: Short
     stopped_ns: Nanoseconds
     latency_ns: Nanoseconds
+
+
+class Connected(_Message, frozen=True, tag="connected"):
+    """The connection's descriptor comes with it; the helper reads and writes nothing on it."""
 
 
 class Diagnosed(_Message, frozen=True, tag="diagnosed"):
@@ -114,7 +132,7 @@ class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What procs.PrivateFacts has, and of which process."""
 
     pid: Pid
-    gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=64)]
+    gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=MAX_GPUS)]
     rank: Small | None
     world_size: Small | None
     job_id: Short
@@ -126,6 +144,21 @@ class Seen(_Message, frozen=True, tag="seen"):
     """Of the processes that still are what the question named."""
 
     facts: Annotated[tuple[PrivateFacts, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A profiler in a process: no more than profilers.scan.Profiler has, and no file name."""
+
+    pid: Pid
+    product: Short
+    gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=MAX_GPUS)]
+
+
+class Found(_Message, frozen=True, tag="found"):
+    """searched: the processes that were looked into, of those that the question named."""
+
+    searched: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
+    tools: Annotated[tuple[Tool, ...], msgspec.Meta(max_length=MAX_TOOLS)]
 
 
 class Tools(_Message, frozen=True, tag="tools"):
@@ -142,7 +175,7 @@ class Refused(_Message, frozen=True, tag="refused"):
     reason: Annotated[str, msgspec.Meta(max_length=4000)]
 
 
-Answer = Attached | Diagnosed | Seen | Tools | Refused
+Answer = Attached | Connected | Diagnosed | Seen | Found | Tools | Refused
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

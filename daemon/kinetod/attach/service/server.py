@@ -29,7 +29,7 @@ from kinetod.attach.diagnosis import KnownAgent
 from kinetod.attach.diagnosis_process import DiagnosisProcess
 from kinetod.attach.helpers import AttachHelpers, Crashed, TooLate
 from kinetod.attach.interface import AttachCode, AttachError
-from kinetod.attach.questions import LOOK, TOOLKIT
+from kinetod.attach.questions import LOOK, SEARCH, TOOLKIT
 from kinetod.attach.service import messages
 from kinetod.attach.service.policy import Owner, Policy, PolicyError, load, owner
 from kinetod.identity import ProcessKey, start_time_ns
@@ -41,6 +41,7 @@ MAX_CONNECTIONS = 64
 REQUEST_S = 30.0  # how long a connection may say nothing
 SEND_S = 5.0
 WARM_UP_S = 30.0
+KUBELET_S = 2.0  # it listens, or it does not
 LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
 WARM_HELPERS = 2
 _UCRED = struct.Struct("3i")
@@ -198,15 +199,27 @@ class AttachService:
 
     async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
         """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        if not (allowed := self._allowed(caller, policy, asked)):
+            return messages.Seen(facts=())
+        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
+        return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFacts, ...]))
+
+    async def search(self, caller: Caller, policy: Policy, asked: messages.Search) -> messages.Found:
+        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        if not (allowed := self._allowed(caller, policy, asked)):
+            return messages.Found(searched=(), tools=())
+        said = await self._ask({"do": SEARCH, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
+        tools = msgspec.convert(said["tools"], tuple[messages.Tool, ...])
+        return messages.Found(searched=tuple(said["searched"]), tools=tools)
+
+    def _allowed(self, caller: Caller, policy: Policy, asked: messages.Look | messages.Search) -> list[list[int]]:
+        """Pid and start time of those that may be looked at."""
         allowed = []
         for target in asked.targets:
             with contextlib.suppress(Denied):
                 self.check(caller, policy, ProcessKey(target.pid, target.start_time_ns), asked.boot_time_ns)
                 allowed.append([target.pid, target.start_time_ns])
-        if not allowed:
-            return messages.Seen(facts=())
-        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
-        return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFacts, ...]))
+        return allowed
 
     async def toolkit(self, caller: Caller, policy: Policy, asked: messages.Toolkit) -> messages.Tools:
         """Raises Denied."""
@@ -215,6 +228,24 @@ class AttachService:
         targets = [[key.pid, key.start_time_ns]]
         said = await self._ask({"do": TOOLKIT, "boot_time_ns": asked.boot_time_ns, "targets": targets})
         return messages.Tools(cupti=said["cupti"], environ=said["environ"])
+
+    async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
+        """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
+        path = policy.kubelet_socket
+        if path is None:
+            reason = f"nobody is connected to the kubelet; kubelet_socket in {policy.path} says where it listens"
+            raise Denied(AttachCode.NOT_PERMITTED, reason)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            async with asyncio.timeout(KUBELET_S):
+                await asyncio.get_running_loop().sock_connect(sock, str(path))
+        except BaseException as exc:
+            sock.close()
+            if not isinstance(exc, OSError):  # a TimeoutError is one
+                raise
+            why = exc.strerror or f"it does not answer within {KUBELET_S:g} s"
+            raise Denied(AttachCode.FAILED, f"{path}: {why}; is the folder of the node mounted?") from exc
+        return messages.Connected(), sock
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -226,6 +257,14 @@ class AttachService:
         raise Denied(AttachCode.FAILED, reason)
 
 
+@dataclass(slots=True)
+class _Looks:
+    """How many processes were asked about in one connection, and how many were looked at."""
+
+    asked: int = 0
+    seen: int = 0
+
+
 class _Connection:
     """One caller."""
 
@@ -234,15 +273,16 @@ class _Connection:
         self._sock = sock
         self._caller = caller
         self._loop = asyncio.get_running_loop()
-        self._looked_at = self._seen = 0
+        self._looks: dict[str, _Looks] = {}
 
     async def serve(self) -> None:
         """Until it hangs up, says nothing for long, or what is none of the messages."""
         try:
             await self._serve()
         finally:
-            if self._looked_at:  # once: a list of processes takes many questions
-                log.info("look by %s: %d of %d processes seen", self._caller, self._seen, self._looked_at)
+            for kind, looks in self._looks.items():  # once: a list of processes takes many questions
+                if looks.asked:
+                    log.info("%s by %s: %d of %d processes seen", kind, self._caller, looks.seen, looks.asked)
 
     async def _serve(self) -> None:
         try:
@@ -278,8 +318,12 @@ class _Connection:
                 said = await self._unless_it_hangs_up(service.diagnose(caller, policy, asked))
             elif isinstance(asked, messages.Look):
                 said = await self._unless_it_hangs_up(service.look(caller, policy, asked))
-            else:
+            elif isinstance(asked, messages.Search):
+                said = await self._unless_it_hangs_up(service.search(caller, policy, asked))
+            elif isinstance(asked, messages.Toolkit):
                 said = await self._unless_it_hangs_up(service.toolkit(caller, policy, asked))
+            else:
+                said, channel = await self._unless_it_hangs_up(service.kubelet(policy))
         except Denied as exc:
             said = messages.Refused(code=exc.code, reason=str(exc)[:4000])
         except AttachError as exc:
@@ -288,8 +332,7 @@ class _Connection:
             self._note(asked, "given up: the caller hung up", began)
             raise
         try:
-            self._seen += len(said.facts) if isinstance(said, messages.Seen) else 0
-            self._note(asked, _result(said), began)
+            self._note(asked, _result(said), began, seen=_seen(said))
             await self._send(said, channel)
         finally:
             if channel is not None:
@@ -310,13 +353,18 @@ class _Connection:
                     task.cancel()
             await asyncio.gather(doing, listening, return_exceptions=True)
 
-    def _note(self, asked: messages.Request, result: str, began: float) -> None:
-        if isinstance(asked, messages.Look):
+    def _note(self, asked: messages.Request, result: str, began: float, *, seen: int = 0) -> None:
+        kind = type(asked).__name__.lower()
+        if isinstance(asked, messages.Look | messages.Search):
+            looks = self._looks.setdefault(kind, _Looks())
             # who asks about itself only wants to know whether anybody answers
-            self._looked_at += sum(target.pid != self._caller.pid for target in asked.targets)
+            looks.asked += sum(target.pid != self._caller.pid for target in asked.targets)
+            looks.seen += seen
             return
         took_ms = (time.monotonic() - began) * 1000
-        kind = type(asked).__name__.lower()
+        if isinstance(asked, messages.Kubelet):  # often, and about no process
+            log.debug("%s by %s: %s in %.0f ms", kind, self._caller, result, took_ms)
+            return
         whose = _describe(asked.target.pid)
         level = logging.INFO if not result.startswith("refused") else logging.WARNING
         log.log(
@@ -354,6 +402,12 @@ def _result(said: messages.Answer) -> str:
     if isinstance(said, messages.Attached):
         return f"done by {said.method}, one thread stood for {said.stopped_ns / 1e6:.2f} ms"
     return "done"
+
+
+def _seen(said: messages.Answer) -> int:
+    if isinstance(said, messages.Seen):
+        return len(said.facts)
+    return len(said.searched) if isinstance(said, messages.Found) else 0
 
 
 def _describe(pid: int) -> str:

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from kinetod.attach.preconditions import Status
 from kinetod.host_checks.interface import Question
 from kinetod.host_checks.looker import HostLooker, Looked
+from kinetod.profilers.scan import Profiler, Scan
 
 QUESTION = Question(daemon_pid=os.getpid(), store="/", needed_bytes=0, helper=False)
 SAY = (
@@ -71,3 +73,46 @@ def test_who_asks_at_the_same_time_shares_one_look_and_another_question_gets_its
         assert log.read_text() == "xx"
 
     asyncio.run(ask())
+
+
+class Helper:
+    """Stands for the attach helper service: it finds Nsight in every process but the last one, in its own time."""
+
+    def __init__(self, takes_s: float = 0) -> None:
+        self.asked = list[list[int]]()
+        self._takes_s = takes_s
+
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+        """As the service's client says it."""
+        self.asked.append(list(pids))
+        await asyncio.sleep(self._takes_s)
+        seen = self.asked[-1][:-1]
+        return set(seen), [Profiler(product="Nsight Systems", pid=pid) for pid in seen]
+
+
+SAY_HIDDEN = """import sys
+sys.stdin.read()
+print('{"scan":{"profilers":[{"product":"nvprof","pid":7},{"product":"DCGM","pid":9}],"hidden":[7,8,9]}}')
+"""
+
+
+@pytest.mark.parametrize(
+    ("helper", "deadline_s", "found"),
+    [
+        (Helper(), 20, [("Nsight Systems", 7), ("Nsight Systems", 8), ("DCGM", 9)]),
+        (Helper(takes_s=600), 1, [("nvprof", 7), ("DCGM", 9)]),
+        (None, 20, [("nvprof", 7), ("DCGM", 9)]),
+    ],
+    ids=["asked", "too late", "none"],
+)
+def test_the_helper_is_asked_about_the_processes_that_may_not_be_looked_into(
+    helper: Helper | None, deadline_s: float, found: list[tuple[str, int]]
+) -> None:
+    async def ask() -> list[Scan | None]:
+        looker = HostLooker(command=(sys.executable, "-S", "-c", SAY_HIDDEN), deadline_s=deadline_s, helper=helper)
+        return [(await looker.look(QUESTION)).scan for _ in range(2)]
+
+    first, again = asyncio.run(ask())
+    assert first is not None and first == again
+    assert [(each.product, each.pid) for each in first.profilers] == found
+    assert helper is None or helper.asked == [[7, 8, 9]]  # once: the second look shares it

@@ -15,7 +15,7 @@ def one(*profilers: Profiler, seen: bool = True, dcgm: Profiling | None = None) 
 
 
 def test_none_is_in_order_and_says_what_was_not_seen() -> None:
-    (found,) = findings(Scan(hidden=7), lambda _: True, None)
+    (found,) = findings(Scan(hidden=tuple(range(1, 8))), lambda _: True, None)
     assert (found.status, found.detail) == (
         Status.OK,
         "none found; of 7 processes of other users only the names were seen",

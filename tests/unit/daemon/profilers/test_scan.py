@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kinetod.profilers.scan import Profiler, scan
+from kinetod.profilers.scan import Profiler, Scan, look_into, scan
 from support.daemon import as_user
 
 MAPS = """import mmap, sys
@@ -87,9 +87,30 @@ def test_an_engine_that_only_its_socket_shows_is_found(tmp_path: Path) -> None:
     assert scan(tmp_path).profilers == (Profiler(product="DCGM", pid=0),)
 
 
+def test_what_somebody_else_finds_in_hidden_processes_takes_the_place_of_their_names() -> None:
+    open_to_us = Profiler(product="Nsight Systems", pid=4, library="libToolsInjection64.so")
+    by_name = (Profiler(product="DCGM", pid=0), open_to_us, Profiler(product="nvprof", pid=5))
+    seen = Scan(profilers=by_name, hidden=(5, 6, 7)).joined(
+        {4, 5, 6, 99},
+        [
+            Profiler(product="DCGM", pid=6, gpus=(1,)),
+            Profiler(product="Nsight Compute", pid=4),  # it was not asked about that one
+            Profiler(product="nonsense", pid=6),
+        ],
+    )
+    assert seen == Scan(profilers=(open_to_us, Profiler(product="DCGM", pid=6, gpus=(1,))), hidden=(7,))
+
+
+def test_a_process_that_has_ended_is_told_from_one_without_tools(tmp_path: Path) -> None:
+    fake(tmp_path, 7, "bash", "/usr/lib/libc.so.6")
+    assert look_into(7, tmp_path) == []
+    with pytest.raises(FileNotFoundError):
+        look_into(8, tmp_path)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_of_processes_that_may_not_be_looked_into_the_names_count_and_the_others_are_counted(tmp_path: Path) -> None:
-    code = "import json, sys; from kinetod.profilers.scan import scan; found = scan(); print(found.hidden)"
+    code = "import json, sys; from kinetod.profilers.scan import scan; found = scan(); print(len(found.hidden))"
     with process_that_maps(tmp_path / "libToolsInjection64.so"):
         done = subprocess.run(
             [*as_user(12345), sys.executable, "-c", code],

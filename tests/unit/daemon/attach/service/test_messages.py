@@ -10,6 +10,7 @@ MESSAGES = [
     messages.Attach(target=TARGET, boot_time_ns=1, deadline_ms=5),
     messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.Agent(state="READY")),
     messages.Look(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
+    messages.Search(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Toolkit(target=TARGET, boot_time_ns=1),
 ]
 HEAD = b"KATT\x01\x00"
@@ -32,9 +33,13 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         is_python=True,
         own_user_namespace=True,
     )
-    said = messages.Seen(facts=(facts,) * messages.MAX_PROCESSES)
-    assert len(messages.encode(said)) <= messages.MAX_ANSWER_BYTES
-    assert messages.answer(messages.encode(said)) == said
+    tool = messages.Tool(pid=1 << 22, product="x" * 128, gpus=facts.gpus)
+    for said in (
+        messages.Seen(facts=(facts,) * messages.MAX_PROCESSES),
+        messages.Found(searched=(1 << 22,) * messages.MAX_PROCESSES, tools=(tool,) * messages.MAX_TOOLS),
+    ):
+        assert len(messages.encode(said)) <= messages.MAX_ANSWER_BYTES
+        assert messages.answer(messages.encode(said)) == said
 
 
 @pytest.mark.parametrize(
