@@ -30,12 +30,31 @@ ACTIVITIES = {
 
 def pids(incomplete: str) -> list[CompletionItem]:
     """Processes with an agent whose pid starts like this."""
+    return [
+        CompletionItem(str(p.pid), help=" ".join(p.command)) for p in _processes() if str(p.pid).startswith(incomplete)
+    ]
+
+
+def users(incomplete: str) -> list[CompletionItem]:
+    """Users of these processes whose name starts like this."""
+    return _items({process.user for process in _processes()}, incomplete)
+
+
+def job_ids(incomplete: str) -> list[CompletionItem]:
+    """Jobs of these processes whose id starts like this."""
+    return _items({process.job_id for process in _processes()}, incomplete)
+
+
+def _items(texts: set[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(text) for text in sorted(texts) if text and text.startswith(incomplete)]
+
+
+def _processes() -> list[pb.Process]:
     try:
         with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
-            found = client.processes(pb.Selector())
+            return client.processes(pb.Selector(helpers=True))
     except CliError:
         return []
-    return [CompletionItem(str(p.pid), help=" ".join(p.command)) for p in found if str(p.pid).startswith(incomplete)]
 
 
 def capture_ids(incomplete: str) -> list[CompletionItem]:

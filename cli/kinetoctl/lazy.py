@@ -1,7 +1,7 @@
-"""A click group that imports a command only when it is used, so that `kinetoctl run` starts at once."""
+"""What is imported only when it is used, so that `kinetoctl run` starts at once: commands, and what a shell offers."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -12,6 +12,15 @@ class MissingCommand(click.UsageError):
 
     def __init__(self, ctx: click.Context) -> None:
         super().__init__(ctx.get_help(), ctx)
+
+
+def completed(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """What a shell offers for an option or argument, by a function of `complete`, which needs the daemon."""
+
+    def offered(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+        return list(getattr(importlib.import_module("kinetoctl.complete"), what)(incomplete))
+
+    return offered
 
 
 class LazyGroup(click.Group):

@@ -1,4 +1,4 @@
-"""Values on the command line: durations, sizes, ranks, labels, start times. Pure; errors say what was expected."""
+"""Values on the command line: durations, sizes, ranks, ids, labels, start times. Pure; errors say what was expected."""
 
 import re
 import time
@@ -6,10 +6,14 @@ from collections.abc import Callable
 from datetime import datetime
 
 from kineto_protos.options import Parsed
+from kineto_protos.selector import ANY_RANK
 from kineto_protos.units import DURATION_UNITS_NS, parse_duration_ns, parse_size_bytes
 
 MAX_DURATION_NS = DURATION_UNITS_NS["d"]  # no trace is that long; the daemon's own limit is far lower
 MAX_RANKS = 1_000_000
+MAX_GPUS = 1024
+_POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")  # the latter: a static pod's
+_CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 _ACTIVITY = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -53,18 +57,49 @@ def parse_positive_size_bytes(text: str) -> int:
 
 def parse_ranks(text: str) -> tuple[int, ...]:
     """The ranks in a text like 0,8-15, ascending and once each. Raises ValueError."""
-    ranks: set[int] = set()
+    return _parse_numbers(text, "ranks like 0,8-15", MAX_RANKS, "ranks")
+
+
+def parse_ranks_or_all(text: str) -> tuple[int, ...]:
+    """Likewise; ANY_RANK alone for the word all."""
+    return (ANY_RANK,) if text.strip() == "all" else parse_ranks(text)
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """The GPUs in a text like 0,2-3, ascending and once each. Raises ValueError."""
+    return _parse_numbers(text, "GPUs like 0,2-3", MAX_GPUS, "GPUs")
+
+
+def _parse_numbers(text: str, like: str, most: int, what: str) -> tuple[int, ...]:
+    numbers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part, re.ASCII)
         if match is None:
-            raise ValueError(f"expected ranks like 0,8-15, got {text!r}")
+            raise ValueError(f"expected {like}, got {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"expected ranks like 0,8-15, got {part.strip()!r}, which ends before it starts")
-        ranks.update(range(first, min(last, first + MAX_RANKS) + 1))
-    if len(ranks) > MAX_RANKS:
-        raise ValueError(f"expected at most {MAX_RANKS:,} ranks, got {text!r}")
-    return tuple(sorted(ranks))
+            raise ValueError(f"expected {like}, got {part.strip()!r}, which ends before it starts")
+        numbers.update(range(first, min(last, first + most) + 1))
+    if len(numbers) > most:
+        raise ValueError(f"expected at most {most:,} {what}, got {text!r}")
+    return tuple(sorted(numbers))
+
+
+def parse_pod_uid(text: str) -> str:
+    """The UID of a pod, as Kubernetes writes it. Raises ValueError."""
+    if _POD_UID.fullmatch(text):
+        return text
+    raise ValueError(
+        f"expected a pod's UID, got {text!r}; `kubectl get pod NAME -o jsonpath={{.metadata.uid}}` prints it"
+    )
+
+
+def parse_container_id(text: str) -> str:
+    """The digits of a container's id, of which the first twelve do; containerd://ID is taken too. Raises ValueError."""
+    digits = text.rpartition("://")[2].lower()
+    if _CONTAINER_ID.fullmatch(digits):
+        return digits
+    raise ValueError(f"expected a container's id of 12 to 64 hexadecimal digits, got {text!r}")
 
 
 def parse_label(text: str) -> tuple[str, str]:
@@ -122,6 +157,10 @@ DELAY = Parsed("duration", parse_delay_ns)
 KEEP = Parsed("duration", parse_keep_ns)
 SIZE = Parsed("size", parse_positive_size_bytes)
 RANKS = Parsed("ranks", parse_ranks)
+RANKS_OR_ALL = Parsed("ranks", parse_ranks_or_all)
+GPUS = Parsed("gpus", parse_gpus)
+POD_UID = Parsed("uid", parse_pod_uid)
+CONTAINER_ID = Parsed("id", parse_container_id)
 LABEL = Parsed("key=value", parse_label)
 ACTIVITIES = Parsed("names", parse_activities)
 START = Parsed("time", parse_start_ns)

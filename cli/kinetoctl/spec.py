@@ -7,7 +7,7 @@ import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.kineto_config import Config
-from kinetoctl.targets import Selection, required_selection
+from kinetoctl.targets import Selection, required
 
 DEFAULT_DURATION_NS = 5_000_000_000
 STACKS = ("sample", "trace")  # by our sampler, or every call by torch's tracer
@@ -18,11 +18,7 @@ OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")
 class TraceOptions:
     """The options of `kinetoctl trace` as click parsed them; None or empty: not given."""
 
-    pids: tuple[int, ...]
-    command_regex: str | None
-    user: str | None
-    ranks: tuple[int, ...] | None
-    job_ids: tuple[str, ...]
+    selection: Selection
     duration: int | None  # ns
     iterations: int | None
     start_iteration: int | None
@@ -49,10 +45,6 @@ class TraceOptions:
     idempotency_key: str | None
     no_fetch: bool
     kineto_config: tuple[Config, ...]
-
-    def selection(self) -> Selection:
-        """The targets. Raises UsageError if there is no condition at all."""
-        return required_selection(self.pids, self.command_regex, self.user, self.ranks, self.job_ids)
 
 
 def _check_extent(options: TraceOptions) -> None:
@@ -114,7 +106,7 @@ def build_spec(options: TraceOptions) -> pb.CaptureSpec:
     _check_extent(options)
     _check_recording(options)
     spec = pb.CaptureSpec(
-        selector=options.selection().to_proto(),
+        selector=required(options.selection).to_proto(),
         warmup_ns=options.warmup or 0,
         start_time_ns=options.start_at or 0,
         activity_types=options.activities or (),

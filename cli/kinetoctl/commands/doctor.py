@@ -4,14 +4,15 @@ import click
 
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.lazy import completed
 from kinetoctl.output.diagnosis import print_diagnosis, print_host_diagnosis, problems
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.targets import MAX_PID, complete_pid
+from kinetoctl.targets import MAX_PID
 
 
 @click.command("doctor")
-@click.argument("pid", type=click.IntRange(1, MAX_PID), required=False, shell_complete=complete_pid)
+@click.argument("pid", type=click.IntRange(1, MAX_PID), required=False, shell_complete=completed("pids"))
 @common_options
 def command(pid: int | None) -> int:
     """Can this process be traced, and if not, what to do about it?

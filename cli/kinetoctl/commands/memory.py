@@ -12,7 +12,7 @@ from kinetoctl.commands.trace import run_trace
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.parsing import DURATION, KEEP, SIZE
 from kinetoctl.settings import common_options, current
-from kinetoctl.targets import required_selection, selector_options
+from kinetoctl.targets import Selection, required, selector_options
 from kinetoctl.tracing import TraceRequest
 
 ACTIVITY_TYPE = "memory_snapshot"
@@ -37,11 +37,7 @@ assert ACTIVITY_TYPE in ATTACHMENTS
 @click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
 @common_options
 def command(
-    pids: tuple[int, ...],
-    command_regex: str | None,
-    user: str | None,
-    ranks: tuple[int, ...] | None,
-    job_ids: tuple[str, ...],
+    selection: Selection,
     duration: int | None,
     with_stack: bool,
     buffer_limit: int | None,
@@ -62,7 +58,7 @@ def command(
     """
     settings = current()
     spec = pb.CaptureSpec(
-        selector=required_selection(pids, command_regex, user, ranks, job_ids).to_proto(),
+        selector=required(selection).to_proto(),
         duration_ns=duration or DEFAULT_DURATION_NS,
         activity_types=[ACTIVITY_TYPE],
         options=pb.Options(with_stack=with_stack),

@@ -1,6 +1,6 @@
 """`kinetoctl ps`."""
 
-from typing import Any
+from dataclasses import replace
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -12,7 +12,7 @@ from kinetoctl.output import names
 from kinetoctl.output.console import print_table
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import common_options, current
-from kinetoctl.targets import make_selection, selector_options
+from kinetoctl.targets import Selection, selector_options
 
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER", "COMMAND")
 
@@ -37,20 +37,23 @@ def _agent(process: pb.Process) -> str:
 
 
 @click.command("ps")
-@click.option("--all", "include_without_agent", is_flag=True, help="Also processes without an agent.")
+@click.option("--all", "include_without_agent", is_flag=True, help="Also Python and GPU processes without an agent.")
 @selector_options
 @common_options
-def command(include_without_agent: bool, **selectors: Any) -> int:
+def command(include_without_agent: bool, selection: Selection) -> int:
     """List processes that can be traced.
+
+    With options that select processes: those that `kinetoctl trace` with the same options would record. Without,
+    every process with an agent. --all lists launchers, DataLoader workers and processes without an agent, too.
 
     AGENT is READY (its agent waits), ATTACHED (likewise; `kinetoctl trace` brought it in, and it leaves
     again), BUSY (a capture is running), INCOMPATIBLE (its agent is of another version) or NONE (`kinetoctl
     trace` brings one in). ITER is the number of training iterations so far.
     """
     settings = current()
-    selection = make_selection(**selectors)
+    selector = (selection if selection else replace(selection, helpers=True)).to_proto()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        processes = client.processes(selection.to_proto(), include_without_agent=include_without_agent)
+        processes = client.processes(selector, include_without_agent=include_without_agent)
     if settings.output == "table":
         print_table(COLUMNS, [_row(process) for process in processes], color=settings.color)
     else:

@@ -21,7 +21,7 @@ from kinetoctl.output.documents import emit, plain
 from kinetoctl.output.top import ORDERS, ordered, render
 from kinetoctl.parsing import DURATION
 from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.targets import make_selection, selector_options
+from kinetoctl.targets import Selection, selector_options
 
 LEAST_INTERVAL_NS = 500_000_000
 MOST_INTERVAL_NS = 3600 * 10**9
@@ -98,7 +98,9 @@ def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
 @click.option("--all", "include_without_agent", is_flag=True, help="Also processes without an agent that use no GPU.")
 @selector_options
 @common_options
-def command(interval: int, order: str, reverse: bool, once: bool, include_without_agent: bool, **selectors: Any) -> int:
+def command(
+    interval: int, order: str, reverse: bool, once: bool, include_without_agent: bool, selection: Selection
+) -> int:
     """Show the host, its GPUs and the processes on them, live.
 
     UTIL is the time in which a kernel ran, MEM the time in which GPU memory was used. CPU 150% is one and a
@@ -108,7 +110,7 @@ def command(interval: int, order: str, reverse: bool, once: bool, include_withou
     settings = current()
     request = pb.WatchHostRequest(
         interval_ns=interval,
-        selector=make_selection(**selectors).to_proto(),
+        selector=selection.to_proto(),
         include_without_agent=include_without_agent,
     )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:

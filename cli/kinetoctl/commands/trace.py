@@ -12,13 +12,14 @@ from kineto_trace.formats import SUFFIXES
 from kinetoctl.client import Client
 from kinetoctl.configured import KINETO_CONFIG, asked_for, configured
 from kinetoctl.folder import FOLDER, prepare_folder
+from kinetoctl.lazy import completed
 from kinetoctl.output.progress import show_progress
 from kinetoctl.output.results import show_capture
 from kinetoctl.parsing import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
 from kinetoctl.sections import SectionedCommand
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.spec import STACKS, TraceOptions, build_spec
-from kinetoctl.targets import selector_options
+from kinetoctl.targets import PARAMETERS, selector_options
 from kinetoctl.tracing import Outcome, TraceRequest, trace
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +39,7 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
 
 
 SECTIONS = {
-    "Which processes": ("pids", "command_regex", "user", "ranks", "job_ids"),
+    "Which processes": PARAMETERS,
     "How long and when": (
         *("duration", "warmup", "start_at"),
         *("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration"),
@@ -56,17 +57,6 @@ SECTIONS = {
 def _tell(notes: Iterable[str], settings: Settings) -> None:
     for note in () if settings.quiet else notes:
         click.echo(f"kineto config: {note}", err=True)
-
-
-def _complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """What a shell offers, by a function of `complete`, which is imported only when a shell asks."""
-
-    def offered(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-        from kinetoctl import complete
-
-        return list(getattr(complete, what)(incomplete))
-
-    return offered
 
 
 def _switch(name: str, text: str) -> Callable[[F], F]:
@@ -102,7 +92,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--activities",
     type=ACTIVITIES,
-    shell_complete=_complete("activities"),
+    shell_complete=completed("activities"),
     help="Kineto's activity types, like cpu_op,kernel,gpu_memcpy.  [default: all that cost little]",
 )
 @_switch("--record-shapes", "Shapes and types of operators' inputs.")
@@ -129,7 +119,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
     "--kineto-config",
     type=KINETO_CONFIG,
     metavar="FILE|KEY=VALUE,…",
-    shell_complete=_complete("kineto_config"),
+    shell_complete=completed("kineto_config"),
     multiple=True,
     help="Kineto's or Dynolog's configuration; may be given several times. Other options count more than its keys.",
 )
@@ -160,9 +150,10 @@ def command(**values: Any) -> int:
     kinetoctl trace --rank 0,8-15 --iterations 20 --roundup 100
     kinetoctl trace --command train.py --activities kernel,gpu_memcpy
 
-    One of --pid, --command, --user, --rank and --job-id is needed; with several, all must hold. A process
-    needs no preparation: the daemon brings an agent into it, which leaves again after a while. Ctrl-C
-    cancels the capture in the processes; a second Ctrl-C leaves without waiting for that.
+    At least one condition on the processes is needed; with several, all must hold. Launchers and DataLoader
+    workers are left out: `kinetoctl ps` with the same options lists what is meant. A process needs no
+    preparation: the daemon brings an agent into it, which leaves again after a while. Ctrl-C cancels the
+    capture in the processes; a second Ctrl-C leaves without waiting for that.
 
     Without options it records PyTorch's operators, Python stacks, CUDA calls and GPU work. Meanwhile steps take
     about 1.2 times as long where the GPU waits for launches, and 1.01 times elsewhere. Options that torch's own

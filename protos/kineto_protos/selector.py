@@ -1,0 +1,3 @@
+"""Values of `Selector` that both sides know."""
+
+ANY_RANK = -1  # in `ranks`: every process that has one
