@@ -11,10 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kinetod.gpus.interface import GpuState, LibraryState, Snapshot
+from kinetod.gpus.jobs import Jobs, jobs_of
 from kinetod.gpus.owners import Owner, Owners
 
 DEADLINE_S = 1.2
-LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "pod", "namespace", "container")
+LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "pod", "namespace", "container", "hpc_job")
 PROC = Path("/proc")
 SYS = Path("/sys")
 
@@ -57,8 +58,9 @@ _COUNTERS: Sequence[tuple[str, str, str]] = (
 class GpuCollector(Collector):
     """What the vendors' libraries say.
 
-    read: a snapshot, within the seconds that it is given. owners: who has which GPU of a snapshot, by UUID. A GPU
-    that several share has none of their names; kineto_gpu_container_info has them all.
+    read: a snapshot, within the seconds that it is given. owners: who has which GPU of a snapshot, by UUID. jobs: what
+    the cluster gave to which batch job. A GPU that several share has none of their names; kineto_gpu_container_info
+    and kineto_gpu_job_info have them all.
     """
 
     def __init__(
@@ -67,36 +69,46 @@ class GpuCollector(Collector):
         hostname: str,
         *,
         owners: Callable[[Snapshot], Owners] = lambda _: {},
+        jobs: Callable[[], Jobs] = dict,
         proc: Path = PROC,
         sys: Path = SYS,
     ) -> None:
         self._read = read
         self._hostname = hostname
         self._owners = owners
+        self._jobs = jobs
         self._proc = proc
         self._sys = sys
 
     def describe(self) -> Iterable[Metric]:
         """Every family, without values."""
-        return [*_families(()), _containers(()), _present({}), *_libraries(Snapshot())]
+        return [*_families(()), _containers(()), _batch_jobs(()), _present({}), *_libraries(Snapshot())]
 
     def collect(self) -> Iterable[Metric]:
         """Every family; a library that fails is one of them."""
         snapshot = self._read(DEADLINE_S)
         owners = self._owners(snapshot)
-        yield from _families([(gpu, self._labels(gpu, _only(owners.get(gpu.uuid, ())))) for gpu in snapshot.gpus])
+        found = self._jobs()
+        jobs = {gpu.uuid: jobs_of(gpu, found) for gpu in snapshot.gpus}
+        yield from _families(
+            [
+                (gpu, self._labels(gpu, _only(owners.get(gpu.uuid, ())), _only_job(jobs[gpu.uuid])))
+                for gpu in snapshot.gpus
+            ]
+        )
         yield _containers(
             [
-                (self._labels(gpu, owner), owner)
+                (self._labels(gpu, owner, _only_job(jobs[gpu.uuid])), owner)
                 for gpu in snapshot.gpus
                 for owner in owners.get(gpu.uuid, ())
                 if owner.container_id or owner.pod_uid
             ]
         )
+        yield _batch_jobs(self._labels(gpu, _NOBODY, job) for gpu in snapshot.gpus for job in jobs[gpu.uuid])
         yield _present(present(self._proc, self._sys))
         yield from _libraries(snapshot)
 
-    def _labels(self, gpu: GpuState, owner: Owner) -> list[str]:
+    def _labels(self, gpu: GpuState, owner: Owner, job: str) -> list[str]:
         return [
             str(gpu.index),
             gpu.uuid,
@@ -107,11 +119,23 @@ class GpuCollector(Collector):
             owner.pod,
             owner.namespace,
             owner.container,
+            job,
         ]
 
 
 def _only(owners: Sequence[Owner]) -> Owner:
     return owners[0] if len(owners) == 1 else _NOBODY
+
+
+def _only_job(jobs: Sequence[str]) -> str:
+    return jobs[0] if len(jobs) == 1 else ""
+
+
+def _batch_jobs(labelled: Iterable[list[str]]) -> Metric:
+    family = GaugeMetricFamily("kineto_gpu_job_info", "1 for each batch job that was given the GPU.", labels=LABELS)
+    for labels in labelled:
+        family.add_metric(labels, 1)
+    return family
 
 
 def _containers(owners: Iterable[tuple[list[str], Owner]]) -> Metric:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kinetod.agents import AgentHub
 from kinetod.config import Config
+from kinetod.gpus.jobs import JobFolder
 from kinetod.gpus.owners import ContainerOwners
 from kinetod.gpus.reader import GpuReader
 from kinetod.metrics_daemon import DaemonCollector, DaemonState
@@ -36,7 +37,10 @@ def start_metrics(
             ),
             HostCollector(config.state_dir),
             GpuCollector(
-                lambda deadline_s: gpus.read(deadline_s=deadline_s), hostname, owners=ContainerOwners(hostname)
+                lambda deadline_s: gpus.read(deadline_s=deadline_s),
+                hostname,
+                owners=ContainerOwners(hostname),
+                jobs=JobFolder(config.gpu_jobs_dir),
             ),
         ],
         healthy=healthy,

@@ -163,7 +163,7 @@ def test_a_gpu_has_dcgms_labels_and_only_the_figures_that_it_has() -> None:
     processes = (GpuProcess(pid=1), GpuProcess(pid=2))
     state = gpu(utilization=0.5, nvlink_transmit_bytes=7, ecc_corrected=3, xid_errors={79: 2}, processes=processes)
     found = of_gpus(state, owners=lambda _: {"GPU-1": [Owner(pod="p", namespace="n", container="c")]})
-    labels = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1", "p", "n", "c")
+    labels = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1", "p", "n", "c", "")
     assert {key: value for key, value in found.items() if "GPU-1" in key} == {
         ("kineto_gpu_up", *labels): 1,
         ("kineto_gpu_utilization_ratio", *labels): 0.5,
@@ -179,11 +179,20 @@ def test_a_gpu_that_two_containers_share_has_the_names_of_neither() -> None:
     found = of_gpus(gpu(), owners=lambda _: {"GPU-1": pods})
     known = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1")
     assert {key: value for key, value in found.items() if "GPU-1" in key} == {
-        ("kineto_gpu_up", *known, "", "", ""): 1,
-        ("kineto_gpu_processes", *known, "", "", ""): 0,
-        ("kineto_gpu_container_info", *known, "a", "ml", "", "a" * 64, "cri-o", "a"): 1,
-        ("kineto_gpu_container_info", *known, "b", "ml", "", "b" * 64, "cri-o", "b"): 1,
+        ("kineto_gpu_up", *known, "", "", "", ""): 1,
+        ("kineto_gpu_processes", *known, "", "", "", ""): 0,
+        ("kineto_gpu_container_info", *known, "a", "ml", "", "", "a" * 64, "cri-o", "a"): 1,
+        ("kineto_gpu_container_info", *known, "b", "ml", "", "", "b" * 64, "cri-o", "b"): 1,
     }
+
+
+def test_gpus_have_the_job_that_they_were_given_to_and_shared_ones_name_all_apart() -> None:
+    gpus = [gpu(index=number, uuid=f"GPU-{number}") for number in range(4)]
+    found = of_gpus(*gpus, jobs=lambda: {"0": ("41",), "GPU-1": ("42",), "2.0": ("43",), "2.1": ("44",)})
+    up = {key[2]: key[-1] for key in found if key[0] == "kineto_gpu_up"}
+    assert up == {"GPU-0": "41", "GPU-1": "42", "GPU-2": "", "GPU-3": ""}
+    given = sorted((key[2], key[-1]) for key in found if key[0] == "kineto_gpu_job_info")
+    assert given == [("GPU-0", "41"), ("GPU-1", "42"), ("GPU-2", "43"), ("GPU-2", "44")]
 
 
 def test_a_lost_gpu_is_down_and_nothing_else() -> None:
