@@ -45,6 +45,8 @@ grep -rlIZ "$root$prefix" "$root$prefix/bin" "$root$prefix/pyvenv.cfg" | xargs -
 
 mkdir -p "$root$prefix/share/doc/kinetod" "$root/usr/bin"
 cp -r README.md LICENSE docs/*.md "$root$prefix/share/doc/kinetod/"
+install -D -m 0755 -t "$root/usr/share/kinetod/slurm" deploy/slurm/{TaskProlog,Prolog,Epilog}
+install -m 0644 -t "$root/usr/share/kinetod/slurm" deploy/slurm/README.md
 for program in kinetod kinetoctl; do ln -s "$prefix/bin/$program" "$root/usr/bin/$program"; done
 fakeroot=""
 [ "$(id -u)" = 0 ] || fakeroot=fakeroot  # the files belong to root

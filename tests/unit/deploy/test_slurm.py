@@ -1,0 +1,92 @@
+"""Slurm's scripts, run as slurmd and slurmstepd run them."""
+
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "deploy/slurm"
+
+
+def run(name: str, *arguments: str, **environ: str) -> str:
+    """The output; slurmd gives its scripts next to no environment."""
+    done = subprocess.run(
+        [str(SCRIPTS / name), *arguments], env=environ, capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def listed(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_each_gpu_has_the_job_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    run("Prolog", str(folder), SLURM_JOB_ID="41", SLURM_JOB_GPUS="0,1")
+    run("Prolog", str(folder), SLURM_JOB_ID="4", SLURM_JOB_GPUS="1")
+    run("Prolog", str(folder), SLURM_JOB_ID="4", SLURM_JOB_GPUS="1")
+    assert listed(folder) == {"0": "41\n", "1": "41\n4\n"}
+    assert folder.stat().st_mode & 0o777 == 0o755
+    run("Epilog", str(folder), SLURM_JOB_ID="41")
+    assert listed(folder) == {"1": "4\n"}
+    run("Epilog", str(folder), SLURM_JOB_ID="4")
+    assert listed(folder) == {}
+
+
+def test_jobs_that_begin_and_end_together_lose_none(tmp_path: Path) -> None:
+    ids = [str(number) for number in range(1, 21)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda id: run("Prolog", str(tmp_path), SLURM_JOB_ID=id, SLURM_JOB_GPUS="0"), ids))
+        assert sorted((tmp_path / "0").read_text().split(), key=int) == ids
+        list(pool.map(lambda id: run("Epilog", str(tmp_path), SLURM_JOB_ID=id), ids[:-1]))
+    assert listed(tmp_path) == {"0": "20\n"}
+
+
+@pytest.mark.parametrize("gpus", ["../x", "/etc/x", ".x", "", "b;c"])
+def test_what_is_no_gpu_makes_no_file(tmp_path: Path, gpus: str) -> None:
+    folder = tmp_path / "jobs"
+    run("Prolog", str(folder), SLURM_JOB_ID="41", SLURM_JOB_GPUS=gpus)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_jobs_without_gpus_and_nodes_without_a_map_are_left_alone(tmp_path: Path) -> None:
+    run("Prolog", str(tmp_path / "jobs"), SLURM_JOB_ID="41")
+    run("Epilog", str(tmp_path / "jobs"), SLURM_JOB_ID="41")
+    assert listed(tmp_path) == {}
+
+
+@pytest.fixture
+def agent_socket() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening:
+        path = os.path.join(folder, "agent.sock")  # noqa: PTH118  # an address, to be given as text
+        listening.bind(path)
+        yield path
+
+
+def test_tasks_get_the_agent_where_a_daemon_is(agent_socket: str) -> None:
+    assert run("TaskProlog", KINETO_AGENT_SOCKET=agent_socket) == "export KINETO_AGENT=1\n"
+
+
+@pytest.mark.parametrize("said", ["0", "1", ""])
+def test_a_job_that_has_said_it_itself_is_left_alone(agent_socket: str, said: str) -> None:
+    assert run("TaskProlog", KINETO_AGENT_SOCKET=agent_socket, KINETO_AGENT=said) == ""
+
+
+def test_tasks_get_nothing_where_no_daemon_is(tmp_path: Path) -> None:
+    assert run("TaskProlog", KINETO_AGENT_SOCKET=str(tmp_path / "none")) == ""
+    (tmp_path / "file").touch()
+    assert run("TaskProlog", KINETO_AGENT_SOCKET=str(tmp_path / "file")) == ""
+
+
+def test_the_packages_bring_them() -> None:
+    build = (SCRIPTS.parent / "packages/build.sh").read_text()
+    scripts = sorted(path.name for path in SCRIPTS.iterdir() if os.access(path, os.X_OK))
+    assert scripts == ["Epilog", "Prolog", "TaskProlog"]
+    assert "deploy/slurm/{TaskProlog,Prolog,Epilog}" in build
+    assert "\n/usr/share/kinetod\n" in (SCRIPTS.parent / "packages/kinetod.spec.in").read_text()
