@@ -10,6 +10,7 @@ from kineto_trace.errors import SpoolError
 from kineto_trace.files import write_atomically
 
 TARGET_FILE = "target.json"
+MAX_OFFSET_NS = 1 << 61  # times are moved by less, so that they stay in 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

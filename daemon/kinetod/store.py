@@ -203,6 +203,16 @@ class Store:
                 (capture.ended_ns, int(capture.status), local_bytes, capture.id),
             )
 
+    def save_start(self, request: pb.StartCaptureRequest) -> None:
+        """An armed capture was started, in this way."""
+        with self._transaction():
+            self._db.execute("UPDATE captures SET start = ? WHERE id = ?", (_json(request), request.id))
+
+    def start_of(self, capture_id: str) -> pb.StartCaptureRequest | None:
+        """How an armed capture was started; None if it was not."""
+        row = self._db.execute("SELECT start FROM captures WHERE id = ?", (capture_id,)).fetchone()
+        return None if row is None or row[0] is None else _start(row[0])
+
     def set_pinned(self, capture_id: str, pinned: bool) -> None:
         """Whether the capture is kept until it is unpinned."""
         with self._transaction():
@@ -356,6 +366,8 @@ class Store:
             capture.local_bytes = row[8]
         if row[9] is not None:
             json_format.Parse(row[9], capture.upload, ignore_unknown_fields=True)
+        if row[10] is not None and (start := _start(row[10])).HasField("clock"):
+            capture.clock.CopyFrom(start.clock)
         targets = self._db.execute("SELECT target FROM targets WHERE capture_id = ? ORDER BY number", (row[0],))
         for (text,) in targets.fetchall():
             json_format.Parse(text, capture.targets.add(), ignore_unknown_fields=True)
@@ -396,15 +408,21 @@ class Store:
                 leftover.unlink(missing_ok=True)
 
 
-_SELECT = "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload FROM captures"
+_SELECT = (
+    "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start FROM captures"
+)
 _INSERT = (
     "INSERT INTO captures (id, created_ns, ended_ns, status, host, idempotency_key, request_hash, spec, owner_uid) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
-def _json(message: pb.Target | pb.Upload) -> str:
+def _json(message: pb.Target | pb.Upload | pb.StartCaptureRequest) -> str:
     return json_format.MessageToJson(message, indent=None)
+
+
+def _start(text: str) -> pb.StartCaptureRequest:
+    return json_format.Parse(text, pb.StartCaptureRequest(), ignore_unknown_fields=True)
 
 
 def _is_uploaded(text: str | None) -> bool:

@@ -2,12 +2,12 @@
 
 import sqlite3
 
-VERSION = 2
+VERSION = 3
 _TABLES = """
 CREATE TABLE captures (
     id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
     host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL,
-    pinned INTEGER NOT NULL DEFAULT 0, owner_uid INTEGER, local_bytes INTEGER, upload TEXT
+    pinned INTEGER NOT NULL DEFAULT 0, owner_uid INTEGER, local_bytes INTEGER, upload TEXT, start TEXT
 ) WITHOUT ROWID;
 CREATE INDEX captures_by_time ON captures (created_ns, id);
 CREATE TABLE targets (
@@ -33,6 +33,7 @@ UPDATE captures SET owner_uid = (
     FROM (SELECT coalesce(json_extract(target, '$.process.uid'), 0) AS uid FROM targets WHERE capture_id = id)
 );
 """,
+    2: "ALTER TABLE captures ADD COLUMN start TEXT;",
 }
 
 

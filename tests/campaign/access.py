@@ -53,9 +53,10 @@ tls_client_ca = "{folder}/clients.pem"
 "CN:operator" = "admin"
 """
 CAPTURE_CALLS = (
-    "GetCapture", "WatchCapture", "FetchTrace", "VerifyCapture", "CancelCapture", "PinCapture", "DeleteCapture",
+    "GetCapture", "WatchCapture", "FetchTrace", "VerifyCapture", "StartCapture", "CancelCapture", "PinCapture",
+    "DeleteCapture",
 )  # fmt: skip
-CHANGES = ("CancelCapture", "PinCapture", "DeleteCapture")
+CHANGES = ("StartCapture", "CancelCapture", "PinCapture", "DeleteCapture")
 Make = Callable[[str, Message], Answer]
 
 
@@ -121,6 +122,7 @@ def created_by(pid: int) -> pb.CreateCaptureRequest:
 def about_the_host(run: Campaign, caller: Caller) -> None:
     """What names nothing, and lists."""
     run.ask(caller, "GetHost", pb.GetHostRequest(), OK)
+    run.ask(caller, "GetClock", pb.GetClockRequest(), OK)
     run.ask(caller, "DiagnoseHost", pb.DiagnoseHostRequest(), OK)
     agents = {agent.pid: uid for uid, agent in run.agents.items()} | {run.privileged.pid: ADA}
     expected = {pid for pid, uid in agents.items() if caller.sees_all or uid == caller.uid}
@@ -170,7 +172,8 @@ def about_captures(run: Campaign, caller: Caller, owners: dict[int, Caller]) -> 
                 if name in CHANGES and caller.name == "viewer":
                     expected = "PERMISSION_DENIED ROLE_NEEDED"
             else:
-                expected = "PERMISSION_DENIED ROLE_NEEDED" if name in CHANGES and not changed else OK
+                allowed = "FAILED_PRECONDITION CAPTURE_NOT_ARMED" if name == "StartCapture" else OK
+                expected = "PERMISSION_DENIED ROLE_NEEDED" if name in CHANGES and not changed else allowed
             run.ask(caller, name, request, expected)
 
 

@@ -141,6 +141,7 @@ def test_a_list_with_processes_that_have_no_agent_shows_no_others(host: Host) ->
     [
         ("GetCapture", pb.GetCaptureRequest),
         ("WatchCapture", pb.WatchCaptureRequest),
+        ("StartCapture", pb.StartCaptureRequest),
         ("CancelCapture", pb.CancelCaptureRequest),
         ("DeleteCapture", pb.DeleteCaptureRequest),
         ("PinCapture", pb.PinCaptureRequest),
@@ -159,12 +160,12 @@ def test_a_capture_of_another_user_is_answered_like_none(
     assert host.last_audited(call=name, capture=adas_capture, uid=BOB)["reason"] == "NO_SUCH_CAPTURE"
 
 
-@pytest.mark.parametrize("name", ["CancelCapture", "DeleteCapture", "PinCapture"])
+@pytest.mark.parametrize("name", ["StartCapture", "CancelCapture", "DeleteCapture", "PinCapture"])
 def test_a_viewer_sees_captures_and_changes_none(host: Host, adas_capture: str, name: str) -> None:
     assert host.call(host.vera, "GetCapture", pb.GetCaptureRequest(id=adas_capture)).code == OK
     answer = host.call(host.vera, name, getattr(pb, f"{name}Request")(id=adas_capture))
     assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "ROLE_NEEDED")
-    assert "may not cancel, delete or pin a capture" in answer.message
+    assert "may not start, cancel, delete or pin a capture" in answer.message
     assert answer.message.endswith("that needs the role admin")
     line = host.last_audited(call=name, uid=VERA)
     assert (line["decision"], line["capture"], line["via"]) == ("denied", adas_capture, "unix")

@@ -41,6 +41,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.matching import RankCollectives
 from kineto_trace.analysis.nccl import NO_SEQUENCE
 from kineto_trace.errors import FileError
+from kineto_trace.target import MAX_OFFSET_NS
 
 BLOCKING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 MIN_COLLECTIVES = 8  # shared by two ranks
@@ -48,7 +49,6 @@ MAX_ODD_SHARE = 0.1  # of those: more outliers than that are a contradiction
 ODD_SPREADS = 10  # an outlier is farther from the median than so many median deviations
 ODD_NS = 100_000  # and than this
 TIMESTAMP_NS = 1_000  # by so much times of GPU activities may be wrong themselves
-MAX_OFFSET_NS = 1 << 61
 
 NO_HOSTS = frozenset({"", "localhost", "localhost.localdomain"})  # names that say nothing
 

@@ -44,7 +44,7 @@ class Action(StrEnum):
     SEE_PROCESS = "see a process"
     TRACE = "trace a process"
     SEE_CAPTURE = "see and fetch a capture"
-    CHANGE_CAPTURE = "cancel, delete or pin a capture"
+    CHANGE_CAPTURE = "start, cancel, delete or pin a capture"
 
 
 class Relation(StrEnum):
@@ -57,11 +57,13 @@ class Relation(StrEnum):
 
 CALLS: Mapping[str, Action] = {
     "GetHost": Action.SEE_HOST,
+    "GetClock": Action.SEE_HOST,
     "WatchHost": Action.SEE_PROCESS,
     "ListProcesses": Action.SEE_PROCESS,
     "DiagnoseProcess": Action.SEE_PROCESS,
     "DiagnoseHost": Action.SEE_HOST,
     "CreateCapture": Action.TRACE,
+    "StartCapture": Action.CHANGE_CAPTURE,
     "WatchCapture": Action.SEE_CAPTURE,
     "GetCapture": Action.SEE_CAPTURE,
     "ListCaptures": Action.SEE_CAPTURE,

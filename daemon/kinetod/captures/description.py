@@ -26,8 +26,12 @@ def describe_target(
     result: wire.Result | None,
     window_ns: tuple[int, int],
     labels: Mapping[str, str],
+    clock: pb.ClockOffset | None = None,
 ) -> TargetInfo:
-    """What belongs into target.json now. window_ns: start and end, Unix ns. The result is untrusted."""
+    """What belongs into target.json now. window_ns: start and end, Unix ns. The result is untrusted.
+
+    clock: this host's, as the caller has measured it.
+    """
     threads = list((result.threads if result else {}).items())[:_MAX_THREADS]
     iterations = result.iterations if result else {}
     return TargetInfo(
@@ -47,6 +51,8 @@ def describe_target(
         iterations=checked_iterations(iterations),
         iteration_thread=_thread_id(iterations.get("thread")),
         options=dict(start.options),
+        clock_offset_ns=clock.offset_ns if clock is not None else None,
+        clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
         complete=result is not None,
     )
 

@@ -1,5 +1,7 @@
 """All captures: those that run here, those in the store.
 
+A capture begins at once, or when it is started if it was armed (`arming`).
+
 A capture is made under a lock, so that limits, busy processes and idempotency keys are looked at by one call at a
 time. Finding its processes and bringing agents into them comes before that, without the lock.
 """
@@ -8,12 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import NamedTuple
 
 from kineto_protos.units import format_size
@@ -24,16 +23,19 @@ from kinetod.access import limits
 from kinetod.access.policy import Action, Caller, Thing, sees_all
 from kinetod.attaching import Attacher
 from kinetod.captures.alignment import observe, plan
+from kinetod.captures.arming import Arming, not_startable
 from kinetod.captures.fetch import fetch
 from kinetod.captures.keeping import Keeping
+from kinetod.captures.making import new_capture
 from kinetod.captures.pages import fitting, from_token, to_token
 from kinetod.captures.recovery import recover_target
 from kinetod.captures.resolve import Resolved, Wanted, resolve, still_there
+from kinetod.captures.running import Running
+from kinetod.captures.saving import Saver
 from kinetod.captures.services import Services
 from kinetod.captures.spec import CaptureRequest, checked_key, checked_spec, request_hash
 from kinetod.captures.target import TargetRun
 from kinetod.captures.verdict import Ending, Outcome, capture_status
-from kinetod.captures.watch import Watchers
 from kinetod.config import Config, Settings
 from kinetod.errors import (
     AlreadyExists,
@@ -57,20 +59,6 @@ MAX_PAGE = 1000
 NOBODY = -1
 CANCEL_WAIT_S = 10.0
 STOP_GRACE_S = 2.0
-SAVE_TRIES = 5
-SAVE_RETRY_S = 1.0
-SAVE_LATE_S = 5.0
-
-
-class _Running:
-    """A capture that has not ended."""
-
-    def __init__(self, capture: pb.Capture) -> None:
-        self.capture = capture
-        self.watchers = Watchers(capture)
-        self.runs: list[TargetRun] = []
-        self.task: asyncio.Task[None] | None = None
-        self.unsaved: dict[int, Path | None] = {}  # numbers of targets whose verdict is not stored, and their garbage
 
 
 class CaptureManager:
@@ -92,7 +80,8 @@ class CaptureManager:
         self._store = store
         self._services = services
         self._keeping = keeping
-        self._running: dict[str, _Running] = {}
+        self._saver = Saver(store)
+        self._running: dict[str, Running] = {}
         self._creating = asyncio.Lock()
         self._stopping = False
 
@@ -145,12 +134,38 @@ class CaptureManager:
                 return before
             self._check_count(caller)
             targets = still_there(self._registry, request.match, targets)
-            running = _Running(self._new_capture(spec, targets, requested_ns, _owner(caller)))
-            await self._store.run(self._store.insert, running.capture, key=key.stored, request_hash=digest)
-            self._running[running.capture.id] = running
+            host, owner_uid = self._services.host, _owner(caller)
+            capture = new_capture(spec, targets, host=host, requested_ns=requested_ns, owner_uid=owner_uid)
+            running = Running(capture)
+            await self._store.run(self._store.insert, capture, key=key.stored, request_hash=digest)
+            self._running[capture.id] = running
             running.runs = self._new_runs(running, request, targets)
-            running.task = asyncio.create_task(self._run(running), name=f"capture {running.capture.id}")
+            if spec.arm_ns:
+                running.arming = Arming(capture, running.runs, running.watchers.renewed)
+            running.task = asyncio.create_task(self._run(running), name=f"capture {capture.id}")
+        return _copy(capture)
+
+    async def start(self, request: pb.StartCaptureRequest) -> pb.Capture:
+        """Lets an armed capture begin; it is returned as it is where this request has done so. Raises KinetodError."""
+        now_ns = time.time_ns()
+        running = self._running.get(request.id)
+        if running is None or running.arming is None or not running.arming.waits:
+            return await self._not_started(request, running)
+        running.arming.start(request, self._config, now_ns)
+        log.info("capture %s is started", request.id)
+        try:
+            await self._store.run(self._store.save_start, request)
+        except KinetodError as exc:  # the traces have the clock, and the end of the capture is stored as soon as it can
+            log.error("%s", exc)
         return _copy(running.capture)
+
+    async def _not_started(self, request: pb.StartCaptureRequest, running: Running | None) -> pb.Capture:
+        capture = await self.get(request.id)
+        before = running.started_by if running is not None else None
+        before = before or await self._store.run(self._store.start_of, request.id)
+        if before != request:
+            raise not_startable(capture, before)
+        return capture
 
     async def _before(self, key: "_Key", digest: str) -> pb.Capture | None:
         """The capture that this key made before. Raises AlreadyExists, Stopping."""
@@ -206,36 +221,7 @@ class CaptureManager:
             needed_bytes=needed,
         )
 
-    def _new_capture(
-        self, spec: pb.CaptureSpec, targets: list[Resolved], requested_ns: int, owner_uid: int
-    ) -> pb.Capture:
-        now_ns = time.time_ns()
-        capture = pb.Capture(
-            id=new_id(now_ns),
-            spec=spec,
-            status=pb.CAPTURE_STATUS_RUNNING,
-            created_ns=now_ns,
-            host=self._services.host,
-            owner_uid=owner_uid,
-        )
-        for resolved in targets:
-            process = resolved.process
-            target = capture.targets.add(pid=process.pid, start_time_ns=process.start_time_ns, process=process)
-            target.state = pb.TARGET_STATE_PENDING
-            target.state_since_ns = now_ns
-            target.requested_ns = requested_ns
-            if resolved.problem is not None:
-                target.state = pb.TARGET_STATE_ENDED
-                target.verdict = pb.VERDICT_FAILED
-                target.reason_code = resolved.problem.reason
-                target.reason = resolved.problem.message
-            if (attached := resolved.attached) is not None:
-                target.attach.method = attached.method
-                target.attach.latency_ns = attached.latency_ns
-                target.attach.stopped_ns = attached.stopped_ns
-        return capture
-
-    def _new_runs(self, running: _Running, request: CaptureRequest, targets: list[Resolved]) -> list[TargetRun]:
+    def _new_runs(self, running: Running, request: CaptureRequest, targets: list[Resolved]) -> list[TargetRun]:
         capture = running.capture
         runs = []
         for number, resolved in enumerate(targets):
@@ -263,90 +249,80 @@ class CaptureManager:
 
     # running
 
-    async def _run(self, running: _Running) -> None:
+    async def _run(self, running: Running) -> None:
         capture = running.capture
         numbers = {id(target): number for number, target in enumerate(capture.targets)}
-        log.info("capture %s of %d processes starts", capture.id, len(capture.targets))
+        how = "waits to be started" if running.waits else "starts"
+        log.info("capture %s of %d processes %s", capture.id, len(capture.targets), how)
 
         async def run_one(run: TargetRun) -> None:
+            await run.armed()
             await run.run()
-            await self._save_target(running, numbers[id(run.target)], run.garbage)
+            await self._saver.target(running, numbers[id(run.target)], run.garbage)
 
-        await self._align(running.runs)
-        await asyncio.gather(*(run_one(run) for run in running.runs))
+        beginning = asyncio.create_task(self._begin(running), name=f"beginning of {capture.id}")
+        try:
+            await asyncio.gather(*(run_one(run) for run in running.runs))
+        finally:
+            beginning.cancel()
         await self._end(running)
+
+    async def _begin(self, running: Running) -> None:
+        """Lets the targets begin: at once, or when the armed capture is started."""
+        if running.arming is not None:
+            await running.arming.started()
+        try:
+            if running.started_by is None or not running.started_by.iterations:
+                await self._align([run for run in running.runs if not run.is_over])
+        except Exception:
+            log.exception("capture %s: its processes are not aligned", running.capture.id)
+        for run in running.runs:
+            if not run.is_over:
+                run.begin()
 
     async def _align(self, runs: list[TargetRun]) -> None:
         """Gives all targets of a capture by iteration the same ones."""
         if len(runs) < 2 or runs[0].request.iterations is None:
             return
         agents = [run.agent for run in runs]
-        samples = await observe(agents, lambda: not all(run.stopping for run in runs))
+        samples = await observe(agents, lambda: not all(run.is_over for run in runs))
         if not samples:
             return
         comparable = all(agent.attached is None for agent in agents)
         patience_ns = self._config.max_duration_ns
         aligned = plan(samples, runs[0].request, comparable=comparable, patience_ns=patience_ns)
         for run, each in zip(runs, aligned, strict=True):
-            run.align(each)
+            if not run.is_over:
+                run.align(each)
 
-    async def _end(self, running: _Running) -> None:
+    async def _end(self, running: Running) -> None:
         capture = running.capture
+        if running.arming is not None:
+            running.arming.close()
         capture.ended_ns = time.time_ns()
         capture.status = capture_status(target.verdict for target in capture.targets)
         capture.local_bytes = await asyncio.to_thread(folder_bytes, self._store.capture_dir(capture.id))
-        saved = await self._save(self._store.save_end, capture)
+        saved = await self._saver.end(running)
         running.watchers.ended()
         metrics.capture_ended(capture)
         self.on_end(capture)
         log.info("capture %s: %s", capture.id, pb.CaptureStatus.Name(capture.status))
         if not saved or running.unsaved:
-            await self._save_late(running, saved)
+            await self._saver.late(running, saved)
         del self._running[capture.id]
         self._keeping.ended(capture)
-
-    async def _save_late(self, running: _Running, saved: bool) -> None:
-        """The disk has been full for long: what could not be stored once more, until it can be."""
-        while not saved:
-            await asyncio.sleep(SAVE_LATE_S)
-            saved = await self._save(self._store.save_end, running.capture)
-        while running.unsaved:
-            for number, garbage in list(running.unsaved.items()):
-                await self._save_target(running, number, garbage)
-            await asyncio.sleep(SAVE_LATE_S if running.unsaved else 0)
-
-    async def _save_target(self, running: _Running, number: int, garbage: Path | None) -> None:
-        """Stores a verdict; only then what it makes superfluous may go."""
-        capture = running.capture
-        if not await self._save(self._store.save_target, capture.id, number, capture.targets[number]):
-            running.unsaved[number] = garbage
-            return
-        running.unsaved.pop(number, None)
-        if garbage is not None:
-            await asyncio.to_thread(shutil.rmtree, garbage, ignore_errors=True)
-
-    async def _save(self, method: object, *args: object) -> bool:
-        """Writes to the index, again if the disk is full for a moment; an unsaved end is given anew at a restart."""
-        for attempt in range(SAVE_TRIES):
-            try:
-                await self._store.run(method, *args)  # type: ignore[arg-type]  # the store's own methods
-            except KinetodError as exc:
-                log.error("%s", exc)
-                await asyncio.sleep(SAVE_RETRY_S if attempt + 1 < SAVE_TRIES else 0)
-            else:
-                return True
-        return False
 
     async def recover(self) -> None:
         """Ends what the last daemon left unfinished; decoding goes on in the background."""
         await self._store.run(self._store.clean_up)
         for capture in await self._store.run(self._store.unfinished):
-            running = self._running[capture.id] = _Running(capture)
+            running = self._running[capture.id] = Running(capture)
             running.task = asyncio.create_task(self._recover(running), name=f"recovery {capture.id}")
 
-    async def _recover(self, running: _Running) -> None:
+    async def _recover(self, running: Running) -> None:
         capture = running.capture
         log.info("capture %s was running when the daemon ended; it gets its verdict now", capture.id)
+        armed = capture.spec.arm_ns > 0 and await self._store.run(self._store.start_of, capture.id) is None
         for number, target in enumerate(capture.targets):
             directory = self._store.target_dir(capture.id, key_of(target))
             if target.verdict != pb.VERDICT_UNSPECIFIED:
@@ -354,9 +330,10 @@ class CaptureManager:
                     leftover = directory / "raw" if target.files else directory
                     await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
                 continue
-            garbage = await recover_target(self._services, target, directory, tuple(capture.spec.formats))
+            formats = tuple(capture.spec.formats)
+            garbage = await recover_target(self._services, target, directory, formats, armed=armed)
             running.watchers.changed(number)
-            await self._save_target(running, number, garbage)
+            await self._saver.target(running, number, garbage)
         await self._end(running)
 
     # finding
@@ -414,8 +391,9 @@ class CaptureManager:
         """Stops every target and waits a little for their ends; a capture that has ended stays as it is."""
         running = self._running.get(capture_id)
         if running is not None and running.task is not None:
-            how = "cancelled; what was recorded until then is kept" if keep_partial else "cancelled"
-            outcome = Outcome.PARTIAL if keep_partial else Outcome.CANCELLED
+            keep = keep_partial and not running.waits  # of what waits for its start there is nothing to keep
+            how = "cancelled; what was recorded until then is kept" if keep else "cancelled"
+            outcome = Outcome.PARTIAL if keep else Outcome.CANCELLED
             for run in running.runs:
                 run.stop(Ending(outcome, VerdictReason.CANCELLED, how))
             await asyncio.wait([running.task], timeout=CANCEL_WAIT_S)
@@ -450,10 +428,12 @@ class CaptureManager:
         """Ends all captures, keeping what is quickly decoded; the rest is done by the next daemon."""
         self._stopping = True
         tasks = [running.task for running in self._running.values() if running.task is not None]
-        reason = "the daemon was stopped; what was recorded until then is kept"
         for running in self._running.values():
+            outcome, reason = Outcome.PARTIAL, "the daemon was stopped; what was recorded until then is kept"
+            if running.waits:
+                outcome, reason = Outcome.FAILED, "the daemon was stopped while the capture waited to be started"
             for run in running.runs:
-                run.stop(Ending(Outcome.PARTIAL, VerdictReason.DAEMON_STOPPED, reason), grace_s=STOP_GRACE_S)
+                run.stop(Ending(outcome, VerdictReason.DAEMON_STOPPED, reason), grace_s=STOP_GRACE_S)
         if tasks:
             _, unfinished = await asyncio.wait(tasks, timeout=grace_s)
             for task in unfinished:
@@ -461,12 +441,6 @@ class CaptureManager:
             await asyncio.gather(*tasks, return_exceptions=True)
         for running in self._running.values():
             running.watchers.ended()
-
-
-def new_id(now_ns: int) -> str:
-    """Sorts by time: 20260131-235959-123-9f86d0."""
-    when = datetime.fromtimestamp(now_ns // 10**9, timezone.utc)
-    return f"{when:%Y%m%d-%H%M%S}-{now_ns // 10**6 % 1000:03d}-{secrets.token_hex(3)}"
 
 
 class _Key(NamedTuple):

@@ -21,9 +21,12 @@ log = logging.getLogger(__name__)
 
 
 async def recover_target(
-    services: Services, target: pb.Target, directory: Path, formats: tuple[str, ...]
+    services: Services, target: pb.Target, directory: Path, formats: tuple[str, ...], *, armed: bool = False
 ) -> Path | None:
-    """Gives the target its verdict; returns what is to be removed once that is stored."""
+    """Gives the target its verdict; returns what is to be removed once that is stored.
+
+    armed: as far as is known nobody had started the capture.
+    """
     garbage: Path | None = None
     reason = "the daemon ended before the capture did (killed, crashed or stopped)"
     ending = Ending(Outcome.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
@@ -31,7 +34,10 @@ async def recover_target(
     cut: tuple[str, ...] = ()
     exists = directory.is_dir()
     recorded = exists and await asyncio.to_thread(_prepare, directory)
-    if not exists:
+    if armed and not recorded:
+        waited = "the daemon ended (killed, crashed or stopped) while the capture waited to be started"
+        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, waited)
+    elif not exists:
         ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and its folder is gone")
     elif recorded:
         try:

@@ -99,7 +99,8 @@ def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRe
     _check_options(spec.options, types)
     duration_ns, iterations = _extent(spec, config)
     _check_warmup(spec, config)
-    _check_start_time(spec, config, now_ns)
+    _check_arming(spec, config)
+    check_start_time("spec.start_time_ns", spec.start_time_ns, spec, config, now_ns)
     return CaptureRequest(
         match=checked_selector(spec.selector, "spec.selector"),
         duration_ns=duration_ns,
@@ -164,17 +165,23 @@ def _check_warmup(spec: pb.CaptureSpec, config: Config) -> None:
         raise invalid("spec.warmup_ns", "belongs to a duration; with iterations set spec.iterations.warmup")
 
 
-def _check_start_time(spec: pb.CaptureSpec, config: Config, now_ns: int) -> None:
-    if spec.start_time_ns == 0:
+def _check_arming(spec: pb.CaptureSpec, config: Config) -> None:
+    _check_range("spec.arm_ns", spec.arm_ns, config.max_duration_ns)
+    if spec.arm_ns and spec.start_time_ns:
+        raise invalid("spec.start_time_ns", "an armed capture is given its start by StartCapture; leave out one")
+
+
+def check_start_time(field: str, start_time_ns: int, spec: pb.CaptureSpec, config: Config, now_ns: int) -> None:
+    """Whether a capture may begin then, by this host's clock; 0: at once. Raises InvalidRequest."""
+    if start_time_ns == 0:
         return
-    field = "spec.start_time_ns"
-    if spec.options.wait_for_user_profiler:
-        raise invalid("spec.options.wait_for_user_profiler", "a capture with a start time cannot wait; leave out one")
     if spec.WhichOneof("extent") == "iterations":
-        raise invalid(field, "belongs to a duration; with iterations set spec.iterations.start")
-    if spec.start_time_ns < now_ns - START_TIME_SLACK_NS:
-        raise invalid(field, f"lies {format_duration(now_ns - spec.start_time_ns)} in the past by this host's clock")
-    _check_range(field, spec.start_time_ns - now_ns, config.max_duration_ns, least=-START_TIME_SLACK_NS)
+        raise invalid(field, "belongs to a duration; with iterations say the first one")
+    if spec.options.wait_for_user_profiler:
+        raise invalid(field, "a capture with wait_for_user_profiler cannot begin at a given time; leave out one")
+    if start_time_ns < now_ns - START_TIME_SLACK_NS:
+        raise invalid(field, f"lies {format_duration(now_ns - start_time_ns)} in the past by this host's clock")
+    _check_range(field, start_time_ns - now_ns, config.max_duration_ns, least=-START_TIME_SLACK_NS)
 
 
 def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ Theory of operation
 
     PENDING -> WARMUP -> COLLECT -> PROCESS -> STORE -> ENDED; only forwards, some may be skipped.
 
+    Until `begin` is called, nothing is asked of the agent, which is busy with the capture all the same: it is armed.
+
     A collection ends with the agent's Result or Rejected, with the death of the process or of its link,
     or by a deadline. A stop from our side (cancel, limits, full disk, daemon stopping) is a Cancel to the
     agent and a short deadline: the end comes on the same ways.
@@ -32,6 +34,7 @@ from kinetod.captures.alignment import Aligned
 from kinetod.captures.arena_reader import BadArena
 from kinetod.captures.conversion import Converted, convert, overhead_of
 from kinetod.captures.counts import noted_ways, source_counts
+from kinetod.captures.deadlines import after_acceptance, in_state, may_wait
 from kinetod.captures.description import describe_target
 from kinetod.captures.endings import CANNOT_WRITE, after_clock, clock_offset_ns, ending_of_disk, ending_of_trace_limit
 from kinetod.captures.services import Services
@@ -101,6 +104,7 @@ class TargetRun:
         self._capture_id = capture_id
         self.agent = agent
         self.request = start
+        self.clock: pb.ClockOffset | None = None  # this host's, as the caller has measured it
         self._formats = tuple(formats)
         self._labels = labels
         self._on_change = on_change
@@ -108,6 +112,7 @@ class TargetRun:
         self._wake = asyncio.Event()
         self._seen = _Seen()
         self._stop: Ending | None = None
+        self._begun = False
         self._deadline = 0.0
         self._counts_at = 0.0
         self._window_noted = False
@@ -147,7 +152,7 @@ class TargetRun:
     def _agent_state(self, message: wire.State) -> None:
         state = _STATES.get(message.state)
         if state is None:
-            self._move_deadline(self._waiting_s())  # accepted; its time has not come
+            self._move_deadline(after_acceptance(self.request, self._config, time.time_ns()))  # its time has not come
         elif state > self.target.state:
             if state == pb.TARGET_STATE_COLLECT:
                 self._seen.collect_ns = message.time_ns
@@ -163,7 +168,8 @@ class TargetRun:
             return
         if self._stop is None or ending.outcome is Outcome.CANCELLED:
             self._stop = ending
-        self.agent.send(wire.Cancel(self._capture_id, ending.outcome is not Outcome.CANCELLED))
+        if self._begun:
+            self.agent.send(wire.Cancel(self._capture_id, ending.outcome is not Outcome.CANCELLED))
         self._deadline = self._loop.time() + min(grace_s, self._config_s("process_deadline_ns"))
         self._wake.set()
 
@@ -172,12 +178,24 @@ class TargetRun:
         self.agent.attach(self._capture_id, self)
 
     @property
-    def stopping(self) -> bool:
-        """Whether somebody has ended it already."""
-        return self._stop is not None
+    def is_over(self) -> bool:
+        """Whether it ends, or has ended, whatever else is asked of it."""
+        return self._stop is not None or bool(self._seen.gone)
+
+    async def armed(self) -> None:
+        """Before `run`: until `begin` is called, or nothing can begin any more."""
+        while not self._begun and not self.is_over:
+            await self._wake.wait()
+            self._wake.clear()
+
+    def begin(self) -> None:
+        """The agent may be asked now."""
+        self._begun = True
+        self._clock_offset_ns = clock_offset_ns()
+        self._wake.set()
 
     def align(self, aligned: Aligned) -> None:
-        """Before `run`: the iterations that the targets of this capture have in common."""
+        """Before `begin`: the iterations that the targets of this capture have in common."""
         self.request = aligned.applied(self.request)
         if aligned.warning:
             self.target.warnings.append(aligned.warning)
@@ -263,7 +281,8 @@ class TargetRun:
             assert self._stop is not None
             return self._stop
         if self._seen.died:
-            reason = f"process {self.target.pid} ended during the capture"
+            when = "during the capture" if self._begun else "before the capture was started"
+            reason = f"process {self.target.pid} ended {when}"
             return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, reason)
         reason = f"the link to the agent of process {self.target.pid} was lost: {self._seen.gone}"
         return self._stop or Ending(Outcome.PARTIAL, VerdictReason.AGENT_LOST, reason)
@@ -287,7 +306,7 @@ class TargetRun:
                 f"the agent of process {target.pid} did not finish stopping its sources within "
                 f"{format_duration(self._config.process_deadline_ns)}",
             )
-        elif self._may_wait() and state < pb.TARGET_STATE_COLLECT:
+        elif may_wait(self.request) and state < pb.TARGET_STATE_COLLECT:
             waited = format_duration(self._config.max_duration_ns)
             reason = f"the own torch.profiler of process {target.pid} did not end within {waited}; trace again after it"
             self.stop(Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason))
@@ -311,28 +330,6 @@ class TargetRun:
         if self._stop is None:
             self._deadline = self._loop.time() + seconds
 
-    def _may_wait(self) -> bool:
-        return bool(self.request.options.get("wait_for_user_profiler"))
-
-    def _waiting_s(self) -> float:
-        """How long an agent that has accepted may wait before it does anything."""
-        if self.request.iterations is not None or self._may_wait():
-            return self._config_s("max_duration_ns")
-        return self._start_s()
-
-    def _start_s(self) -> float:
-        begin_ns = self.request.start_time_ns - self.request.warmup_ns
-        return max(0, begin_ns - time.time_ns()) / 1e9 + self._config_s("agent_deadline_ns")
-
-    def _state_s(self, state: int) -> float:
-        if state == pb.TARGET_STATE_PROCESS:
-            return self._config_s("process_deadline_ns")
-        if self.request.iterations is not None:
-            return self._config_s("max_duration_ns")
-        if state == pb.TARGET_STATE_WARMUP:
-            return self._start_s() + self.request.warmup_ns / 1e9
-        return (self.request.duration_ns or 0) / 1e9 + self._config_s("agent_deadline_ns")
-
     def _enter(self, state: pb.TargetState) -> None:
         now_ns = time.time_ns()
         self.target.state = state
@@ -341,7 +338,7 @@ class TargetRun:
             self.target.collecting_ns = now_ns
         if state >= pb.TARGET_STATE_PROCESS and self.target.collecting_ns and not self.target.collected_ns:
             self.target.collected_ns = now_ns
-        self._move_deadline(self._state_s(state))
+        self._move_deadline(in_state(state, self.request, self._config, now_ns))
         self._on_change()
 
     async def _exit_status(self) -> str:
@@ -443,6 +440,7 @@ class TargetRun:
             result=self._seen.result,
             window_ns=self._window(ended=ended),
             labels=self._labels,
+            clock=self.clock,
         )
 
     # the end

@@ -19,13 +19,22 @@ class Watchers:
             watch.dirty.add(number)
             watch.wake.set()
 
+    def renewed(self) -> None:
+        """More than a target has changed: a whole snapshot comes."""
+        for watch in self._watching:
+            watch.whole = True
+            watch.wake.set()
+
     def ended(self) -> None:
         """The capture has ended."""
         for watch in self._watching:
             watch.wake.set()
 
     async def events(self, is_over: Callable[[], bool]) -> AsyncIterator[pb.CaptureEvent]:
-        """A snapshot, the latest state of what changed, a snapshot at the end. Intermediate states may be skipped."""
+        """A snapshot, the latest state of what changed, a snapshot when an armed capture has begun and at the end.
+
+        Intermediate states may be skipped.
+        """
         watch = _Watch()
         self._watching.add(watch)
         try:
@@ -33,6 +42,10 @@ class Watchers:
             while self._capture.status == pb.CAPTURE_STATUS_RUNNING:
                 await watch.wake.wait()
                 watch.wake.clear()
+                if watch.whole:
+                    watch.whole = False
+                    watch.dirty.clear()
+                    yield pb.CaptureEvent(snapshot=self._capture)
                 while watch.dirty:
                     number = min(watch.dirty)
                     watch.dirty.discard(number)
@@ -47,4 +60,5 @@ class Watchers:
 class _Watch:
     def __init__(self) -> None:
         self.dirty: set[int] = set()
+        self.whole = False
         self.wake = asyncio.Event()

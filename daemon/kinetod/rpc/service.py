@@ -1,7 +1,9 @@
 """The Profiler service: each method translates one call to the daemon's parts."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerServicer
@@ -14,8 +16,24 @@ from kinetod.host import HostInfo
 from kinetod.registry import Registry, checked_selector
 from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.diagnose_host import HostDiagnoser
-from kinetod.rpc.status import streaming, unary
+from kinetod.rpc.status import Context, streaming, unary
 from kinetod.rpc.watch_host import HostWatcher
+
+Handler = Callable[["ProfilerService", pb.GetClockRequest, Context], Awaitable[pb.Clock]]
+
+
+def stamped(handler: Handler) -> Handler:
+    """Notes in the answer when the request came and when the answer was made: outside of everything else."""
+
+    @functools.wraps(handler)
+    async def stamping(self: "ProfilerService", request: pb.GetClockRequest, context: Context) -> pb.Clock:
+        received_ns = time.time_ns()
+        clock = await handler(self, request, context)
+        clock.received_ns = received_ns
+        clock.sent_ns = time.time_ns()
+        return clock
+
+    return stamping
 
 
 class ProfilerService(ProfilerServicer):
@@ -53,6 +71,11 @@ class ProfilerService(ProfilerServicer):
     async def CreateCapture(self, request: pb.CreateCaptureRequest, caller: Caller) -> pb.Capture:
         """Starts a capture."""
         return await self._captures.create(request.spec, request.idempotency_key, caller)
+
+    @unary
+    async def StartCapture(self, request: pb.StartCaptureRequest, _caller: Caller) -> pb.Capture:
+        """Lets an armed capture begin."""
+        return await self._captures.start(request)
 
     @streaming
     async def WatchCapture(self, request: pb.WatchCaptureRequest, _caller: Caller) -> AsyncIterator[pb.CaptureEvent]:
@@ -99,6 +122,12 @@ class ProfilerService(ProfilerServicer):
         """Reads every stored file again."""
         async for check in self._captures.verify(request.id, uploaded=request.uploaded):
             yield check
+
+    @stamped
+    @unary
+    async def GetClock(self, _request: pb.GetClockRequest, _caller: Caller) -> pb.Clock:
+        """This host's clock."""
+        return pb.Clock()
 
     @unary
     async def GetHost(self, _request: pb.GetHostRequest, _caller: Caller) -> pb.Host:

@@ -32,6 +32,22 @@ def test_a_target_is_described_with_what_its_agent_said_at_the_end() -> None:
     assert (info.options, info.labels, info.complete) == ({"with_stack": True}, {"team": "vision"}, True)
 
 
+def test_a_target_has_the_clock_that_was_measured_of_its_host() -> None:
+    info = describe_target(
+        capture_id="c",
+        host="h",
+        process=pb.Process(pid=7),
+        hello=hello_message(pid=7),
+        start=start_request(),
+        result=None,
+        window_ns=(0, 0),
+        labels={},
+        clock=pb.ClockOffset(offset_ns=-5, uncertainty_ns=2),
+    )
+    assert (info.clock_offset_ns, info.clock_uncertainty_ns) == (-5, 2)
+    assert (described().clock_offset_ns, described().clock_uncertainty_ns) == (None, None)
+
+
 @pytest.mark.parametrize("thread", [None, "7", -1, 0, 2**31, True, 1.5, [7]])
 def test_a_thread_that_is_none_is_not_taken(thread: Any) -> None:
     assert described(iterations={"thread": thread, "starts": [[3, 5]]}).iteration_thread == 0

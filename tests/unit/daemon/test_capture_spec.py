@@ -107,8 +107,11 @@ def test_a_week_is_refused_with_the_limit() -> None:
         ({"options": pb.Options(with_flops=True), "activity_types": ["kernel"]}, "spec.options.with_flops"),
         (
             {"options": pb.Options(wait_for_user_profiler=True), "start_time_ns": NOW_NS},
-            "spec.options.wait_for_user_profiler",
+            "spec.start_time_ns",
         ),
+        ({"arm_ns": -1}, "spec.arm_ns"),
+        ({"arm_ns": 3600 * SECOND_NS}, "spec.arm_ns"),
+        ({"arm_ns": SECOND_NS, "start_time_ns": NOW_NS}, "spec.start_time_ns"),
         ({"activity_types": ["external_correlation"]}, "spec.activity_types"),
         ({"or_duration_ns": 5}, "spec.or_duration_ns"),
         ({"labels": {"": "x"}}, "spec.labels"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.captures.conversion import checked, overhead_of
-from kinetod.captures.manager import new_id
+from kinetod.captures.making import new_id
 from kinetod.captures.watch import Watchers
 from kinetod.errors import StartError
 from kinetod.link import remove_stale_socket

@@ -65,6 +65,18 @@ def test_ends_are_kept(store: Store) -> None:
     assert store.unfinished() == []
 
 
+def test_the_start_of_an_armed_capture_is_kept(store: Store) -> None:
+    made = capture(1)
+    store.insert(made, key="", request_hash="h")
+    assert store.start_of("c1") is None
+    request = pb.StartCaptureRequest(id="c1", start_time_ns=5, clock=pb.ClockOffset(offset_ns=-7, uncertainty_ns=3))
+    request.iterations.add(pid=7, start=12, warmup=1)
+    store.save_start(request)
+    assert store.start_of("c1") == request
+    made.clock.CopyFrom(request.clock)
+    assert store.get("c1") == made
+
+
 def test_what_was_written_is_there_after_a_restart(store: Store, tmp_path: Path) -> None:
     store.insert(capture(1), key="", request_hash="h")
     again = Store(tmp_path / "state")  # as after kill -9: the first one was never closed

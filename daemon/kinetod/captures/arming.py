@@ -1,0 +1,128 @@
+"""Armed captures: the processes are found and their agents there, but nothing is asked of them until StartCapture.
+
+Theory of operation
+    Whoever traces many hosts at once arms a capture on each, looks at what came of it, and starts them all at one time
+    (by each host's clock) or at one iteration. Until then the targets are PENDING, and busy with this capture.
+    An `Arming` lasts until the capture is started, its time is over, or no target is left that could begin:
+    it was cancelled, the daemon stops, or the processes are gone. A target that is over ends at once, whatever becomes
+    of the others.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.target import MAX_OFFSET_NS
+
+from kinetod.captures.alignment import Aligned
+from kinetod.captures.spec import MAX_ITERATIONS, check_start_time
+from kinetod.captures.target import TargetRun
+from kinetod.captures.verdict import Ending, Outcome
+from kinetod.config import Config
+from kinetod.errors import Precondition, Reason, VerdictReason, invalid
+
+_MAX_ITERATION = 2**53
+
+
+class Arming:
+    """One capture that waits for its start. on_change: the capture itself has changed, not only a target."""
+
+    def __init__(self, capture: pb.Capture, runs: Sequence[TargetRun], on_change: Callable[[], None]) -> None:
+        self.request: pb.StartCaptureRequest | None = None  # the one that has started it
+        self._capture = capture
+        self._runs = runs
+        self._on_change = on_change
+        self._started = asyncio.Event()
+        self._timer = asyncio.get_running_loop().call_later(capture.spec.arm_ns / 1e9, self._expire)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can be started."""
+        return self.request is None and any(not run.is_over for run in self._runs)
+
+    async def started(self) -> None:
+        """Returns once it is; never, if nobody starts it."""
+        await self._started.wait()
+
+    def start(self, request: pb.StartCaptureRequest, config: Config, now_ns: int) -> None:
+        """Lets the targets that are left begin as the request says. Only while it `waits`. Raises InvalidRequest."""
+        check_start(request, self._capture, config, now_ns)
+        self.request = request
+        comparable = all(run.agent.attached is None for run in self._runs)
+        iterations = {each.pid: each for each in request.iterations}
+        for run in self._runs:
+            if run.is_over:
+                continue
+            run.target.requested_ns = now_ns
+            run.request = run.request._replace(start_time_ns=request.start_time_ns)
+            if request.HasField("clock"):
+                run.clock = request.clock
+            if (own := iterations.get(run.target.pid)) is not None:
+                roundup = run.request.iteration_roundup if comparable else 0  # the agent rounds again if it is late
+                run.align(Aligned(start_iteration=own.start, roundup=roundup, warmup_iterations=own.warmup))
+        if request.HasField("clock"):
+            self._capture.clock.CopyFrom(request.clock)
+        self.close()
+        self._on_change()
+        self._started.set()
+
+    def _expire(self) -> None:
+        waited = format_duration(self._capture.spec.arm_ns)
+        reason = (
+            f"nobody started the armed capture within {waited}: has the command that armed it ended, or has it lost "
+            "this host? Trace again, and arm it for longer if the other hosts take their time"
+        )
+        for run in self._runs:
+            run.stop(Ending(Outcome.CANCELLED, VerdictReason.NOT_STARTED, reason))
+        self.close()
+        self._on_change()
+
+    def close(self) -> None:
+        """It does not wait any more, for whatever reason."""
+        self._timer.cancel()
+        self._capture.armed_until_ns = 0
+
+
+def check_start(request: pb.StartCaptureRequest, capture: pb.Capture, config: Config, now_ns: int) -> None:
+    """Whether an armed capture can begin as the request says. Raises InvalidRequest."""
+    check_start_time("start_time_ns", request.start_time_ns, capture.spec, config, now_ns)
+    if request.iterations and capture.spec.WhichOneof("extent") != "iterations":
+        raise invalid("iterations", f"capture {capture.id} is one by duration; give start_time_ns, or nothing")
+    pids = {target.pid for target in capture.targets}
+    seen = set[int]()
+    for index, each in enumerate(request.iterations):
+        field = f"iterations[{index}]"
+        if each.pid not in pids:
+            raise invalid(f"{field}.pid", f"process {each.pid} is no target of capture {capture.id}")
+        if each.pid in seen:
+            raise invalid(f"{field}.pid", f"process {each.pid} is named twice")
+        seen.add(each.pid)
+        if not 0 <= each.start <= _MAX_ITERATION:
+            raise invalid(f"{field}.start", f"must be 0 to {_MAX_ITERATION}, got {each.start}")
+        if not 0 <= each.warmup <= MAX_ITERATIONS:
+            raise invalid(f"{field}.warmup", f"must be 0 to {MAX_ITERATIONS}, got {each.warmup}")
+    offset_ns, uncertainty_ns = request.clock.offset_ns, request.clock.uncertainty_ns
+    if abs(offset_ns) >= MAX_OFFSET_NS:
+        raise invalid("clock.offset_ns", f"no clock is so far off: {offset_ns} ns")
+    if not 0 <= uncertainty_ns < MAX_OFFSET_NS:
+        raise invalid("clock.uncertainty_ns", f"must be 0 to {MAX_OFFSET_NS - 1}, got {uncertainty_ns}")
+
+
+def not_startable(capture: pb.Capture, started: pb.StartCaptureRequest | None) -> Precondition:
+    """The error for a capture that cannot be started (again). started: by what it was."""
+    if started is not None:
+        return Precondition(
+            Reason.CAPTURE_STARTED,
+            f"capture {capture.id} was started before, with another start; watch it, or cancel it and arm a new one",
+            capture_id=capture.id,
+        )
+    if not capture.spec.arm_ns:
+        why = "it was made without arm_ns and began at once"
+    else:
+        why = next((target.reason for target in capture.targets if target.reason), "its targets end")
+    return Precondition(
+        Reason.CAPTURE_NOT_ARMED,
+        f"capture {capture.id} does not wait for a start: {why}",
+        capture_id=capture.id,
+    )
