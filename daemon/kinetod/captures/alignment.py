@@ -1,172 +1,17 @@
-"""One start iteration for all targets of a capture, so that they record the same iterations.
-
-Theory of operation
-    `observe` asks all agents at once for a fresh Hello, several times within OBSERVED_S: each Sample says at which
-    iteration every target is. `plan` is pure: it takes the fastest target and finds the first iteration that all can
-    still make, which is the current one, plus those that pass while the request is on its way, plus those that pass
-    while the sources start (these become warm-up). Each agent still checks for itself, and says so if it is late.
-
-    Counts are comparable where agents have counted since the program started. An agent that was brought into the
-    running process counts from there on; where one takes part, each target gets its own number for the same iteration:
-    the median difference of the counts tells how far apart they are. This is right for processes in lockstep.
-
-    A target that could not get to the common start in the time that is allowed, at the pace that was seen, is another
-    program: such targets are aligned among themselves, with a warning. A start that the caller asked for is waited for
-    as long as the daemon's limit allows. A target that has not finished an iteration gets the request as it is.
-"""
+"""At which iterations the processes of a capture are, asked of their agents."""
 
 import asyncio
-import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
-from kineto_agent import wire
+from kineto_protos.alignment import NEVER, Sample
 
 from kinetod.agents import Agent
 
 OBSERVED_S = 0.2
 SAMPLES = 5
 FIRST_STEP_S = 5.0  # for the first iteration that a new agent sees
-DELIVERY_S = 0.25  # until the last agent has taken the request up: its thread may have to wait for the interpreter
-SOURCES_S = 0.5  # until its sources record; torch's profiler takes the longest
-_NEVER = -1
 _MAX_ITERATION = 2**53  # what an agent says is untrusted
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """At which iteration each target was; -1: it has not finished one."""
-
-    time_ns: int
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aligned:
-    """What one target is to do. start_iteration None: its own next one."""
-
-    start_iteration: int | None
-    roundup: int
-    warmup_iterations: int
-    warning: str = ""
-
-    def applied(self, start: wire.Start) -> wire.Start:
-        """The same request with these iterations."""
-        return start._replace(
-            start_iteration=self.start_iteration,
-            iteration_roundup=self.roundup,
-            warmup_iterations=self.warmup_iterations,
-        )
-
-
-def plan(samples: Sequence[Sample], start: wire.Start, *, comparable: bool, patience_ns: int) -> list[Aligned]:
-    """One entry per target. samples: at least one. comparable: all agents count from the same iteration on.
-
-    patience_ns: how long a target may take to the common start before it counts as another program.
-    """
-    own = Aligned(
-        start_iteration=start.start_iteration,
-        roundup=start.iteration_roundup,
-        warmup_iterations=start.warmup_iterations,
-    )
-    targets = _targets(samples, comparable=comparable, patience_ns=patience_ns)
-    result = {target.number: replace(own, warning=_NOT_STEPPED) for target in targets}
-    left = [target for target in targets if target.count != _NEVER]
-    stepping = len(left)
-    while left:
-        current = max(target.position for target in left)
-        first, warmup = _common_start(current, max(target.pace for target in left), start)
-        group = [
-            target
-            for target in left
-            if target.position == current
-            or start.start_iteration is not None
-            or first - target.position <= target.reach
-        ]
-        for target in group:
-            aligned = own
-            if len(group) > 1:
-                roundup = start.iteration_roundup if comparable else 0  # the agent rounds again if it is late
-                aligned = Aligned(start_iteration=first + target.offset, roundup=roundup, warmup_iterations=warmup)
-            result[target.number] = replace(aligned, warning=_warning(first, len(group), stepping, start))
-        left = [target for target in left if target not in group]
-    return [result[target.number] for target in targets]
-
-
-_NOT_STEPPED = "not aligned with the other processes: this one had not finished an iteration"
-
-
-def _common_start(current: int, pace: float, start: wire.Start) -> tuple[int, int]:
-    """The first iteration and the warm-up of targets of which the one that is furthest is at `current`."""
-    warmup = max(start.warmup_iterations, 1, math.ceil(pace * SOURCES_S))
-    earliest = current + warmup + 1 + math.ceil(pace * DELIVERY_S)
-    first = max(earliest, start.start_iteration or 0)
-    multiple = start.iteration_roundup
-    return first if multiple <= 1 else -(-first // multiple) * multiple, warmup
-
-
-def _warning(first: int, group: int, stepping: int, start: wire.Start) -> str:
-    if group < stepping:
-        return (
-            f"recorded the same iterations as {group - 1} of the {stepping - 1} other processes; the rest are too many "
-            "iterations away to get there in the time that is allowed (kinetod --max-duration)"
-        )
-    wanted = start.start_iteration
-    if group > 1 and wanted is not None and first > wanted and first - wanted >= max(start.iteration_roundup, 1):
-        return f"iteration {wanted} could not be recorded any more by all {group} processes: recorded from {first} on"
-    return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    number: int
-    count: int  # the latest; -1: none
-    offset: int  # how far its count is ahead of those of the others for the same iteration
-    pace: float  # iterations per second; 0: none ended while we looked, so hardly more than one passes meanwhile
-    reach: float  # the most iterations that it could do in the time that is allowed
-
-    @property
-    def position(self) -> int:
-        """Its count as the first target would count."""
-        return self.count - self.offset
-
-
-def _targets(samples: Sequence[Sample], *, comparable: bool, patience_ns: int) -> list[_Target]:
-    latest = samples[-1].counts
-    observed_ns = samples[-1].time_ns - samples[0].time_ns
-    reference = next((number for number, count in enumerate(latest) if count != _NEVER), 0)
-    found = []
-    for number, count in enumerate(latest):
-        pace = _pace(samples, number)
-        highest = pace or (1e9 / observed_ns if observed_ns > 0 else math.inf)
-        found.append(
-            _Target(
-                number=number,
-                count=count,
-                offset=0 if comparable else _offset(samples, number, reference),
-                pace=pace,
-                reach=highest * patience_ns / 1e9,
-            )
-        )
-    return found
-
-
-def _offset(samples: Sequence[Sample], number: int, reference: int) -> int:
-    pairs = [(sample.counts[number], sample.counts[reference]) for sample in samples]
-    apart = [ours - theirs for ours, theirs in pairs if _NEVER not in (ours, theirs)]
-    return statistics.median_low(apart) if apart else 0
-
-
-def _pace(samples: Sequence[Sample], number: int) -> float:
-    seen = [(sample.time_ns, sample.counts[number]) for sample in samples if sample.counts[number] != _NEVER]
-    if len(seen) < 2 or seen[-1][1] <= seen[0][1]:
-        return 0.0
-    return (seen[-1][1] - seen[0][1] + 1) * 1e9 / max(seen[-1][0] - seen[0][0], 1)
-
-
-# asking
 
 
 async def observe(agents: Sequence[Agent], is_wanted: Callable[[], bool]) -> list[Sample]:
@@ -190,5 +35,5 @@ async def observe(agents: Sequence[Agent], is_wanted: Callable[[], bool]) -> lis
 def _is_awaited(agents: Sequence[Agent]) -> bool:
     """Whether an agent that was brought into a torch program has not seen an iteration yet."""
     return any(
-        agent.attached is not None and agent.hello.framework and agent.hello.iterations == _NEVER for agent in agents
+        agent.attached is not None and agent.hello.framework and agent.hello.iterations == NEVER for agent in agents
     )

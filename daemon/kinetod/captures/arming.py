@@ -11,11 +11,11 @@ Theory of operation
 import asyncio
 from collections.abc import Callable, Sequence
 
+from kineto_protos.alignment import Aligned
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.target import MAX_OFFSET_NS
 
-from kinetod.captures.alignment import Aligned
 from kinetod.captures.spec import MAX_ITERATIONS, check_start_time
 from kinetod.captures.target import TargetRun
 from kinetod.captures.verdict import Ending, Outcome

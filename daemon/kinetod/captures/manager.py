@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
+from kineto_protos.alignment import plan
 from kineto_protos.units import format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -22,7 +23,7 @@ from kinetod import metrics
 from kinetod.access import limits
 from kinetod.access.policy import Action, Caller, Thing, sees_all
 from kinetod.attaching import Attacher
-from kinetod.captures.alignment import observe, plan
+from kinetod.captures.alignment import observe
 from kinetod.captures.arming import Arming, not_startable
 from kinetod.captures.fetch import fetch
 from kinetod.captures.keeping import Keeping

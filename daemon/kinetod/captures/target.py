@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kineto_agent import wire
+from kineto_protos.alignment import Aligned
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.target import TargetInfo
 
 from kinetod.agents import Agent, CaptureFrame
-from kinetod.captures.alignment import Aligned
 from kinetod.captures.arena_reader import BadArena
 from kinetod.captures.conversion import Converted, convert, overhead_of
 from kinetod.captures.counts import noted_ways, source_counts

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from kineto_agent import wire
-from kinetod.captures.alignment import OBSERVED_S, SAMPLES, Aligned, Sample, plan
+from kineto_protos.alignment import Aligned, Sample, plan
 from support.agent_daemon import start_request
 
 S = 10**9
-STEP_NS = int(OBSERVED_S * S) // (SAMPLES - 1)
+STEP_NS = S // 20
 MINUTES_NS = 600 * S
 
 
@@ -117,3 +117,10 @@ def test_absurd_counts_and_pauses_do_no_harm() -> None:
     assert starts(planned([2**53, 1], [2**53, 1])) == [None, None]
     assert starts(plan([Sample(5, (1, 1))], wanted(), comparable=True, patience_ns=0)) == [3, 3]
     assert starts(planned([50, 40], [10, 45])) == [136, 136]
+
+
+def test_the_longer_a_request_is_on_its_way_the_more_iterations_are_left_for_it() -> None:
+    request = wanted()
+    seen = samples([100, 0], [119, 1], [139, 1], [159, 2], [179, 2])  # 400 a second
+    plans = plan(seen, request, comparable=True, patience_ns=MINUTES_NS, delivery_s=2.0)
+    assert starts(plans) == [179 + 200 + 1 + 800] * 2
