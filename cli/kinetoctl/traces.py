@@ -4,6 +4,7 @@ Theory of operation
     An argument that is a path or a pattern is looked for by the trace library. Anything else that looks like the id of
     a capture is asked of the daemon: if its store is on this machine and may be read, the stored columns are used as
     they are; otherwise the files are fetched into a temporary folder and verified like those of `captures fetch`.
+    URLs of object stores are listed by the trace library; commands that cannot read from there get a temporary copy.
 
     The trace library is imported only here and in functions, so that commands which need none of it start at once.
 """
@@ -13,6 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,20 +74,24 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def found_traces(arguments: Sequence[str], settings: Settings) -> Iterator[list["Source"]]:
+def found_traces(
+    arguments: Sequence[str], settings: Settings, *, fleet: str = "", here: bool = True
+) -> Iterator[list["Source"]]:
     """All traces that these arguments name, in the order of ranks; what had to be fetched is there meanwhile.
 
+    fleet: of what is at URLs, only the captures of this one. here: what is in an object store is fetched too.
     Raises NotFound, TraceUnreadable, the client's errors for captures.
     """
     if not arguments:
-        raise click.UsageError("name a trace: a file, a folder, a pattern or the id of a capture")
+        raise click.UsageError("name a trace: a file, a folder, a pattern, a URL or the id of a capture")
     with ExitStack() as stack, trace_errors():
-        paths: list[Path] = []
+        paths: list[str | Path] = []
         for text in arguments:
             paths += _paths(text, settings, stack)
         from kineto_trace.load.find import find_traces
 
-        yield find_traces(*paths)
+        sources = find_traces(*paths, fleet=fleet)
+        yield _copied(sources, settings, stack) if here else sources
 
 
 @contextmanager
@@ -117,7 +123,28 @@ def source_names(sources: Sequence["Source"]) -> list[str]:
     return [str(source.path) for source in sources]
 
 
-def _paths(text: str, settings: Settings, stack: ExitStack) -> list[Path]:
+def _copied(sources: list["Source"], settings: Settings, stack: ExitStack) -> list["Source"]:
+    """The traces with those of object stores in a temporary folder. Raises FileError."""
+    if all(source.remote is None for source in sources):
+        return sources
+    from kineto_trace.load.remote import fetch
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+    copied = []
+    for number, source in enumerate(sources):
+        if source.remote is not None:
+            if not settings.quiet:
+                click.echo(f"fetching {source.place}", err=True)
+            source = replace(source, path=fetch(source.remote, folder / str(number)), remote=None)  # noqa: PLW2901
+        copied.append(source)
+    return copied
+
+
+def _paths(text: str, settings: Settings, stack: ExitStack) -> Sequence[str | Path]:
+    from kineto_trace.load.stores import is_url
+
+    if is_url(text):
+        return [text]
     path = Path(text)
     if path.exists():
         return [path]

@@ -15,7 +15,7 @@ Theory of operation
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, overload
@@ -54,6 +54,7 @@ DELTA_COLUMNS = frozenset(
 _ABSENT: Mapping[str, int] = {"inputs": NO_STRING, "module": -1, "total_reserved": -1, "category": NO_STRING}
 
 Array = npt.NDArray[Any]
+Fetch = Callable[[str], object]
 
 
 # ------------------------------------------------------------ writing
@@ -158,8 +159,12 @@ def _write(path: Path, table: pa.Table, encoding: Mapping[str, Any]) -> None:
 # ------------------------------------------------------------ reading
 
 
-def load_columns(directory: Path) -> Trace:
-    """Opens what save_columns wrote. Raises SpoolError, also later, when a file that is wanted cannot be read."""
+def load_columns(directory: Path, fetch: Fetch | None = None) -> Trace:
+    """Opens what save_columns wrote. Raises SpoolError, also later, when a file that is wanted cannot be read.
+
+    fetch: brings a file of this name into the folder, if it is not there yet; called before a file is looked at, but
+    for trace.json, which is there.
+    """
     try:
         values = json.loads((directory / TRACE_FILE).read_bytes())
         version = values["format_version"]
@@ -168,20 +173,21 @@ def load_columns(directory: Path) -> Trace:
                 f"{directory}: a stored trace of format {version}, this version reads "
                 f"{' and '.join(map(str, READABLE_VERSIONS))}: use the kinetod that stored it, or record again"
             )
-        return _trace(directory, values)
+        return _trace(directory, values, fetch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise SpoolError(f"cannot read the stored trace in {directory}: {exc}") from exc
 
 
-def _trace(directory: Path, values: Mapping[str, Any]) -> Trace:
+def _trace(directory: Path, values: Mapping[str, Any], fetch: Fetch | None) -> Trace:
     strings: Sequence[str]
     if values["format_version"] == 2:
         strings = tuple(values["strings"])
-        stored = {kind: _StoredTable(kind, directory / f"{kind}.parquet", strings) for kind in values["tables"]}
+        files = {kind: _StoredFile(directory / f"{kind}.parquet", None, fetch) for kind in values["tables"]}
+        stored = {kind: _StoredTable(kind, file, strings) for kind, file in files.items()}
     else:
-        strings = StoredStrings(directory / STRINGS_FILE, **values["strings"])
+        strings = StoredStrings(directory / STRINGS_FILE, **values["strings"], fetch=fetch)
         stored = {
-            kind: _StoredTable(kind, directory / f"{kind}.parquet", strings, entry)
+            kind: _StoredTable(kind, _StoredFile(directory / f"{kind}.parquet", entry["bytes"], fetch), strings, entry)
             for kind, entry in values["tables"].items()
         }
     return Trace(
@@ -199,12 +205,35 @@ def _trace(directory: Path, values: Mapping[str, Any]) -> Trace:
     )
 
 
+class _StoredFile:
+    """One file of a stored trace. Its size is looked at at once, or when it has been fetched."""
+
+    def __init__(self, path: Path, size: int | None, fetch: Fetch | None) -> None:
+        self.place = path
+        self._size = size
+        self._fetch = fetch
+        if fetch is None:
+            self._check()
+
+    def path(self) -> Path:
+        """Where it is, now that it is there. Raises SpoolError, and what fetching raises."""
+        if self._fetch is not None:
+            self._fetch(self.place.name)
+            self._fetch = None
+            self._check()
+        return self.place
+
+    def _check(self) -> None:
+        found = self.place.stat().st_size
+        if self._size not in (None, found):
+            raise SpoolError(f"{self.place} has {found} bytes, not {self._size}: it was cut off or is of another trace")
+
+
 class StoredStrings(Sequence[str]):
     """The strings of a stored trace, read when the first one is wanted. Raises SpoolError then."""
 
-    def __init__(self, path: Path, count: int, bytes: int) -> None:
-        _check_size(path, bytes)
-        self._path = path
+    def __init__(self, path: Path, count: int, bytes: int, fetch: Fetch | None = None) -> None:
+        self._file = _StoredFile(path, bytes, fetch)
         self._count = count
         self._array: pa.Array | None = None
         self._list: tuple[str, ...] | None = None
@@ -212,9 +241,10 @@ class StoredStrings(Sequence[str]):
     def arrow(self) -> pa.Array:
         """All of them as Arrow's array of texts, or of bytes if some are not valid Unicode."""
         if self._array is None:
-            array = _read_column(self._path, "text").combine_chunks()
+            path = self._file.path()
+            array = _read_column(path, "text").combine_chunks()
             if len(array) != self._count:
-                raise SpoolError(f"{self._path}: {len(array)} strings, not {self._count}")
+                raise SpoolError(f"{path}: {len(array)} strings, not {self._count}")
             self._array = array
         return self._array
 
@@ -270,20 +300,19 @@ class StoredTables(Mapping[str, Table]):
 
 
 class _StoredTable:
-    """One file. Looks at its size at once, at its contents when they are wanted."""
+    """The table of one file, which is looked into when a column is wanted."""
 
     def __init__(
-        self, kind: str, path: Path, strings: Sequence[str], described: Mapping[str, Any] | None = None
+        self, kind: str, file: _StoredFile, strings: Sequence[str], described: Mapping[str, Any] | None = None
     ) -> None:
         self._kind = kind
-        self._path = path
+        self._stored = file
+        self._place = file.place
         self._strings = strings
         self._file: pq.ParquetFile | None = None
         if described is None:  # format 2 does not say
             metadata = self._opened().metadata
             described = {"rows": metadata.num_rows, "columns": self._opened().schema_arrow.names, "origin": {}}
-        else:
-            _check_size(path, described["bytes"])
         self._rows: int = described["rows"]
         self._columns = frozenset(described["columns"])
         self._origin = {name: np.dtype(text) for name, text in described["origin"].items()}
@@ -299,10 +328,11 @@ class _StoredTable:
 
     def _opened(self) -> pq.ParquetFile:
         if self._file is None:
+            path = self._stored.path()
             try:
-                self._file = pq.ParquetFile(self._path, memory_map=True)
+                self._file = pq.ParquetFile(path, memory_map=True)
             except (OSError, pa.ArrowException) as exc:
-                raise SpoolError(f"cannot read {self._path}: {exc}") from exc
+                raise SpoolError(f"cannot read {path}: {exc}") from exc
         return self._file
 
     def _read(self, name: str, dtype: np.dtype[Any]) -> Array:
@@ -316,9 +346,9 @@ class _StoredTable:
             else:
                 column = stored.to_numpy()
         except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
-            raise SpoolError(f"cannot read {name} of {self._path}: {exc}") from exc
+            raise SpoolError(f"cannot read {name} of {self._place}: {exc}") from exc
         if len(column) != self._rows:
-            raise SpoolError(f"{self._path}: {name} has {len(column)} rows, not {self._rows}")
+            raise SpoolError(f"{self._place}: {name} has {len(column)} rows, not {self._rows}")
         found: Array = column.astype(dtype, copy=False)
         return found
 
@@ -327,7 +357,7 @@ class _StoredTable:
         if not pa.types.is_dictionary(stored.type):
             stored = stored.dictionary_encode()
         if not isinstance(self._strings, StoredStrings):
-            raise SpoolError(f"{self._path}: texts in a file of format 2")
+            raise SpoolError(f"{self._place}: texts in a file of format 2")
         known = self._strings.arrow()
         parts = []
         texts, numbers = None, np.empty(0, np.int32)
@@ -336,7 +366,7 @@ class _StoredTable:
                 texts = chunk.dictionary
                 numbers = np.append(_column(pc.index_in(texts, value_set=known)), np.int32(NO_STRING))
                 if (numbers[:-1] < 0).any():
-                    raise SpoolError(f"{self._path}: texts that are not among the strings of the trace")
+                    raise SpoolError(f"{self._place}: texts that are not among the strings of the trace")
             parts.append(numbers[_column(chunk.indices)])
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
@@ -352,12 +382,6 @@ def _read_column(path: Path, name: str) -> pa.ChunkedArray:
         return pq.read_table(path, columns=[name], memory_map=True)[name]
     except (OSError, KeyError, pa.ArrowException) as exc:
         raise SpoolError(f"cannot read {path}: {exc}") from exc
-
-
-def _check_size(path: Path, size: int) -> None:
-    found = path.stat().st_size
-    if found != size:
-        raise SpoolError(f"{path} has {found} bytes, not {size}: it was cut off or is of another trace")
 
 
 def is_stored(path: Path) -> bool:

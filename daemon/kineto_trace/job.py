@@ -13,7 +13,8 @@ Theory of operation
     Any concurrent.futures executor will do. The default one is a pool of fresh processes (spawn: nothing of the
     caller's threads is copied), as many as there are cores and as fit into memory, or none if the traces are few and
     small. A Dask cluster gives one: `with cluster("tcp://scheduler:8786") as executor`; its workers must see the files
-    under the same paths.
+    under the same paths. Traces in an object store (remote.py) are read by whoever works on them, into a temporary
+    folder that is gone afterwards: the caller reads manifests alone.
 """
 
 import os
@@ -22,7 +23,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from os import PathLike
@@ -36,12 +37,15 @@ from kineto_trace.analysis.view import Compat
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.load.find import Source, find_traces, rank_notes
 from kineto_trace.load.open import open_trace
+from kineto_trace.load.remote import needed_bytes, open_remote
 from kineto_trace.model import Trace
 
 SMALL_JOB_BYTES = 50_000_000  # less text than that in all: done before other processes have started
 GZIP_RATIO = 12  # of the JSON of traces
 STORED_RATIO = 20  # bytes in memory for a byte of a stored trace
 MEMORY_RATIO = 1.5  # bytes in memory for a byte of JSON while it is read
+
+WORKERS_S = 10.0  # that a cluster may take to have a first worker
 
 Paths = str | PathLike[str] | Source
 _one_trace = threading.Lock()  # in this process, at a time
@@ -148,6 +152,13 @@ def cluster(address: str) -> Iterator[Executor]:
     except (OSError, ValueError) as exc:
         raise TraceError(f"cannot reach the Dask scheduler at {address}: {exc}") from exc
     with client:
+        try:
+            client.wait_for_workers(1, timeout=WORKERS_S)  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            raise TraceError(
+                f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}`, where "
+                "kinetod is installed"
+            ) from None
         yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]
 
 
@@ -156,11 +167,11 @@ def cluster(address: str) -> Iterator[Executor]:
 
 def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> Contribution:
     """alone: there is no other trace, so that errors are the caller's."""
-    with _one_trace:
+    with _one_trace, ExitStack() as stack:
         values: list[Any] = [None] * len(requests)
         errors: list[str | None] = [None] * len(requests)
         try:
-            trace = open_trace(source.path)
+            trace = _opened(source, stack)
         except Exception as exc:
             if alone:
                 raise
@@ -177,6 +188,11 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
                     raise
                 errors[place] = _text(exc)
         return Contribution(source, values, errors, trace_notes(trace))
+
+
+def _opened(source: Source, stack: ExitStack) -> Trace:
+    """The trace; one in an object store is here as long as the stack is open. Raises TraceError."""
+    return open_trace(source.path) if source.remote is None else stack.enter_context(open_remote(source.remote))
 
 
 def _map(executor: Executor, sources: Sequence[Source], requests: Sequence[Request]) -> list[Contribution]:
@@ -218,7 +234,7 @@ def _combined(request: Request, place: int, contributions: Sequence[Contribution
     view = find_view(request.view)
     there = [entry for entry in contributions if entry.errors[place] is None]
     missing = [entry for entry in contributions if entry.errors[place] is not None]
-    texts = [f"{entry.source.path}: {_without(entry, place)}" for entry in missing]
+    texts = [f"{entry.source.place}: {_without(entry, place)}" for entry in missing]
     if not there:
         if len(texts) == 1:
             raise FileError(texts[0])
@@ -235,7 +251,7 @@ def _combined(request: Request, place: int, contributions: Sequence[Contribution
 
 def _without(entry: Contribution, place: int) -> str:
     """Its error without the path that begins the text, or that is in it anyway."""
-    return (entry.errors[place] or "").removeprefix(f"{entry.source.path}: ")
+    return (entry.errors[place] or "").removeprefix(f"{entry.source.place}: ")
 
 
 def _with_notes(result: Result, notes: Iterable[str]) -> Result:
@@ -264,19 +280,27 @@ def _sources(sources: Paths | Iterable[Paths]) -> list[Source]:
 
 
 def _few(sources: Sequence[Source]) -> bool:
-    return len(sources) == 1 or _cores() == 1 or sum(text_bytes(entry.path) for entry in sources) < SMALL_JOB_BYTES
+    return len(sources) == 1 or _cores() == 1 or sum(map(text_bytes, sources)) < SMALL_JOB_BYTES
 
 
-def text_bytes(path: Path) -> int:
+def text_bytes(source: Source) -> int:
     """About how much JSON a trace is, to tell what it takes to read it."""
+    path = source.path
     try:
-        if path.is_dir():
-            inside = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
-            return int(inside * STORED_RATIO / MEMORY_RATIO)
-        size = path.stat().st_size
-        return size * GZIP_RATIO if path.suffix == ".gz" else size
+        if source.remote is not None:
+            size, columns = needed_bytes(source.remote)
+        else:
+            columns = path.is_dir()
+            size = sum(_file_bytes(entry) for entry in path.rglob("*")) if columns else path.stat().st_size
     except OSError:
         return 0
+    if columns:
+        return int(size * STORED_RATIO / MEMORY_RATIO)
+    return size * GZIP_RATIO if path.suffix == ".gz" else size
+
+
+def _file_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _cores() -> int:
@@ -285,7 +309,7 @@ def _cores() -> int:
 
 def _fitting(sources: Sequence[Source]) -> int:
     """How many of the largest trace fit into the memory that is free now."""
-    largest = max(text_bytes(entry.path) for entry in sources) * MEMORY_RATIO
+    largest = max(map(text_bytes, sources)) * MEMORY_RATIO
     return max(1, int(_free_memory() / largest)) if largest else len(sources)
 
 

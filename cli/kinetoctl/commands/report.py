@@ -47,6 +47,7 @@ class ReportOptions:
     columns: str | None
     workers: int | None
     scheduler: str | None
+    fleet: str
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
@@ -91,6 +92,9 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     help="Write one page with charts and tables that works offline, instead of printing.",
 )
 @click.option("--columns", metavar="NAMES", help="Only these columns, in this order, like name,total_us.")
+@click.option(
+    "--fleet", metavar="ID", default="", help="Of the captures at a URL, only those of this capture of several hosts."
+)
 @job_options
 @table_options
 def command(**values: Any) -> int:
@@ -101,16 +105,18 @@ def command(**values: Any) -> int:
     kinetoctl report --view kernels --limit 50 trace.json.gz
     kinetoctl report --view operators -o operators.parquet 'job/rank*.json.gz'
     kinetoctl report --html report.html trace.json.gz
+    kinetoctl report --scheduler tcp://host:8786 's3://traces/cluster/*/20260131-*'
     kinetoctl report --list
 
     TRACE is a Chrome trace of Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a folder of columns,
-    a folder of any of these, a pattern, or the id of a capture. Several are the ranks of one job.
+    a folder of any of these, a pattern, a URL of an object store, or the id of a capture. Several are the ranks of
+    one job.
     """
     options = ReportOptions(**values)
     settings = current()
     if options.listing or options.describe:
         return _explain(options, settings)
-    with trace_errors(), found_traces(options.traces, settings) as sources:
+    with trace_errors(), found_traces(options.traces, settings, fleet=options.fleet, here=False) as sources:
         if options.html is not None:
             _write_page(options, sources, settings)
             return ExitCode.DONE

@@ -5,6 +5,8 @@ Theory of operation
     says (`rank3`, `rank_3` in the name of the file or its folder; `trace_3`, if all the names of a call differ in that
     number); else the smallest free number, in the order of names. A rank that is there twice stays so: rank_notes()
     says it. Only the heads of files are read.
+
+    What is in an object store is found by remote.py; ranks are told in the same way.
 """
 
 import glob
@@ -12,16 +14,15 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal
 
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.load.open import COLUMNS_DIRECTORY, HEAD_BYTES, PACKED_HEAD_BYTES, unpacked_head
+from kineto_trace.load.source import Source as Source
+from kineto_trace.load.stores import is_url
 from kineto_trace.target import TARGET_FILE
-
-RankFrom = Literal["given", "trace", "name", "order"]
 
 MAX_DEPTH = 4  # folders in folders that are searched
 MAX_NAME_RANK = 99_999
@@ -34,28 +35,39 @@ _LAST_NUMBER = re.compile(r"[_\-](\d{1,5})$")
 _DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One trace, not yet opened.
+def find_traces(*paths: str | PathLike[str], fleet: str = "") -> list[Source]:
+    """All traces at these paths: files, folders, captures, patterns with * and ?, URLs; each once, by ascending rank.
 
-    rank_from: who says the rank. worker, span: of a TensorBoard log folder: the process, and which of its traces in
-    the order of time it is, from 1; "" and 0 elsewhere.
+    fleet: of what is at URLs, only the captures with this value of the label kineto.fleet. Raises FileError for a path
+    at which there is none.
     """
-
-    path: Path
-    rank: int
-    rank_from: RankFrom = "given"
-    worker: str = ""
-    span: int = 0
-
-
-def find_traces(*paths: str | PathLike[str]) -> list[Source]:
-    """All traces at these paths: files, folders, captures, patterns with * and ?; each once, in the order of ranks.
-
-    Raises FileError for a path at which there is none.
-    """
-    found = list(dict.fromkeys(place for path in paths for place in _at(Path(path))))
+    found = list(dict.fromkeys(source for path in paths for source in _found(path, fleet)))
     return sorted(_with_ranks(_with_spans(found)), key=lambda source: source.rank)
+
+
+def _found(path: str | PathLike[str], fleet: str) -> Iterator[Source]:
+    """The traces there, without ranks but where a store says them. Raises FileError."""
+    if isinstance(path, str) and is_url(path):
+        yield from _remote(path, fleet)
+    else:
+        yield from (Source(path=place, rank=-1) for place in _at(Path(path)))
+
+
+def _remote(url: str, fleet: str) -> Iterator[Source]:
+    from kineto_trace.load import remote
+
+    found = remote.look(url, TRACE_SUFFIXES, fleet=fleet)
+    traces = [Source(path=Path(place), rank=-1, remote=trace) for place, trace in found.targets]
+    for trace, place, packed in found.files:
+        try:
+            head = unpacked_head(Path(place), packed)
+        except FileError:
+            head = b""  # whoever opens it says what is wrong
+        if _may_be_trace(place.name, head):
+            traces.append(Source(path=Path(place), rank=-1, remote=replace(trace, rank=_distributed_rank(head))))
+    if not traces:
+        raise FileError(f"{url}: there is no trace")
+    yield from traces
 
 
 def rank_notes(sources: Sequence[Source]) -> list[str]:
@@ -64,7 +76,7 @@ def rank_notes(sources: Sequence[Source]) -> list[str]:
     for rank in sorted({source.rank for source in sources}):
         same = [source for source in sources if source.rank == rank]
         if len(same) > 1:
-            names = ", ".join(str(source.path) for source in same)
+            names = ", ".join(source.place for source in same)
             notes.append(f"rank {rank} is in {len(same)} traces, and each of them counts: {names}")
     return notes
 
@@ -151,13 +163,17 @@ def _is_trace_file(path: Path) -> bool:
     """Whether a file that lies in a folder is a trace: its name, and for JSON what it begins with, say so."""
     if path.name.startswith(".") or not path.name.endswith(TRACE_SUFFIXES) or not path.is_file():
         return False
-    if ".json" not in path.name or ".pt.trace.json" in path.name:
-        return True
     try:
         with path.open("rb") as file:
-            head = unpacked_head(path, file.read(PACKED_HEAD_BYTES))
+            return _may_be_trace(path.name, unpacked_head(path, file.read(PACKED_HEAD_BYTES)))
     except (OSError, FileError):
-        return False
+        return _may_be_trace(path.name, b"")
+
+
+def _may_be_trace(name: str, head: bytes) -> bool:
+    """Whether a file with this name and beginning is one; many files are JSON."""
+    if ".json" not in name or ".pt.trace.json" in name:
+        return True
     return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
 
 
@@ -166,21 +182,21 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path)) if part]
 
 
-def _with_spans(paths: Sequence[Path]) -> list[Source]:
+def _with_spans(found: Sequence[Source]) -> list[Source]:
     """Worker and span of the files of a TensorBoard log folder."""
-    matches = [_TENSORBOARD.match(path.name) for path in paths]
+    matches = [_TENSORBOARD.match(source.path.name) for source in found]
     digits: dict[tuple[Path, str], set[int]] = {}
-    for path, match in zip(paths, matches, strict=True):
+    for source, match in zip(found, matches, strict=True):
         if match is not None:
-            digits.setdefault((path.parent, match["worker"]), set()).add(int(match["span"] or 0))
+            digits.setdefault((source.path.parent, match["worker"]), set()).add(int(match["span"] or 0))
     sources = []
-    for path, match in zip(paths, matches, strict=True):
+    for source, match in zip(found, matches, strict=True):
         if match is None:
-            sources.append(Source(path=path, rank=-1))
+            sources.append(source)
         else:
-            spans = sorted(digits[path.parent, match["worker"]])
+            spans = sorted(digits[source.path.parent, match["worker"]])
             span = spans.index(int(match["span"] or 0)) + 1
-            sources.append(Source(path=path, rank=-1, worker=match["worker"], span=span))
+            sources.append(replace(source, worker=match["worker"], span=span))
     return sources
 
 
@@ -200,7 +216,7 @@ def _with_ranks(sources: Iterable[Source]) -> list[Source]:
 
 
 def _with_said_rank(source: Source) -> Source:
-    rank = rank_in(source.path)
+    rank = rank_in(source.path) if source.remote is None else source.remote.rank
     if rank is not None:
         return replace(source, rank=rank, rank_from="trace")
     for name in (source.path.name, source.path.parent.name):

@@ -10,7 +10,9 @@ from kinetod.text import clean
 
 _MAX_TEXT_CHARS = 300
 # Of the service manager, for the daemon alone.
-_DAEMONS_OWN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_DAEMONS_OWN = (
+    "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "PYTHONSAFEPATH",
+)  # fmt: skip
 
 
 class CommandHook:

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.load.source import FLEET_LABEL
 
 from kinetod import metrics
 from kinetod.config import Config, Settings
 from kinetod.hooks.command import CommandHook
 from kinetod.hooks.interface import (
-    FLEET_LABEL,
     FLEET_VARIABLE,
     FOLDER_VARIABLE,
     HOST_VARIABLE,

@@ -2,18 +2,18 @@
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kinetod import child
 from kinetod.hooks.command import last_line
 from kinetod.hooks.interface import Ended, Outcome, Result
 from kinetod.hooks.post import Answer, Delivery
 from kinetod.hooks.program import run_program
 from kinetod.text import clean
 
-_COMMAND = (sys.executable, "-m", "kinetod.hooks.post")
+_COMMAND = child.python("kinetod.hooks.post")
 _MAX_TEXT_CHARS = 500
 _OWN_S = 2.0  # that the process may take beside the request
 
@@ -40,9 +40,8 @@ class WebhookHook:
             timeout_s=timeout_s,
         )
         data = json.dumps(asdict(delivery)).encode() + b"\n" + ended.body
-        environ = {**os.environ, "PYTHONSAFEPATH": "1"}  # imports nothing from where the daemon was started
         try:
-            found = await run_program(_COMMAND, data, environ, timeout_s + _OWN_S)
+            found = await run_program(_COMMAND, data, os.environ, timeout_s + _OWN_S)
         except OSError as exc:
             return Outcome(result=Result.FAILED, text=f"cannot be called: {exc}", again=True)
         if found.status is None:

@@ -5,13 +5,13 @@ import contextlib
 import json
 import logging
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kinetod import child
 from kinetod.text import clean
 from kinetod.upload.interface import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
 
@@ -33,7 +33,8 @@ class _Process:
         self.process = process
         self.setup = setup
         self.jobs: dict[int, asyncio.Queue[tuple[dict[str, Any], bytes] | None]] = {}
-        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._log_stderr())]
+        errors = child.log_errors(process, log, "upload worker", logging.DEBUG)
+        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(errors)]
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
@@ -52,12 +53,6 @@ class _Process:
         for queue in self.jobs.values():
             queue.put_nowait(None)
 
-    async def _log_stderr(self) -> None:
-        assert self.process.stderr is not None
-        with contextlib.suppress(ValueError):  # a line beyond the limit
-            async for line in self.process.stderr:
-                log.debug("upload worker: %s", clean(line.decode("utf-8", "replace").rstrip(), 1000))
-
     def send(self, job: Mapping[str, Any]) -> None:
         """Jobs are small; the pipe takes them without waiting."""
         assert self.process.stdin is not None
@@ -75,14 +70,7 @@ class _Process:
 
     async def stop(self) -> None:
         """Lets it end, then makes it."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            await asyncio.wait_for(self.process.wait(), _EXIT_S)
-        except TimeoutError:
-            self.kill()
-            await self.process.wait()
-        await asyncio.wait(self.tasks, timeout=_EXIT_S)
+        await child.end(self.process, patience_s=_EXIT_S, readers=self.tasks)
 
 
 class UploadWorker:
@@ -172,12 +160,8 @@ class UploadWorker:
 
     async def _start(self, setup: Setup) -> _Process:
         options, variables = setup
-        command = (sys.executable, "-m", "kinetod.upload.worker", str(self._lock_path))
-        environ = {
-            **os.environ,
-            **variables,
-            "PYTHONSAFEPATH": "1",
-        }  # imports nothing from where the daemon was started
+        command = child.python("kinetod.upload.worker", str(self._lock_path))
+        environ = {**os.environ, **variables}
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LINE_BYTES, env=environ

@@ -7,9 +7,11 @@ raw bytes. `{"id": n, "progress": …}` may come any number of times before `{"i
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MANIFEST = "manifest.json"
+from kineto_trace.load.manifest import BLOCK_BYTES as BLOCK_BYTES
+from kineto_trace.load.manifest import MANIFEST as MANIFEST
+from kineto_trace.load.manifest import Stored as Stored
+
 STATE_FILE = "upload.json"  # in the capture's folder
-BLOCK_BYTES = 4 << 20  # each has its own checksum, so that any part of a file can be verified alone
 PART_BYTES = 16 << 20  # of a multipart upload; S3 takes 5 MiB to 5 GiB
 MAX_PARTS = 10_000
 Progress = Callable[[int], None]  # bytes more; raises Cancelled
@@ -37,15 +39,6 @@ class Cancelled(UploadError):
 
     def __init__(self) -> None:
         super().__init__("cancelled")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """One uploaded file: bytes, SHA-256 of all and of each block of BLOCK_BYTES."""
-
-    size_bytes: int
-    sha256: str
-    blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

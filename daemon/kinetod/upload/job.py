@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kinetod.upload import manifest
+from kineto_trace.load import manifest
+
 from kinetod.upload.interface import MANIFEST, STATE_FILE, LocalDamage, Progress, Stored
 from kinetod.upload.remote import RemoteCapture
 from kinetod.upload.sinks import Sink

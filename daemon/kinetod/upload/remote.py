@@ -5,31 +5,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kinetod.upload import manifest
-from kinetod.upload.interface import BLOCK_BYTES, MANIFEST, RemoteDamage, Stored, WorkerOptions
-from kinetod.upload.urls import scheme_of
+from kineto_trace.errors import FileError
+from kineto_trace.load import manifest, stores
 
-_CONNECT_S = 10.0
-_S3_TRIES = 2  # of one request: the queue has more patience than the library, and shows what is wrong
-READ_TRIES = 4
-_PAUSE_S = 0.5
+from kinetod.upload.interface import BLOCK_BYTES, MANIFEST, RemoteDamage, Stored, WorkerOptions
 
 
 def open_store(url: str, options: WorkerOptions) -> tuple[Any, str]:
     """fsspec's file system for a URL and the path in it. Credentials are the library's own matter."""
-    import fsspec
-
-    scheme = scheme_of(url)
-    arguments: dict[str, Any] = {"use_listings_cache": False}
-    if scheme == "s3":
-        config = {"connect_timeout": _CONNECT_S, "read_timeout": options.timeout_s, "retries": {"max_attempts": 1}}
-        arguments |= {"config_kwargs": config}
-        if options.endpoint:
-            arguments |= {"endpoint_url": options.endpoint}
-    fs, path = fsspec.core.url_to_fs(url, **arguments)
-    if scheme == "s3":
-        fs.retries = _S3_TRIES
-    return fs, path
+    return stores.open_store(url, endpoint=options.endpoint, timeout_s=options.timeout_s)
 
 
 class RemoteCapture:
@@ -50,7 +34,10 @@ class RemoteCapture:
         found = hashlib.sha256(data).hexdigest()
         if sha256 and found != sha256:
             raise RemoteDamage(f"{self.path(MANIFEST)} has the SHA-256 {found} instead of {sha256}")
-        return manifest.from_bytes(data)
+        try:
+            return manifest.from_bytes(data)
+        except FileError as exc:
+            raise RemoteDamage(f"{self.path(MANIFEST)}: {exc}") from exc
 
     def block(self, name: str, stored: Stored, number: int) -> bytes:
         """One block of a file, from 0. Raises RemoteDamage, and what the file system raises."""
@@ -84,15 +71,8 @@ class RemoteCapture:
         """Some bytes or all, with a few tries. Raises RemoteDamage if there is no such object."""
         if begin is not None and begin == end:
             return b""
-        for attempt in range(READ_TRIES):
-            try:
-                data: bytes = self._fs.cat_file(self.path(name), start=begin, end=end)
-            except FileNotFoundError as exc:
-                raise RemoteDamage(f"{self.path(name)} is not there") from exc
-            except Exception:
-                if attempt + 1 == READ_TRIES:
-                    raise
-                self._sleep(_PAUSE_S * 2**attempt)
-            else:
-                return data
-        raise AssertionError("unreachable")
+        path = self.path(name)
+        try:
+            return stores.patiently(lambda: self._fs.cat_file(path, start=begin, end=end), self._sleep)
+        except FileNotFoundError as exc:
+            raise RemoteDamage(f"{path} is not there") from exc

@@ -1,9 +1,10 @@
 """From the configuration to what the upload worker needs."""
 
+from kineto_trace.load.stores import scheme_of
+
 from kinetod.config import Config
 from kinetod.upload.credentials import credential_variables
 from kinetod.upload.interface import WorkerOptions
-from kinetod.upload.urls import scheme_of
 
 
 def worker_options(config: Config) -> WorkerOptions:

@@ -1,16 +1,11 @@
 """Addresses of object stores: which are taken, what they need, how a capture's place is made of them."""
 
-import importlib.util
 import re
 from urllib.parse import urlsplit
 
-# Scheme -> the module that fsspec needs for it, and our extra that brings it.
-SCHEMES = {
-    "s3": ("s3fs", "s3"),
-    "gs": ("gcsfs", "gcs"),
-    "az": ("adlfs", "azure"),
-    "file": ("fsspec", ""),
-}
+from kineto_trace.load.stores import SCHEMES, scheme_of
+from kineto_trace.load.stores import missing_extra as missing_extra
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -41,21 +36,6 @@ def checked_endpoint(text: str) -> str:
     if text and (parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query):
         raise ValueError("expected https://host:port, without a user or key in it")
     return text.rstrip("/")
-
-
-def scheme_of(url: str) -> str:
-    """s3, gs, az or file."""
-    return url.partition("://")[0]
-
-
-def missing_extra(url: str) -> str:
-    """What is to be installed before this store can be used; empty: nothing."""
-    if not url:
-        return ""
-    module, extra = SCHEMES[scheme_of(url)]
-    if importlib.util.find_spec(module) is not None:
-        return ""
-    return f"{module} is not installed: pip install 'kinetod[{extra}]'"
 
 
 def capture_url(prefix: str, host: str, capture_id: str) -> str:

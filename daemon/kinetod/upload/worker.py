@@ -22,15 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kineto_trace.load.manifest import Manifest
+from kineto_trace.load.stores import scheme_of
+
 from kinetod.decode_worker import die_with_parent
 from kinetod.upload.credentials import redacted, secrets_of
 from kinetod.upload.interface import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
 from kinetod.upload.job import UploadJob, upload_capture
-from kinetod.upload.manifest import Manifest
 from kinetod.upload.remote import RemoteCapture, open_store
 from kinetod.upload.sinks import sink_for
 from kinetod.upload.throttle import Throttle
-from kinetod.upload.urls import scheme_of
 
 MAX_JOBS = 64
 PROGRESS_PERIOD_S = 0.2

@@ -173,7 +173,7 @@ def test_a_pool_has_no_more_workers_than_fit_into_memory(tmp_path: Path, monkeyp
     file.write_bytes(bytes(200_000))
     monkeypatch.setattr(job, "_free_memory", lambda: free)
     assert job._fitting([Source(path=file, rank=0)]) == 3
-    assert job.text_bytes(tmp_path / "gone") == 0
+    assert job.text_bytes(Source(path=tmp_path / "gone", rank=0)) == 0
 
 
 def test_large_traces_are_worked_on_by_fresh_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import fsspec
 import pytest
-from kinetod.upload import manifest
+from kineto_trace.errors import FileError
+from kineto_trace.load import manifest
 from kinetod.upload.interface import BLOCK_BYTES, PART_BYTES, LocalDamage, RemoteDamage
 from kinetod.upload.job import Notes, UploadJob, upload_capture
 from kinetod.upload.remote import RemoteCapture
@@ -160,9 +161,12 @@ def test_damage_in_the_store_is_found(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", json.dumps({"version": 2, "block_bytes": 1}).encode()])
-def test_a_manifest_that_is_none_is_damage(data: bytes) -> None:
-    with pytest.raises(RemoteDamage, match="the manifest"):
+def test_a_manifest_that_is_none_is_damage(data: bytes, place: Place) -> None:
+    with pytest.raises(FileError, match="the manifest"):
         manifest.from_bytes(data)
+    place.fs.pipe_file(place.remote.path("manifest.json"), data)
+    with pytest.raises(RemoteDamage, match="the manifest"):
+        place.remote.manifest()
 
 
 def test_parts_are_whole_blocks_and_never_too_many() -> None:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from kineto_trace.load.stores import scheme_of
 from kinetod.upload.credentials import credential_variables, redacted, secrets_of
 from kinetod.upload.throttle import Throttle
-from kinetod.upload.urls import capture_url, checked_endpoint, checked_url, missing_extra, scheme_of
+from kinetod.upload.urls import capture_url, checked_endpoint, checked_url, missing_extra
 
 
 @pytest.mark.parametrize("text", ["s3://b", "s3://b/p/q", "gs://b/p", "az://c/p", "file:///mnt/t", ""])

@@ -5,9 +5,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kinetod.upload.interface import BLOCK_BYTES, RemoteDamage, Stored
+from kineto_trace.errors import FileError
 
+MANIFEST = "manifest.json"
 VERSION = 1
+BLOCK_BYTES = 4 << 20  # each has its own checksum, so that any part of a file can be verified alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One uploaded file: bytes, SHA-256 of all and of each block of BLOCK_BYTES."""
+
+    size_bytes: int
+    sha256: str
+    blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +43,15 @@ class Manifest:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """Raises RemoteDamage."""
+    """Raises FileError."""
     try:
         document = json.loads(data)
         if document["version"] != VERSION or document["block_bytes"] != BLOCK_BYTES:
-            raise RemoteDamage(f"the manifest has version {document['version']}, this kinetod knows {VERSION}")
+            raise FileError(f"the manifest has version {document['version']}, this kinetod knows {VERSION}")
         files = {path: to_stored(each) for path, each in document["files"].items()}
         return Manifest(capture=document["capture"], files=files, damaged=document["damaged"])
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise RemoteDamage(f"the manifest cannot be read: {exc!r}") from exc
+        raise FileError(f"the manifest cannot be read: {exc!r}") from exc
 
 
 def to_stored(value: Mapping[str, Any]) -> Stored:
