@@ -46,6 +46,7 @@ from kinetod.health import PROBE_PERIOD_S, Health, Report
 from kinetod.hooks.runner import HookRunner
 from kinetod.host import HostInfo, read_gpus
 from kinetod.host_checks.looker import HostLooker
+from kinetod.kubernetes.parts import make_kubernetes
 from kinetod.link import LinkServer
 from kinetod.lock import Lock
 from kinetod.observing import start_metrics
@@ -234,8 +235,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     executor = ThreadPoolExecutor(FILE_THREADS, "files")
     stack.callback(executor.shutdown)
     hostname = socket.gethostname()
-    access = await make_access(settings, stack)
     helper = HelperService(config.helper_socket) if config.helper_socket is not None else None
+    kubernetes = make_kubernetes(settings, helper, lambda user: store.run(store.number_of, user), stack)
+    access = await make_access(settings, stack, kubernetes.users)
     services = Services(
         settings=settings,
         workers=workers,
@@ -245,7 +247,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper)),
     )
     hub = AgentHub()
-    registry = Registry(hub, privileged=helper)
+    registry = Registry(hub, privileged=helper, names=kubernetes.names)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
     # the system's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
@@ -292,6 +294,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         hub=hub,
         captures_running=lambda: captures.running,
         gpus=gpus,
+        holders=kubernetes.holders,
         hostname=hostname,
         healthy=lambda: rpc.serving,
         stack=stack,

@@ -97,11 +97,18 @@ class Config:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     loopback_without_tls: bool = False
+    kubernetes: bool = False  # whether callers with a Kubernetes token are served
+    kubernetes_listen: ListenAddress = ListenAddress(host="127.0.0.1", port=50052)
+    kubernetes_audiences: tuple[str, ...] = ()  # empty: the API server's own
     audit_file: Path | None = None  # None: the journal
     requests_per_second: int = 50  # of one caller
     max_connections: int = 128  # of one user or remote address
     max_captures_per_user: int = 8
     quota_per_user_bytes: int = 0  # 0: no limit
+    pod_resources: bool = False  # whether the kubelet is asked
+    kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    node_name: str = ""  # as the API server knows this host
+    account_dir: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
     @property
     def has_tls(self) -> bool:

@@ -33,7 +33,7 @@ from kinetod.config import (
 )
 from kinetod.config_key import VARIABLE_PREFIX as VARIABLE_PREFIX
 from kinetod.config_key import Key as Key
-from kinetod.config_kinds import Choice, Count, Duration, Folder, ListOf, Maybe, Parsed, SecretFile, Size, Switch
+from kinetod.config_kinds import Choice, Count, Duration, Folder, Kind, ListOf, Maybe, Parsed, SecretFile, Size, Switch
 from kinetod.hooks.keys import HOOK_KEYS, hook_problems
 from kinetod.upload.urls import checked_endpoint, checked_url, missing_extra
 
@@ -47,6 +47,7 @@ SECTIONS = {
     "upload": "Captures in an object store; docs/storage.md explains it.",
     "hooks": "What is run or called when a capture has ended; docs/orchestration.md explains it.",
     "access": "Who may do what, and how much; docs/access.md explains it.",
+    "kubernetes": "What is asked of Kubernetes; docs/kubernetes.md explains it.",
     "metrics": "What Prometheus can read; docs/metrics.md lists it.",
 }
 
@@ -302,6 +303,31 @@ KEYS: tuple[Key, ...] = (
     ),
     *HOOK_KEYS,
     *ACCESS_KEYS,
+    Key(
+        name="kubernetes.pod_resources",
+        field="pod_resources",
+        kind=Switch(),
+        meaning="whether the kubelet is asked which containers it gave which GPUs; with an attach helper, this gets "
+        "the connection by `kubelet_socket` in its attach.toml",
+    ),
+    Key(
+        name="kubernetes.kubelet_socket",
+        field="kubelet_socket",
+        kind=Parsed("path", checked_socket_path),
+        meaning="where a daemon without an attach helper asks it",
+    ),
+    Key(
+        name="kubernetes.node_name",
+        field="node_name",
+        kind=Kind(),
+        meaning="this node's name at the API server, for access.kubernetes",
+    ),
+    Key(
+        name="kubernetes.account_dir",
+        field="account_dir",
+        kind=Folder(),
+        meaning="folder with `token` and `ca.crt`, with which kinetod asks the API server",
+    ),
     Key(
         name="metrics.listen",
         field="metrics_listen",

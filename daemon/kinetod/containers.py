@@ -14,11 +14,14 @@ Theory of operation
     What the pod and its container are called is not in there. Some pods have their names in variables; the word that
     counts is the kubelet's, which is asked by whoever is given as `owners` to metrics_gpus.GpuCollector.
 
-    All of this is for display and joins; it decides nothing: a user to whom a control group was delegated may make
-    folders of any name in it, and chooses the variables.
+    `container_in` and the names are for display and joins; they decide nothing: a user to whom a control group was
+    delegated may make folders of any name in it, and chooses the variables. `pod_in` is for decisions: it takes the
+    outermost pod, below the kubelet's own group at the root of the hierarchy, where only the kubelet makes folders. In
+    a control group namespace of its own the daemon sees paths from its own group, that of its pod: `/../../…`.
 """
 
 import contextlib
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +38,12 @@ _PARENTS = {"docker": DOCKER, "libpod_parent": PODMAN}
 POD_VARIABLES = ("POD_NAME", "K8S_POD_NAME", "MY_POD_NAME", "HOSTNAME")
 NAMESPACE_VARIABLES = ("POD_NAMESPACE", "K8S_NAMESPACE", "K8S_POD_NAMESPACE", "MY_POD_NAMESPACE")
 CONTAINER_VARIABLES = ("CONTAINER_NAME", "K8S_CONTAINER_NAME", "MY_CONTAINER_NAME")
+# The kubelet's own groups, and those between it and its pods, which come first in paths from another pod's group.
+_KUBELETS = re.compile(
+    rf"kubelet|kubelet\.slice|kubepods|(kubelet-)?kubepods(-burstable|-besteffort)?(-pod({_UID}))?\.slice(:.*)?"
+    rf"|burstable|besteffort|pod({_UID})"
+)
+_POD_DEPTH = 4  # kubelet.slice, kubelet-kubepods.slice, …-burstable.slice, …-podUID.slice
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # RFC 1123, as Kubernetes wants it
 _MAX_BYTES = 1 << 20
 
@@ -83,6 +92,32 @@ def _in_path(path: str) -> Container | None:
     if not pod_uid and not container_id:
         return None
     return Container(id=container_id, runtime=runtime, pod_uid=pod_uid)
+
+
+def pod_in(cgroups: str) -> str:
+    """The UID of the pod of the text of /proc/PID/cgroup, with dashes; empty: in none that the kubelet has made."""
+    found = {_decided(line.split(":", 2)[-1].split("/")) for line in cgroups.splitlines()} - {""}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _decided(parts: list[str]) -> str:
+    inner = list(itertools.dropwhile(lambda part: part in ("", ".."), parts))
+    if not inner or not _KUBELETS.fullmatch(inner[0]):
+        return ""
+    for part in inner[:_POD_DEPTH]:
+        if match := _POD.fullmatch(part.partition(":")[0]):
+            return match[1].replace("_", "-")
+    return ""
+
+
+def is_pod_uid(text: str) -> bool:
+    """Whether it is one as the API server writes it, or a static pod's."""
+    return "_" not in text and re.fullmatch(_UID, text) is not None
+
+
+def is_container_id(text: str) -> bool:
+    """Whether it is one, or its first digits as runtimes shorten it."""
+    return re.fullmatch(r"[0-9a-f]{12,64}", text) is not None
 
 
 def container_of(pid: int, proc: Path = PROC) -> Container | None:

@@ -9,10 +9,13 @@ from kinetod.config import Config
 from kinetod.gpus.jobs import JobFolder
 from kinetod.gpus.owners import ContainerOwners
 from kinetod.gpus.reader import GpuReader
+from kinetod.kubernetes.names import Holders
 from kinetod.metrics_daemon import DaemonCollector, DaemonState
 from kinetod.metrics_gpus import GpuCollector
 from kinetod.metrics_host import HostCollector
 from kinetod.metrics_server import MetricsServer
+
+KUBELET_DEADLINE_S = 1.0  # somebody scrapes; later answers are for the next one
 
 
 def start_metrics(
@@ -24,22 +27,25 @@ def start_metrics(
     hostname: str,
     healthy: Callable[[], bool],
     stack: contextlib.AsyncExitStack,
+    holders: Holders | None = None,
 ) -> None:
     """Serves them if metrics.listen says where. Raises StartError."""
     if config.metrics_listen is None:
         return
+    loop = asyncio.get_running_loop()
+    held = holders.reader(loop, KUBELET_DEADLINE_S) if holders is not None else dict
     server = MetricsServer(
         config.metrics_listen,
         [
             DaemonCollector(
-                asyncio.get_running_loop(),
+                loop,
                 lambda: DaemonState(agents=hub.states(), captures_running=captures_running()),
             ),
             HostCollector(config.state_dir),
             GpuCollector(
                 lambda deadline_s: gpus.read(deadline_s=deadline_s),
                 hostname,
-                owners=ContainerOwners(hostname),
+                owners=ContainerOwners(hostname, held=held),
                 jobs=JobFolder(config.gpu_jobs_dir),
             ),
         ],

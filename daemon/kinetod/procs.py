@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from kinetod.access.jobs import job_in
-from kinetod.containers import Container, container_in
+from kinetod.containers import Container, Names, container_in, pod_in
 from kinetod.identity import PROC, ProcessKey, started_ns
 from kinetod.process_folder import ProcessFolder
 from kinetod.text import clean
@@ -50,7 +50,9 @@ class ProcessFacts:
     plain: bool = True  # its user may trace it as far as the kernel is concerned: no set-uid program, not undumpable
     capable: bool = False  # not plain only because of capabilities, which count if it is in our user namespace
     job: str = ""  # the batch job that the kernel's control groups put it into
-    container: Container | None = None  # likewise
+    pod: str = ""  # the UID of the Kubernetes pod, likewise
+    container: Container | None = None  # likewise, as far as the path tells
+    names: Names | None = None  # what Kubernetes calls them
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
         """The same with what somebody else could read."""
@@ -118,6 +120,7 @@ def _read_facts(pid: int, folder: ProcessFolder) -> ProcessFacts | None:
         plain=dumpable and (not capable or private.own_user_namespace),
         capable=dumpable and capable,
         job=job.id if job is not None else "",
+        pod=pod_in(cgroups),
         container=container_in(cgroups),
     )
 

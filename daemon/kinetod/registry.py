@@ -14,6 +14,7 @@ from kinetod.access.policy import Action, Caller, Thing, may
 from kinetod.agents import Agent, AgentHub
 from kinetod.errors import invalid
 from kinetod.identity import PROC, ProcessKey
+from kinetod.kubernetes.names import PodNames
 from kinetod.procs import PrivateFacts, ProcessFacts, foreign_pids, read_facts
 from kinetod.recent_facts import RecentFacts
 
@@ -108,7 +109,7 @@ class Candidate:
 
     def thing(self) -> Thing:
         """What decisions about it are made from."""
-        return Thing(uid=self.facts.uid, plain=self.facts.plain, job=self.facts.job)
+        return Thing(uid=self.facts.uid, plain=self.facts.plain, job=self.facts.job, pod=self.facts.pod)
 
     def visible_to(self, caller: Caller) -> bool:
         """Whether the caller may know of it."""
@@ -129,10 +130,18 @@ class Privileged(Protocol):
 class Registry:
     """Joins AgentHub and /proc. Without `privileged` the facts of processes that we may not read are left out."""
 
-    def __init__(self, hub: AgentHub, *, proc: Path = PROC, privileged: Privileged | None = None) -> None:
+    def __init__(
+        self,
+        hub: AgentHub,
+        *,
+        proc: Path = PROC,
+        privileged: Privileged | None = None,
+        names: PodNames | None = None,
+    ) -> None:
         self._hub = hub
         self._proc = proc
         self._privileged = privileged
+        self._names = names
         self._recent = RecentFacts(self._facts, lambda key: hub.get(key) is not None)
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
@@ -186,10 +195,10 @@ class Registry:
             return []
         found = await asyncio.to_thread(lambda: [read_facts(pid, self._proc) for pid in pids])
         facts = [each for each in found if each is not None]
-        if self._privileged is None:
-            return facts
-        private = await self._privileged.private_facts([each.key for each in facts if each.hidden])
-        return [each.with_private(private[each.key]) if each.key in private else each for each in facts]
+        if self._privileged is not None:
+            private = await self._privileged.private_facts([each.key for each in facts if each.hidden])
+            facts = [each.with_private(private[each.key]) if each.key in private else each for each in facts]
+        return facts if self._names is None else await self._names.named(facts)
 
     def agent_pids(self) -> list[int]:
         """Processes with an agent, also with one that we cannot talk to."""
@@ -240,6 +249,9 @@ def to_proto(facts: ProcessFacts) -> pb.Process:
     if facts.container is not None:
         process.container_id = facts.container.id
         process.pod_uid = facts.container.pod_uid
+    if facts.names is not None:
+        process.pod_namespace, process.pod_name = facts.names.namespace, facts.names.pod
+        process.container_name = facts.names.container
     return process
 
 

@@ -42,6 +42,8 @@ from kinetod.store_guard import open_regular
 
 log = logging.getLogger(__name__)
 
+LAST_UID = (1 << 31) - 1  # of those that hosts give; above are the numbers of users of Kubernetes
+
 INDEX_FILE = "index.sqlite"
 LOCK_FILE = "lock"
 _BUSY_TIMEOUT_MS = 5000
@@ -301,6 +303,16 @@ class Store:
         """What decisions about a capture are made from; None if there is none."""
         row = self._db.execute("SELECT owner_uid FROM captures WHERE id = ?", (capture_id,)).fetchone()
         return None if row is None else Thing(uid=row[0])
+
+    def number_of(self, user: str) -> int:
+        """What stands for a user of Kubernetes wherever a uid does, for good: beyond the uids of Linux."""
+        query = "SELECT number FROM kubernetes_users WHERE name = ?"
+        if (row := self._db.execute(query, (user,)).fetchone()) is None:
+            with self._transaction():
+                insert = "INSERT INTO kubernetes_users SELECT coalesce(max(number), ?) + 1, ? FROM kubernetes_users"
+                self._db.execute(insert, (LAST_UID, user))
+            row = self._db.execute(query, (user,)).fetchone()
+        return int(row[0])
 
     def bytes_of(self, owner_uid: int) -> int:
         """What the captures of one user take on this disk, as far as they have ended."""

@@ -2,8 +2,10 @@
 
 import sqlite3
 
-VERSION = 3
-_TABLES = """
+VERSION = 4
+_KUBERNETES_USERS = "CREATE TABLE kubernetes_users (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);"
+_TABLES = (
+    """
 CREATE TABLE captures (
     id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL, status INTEGER NOT NULL,
     host TEXT NOT NULL, idempotency_key TEXT UNIQUE, request_hash TEXT NOT NULL, spec TEXT NOT NULL,
@@ -21,6 +23,8 @@ CREATE TABLE labels (
 ) WITHOUT ROWID;
 CREATE INDEX labels_by_key ON labels (key, value);
 """
+    + _KUBERNETES_USERS
+)
 # By the version that they start from.
 _STEPS = {
     1: """
@@ -34,6 +38,7 @@ UPDATE captures SET owner_uid = (
 );
 """,
     2: "ALTER TABLE captures ADD COLUMN start TEXT;",
+    3: _KUBERNETES_USERS,
 }
 
 

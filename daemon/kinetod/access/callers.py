@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kinetod.access.jobs import PROC, jobs_of
+from kinetod.access.kubernetes import KubernetesUsers
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Action, Caller, Role, Via, sees_all
 from kinetod.access.roles import Grant, LocalRules, certificate_names, local_roles
@@ -42,6 +43,7 @@ class Callers:
         self,
         settings: Settings,
         peer_of: Callable[[str], Peer | None],
+        kubernetes: KubernetesUsers | None = None,
         *,
         own_uid: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -49,6 +51,7 @@ class Callers:
     ) -> None:
         self._settings = settings
         self._peer_of = peer_of
+        self._kubernetes = kubernetes
         self._own_uid = os.geteuid() if own_uid is None else own_uid
         self._clock = clock
         self._proc = proc
@@ -56,14 +59,22 @@ class Callers:
         self._jobs: dict[int, tuple[float, frozenset[str]]] = {}
         settings.subscribe(lambda _config: self._names.clear())
 
-    async def caller(self, connection: str, auth: Auth, action: Action | None) -> Caller:
-        """Who is at the other end of a connection, by gRPC's name of it. Raises NotIdentified, NotPermitted."""
+    async def caller(
+        self, connection: str, auth: Auth, action: Action | None, pods: frozenset[str] = frozenset()
+    ) -> Caller:
+        """Who is at the other end of a connection, by gRPC's name of it. pods: those that the request names.
+
+        Raises NotIdentified, NotPermitted.
+        """
         peer = self._peer_of(connection)
         if peer is None:
             raise NotIdentified(
                 Reason.NOT_IDENTIFIED,
                 "the daemon does not know this connection: connect to an address of `kinetod --listen`",
             )
+        if peer.via is Via.KUBERNETES:
+            assert self._kubernetes is not None  # else there is no such door
+            return await self._kubernetes.caller(peer, auth, pods if action in _PROCESS_ACTIONS else None)
         caller = await (self._remote(peer, auth) if peer.via is Via.TLS else self._local(peer))
         if not caller.roles:
             raise NotPermitted(

@@ -46,7 +46,8 @@ HIGH_WATER_BYTES = 1 << 20
 BACKLOG = 1024
 ACCEPT_BUDGET = 64
 RETRY_ACCEPT_S = 0.2
-PLAIN_SOCKET, TLS_SOCKET = "plain", "tls"  # gRPC's own, in the private folder
+PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET = "plain", "tls", "tls-token"  # gRPC's own, in the private folder
+_SOCKETS = (PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET)
 
 
 class PrivateFolder:
@@ -60,7 +61,7 @@ class PrivateFolder:
             status = os.fstat(self._fd)
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise StartError(f"{path} is open to others than this user; remove it")
-            for name in (PLAIN_SOCKET, TLS_SOCKET):
+            for name in _SOCKETS:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=self._fd)
         except OSError as exc:
@@ -73,7 +74,7 @@ class PrivateFolder:
 
     def close(self) -> None:
         """Removes it."""
-        for name in (PLAIN_SOCKET, TLS_SOCKET):
+        for name in _SOCKETS:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._fd)
         os.close(self._fd)
@@ -83,10 +84,18 @@ class PrivateFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """One address to listen at. tls: who it is comes from a certificate."""
+    """One address to listen at. tls: who it is comes from a certificate; tokens: from a Kubernetes token instead."""
 
     address: ListenAddress
     tls: bool = False
+    tokens: bool = False
+
+    @property
+    def upstream(self) -> str:
+        """The socket of gRPC's that connections go to."""
+        if not self.tls:
+            return PLAIN_SOCKET
+        return TLS_TOKEN_SOCKET if self.tokens else TLS_SOCKET
 
 
 class Front:
@@ -174,7 +183,9 @@ class Front:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             near, far = sock.getsockname()[:2], sock.getpeername()[:2]
-            if door.tls:
+            if door.tokens:
+                peer = Peer(via=Via.KUBERNETES, address=far[0])
+            elif door.tls:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
                 peer = await asyncio.to_thread(of_loopback, near, far)
@@ -193,7 +204,7 @@ class Front:
         if len(silent) >= MAX_SILENT_PER_PEER:
             next(iter(silent)).end()
             silent = self._silent.setdefault(peer.key, {})
-        client = _Client(self, peer, self._folder.socket_path(TLS_SOCKET if door.tls else PLAIN_SOCKET))
+        client = _Client(self, peer, self._folder.socket_path(door.upstream))
         silent[client] = None
         self._open.add(client)
         task = asyncio.create_task(client.start(sock))

@@ -55,7 +55,7 @@ class Gate:
         caller: Caller | None = None
         try:
             action = CALLS.get(call)
-            caller = await self._callers.caller(connection, auth, action)
+            caller = await self._callers.caller(connection, auth, action, _pods(request))
             self._rate.take(caller)
             if action is None:
                 raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule says who")
@@ -123,6 +123,13 @@ def _capture_id(request: Any) -> str | None:
         if field in request.DESCRIPTOR.fields_by_name:
             return str(getattr(request, field))
     return None
+
+
+def _pods(request: Any) -> frozenset[str]:
+    """The pods that a request names, by UID."""
+    fields = request.DESCRIPTOR.fields_by_name
+    spec = request.spec if "spec" in fields else request
+    return frozenset(spec.selector.pod_uids) if "selector" in spec.DESCRIPTOR.fields_by_name else frozenset()
 
 
 def _asked(request: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kinetod.access.roles import parse_grant, parse_role, wrong_names
-from kinetod.config import Config
+from kinetod.config import Config, parse_listen
 from kinetod.config_key import Key
 from kinetod.config_kinds import (
     Count,
@@ -91,6 +91,27 @@ ACCESS_KEYS: tuple[Key, ...] = (
         "connections",
     ),
     Key(
+        name="access.kubernetes",
+        field="kubernetes",
+        kind=Switch(),
+        meaning="whether callers with a Kubernetes token are served at access.kubernetes_listen; they may trace the "
+        "pods on which they may create pods/exec",
+    ),
+    Key(
+        name="access.kubernetes_listen",
+        field="kubernetes_listen",
+        kind=Parsed("address", parse_listen),
+        meaning="host:port for them: on loopback without TLS, which is where `kubectl port-forward` ends; elsewhere "
+        "with the server's certificate, and none of theirs",
+    ),
+    Key(
+        name="access.kubernetes_audiences",
+        field="kubernetes_audiences",
+        kind=ListOf(Kind()),
+        meaning="audiences of tokens that are taken; an empty list: the API server's own",
+        reload=True,
+    ),
+    Key(
         name="access.audit_file",
         field="audit_file",
         kind=Maybe(Folder()),
@@ -128,6 +149,25 @@ ACCESS_KEYS: tuple[Key, ...] = (
 )
 
 
+def _kubernetes_problems(config: Config) -> Iterable[tuple[str, str]]:
+    if not config.kubernetes:
+        return
+    if not config.node_name:
+        yield "kubernetes.node_name", "is missing; access.kubernetes needs it to know the pods of this node"
+    address = config.kubernetes_listen
+    if address.path is not None:
+        yield (
+            "access.kubernetes_listen",
+            f"{address} is no host:port; who connects to a socket is known without a token",
+        )
+    elif not address.is_loopback and not config.has_tls:
+        yield (
+            "access.kubernetes_listen",
+            f"{address} is not a loopback address and needs certificates ({', '.join(TLS_KEYS)}): tokens must not be "
+            "sent in the clear",
+        )
+
+
 def access_problems(config: Config) -> Iterable[tuple[str, str]]:
     """What is wrong between settings: the name of one of them, and the problem."""
     files = (config.tls_certificate, config.tls_key, config.tls_client_ca)
@@ -136,6 +176,7 @@ def access_problems(config: Config) -> Iterable[tuple[str, str]]:
         yield missing[0], f"is missing; TLS needs {', '.join(TLS_KEYS)}"
     for name in wrong_names(config.certificates):
         yield f"access.certificates.{name}", "is no name of a certificate; it must begin with URI:, DNS: or CN:"
+    yield from _kubernetes_problems(config)
     if config.has_tls:
         return
     for address in config.listen:

@@ -11,6 +11,7 @@ from kinetod.access.audit import AuditLog
 from kinetod.access.callers import Callers
 from kinetod.access.front import Door, Front, PrivateFolder
 from kinetod.access.gate import Gate, ThingOf
+from kinetod.access.kubernetes import KubernetesUsers
 from kinetod.access.limits import RequestRate
 from kinetod.access.peers import Peer
 from kinetod.access.tls import Certificates, TlsFiles
@@ -36,8 +37,10 @@ class Access:
         return Gate(self.callers, self.rate, self.audit, thing_of=thing_of, no_such=no_such)
 
 
-async def make_access(settings: Settings, stack: contextlib.AsyncExitStack) -> Access:
-    """Nobody can connect yet. Raises StartError."""
+async def make_access(
+    settings: Settings, stack: contextlib.AsyncExitStack, kubernetes: KubernetesUsers | None = None
+) -> Access:
+    """Nobody can connect yet. kubernetes: who knows callers by their tokens. Raises StartError."""
     config = settings.current
     audit = await asyncio.to_thread(AuditLog, config.audit_file)
     stack.push_async_callback(asyncio.to_thread, audit.close)
@@ -51,7 +54,7 @@ async def make_access(settings: Settings, stack: contextlib.AsyncExitStack) -> A
 
     folder = PrivateFolder(config.agent_socket.with_name(config.agent_socket.name + ".grpc"))
     front = Front(
-        [Door(address=address, tls=_needs_tls(config, address)) for address in config.listen],
+        _doors(config),
         folder,
         socket_mode=0o666 if everybody else 0o600,
         lets_in=lets_in,
@@ -63,9 +66,17 @@ async def make_access(settings: Settings, stack: contextlib.AsyncExitStack) -> A
         folder=folder,
         front=front,
         certificates=certificates,
-        callers=Callers(settings, front.peer),
+        callers=Callers(settings, front.peer, kubernetes),
         rate=RequestRate(lambda: settings.current.requests_per_second),
     )
+
+
+def _doors(config: Config) -> list[Door]:
+    doors = [Door(address=address, tls=_needs_tls(config, address)) for address in config.listen]
+    if config.kubernetes:
+        address = config.kubernetes_listen
+        doors.append(Door(address=address, tls=not address.is_loopback, tokens=True))
+    return doors
 
 
 def _needs_tls(config: Config, address: ListenAddress) -> bool:

@@ -29,7 +29,7 @@ _libc.getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """The other end of a connection. uid and gids are None and empty where certificates say who it is."""
+    """The other end of a connection. uid and gids are None and empty where certificates or tokens say who it is."""
 
     via: Via
     uid: int | None = None

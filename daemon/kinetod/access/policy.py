@@ -8,11 +8,12 @@ Theory of operation
 
     - own       processes and captures of the caller's uid
     - jobs      processes of other uids, but root's, in batch jobs that belong to the caller
+    - pods      processes in pods that Kubernetes lets the caller exec into; captures of the caller's own
     - viewer    sees and fetches everything, starts and changes nothing
     - admin     everything
 
-    A process counts as the caller's own for tracing only if the kernel too would let its user trace it: no set-uid
-    or set-gid program, none that has made itself undumpable. The daemon may be root, and must not lend that.
+    A process counts as the caller's own, or its pod's, for tracing only if the kernel too would let its user trace it:
+    no set-uid or set-gid program, none that has made itself undumpable. The daemon may be root, and must not lend that.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,7 @@ class Role(StrEnum):
 
     OWN = "own"
     JOBS = "jobs"
+    PODS = "pods"
     VIEWER = "viewer"
     ADMIN = "admin"
 
@@ -35,6 +37,7 @@ class Via(StrEnum):
     UNIX = "unix"  # SO_PEERCRED
     LOOPBACK = "loopback"  # the uid of the other end's socket, by the kernel's table of connections
     TLS = "tls"  # a client certificate
+    KUBERNETES = "kubernetes"  # a token that the API server knows
 
 
 class Action(StrEnum):
@@ -52,6 +55,7 @@ class Relation(StrEnum):
 
     OWN = "own"
     JOB = "of an own job"
+    POD = "of a pod to exec into"
     ANY = "any"
 
 
@@ -79,23 +83,37 @@ GRANTS: Mapping[Action, Mapping[Role, Relation]] = {
     Action.SEE_PROCESS: {
         Role.OWN: Relation.OWN,
         Role.JOBS: Relation.JOB,
+        Role.PODS: Relation.POD,
         Role.VIEWER: Relation.ANY,
         Role.ADMIN: Relation.ANY,
     },
-    Action.TRACE: {Role.OWN: Relation.OWN, Role.JOBS: Relation.JOB, Role.ADMIN: Relation.ANY},
+    Action.TRACE: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.JOB,
+        Role.PODS: Relation.POD,
+        Role.ADMIN: Relation.ANY,
+    },
     Action.SEE_CAPTURE: {
         Role.OWN: Relation.OWN,
         Role.JOBS: Relation.OWN,
+        Role.PODS: Relation.OWN,
         Role.VIEWER: Relation.ANY,
         Role.ADMIN: Relation.ANY,
     },
-    Action.CHANGE_CAPTURE: {Role.OWN: Relation.OWN, Role.JOBS: Relation.OWN, Role.ADMIN: Relation.ANY},
+    Action.CHANGE_CAPTURE: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.OWN,
+        Role.PODS: Relation.OWN,
+        Role.ADMIN: Relation.ANY,
+    },
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls. uid is None for a certificate that stands for no user of this host."""
+    """Who calls. uid is None for a certificate that stands for no user of this host; of a user of Kubernetes it is the
+    number that the store has given them.
+    """
 
     uid: int | None
     user: str
@@ -105,6 +123,7 @@ class Caller:
     name: str = ""  # of the certificate
     address: str = ""  # of the other end, where it has one
     jobs: frozenset[str] = frozenset()  # that belong to this user
+    pods: frozenset[str] = frozenset()  # by UID, that Kubernetes lets this user exec into
 
     @property
     def key(self) -> str:
@@ -112,17 +131,20 @@ class Caller:
         return f"uid {self.uid}" if self.uid is not None else f"certificate {self.name}"
 
     def __str__(self) -> str:
+        if self.via is Via.KUBERNETES:
+            return f"the Kubernetes user {self.user}"
         text = f"{self.user} (uid {self.uid})" if self.uid is not None else f"the certificate {self.name}"
         return text if not self.name or self.uid is None else f"{text}, certificate {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thing:
-    """A process or a capture. uid is None if nobody is known to own it; job only if the kernel's cgroups say so."""
+    """A process or a capture. uid is None if nobody is known to own it; job and pod are the kernel's cgroups' word."""
 
     uid: int | None
     plain: bool = True  # the kernel lets its user trace it
     job: str = ""
+    pod: str = ""  # its UID
 
 
 def sees_all(caller: Caller, action: Action) -> bool:
@@ -149,6 +171,8 @@ def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
         relations.add(Relation.OWN)
     if thing.job and thing.job in caller.jobs and thing.uid != 0:
         relations.add(Relation.JOB)
+    if thing.pod and thing.pod in caller.pods:
+        relations.add(Relation.POD)
     return relations
 
 

@@ -12,6 +12,7 @@ from kinetod.access.policy import Role
 
 _PROPERTIES = {"URI": "peer_uri", "DNS": "peer_dns", "CN": "x509_common_name"}  # in gRPC's auth context
 NAME_KINDS = tuple(_PROPERTIES)
+GIVEN = tuple(role for role in Role if role is not Role.PODS)  # that one comes with a Kubernetes token
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 
 
@@ -42,11 +43,10 @@ def parse_grant(text: str) -> Grant:
 
 
 def parse_role(text: str) -> Role:
-    """Raises ValueError."""
-    try:
-        return Role(text)
-    except ValueError:
-        raise ValueError(f"{text!r:.80} is no role; there are {', '.join(Role)}") from None
+    """One that can be given. Raises ValueError."""
+    if text not in GIVEN:
+        raise ValueError(f"{text!r:.80} is no role; there are {', '.join(GIVEN)}")
+    return Role(text)
 
 
 def wrong_names(certificates: Mapping[str, Grant]) -> Iterable[str]:
@@ -84,7 +84,7 @@ def local_roles(
 ) -> frozenset[Role]:
     """The roles of a user of this host. root and the daemon's own user are administrators."""
     if uid in (0, own_uid):
-        return frozenset(Role)
+        return frozenset(GIVEN)
 
     def named(users: frozenset[str], groups: frozenset[str]) -> bool:
         return user in users or any(gid_of(group) in gids for group in groups)

@@ -58,12 +58,12 @@ class Certificates:
         except (OSError, ValueError) as exc:
             raise StartError(f"TLS cannot be used: {exc}") from exc
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """For a port; clients without a certificate of the authority do not get in."""
+    def credentials(self, *, of_clients: bool = True) -> grpc.ServerCredentials:
+        """For a port. of_clients: those without a certificate of the authority do not get in; else nobody shows one."""
         return grpc.dynamic_ssl_server_credentials(
             self._pem.config(),
             self._fetch,  # type: ignore[arg-type]  # None is documented: what is in use stays
-            require_client_authentication=True,
+            require_client_authentication=of_clients,
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:

@@ -1,18 +1,20 @@
-"""Which containers use which GPUs, by the processes on them. What an allocation says is for others to add.
+"""Which containers use which GPUs, by the processes on them, and which hold them, by the kubelet's word.
 
-The names in a process's environment are read in a thread with a deadline, since a hostile process can let its reader
-wait; they are kept as long as the container is on a GPU.
+A container that the kubelet knows by its GPUs has the names that the kubelet says, and owns them without a process too.
+Of others there are the names in a process's environment. These are read in a thread with a deadline, since a hostile
+process can let its reader wait; they are kept as long as the container is on a GPU.
 """
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kinetod.containers import PROC, Container, Names, container_of, names_of
 from kinetod.deadline import WithinDeadline
-from kinetod.gpus.interface import Snapshot
+from kinetod.gpus.interface import GpuState, Snapshot
+from kinetod.kubernetes.names import Held, called, matched
 
 NAMES_DEADLINE_S = 0.2
 
@@ -33,10 +35,18 @@ Owners = Mapping[str, Sequence[Owner]]  # by the GPU's UUID
 
 
 class ContainerOwners:
-    """Called with a snapshot of the GPUs: their owners. Thread-safe. hostname: this host's."""
+    """Called with a snapshot of the GPUs: their owners. Thread-safe. held: the kubelet's word."""
 
-    def __init__(self, hostname: str, *, proc: Path = PROC, deadline_s: float = NAMES_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        hostname: str,
+        *,
+        held: Callable[[], Held] = dict,
+        proc: Path = PROC,
+        deadline_s: float = NAMES_DEADLINE_S,
+    ) -> None:
         self._hostname = hostname
+        self._held = held
         self._proc = proc
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
@@ -45,14 +55,23 @@ class ContainerOwners:
         self._reading = WithinDeadline("names of containers", self._read)
 
     def __call__(self, snapshot: Snapshot) -> Owners:
-        """By UUID; GPUs that no container uses are left out."""
+        """By UUID; GPUs that no container uses or holds are left out."""
         found: dict[str, dict[Container, int]] = {}
         for gpu in snapshot.gpus:
             for process in gpu.processes:
                 if (container := container_of(process.pid, self._proc)) is not None:
                     found.setdefault(gpu.uuid, {}).setdefault(container, process.pid)
-        names = self._names_of({each: pid for users in found.values() for each, pid in users.items() if each.pod_uid})
-        return {uuid: [_owner(each, names.get(each, Names())) for each in users] for uuid, users in found.items()}
+        in_pods = {each: pid for users in found.values() for each, pid in users.items() if each.pod_uid}
+        held = _by_uuid(snapshot, self._held())
+        refs = matched({each: [uuid for uuid, users in found.items() if each in users] for each in in_pods}, held)
+        names = {**self._names_of(in_pods), **{container: called(ref) for container, ref in refs.items()}}
+        owners = {uuid: [_owner(each, names.get(each, Names())) for each in users] for uuid, users in found.items()}
+        for uuid, holders in held.items():
+            users = found.get(uuid, {})
+            if users.keys() <= refs.keys():  # else one of these holders may be among them
+                idle = sorted(set(holders) - {refs[each] for each in users})
+                owners.setdefault(uuid, []).extend(_owner(Container(), called(ref)) for ref in idle)
+        return owners
 
     def _names_of(self, wanted: Mapping[Container, int]) -> Mapping[Container, Names]:
         with self._lock:
@@ -72,6 +91,20 @@ class ContainerOwners:
             names = names_of(pid, self._hostname, self._proc)
             with self._lock:
                 self._names[container] = names
+
+
+def _by_uuid(snapshot: Snapshot, held: Held) -> Held:
+    """The kubelet's word about the GPUs of a snapshot, however their device plug-in names them."""
+    found = {}
+    for gpu in snapshot.gpus:
+        if holders := next((held[name] for name in _names(gpu) if name in held), None):
+            found[gpu.uuid] = holders
+    return found
+
+
+def _names(gpu: GpuState) -> tuple[str, ...]:
+    domain, _, rest = gpu.pci_bus_id.lower().partition(":")
+    return gpu.uuid, f"{domain[-4:]}:{rest}", gpu.device
 
 
 def _owner(container: Container, names: Names) -> Owner:

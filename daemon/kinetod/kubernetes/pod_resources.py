@@ -1,7 +1,8 @@
 """Which container of which pod has which GPU, by the kubelet's word (its pod-resources API, v1).
 
 Theory of operation
-    The kubelet of a node answers on a Unix socket that only root can connect to. It knows what it gave to whom, also
+    The kubelet of a node answers on a Unix socket that only root can connect to; who is not root is given
+    connections by the attach helper. It knows what it gave to whom, also
     where the control groups and /proc say nothing: a container that holds a GPU and does not use it yet.
 
     A device plug-in names its devices as it likes. NVIDIA's says the UUID (`GPU-…`, `MIG-…`), and `GPU-…::2` for one
@@ -13,8 +14,10 @@ Theory of operation
     each restart of the kubelet. Its answer is of the moment; how long to believe it is the caller's affair.
 """
 
+import contextlib
 import re
-from collections.abc import Iterable
+import socket as sockets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,8 @@ import grpc.aio
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import PodResourcesListerStub
 
+from kinetod.attach.service.client import Unreachable
+from kinetod.kubernetes.passage import passage
 from kinetod.text import clean
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
@@ -78,15 +83,22 @@ class Device:
 
 
 class PodResources:
-    """Asks the kubelet that listens on `socket`."""
+    """Asks the kubelet that listens on `socket`, or at the other end of what `connect` gives (Unreachable: nothing)."""
 
-    def __init__(self, socket: Path = SOCKET, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        socket: Path = SOCKET,
+        *,
+        deadline_s: float = DEADLINE_S,
+        connect: Callable[[], Awaitable[sockets.socket]] | None = None,
+    ) -> None:
         self._socket = socket
         self._deadline_s = deadline_s
+        self._connect = connect
 
     async def devices(self) -> tuple[Device, ...]:
         """Every device that a container of this node holds now, GPUs or not. Raises KubeletError."""
-        async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS) as channel:
+        async with self._address() as address, grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
             ask = PodResourcesListerStub(channel).List  # type: ignore[no-untyped-call]
             try:
                 answer = await ask(pb.ListPodResourcesRequest(), timeout=self._deadline_s)
@@ -98,10 +110,23 @@ class PodResources:
         """`gpu_holders` of what the kubelet says. Raises KubeletError."""
         return gpu_holders(await self.devices())
 
+    @contextlib.asynccontextmanager
+    async def _address(self) -> AsyncIterator[str]:
+        if self._connect is None:
+            yield f"unix:{self._socket}"
+            return
+        try:
+            connection = await self._connect()
+        except Unreachable as exc:
+            raise KubeletError(f"the kubelet cannot be asked, the attach helper gives no connection: {exc}") from exc
+        async with passage(connection) as address:
+            yield address
+
     def _text(self, exc: grpc.aio.AioRpcError) -> str:
+        where = f"the kubelet ({self._socket})" if self._connect is None else "the kubelet (by the attach helper)"
         if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"the kubelet ({self._socket}) did not answer within {self._deadline_s:g} s"
-        text = f"the kubelet ({self._socket}) cannot be asked: {clean(exc.details() or exc.code().name, 300)}"
+            return f"{where} did not answer within {self._deadline_s:g} s"
+        text = f"{where} cannot be asked: {clean(exc.details() or exc.code().name, 300)}"
         return f"{text}; {_WHAT_TO_DO[exc.code()]}" if exc.code() in _WHAT_TO_DO else text
 
 

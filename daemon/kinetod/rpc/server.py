@@ -8,7 +8,7 @@ from grpc_reflection.v1alpha import reflection
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import add_ProfilerServicer_to_server
 
-from kinetod.access.front import PLAIN_SOCKET, TLS_SOCKET, Front, PrivateFolder
+from kinetod.access.front import PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET, Front, PrivateFolder
 from kinetod.access.tls import Certificates
 from kinetod.errors import StartError
 from kinetod.rpc.bundled import Bundled
@@ -63,8 +63,9 @@ class RpcServer:
         try:
             self._server.add_insecure_port(f"unix:{self._folder.socket_path(PLAIN_SOCKET)}")
             if self._certificates is not None:
-                address = f"unix:{self._folder.socket_path(TLS_SOCKET)}"
-                self._server.add_secure_port(address, self._certificates.credentials())
+                for name in (TLS_SOCKET, TLS_TOKEN_SOCKET):
+                    credentials = self._certificates.credentials(of_clients=name == TLS_SOCKET)
+                    self._server.add_secure_port(f"unix:{self._folder.socket_path(name)}", credentials)
         except RuntimeError as exc:
             raise StartError(f"gRPC cannot listen: {exc}") from exc
         finally:

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -11,7 +11,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from kinetod import errors, metrics
+from kinetod.access.callers import Auth
 from kinetod.access.gate import Gate
+from kinetod.access.kubernetes import TOKEN_KEY
 from kinetod.access.policy import Caller
 from kinetod.rpc.requests import readable
 
@@ -64,6 +66,13 @@ async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
     raise AssertionError("abort_with_status returned")
 
 
+def _auth(context: Context) -> Auth:
+    """What the caller has shown: the certificate's properties, and the token."""
+    shown: dict[str, Iterable[bytes]] = dict(context.auth_context())
+    shown[TOKEN_KEY] = [str(value).encode() for name, value in context.invocation_metadata() or () if name == TOKEN_KEY]
+    return shown
+
+
 class Guarded(Protocol):
     """A service whose calls pass a gate."""
 
@@ -79,7 +88,7 @@ def unary(
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
         with metrics.call(method.__name__) as call:
             try:
-                caller = await self.gate.admit(method.__name__, context.peer(), context.auth_context(), request)
+                caller = await self.gate.admit(method.__name__, context.peer(), _auth(context), request)
                 with self.gate.noted(method.__name__, caller, request) as noted:
                     noted.answer = await method(self, readable(request), caller)
                 return noted.answer  # type: ignore[no-any-return]  # it is what the method answered
@@ -99,7 +108,7 @@ def streaming(
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
         with metrics.call(method.__name__) as call:
             try:
-                caller = await self.gate.admit(method.__name__, context.peer(), context.auth_context(), request)
+                caller = await self.gate.admit(method.__name__, context.peer(), _auth(context), request)
                 with self.gate.noted(method.__name__, caller, request):
                     readable(request)
                 async for response in method(self, request, caller):

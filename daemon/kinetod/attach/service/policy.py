@@ -36,6 +36,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     users: list[str | int] = msgspec.field(default_factory=lambda: [ANYBODY])
     denied_users: list[str | int] = []
     root: str = IN_CONTAINERS
+    kubelet_socket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,14 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """root: NEVER, IN_CONTAINERS or ALWAYS."""
+    """root: NEVER, IN_CONTAINERS or ALWAYS. kubelet_socket: what a front end gets connections to; None: to nothing."""
 
     callers: Uids
     users: Uids
     denied: Uids
     root: str
     path: Path = DEFAULT_FILE
+    kubelet_socket: Path | None = None
 
     def refuses_caller(self, uid: int) -> str:
         """Why this user gets nothing; empty: it is served."""
@@ -106,7 +108,10 @@ def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = Non
             raise PolicyError(f"{path}: {name}: {exc}") from exc
     if lists["callers"].everybody:
         raise PolicyError(f"{path}: callers: must name users; everybody would be root")
-    return Policy(lists["callers"], lists["users"], lists["denied_users"], file.root, path)
+    socket = Path(file.kubelet_socket) if file.kubelet_socket else None
+    if socket is not None and not socket.is_absolute():
+        raise PolicyError(f"{path}: kubelet_socket: must be an absolute path, not {file.kubelet_socket!r}")
+    return Policy(lists["callers"], lists["users"], lists["denied_users"], file.root, path, socket)
 
 
 def _read(path: Path) -> bytes:

@@ -1,0 +1,99 @@
+"""Callers who show a Kubernetes token: who they are, and whose pods on this node they may trace.
+
+Theory of operation
+    A user is who the API server says (TokenReview); what they may trace are the pods into which it would let them
+    `kubectl exec` (SubjectAccessReview: create pods/exec on that very pod). Only pods of this node are asked about,
+    and where a request names pods only these. Where the API server does not answer, nobody is let in.
+
+    Whatever belongs to somebody here belongs to a number: captures, quotas, limits. The store gives each user of
+    Kubernetes one beyond those of Linux (Store.number_of), and keeps it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+
+from kinetod.access.peers import Peer
+from kinetod.access.policy import Caller, Role
+from kinetod.errors import NotIdentified, NotPermitted, Reason
+from kinetod.kubernetes.api import ApiError
+from kinetod.kubernetes.pods import NodePods
+from kinetod.kubernetes.reviews import Reviews, User
+from kinetod.text import clean
+
+TOKEN_KEY = "authorization"  # noqa: S105  # the name of gRPC metadata
+MAX_TOKEN_CHARS = 64 << 10
+_PREFIX = "Bearer "
+_MAX_NAME_CHARS = 256
+
+
+class KubernetesUsers:
+    """Finds out about them. number_of: a user's number on this host; audiences: see `access.kubernetes_audiences`."""
+
+    def __init__(
+        self,
+        reviews: Reviews,
+        pods: NodePods,
+        *,
+        number_of: Callable[[str], Awaitable[int]],
+        audiences: Callable[[], Sequence[str]],
+    ) -> None:
+        self._reviews = reviews
+        self._pods = pods
+        self._number_of = number_of
+        self._audiences = audiences
+
+    async def caller(self, peer: Peer, auth: Mapping[str, Iterable[bytes]], wanted: Collection[str] | None) -> Caller:
+        """Who shows this token. wanted: the UIDs of pods that are meant, empty: all on this node; None: no pods.
+
+        Raises NotIdentified, NotPermitted.
+        """
+        try:
+            user = await self._reviews.user(_token(auth), self._audiences())
+            if user is None:
+                raise NotIdentified(
+                    Reason.NOT_IDENTIFIED,
+                    "the API server does not know this token: it may have expired, or be meant for others "
+                    "(access.kubernetes_audiences)",
+                )
+            may_exec = await self._may_exec(user, wanted) if wanted is not None else frozenset[str]()
+        except ApiError as exc:
+            raise NotPermitted(
+                Reason.KUBERNETES_UNAVAILABLE, f"who calls, and what they may trace, cannot be found out: {exc}"
+            ) from exc
+        return Caller(
+            uid=await self._number_of(user.name),
+            user=clean(user.name, _MAX_NAME_CHARS),
+            roles=frozenset({Role.PODS}),
+            via=peer.via,
+            address=peer.address,
+            pods=may_exec,
+        )
+
+    async def _may_exec(self, user: User, wanted: Collection[str]) -> frozenset[str]:
+        """Of the wanted pods. Raises ApiError; NotPermitted if there are such pods, and none of them may be entered."""
+        known = await self._pods.current(wanted)
+        asked = [uid for uid in known if not wanted or uid in wanted]
+        answers = await asyncio.gather(*(self._reviews.may_exec(user, *known[uid]) for uid in asked))
+        allowed = frozenset(uid for uid, may in zip(asked, answers, strict=True) if may)
+        if wanted and asked and not allowed:
+            raise NotPermitted(
+                Reason.POD_EXEC_NEEDED,
+                f"the Kubernetes user {clean(user.name, _MAX_NAME_CHARS)} may not create pods/exec on "
+                f"{'this pod' if len(asked) == 1 else f'any of these {len(asked)} pods'}; whoever may is who may trace "
+                "it: `kubectl auth can-i create pods/exec` tells",
+            )
+        return allowed
+
+
+def _token(auth: Mapping[str, Iterable[bytes]]) -> str:
+    """Raises NotIdentified."""
+    for value in auth.get(TOKEN_KEY, ()):
+        text = value.decode("ascii", "replace")
+        token = text.removeprefix(_PREFIX).strip()
+        if text.startswith(_PREFIX) and token and len(token) <= MAX_TOKEN_CHARS:
+            return token
+    raise NotIdentified(
+        Reason.NOT_IDENTIFIED,
+        "callers are known by a Kubernetes token here, and none was shown: send the metadata `authorization: Bearer "
+        "TOKEN`, or let kinetoctl do it (--kube, or KINETO_TOKEN_FILE)",
+    )

@@ -1,0 +1,60 @@
+"""Puts the parts about Kubernetes together for the daemon, as far as the settings say."""
+
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from kinetod.access.kubernetes import KubernetesUsers
+from kinetod.attach.service.client import HelperService
+from kinetod.config import Config, Settings
+from kinetod.errors import StartError
+from kinetod.kubernetes.api import ApiServer, address_in
+from kinetod.kubernetes.names import Holders, PodNames
+from kinetod.kubernetes.pod_resources import PodResources
+from kinetod.kubernetes.pods import NodePods
+from kinetod.kubernetes.reviews import Reviews
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """The parts that others use; None: not set up."""
+
+    holders: Holders | None = None
+    users: KubernetesUsers | None = None
+    names: PodNames | None = None
+
+
+def make_kubernetes(
+    settings: Settings,
+    helper: HelperService | None,
+    number_of: Callable[[str], Awaitable[int]],
+    stack: contextlib.AsyncExitStack,
+    environ: Mapping[str, str] = os.environ,
+) -> Kubernetes:
+    """Nobody is asked yet. number_of: of a user of Kubernetes, in the store. Raises StartError."""
+    config = settings.current
+    holders = pods = users = None
+    if config.pod_resources:
+        connect = helper.kubelet if helper is not None else None
+        holders = Holders(PodResources(config.kubelet_socket, connect=connect).gpus)
+    if config.kubernetes:
+        api = _api(config, environ)
+        stack.callback(api.close)
+        pods = NodePods(api, config.node_name)
+        users = KubernetesUsers(
+            Reviews(api),
+            pods,
+            number_of=number_of,
+            audiences=lambda: settings.current.kubernetes_audiences,
+        )
+    if holders is None and pods is None:
+        return Kubernetes()
+    return Kubernetes(holders, users, PodNames(holders, pods.current if pods is not None else None))
+
+
+def _api(config: Config, environ: Mapping[str, str]) -> ApiServer:
+    try:
+        return ApiServer(address_in(environ), config.account_dir)
+    except ValueError as exc:
+        raise StartError(f"access.kubernetes: {exc}") from exc
