@@ -117,7 +117,7 @@ def _answers(client: Client) -> bool:
 def demo_daemon(folder: Path) -> Iterator[Client]:
     """A daemon of its own; yields a client of it once it answers."""
     address = f"unix:{folder / 'kinetod.sock'}"
-    arguments = [sys.executable, "-m", "kinetod", "--listen", address]
+    arguments = [sys.executable, "-P", "-m", "kinetod", "--listen", address]
     arguments += ["--agent-socket", str(folder / "agent.sock"), "--state-dir", str(folder / "state")]
     child = Child("the daemon", arguments, folder / "kinetod.log")
     with _running(child), Client(address) as client:
@@ -128,8 +128,8 @@ def demo_daemon(folder: Path) -> Iterator[Client]:
 @contextmanager
 def demo_target(folder: Path) -> Iterator[Child]:
     """A training-like process, started as `kinetoctl run` does it; yields it once it trains."""
-    arguments = [sys.executable, "-m", "kinetoctl", "run", "--agent-socket", str(folder / "agent.sock"), "--"]
-    arguments += [sys.executable, "-m", "kinetoctl.demo_target"]
+    arguments = [sys.executable, "-P", "-m", "kinetoctl", "run", "--agent-socket", str(folder / "agent.sock"), "--"]
+    arguments += [sys.executable, "-P", "-m", "kinetoctl.demo_target"]
     with _running(Child("the training process", arguments, folder / "target.log", pipe=True)) as child:
         child.wait_for_output(TARGET_DEADLINE_S)
         yield child

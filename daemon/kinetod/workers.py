@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 
 from kineto_protos.units import format_duration
 
-from kinetod import metrics
+from kinetod import child, metrics
 from kinetod.errors import VerdictReason
 from kinetod.text import clean, clean_code
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "kinetod.decode_worker")
+COMMAND = child.python("kinetod.decode_worker")
 MAX_ANSWER_BYTES = 16 << 20
 FATAL_ROUNDS = 3
 RAW_KEPT = "the raw records are kept in"  # of a reason: the folder stays
@@ -47,21 +46,13 @@ class _Worker:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self._stderr = asyncio.create_task(self._log_stderr())
+        self._stderr = asyncio.create_task(child.log_errors(process, log, "decode worker"))
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Worker":
         return cls(
             await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES)
         )
-
-    async def _log_stderr(self) -> None:
-        assert self.process.stderr is not None
-        with contextlib.suppress(ValueError):  # a line beyond the limit
-            async for line in self.process.stderr:
-                log.info(
-                    "decode worker %d: %s", self.process.pid, clean(line.decode("utf-8", "replace").rstrip(), 1000)
-                )
 
     async def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """One job, one answer. Raises _Crashed."""
@@ -78,20 +69,7 @@ class _Worker:
 
     async def stop(self, *, kill: bool) -> str:
         """Ends it; says how it ended."""
-        if self.process.returncode is None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            if kill:
-                with contextlib.suppress(ProcessLookupError):
-                    self.process.kill()
-            try:
-                await asyncio.wait_for(self.process.wait(), _EXIT_S)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    self.process.kill()
-                await self.process.wait()
-        await asyncio.wait([self._stderr], timeout=_EXIT_S)
-        return f"exit status {self.process.returncode}"
+        return await child.end(self.process, patience_s=0.0 if kill else _EXIT_S, readers=[self._stderr])
 
 
 class WorkerPool:

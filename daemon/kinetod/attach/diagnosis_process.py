@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from kinetod.text import clean
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "kinetod.attach.diagnosis")
+COMMAND = child.python("kinetod.attach.diagnosis")
 DEADLINE_S = 10.0  # 0.15 s is usual
 AT_ONCE = 4
 _NO_SUCH_PROCESS = 3

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Coroutine, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 
 from kineto_protos.units import format_duration
 
+from kinetod import child
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.link import descriptors
@@ -31,7 +31,7 @@ from kinetod.text import clean
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "kinetod.attach.helper")
+COMMAND = child.python("kinetod.attach.helper")
 MAX_HELPERS = 8
 MAX_ANSWER_BYTES = 64 << 10
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
@@ -59,7 +59,7 @@ class _Helper:
     def __init__(self, process: Process, sock: socket.socket) -> None:
         self.process = process
         self._sock = sock
-        self._stderr = asyncio.create_task(self._log_stderr())
+        self._stderr = asyncio.create_task(child.log_errors(process, log, "attach helper"))
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Helper":
@@ -75,13 +75,6 @@ class _Helper:
                 raise
         ours.setblocking(False)
         return cls(process, ours)
-
-    async def _log_stderr(self) -> None:
-        assert self.process.stderr is not None
-        with contextlib.suppress(ValueError):  # a line beyond the limit
-            async for line in self.process.stderr:
-                text = clean(line.decode("utf-8", "replace").rstrip(), 1000)
-                log.info("attach helper %d: %s", self.process.pid, text)
 
     async def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
         """One request, one answer and its descriptor, which the caller owns. Raises Crashed, DeadBefore."""
@@ -119,19 +112,7 @@ class _Helper:
     async def stop(self, *, kill: bool) -> str:
         """Ends it; says how it ended. Its socket is closed, so it ends by itself once it has nothing to do."""
         self._sock.close()
-        if self.process.returncode is None and kill:
-            self._kill()
-        try:
-            await asyncio.wait_for(self.process.wait(), _EXIT_S)
-        except TimeoutError:
-            self._kill()
-            await self.process.wait()
-        await asyncio.wait([self._stderr], timeout=_EXIT_S)
-        return f"exit status {self.process.returncode}"
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        return await child.end(self.process, patience_s=0.0 if kill else _EXIT_S, readers=[self._stderr])
 
 
 class AttachHelpers:

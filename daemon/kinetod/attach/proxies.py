@@ -4,17 +4,17 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Sequence
 from pathlib import Path
 
+from kinetod import child
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.identity import BOOT_TIME_NS, ProcessKey
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "kinetod.attach.proxy")
+COMMAND = child.python("kinetod.attach.proxy")
 EXIT_S = 5.0
 
 

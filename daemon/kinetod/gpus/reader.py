@@ -12,19 +12,19 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from kinetod import child
 from kinetod.gpus.interface import Library, LibraryState, Snapshot
 from kinetod.text import clean
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "kinetod.gpus.process")
+COMMAND = child.python("kinetod.gpus.process")
 DEADLINE_S = 1.5
 MAX_AGE_S = 1.0
 KILL_S = 60.0
@@ -59,6 +59,10 @@ class GpuReader:
         """Of the process, while it runs."""
         process = self._process
         return set() if process is None or process.returncode is not None else {process.pid}
+
+    def latest(self, max_age_s: float = float("inf")) -> Snapshot:
+        """What was read last, without asking; an empty one if that is older than this."""
+        return self._snapshot if self._clock() - self._read_at <= max_age_s else Snapshot()
 
     def read(self, *, max_age_s: float = MAX_AGE_S, deadline_s: float = DEADLINE_S) -> Snapshot:
         """The GPUs as of at most `max_age_s` ago; without GPUs and with the reason if that is not to be had in time."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from kinetod.text import clean
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "kinetod.host_checks.process")
+COMMAND = child.python("kinetod.host_checks.process")
 DEADLINE_S = 15.0  # 0.4 s is usual
 MAX_AGE_S = 1.0  # however often somebody asks
 MAX_ANSWER_BYTES = 8 << 20

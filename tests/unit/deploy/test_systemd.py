@@ -79,6 +79,11 @@ def test_the_helper_uses_nothing_that_gives_it_a_seccomp_filter() -> None:
     assert not SECCOMP_SETTINGS & {key for key, _ in settings("kinetod-attach.service")}
 
 
+@pytest.mark.parametrize("name", ["kinetod.service", "kinetod-attach.service"])
+def test_a_service_imports_nothing_from_the_folder_that_it_is_started_in(name: str) -> None:
+    assert ("Environment", "PYTHONSAFEPATH=1") in settings(name)
+
+
 def test_every_user_of_the_units_is_made() -> None:
     made = set(re.findall(r"^u (\S+) ", (UNITS / "sysusers.d.conf").read_text(), re.MULTILINE))
     for name in NAMES:
