@@ -192,8 +192,9 @@ class CuptiSession:
         if any(result in _BUSY_RESULTS for result in refused.values()):
             return SourceError(
                 "CUPTI_BUSY",
-                "another tool uses CUPTI in this process or on this GPU (%s): end Nsight, ncu, DCGM profiling or the "
-                "script's own profiler, then trace again" % text,
+                "another profiler holds CUPTI in this process (%s): Nsight Systems or Nsight Compute that it runs "
+                "under, its own torch.profiler, or another library with a CUPTI subscriber; end it, then trace again"
+                % text,
             )
         return SourceError("CUPTI_FAILED", "CUPTI cannot record in this process: " + text)
 
