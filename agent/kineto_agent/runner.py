@@ -31,7 +31,7 @@ from kineto_agent.session import Session
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.torch_guard import ProfilerGuard
-from kineto_agent.steps import RING_ITERATIONS, StepCounter, median_ns
+from kineto_agent.steps import RING_ITERATIONS, StepCounter, median_ns, step_ratio
 from kineto_agent.threads import Thread, start_thread, thread_names
 
 EXIT_TIMEOUT_S = 2.0
@@ -90,7 +90,7 @@ class Agent:
         self._thread: Optional[Thread] = None
         self._stop: Optional[_Stop] = None
         self._cpu_base_ns = 0
-        self._step_before_ns = 0
+        self._steps_before_ns: List[int] = []  # the lengths of iterations
         self._ahead_ns = _clock_ahead_ns()
 
     # ------------------------------------------------------------ the program's threads
@@ -300,7 +300,7 @@ class Agent:
         refusal = profiler = None
         if not self._session.capture_id:
             self._cpu_base_ns = time.thread_time_ns()
-            self._step_before_ns = median_ns(self._counter.durations_ns(0, now_ns))
+            self._steps_before_ns = self._counter.durations_ns(0, now_ns)
             try:
                 self._plan = registry.choose(self._sources(), request.activity_types, request.options)
                 self._guard = ProfilerGuard(self._profiler_begins, self._wake)
@@ -310,7 +310,7 @@ class Agent:
                 refusal = events.Refusal(exc.reason_code, exc.reason)
         counter = self._counter
         started = events.StartRequested(request, now_ns, counter.count, refusal, profiler)
-        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=self._step_before_ns))
+        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=median_ns(self._steps_before_ns)))
 
     # ------------------------------------------------------------ the session's commands
 
@@ -432,14 +432,13 @@ class Agent:
 
     def _overhead(self, command: events.Conclude) -> Dict[str, Any]:
         recording = self._recording
-        during_ns = median_ns(self._counter.durations_ns(command.window_start_ns, command.window_end_ns))
-        measured = during_ns and self._step_before_ns
+        during_ns = self._counter.durations_ns(command.window_start_ns, command.window_end_ns)
         return {
             "start_ns": max(command.collecting_ns - command.requested_ns, 0),
             "stop_ns": max(command.stopped_ns - command.window_end_ns, 0) if command.window_end_ns else 0,
             "detach_ns": recording.detach_ns() if recording is not None else 0,
             "agent_cpu_ns": time.thread_time_ns() - self._cpu_base_ns + (recording.cpu_ns() if recording else 0),
-            "step_ratio": during_ns / self._step_before_ns if measured else 0.0,
+            "step_ratio": step_ratio(self._steps_before_ns, during_ns),
         }
 
 

@@ -23,6 +23,10 @@ _MASK = RING_ITERATIONS - 1
 _NEVER = 1 << 62
 _BASELINE_ITERATIONS = 256  # the median of so many is steady, and sorting them is cheap
 _MIN_SAMPLES = 3
+# Of a comparison: each side in so many parts, whose medians may be so far apart, as a share of the side's own.
+_PARTS = 4
+_MIN_COMPARED = 2 * _PARTS
+_UNSTEADY = 0.1
 _PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # who counts: the largest that has been seen
 
 
@@ -33,6 +37,30 @@ def _ignore() -> None:
 def median_ns(durations: Sequence[int]) -> int:
     """The median, 0 if there are too few for one to mean anything."""
     return sorted(durations)[len(durations) // 2] if len(durations) >= _MIN_SAMPLES else 0
+
+
+def step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
+    """The median iteration time during a capture over that before it; 0.0 where that says nothing about the capture.
+
+    The two were measured one after the other, so whatever else changes meanwhile (other programs on the machine, the
+    first iterations of a program, another phase of it) is in the ratio as well. So there must be enough of both, in
+    order of time, and the medians of their quarters must agree to a tenth: a pace that drifts or jumps on one side has
+    not been the same on the other. And recording makes no program faster: a ratio that is below 1 by more than that
+    has another cause.
+    """
+    if not (_is_steady(before_ns) and _is_steady(during_ns)):
+        return 0.0
+    ratio = median_ns(during_ns) / median_ns(before_ns)
+    return ratio if ratio >= 1 - _UNSTEADY else 0.0
+
+
+def _is_steady(durations: Sequence[int]) -> bool:
+    count, median = len(durations), median_ns(durations)
+    if count < _MIN_COMPARED or not median:
+        return False
+    parts = [sorted(durations[count * part // _PARTS : count * (part + 1) // _PARTS]) for part in range(_PARTS)]
+    medians = [part[len(part) // 2] for part in parts]
+    return max(medians) - min(medians) <= _UNSTEADY * median
 
 
 class StepCounter:

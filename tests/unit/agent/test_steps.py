@@ -5,7 +5,7 @@ import threading
 from typing import List
 
 import pytest
-from kineto_agent.steps import RING_ITERATIONS, StepCounter, median_ns
+from kineto_agent.steps import RING_ITERATIONS, StepCounter, median_ns, step_ratio
 
 
 class Optimizer:
@@ -237,3 +237,41 @@ def test_a_forked_child_notes_its_own_thread() -> None:
         counter.step()
         os._exit(0 if counter.thread == os.getpid() else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+STEADY = [100, 102, 99, 101, 100, 98, 103, 100] * 8
+
+
+def times(factor: float, durations: List[int] = STEADY) -> List[int]:
+    return [round(each * factor) for each in durations]
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.0, 1.25, 4.0])
+def test_of_two_steady_paces_the_ratio_is_told(factor: float) -> None:
+    assert step_ratio(STEADY, times(factor)) == pytest.approx(factor, rel=0.02)
+
+
+def test_single_slow_iterations_do_not_make_a_pace_unsteady() -> None:
+    hiccups = [5000 if number % 20 == 7 else each for number, each in enumerate(STEADY)]
+    assert step_ratio(hiccups, hiccups) == 1.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [],
+        [100] * 7,
+        [400] * 32 + [100] * 32,  # something else ran on the machine, and ended
+        [100 + number for number in range(64)],
+        [100] * 60 + [150] * 4 + [100] * 20 + [200] * 24,
+        [0] * 64,
+    ],
+    ids=["none", "too few", "a jump", "a drift", "slow at the end", "no time at all"],
+)
+def test_of_too_few_or_unsteady_iterations_no_ratio_is_told(other: List[int]) -> None:
+    assert step_ratio(other, STEADY) == 0
+    assert step_ratio(STEADY, other) == 0
+
+
+def test_a_program_that_got_faster_was_slowed_by_something_else_before() -> None:
+    assert step_ratio(times(3.7), STEADY) == 0
