@@ -101,12 +101,15 @@ def _iterations(options: TraceOptions) -> pb.IterationWindow:
     )
 
 
-def build_spec(options: TraceOptions) -> pb.CaptureSpec:
-    """The capture to ask for. Raises click.UsageError if the options contradict each other."""
+def build_spec(options: TraceOptions, *, selects: bool = True) -> pb.CaptureSpec:
+    """The capture to ask for. Raises click.UsageError if the options contradict each other.
+
+    selects: whether they alone say which processes; then they must.
+    """
     _check_extent(options)
     _check_recording(options)
     spec = pb.CaptureSpec(
-        selector=required(options.selection).to_proto(),
+        selector=(required(options.selection) if selects else options.selection).to_proto(),
         warmup_ns=options.warmup or 0,
         start_time_ns=options.start_at or 0,
         activity_types=options.activities or (),

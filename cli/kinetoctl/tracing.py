@@ -75,7 +75,8 @@ def has_ended(capture: pb.Capture) -> bool:
     return capture.status not in (pb.CAPTURE_STATUS_UNSPECIFIED, pb.CAPTURE_STATUS_RUNNING)
 
 
-def _apply(capture: pb.Capture, event: pb.CaptureEvent) -> None:
+def apply_event(capture: pb.Capture, event: pb.CaptureEvent) -> None:
+    """Brings the capture up to date."""
     if event.HasField("snapshot"):
         capture.CopyFrom(event.snapshot)
         return
@@ -89,7 +90,7 @@ def follow(client: Client, capture: pb.Capture, patience: Patience) -> Iterator[
     while not has_ended(capture):
         try:
             for event in client.watch(capture.id):
-                _apply(capture, event)
+                apply_event(capture, event)
                 patience.progressed()
                 yield
             if not has_ended(capture):

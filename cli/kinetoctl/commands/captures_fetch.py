@@ -1,6 +1,7 @@
 """`kinetoctl captures fetch`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -9,6 +10,10 @@ from kinetoctl.captureid import capture_argument
 from kinetoctl.client import Client
 from kinetoctl.errors import NotFound, Refused
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.fleet.find import find_fleet
+from kinetoctl.fleet.member import Fleet
+from kinetoctl.fleet.options import named_places, place_options
+from kinetoctl.fleet.whole import fetch_fleet
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.output.progress import show_progress
 from kinetoctl.output.results import show_capture
@@ -31,19 +36,39 @@ def _check(capture: pb.Capture, pid: int, file_format: str) -> None:
         raise NotFound(f"capture {capture.id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
 
 
+def _check_formats(fleet: Fleet, file_format: str) -> None:
+    """Raises the error that says why there is nothing to fetch."""
+    formats = {file.format for rank in fleet.processes() for file in rank.target.files}
+    if not formats:
+        raise NotFound(f"capture {fleet.id} has no file; `kinetoctl captures show {fleet.id}` tells why")
+    if file_format and file_format not in formats:
+        raise NotFound(f"capture {fleet.id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
+
+
 @click.command("fetch")
 @capture_argument
 @click.option("--pid", type=click.IntRange(1, MAX_PID), default=None, help="Only the files of this process.")
 @click.option("--format", "file_format", default="", help="Only files of this format.  [default: all]")
 @click.option("--output-dir", type=FOLDER, default=Path(), help="Folder for the files.  [default: .]")
+@click.option("--no-merge", is_flag=True, help="With several hosts: do not make one trace of all.")
+@place_options
 @common_options
-def command(capture_id: str, pid: int | None, file_format: str, output_dir: Path) -> int:
+def command(capture_id: str, pid: int | None, file_format: str, output_dir: Path, no_merge: bool, **hosts: Any) -> int:
     """Bring the files of a capture here and verify them.
 
     An interrupted download goes on where it stopped. Nothing is overwritten. The exit code is 0 only if
-    every file is here and verified.
+    every file is here and verified. With hosts: the files of a capture of many hosts, by the id that
+    `kinetoctl trace` gave it, and one trace of all.
     """
     settings = current()
+    if places := named_places(hosts):
+        if pid is not None:
+            raise click.UsageError("--pid is for one host; name it alone, and the capture by its id there")
+        fleet = find_fleet(places, capture_id, timeout_s=settings.timeout_s)
+        _check_formats(fleet, file_format)
+        return fetch_fleet(fleet, prepare_folder(output_dir), settings, file_format=file_format, merge=not no_merge)
+    if no_merge:
+        raise click.UsageError("--no-merge is for several hosts: name them with --host, --hosts or --slurm-job")
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         outcome = Outcome(client.capture(capture_id))
         _check(outcome.capture, pid or 0, file_format)

@@ -1,16 +1,23 @@
 """`kinetoctl captures list`."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.fleet.ask import ask, errors, values
+from kinetoctl.fleet.client import HostClient
+from kinetoctl.fleet.options import named_places, place_options
+from kinetoctl.fleet.places import Place
 from kinetoctl.output import names, units
 from kinetoctl.output.console import print_table
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.output.kept import where
 from kinetoctl.parsing import LABEL
-from kinetoctl.settings import common_options, current
+from kinetoctl.settings import Settings, common_options, current
 
 COLUMNS = ("ID", "STATUS", "CREATED", "TARGETS", "SIZE", "WHERE", "LABELS")
 
@@ -31,10 +38,14 @@ def _row(capture: pb.Capture) -> tuple[str, ...]:
 @click.command("list")
 @click.option("--label", "labels", type=LABEL, multiple=True, help="Only captures with this label, like team=vision.")
 @click.option("--limit", type=click.IntRange(1), default=20, help="How many.  [default: 20]")
+@place_options
 @common_options
-def command(labels: tuple[tuple[str, str], ...], limit: int) -> int:
-    """List captures, newest first."""
+def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> int:
+    """List captures, newest first; of several hosts those of one after the other."""
     settings = current()
+    if places := named_places(hosts):
+        _of_hosts(places, dict(labels), limit, settings)
+        return ExitCode.DONE
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         captures = list(client.captures(dict(labels), limit=limit))
     if settings.output == "table":
@@ -42,3 +53,20 @@ def command(labels: tuple[tuple[str, str], ...], limit: int) -> int:
     else:
         emit([plain(capture) for capture in captures], settings.output)
     return ExitCode.DONE
+
+
+def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: Settings) -> None:
+    """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
+
+    async def captures(client: HostClient, _place: Place) -> list[pb.Capture]:
+        return await client.captures(labels, limit=limit)
+
+    answers = ask(places, captures, timeout_s=settings.timeout_s)
+    for text in errors(answers):
+        click.echo(text, err=True)
+    found = [(place, capture) for place, of_host in values(answers) for capture in of_host]
+    if settings.output == "table":
+        rows = [(place.host, *_row(capture)) for place, capture in found]
+        print_table(("HOST", *COLUMNS), rows, color=settings.color)
+    else:
+        emit([{"address": place.address, **plain(capture)} for place, capture in found], settings.output)

@@ -1,6 +1,8 @@
 """`kinetoctl ps`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -8,10 +10,14 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client import Client
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.fleet.ask import ask, errors, values
+from kinetoctl.fleet.client import HostClient
+from kinetoctl.fleet.options import named_places, place_options
+from kinetoctl.fleet.places import Place
 from kinetoctl.output import names
 from kinetoctl.output.console import print_table
 from kinetoctl.output.documents import emit, plain
-from kinetoctl.settings import common_options, current
+from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.targets import Selection, selector_options
 
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER", "COMMAND")
@@ -36,11 +42,41 @@ def _agent(process: pb.Process) -> str:
     return names.agent_state(process.agent_state)
 
 
+def _of_hosts(places: Sequence[Place], selector: pb.Selector, every: bool, settings: Settings) -> list[pb.Process]:
+    """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
+
+    async def processes(client: HostClient, place: Place) -> list[pb.Process]:
+        return await client.processes(place.selected(selector), include_without_agent=every)
+
+    answers = ask(places, processes, timeout_s=settings.timeout_s)
+    for text in errors(answers):
+        click.echo(text, err=True)
+    found = [(place, process) for place, of_host in values(answers) for process in of_host]
+    if settings.output == "table":
+        rows = [(place.host, *_row(process)) for place, process in found]
+        print_table(("HOST", *COLUMNS), rows, color=settings.color)
+    else:
+        emit([{"host": place.host, **plain(process)} for place, process in found], settings.output)
+    return [process for _, process in found]
+
+
+def _here(selector: pb.Selector, every: bool, settings: Settings) -> list[pb.Process]:
+    """Shows those of the one host."""
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        processes = client.processes(selector, include_without_agent=every)
+    if settings.output == "table":
+        print_table(COLUMNS, [_row(process) for process in processes], color=settings.color)
+    else:
+        emit([plain(process) for process in processes], settings.output)
+    return processes
+
+
 @click.command("ps")
 @click.option("--all", "include_without_agent", is_flag=True, help="Also Python and GPU processes without an agent.")
 @selector_options
+@place_options
 @common_options
-def command(include_without_agent: bool, selection: Selection) -> int:
+def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> int:
     """List processes that can be traced.
 
     With options that select processes: those that `kinetoctl trace` with the same options would record. Without,
@@ -51,13 +87,12 @@ def command(include_without_agent: bool, selection: Selection) -> int:
     trace` brings one in). ITER is the number of training iterations so far.
     """
     settings = current()
+    places = named_places(hosts)
     selector = (selection if selection else replace(selection, helpers=True)).to_proto()
-    with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        processes = client.processes(selector, include_without_agent=include_without_agent)
-    if settings.output == "table":
-        print_table(COLUMNS, [_row(process) for process in processes], color=settings.color)
+    if places:
+        processes = _of_hosts(places, selector, include_without_agent, settings)
     else:
-        emit([plain(process) for process in processes], settings.output)
+        processes = _here(selector, include_without_agent, settings)
     if not processes and selection:
         raise NotFound("no process matches")
     if not processes and not settings.quiet:

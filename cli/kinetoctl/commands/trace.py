@@ -2,15 +2,21 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats import SUFFIXES
 
 from kinetoctl.client import Client
 from kinetoctl.configured import KINETO_CONFIG, asked_for, configured
+from kinetoctl.fleet.options import PLACE_OPTIONS, named_places, place_options
+from kinetoctl.fleet.places import Place
+from kinetoctl.fleet.run import FleetRequest
+from kinetoctl.fleet.timing import REQUIREMENTS, WARMUP_NS
+from kinetoctl.fleet.whole import new_id, trace_fleet
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.lazy import completed
 from kinetoctl.output.progress import show_progress
@@ -40,6 +46,7 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
 
 SECTIONS = {
     "Which processes": PARAMETERS,
+    "Which hosts": (*PLACE_OPTIONS, "require"),
     "How long and when": (
         *("duration", "warmup", "start_at"),
         *("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration"),
@@ -50,7 +57,7 @@ SECTIONS = {
         *("memory", "execution_trace", "buffer_limit", "kineto_config"),
     ),
     "The agent": ("no_attach", "keep_agent"),
-    "The files": ("formats", "output_dir", "no_fetch", "labels", "idempotency_key"),
+    "The files": ("formats", "output_dir", "no_fetch", "no_merge", "labels", "idempotency_key"),
 }
 
 
@@ -64,8 +71,31 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
     return click.option(name, is_flag=True, default=None, help=text)
 
 
+def _fleet_request(
+    options: TraceOptions, spec: pb.CaptureSpec, places: Sequence[Place], require: str | None, settings: Settings
+) -> FleetRequest:
+    """Raises UsageError."""
+    if options.wait_for_user_profiler:
+        raise click.UsageError("--wait-for-user-profiler: hosts that begin at one time cannot wait; leave it out")
+    if options.iterations is None and options.warmup is None:
+        spec.warmup_ns = WARMUP_NS
+    return FleetRequest(
+        id=options.idempotency_key or new_id(),
+        places=places,
+        spec=spec,
+        require=require or "any",
+        timeout_s=settings.timeout_s,
+    )
+
+
 @click.command("trace", cls=SectionedCommand, sections=SECTIONS)
 @selector_options
+@place_options
+@click.option(
+    "--require",
+    type=click.Choice(REQUIREMENTS),
+    help="Hosts that must be ready before any begins: all with all processes, more than half, or any.  [default: any]",
+)
 @click.option("--duration", type=DURATION, help="Length of the trace, like 500ms, 5s, 2min.  [default: 5s]")
 @click.option(
     "--iterations", metavar="N", type=click.IntRange(1), help="Length in training iterations instead of time."
@@ -140,6 +170,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 @click.option("--output-dir", type=FOLDER, help="Folder for the files.  [default: .]")
 @click.option("--idempotency-key", help="The same key again gives the first capture instead of a second one.")
 @click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
+@click.option("--no-merge", is_flag=True, help="With several hosts: do not make one trace of all.")
 @common_options
 def command(**values: Any) -> int:
     """Trace running processes and bring the trace here.
@@ -159,17 +190,30 @@ def command(**values: Any) -> int:
     about 1.2 times as long where the GPU waits for launches, and 1.01 times elsewhere. Options that torch's own
     profiler has to serve say so: then steps take 1.5 to 2 times as long.
     """
+    places = named_places(values)
+    require, no_merge = values.pop("require"), values.pop("no_merge")
     options = TraceOptions(**values)
     settings = current()
     log_file = None
     if options.kineto_config:
         options, log_file, notes = configured(options, asked_for(options.kineto_config, time.time_ns()))
         _tell(notes, settings)
-    spec = build_spec(options)
+    spec = build_spec(options, selects=not (places and all(place.selects for place in places)))
+    directory = None if options.no_fetch else prepare_folder(options.output_dir or Path())
+    if places:
+        if log_file is not None:
+            _tell(
+                ["the name of ACTIVITIES_LOG_FILE has no effect: the files of several hosts have their own"], settings
+            )
+        fleet = _fleet_request(options, spec, places, require, settings)
+        return trace_fleet(fleet, directory, settings, merge=not no_merge).exit_code()
+    for option, given in (("--require", require), ("--no-merge", no_merge)):
+        if given:
+            raise click.UsageError(f"{option} is for several hosts: name them with --host, --hosts or --slurm-job")
     request = TraceRequest(
         spec=spec,
         idempotency_key=options.idempotency_key or uuid.uuid4().hex,
-        directory=None if options.no_fetch else prepare_folder(options.output_dir or Path()),
+        directory=directory,
         log_file=log_file,
     )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:

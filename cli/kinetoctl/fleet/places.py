@@ -33,6 +33,11 @@ class Place:
     address: str
     selector: pb.Selector = field(default_factory=pb.Selector)
 
+    @property
+    def selects(self) -> bool:
+        """Whether it says by itself which processes are meant."""
+        return self.selector.ByteSize() > 0
+
     def selected(self, condition: pb.Selector) -> pb.Selector:
         """What to select there with the conditions of the command line."""
         both = pb.Selector()

@@ -1,0 +1,95 @@
+"""How far the clocks of hosts are from ours. Pure.
+
+Theory of operation
+    One round trip has four times: we send, the host receives, the host answers, we receive. If both ways take equally
+    long, what is to be added to the host's times is the mean of the differences on both ways; as they may not, this is
+    wrong by at most half of the time that the trip spent outside the host. Of several round trips the shortest says
+    most. All of them must be possible at once: if no offset fits all of them, the clock has moved meanwhile.
+
+    A capture is measured before its start and after its end. Two clocks drift apart by DRIFT_PPM at most; if both
+    measurements differ by more than that and their uncertainties, the clock was set or slewed in between, and the
+    offset is somewhere between the two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kineto_protos.units import format_duration
+
+DRIFT_PPM = 100  # of two clocks, each within the 50 ppm of ordinary quartz
+SLACK_NS = 100_000  # what readings may contradict each other by: clocks are slewed, and read in steps
+FAR_NS = 1_000_000_000  # an offset that is worth telling: no host that keeps time is that far off
+
+
+class RoundTrip(NamedTuple):
+    """One question for the time. sent_ns, returned_ns: by our clock; received_ns, answered_ns: by the host's."""
+
+    sent_ns: int
+    received_ns: int
+    answered_ns: int
+    returned_ns: int
+
+    @property
+    def travelled_ns(self) -> int:
+        """The time that it spent outside the host."""
+        return (self.returned_ns - self.sent_ns) - (self.answered_ns - self.received_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Of a host's clock. offset_ns: what is to be added to its times; uncertainty_ns: how far that is off at most.
+
+    at_ns: when it was measured, by our clock. trip_ns: the whole round trip.
+    """
+
+    offset_ns: int
+    uncertainty_ns: int
+    at_ns: int = 0
+    trip_ns: int = 0
+
+    def __str__(self) -> str:
+        sign = "-" if self.offset_ns < 0 else "+"
+        return f"{sign}{format_duration(abs(self.offset_ns))} ±{format_duration(self.uncertainty_ns)}"
+
+
+class UnusableClock(Exception):
+    """A clock that no start time can be given for. The text says why."""
+
+
+def measured(trips: Sequence[RoundTrip]) -> Offset:
+    """The offset by the shortest of at least one round trip. Raises UnusableClock."""
+    if any(trip.received_ns <= 0 or trip.answered_ns < trip.received_ns or trip.travelled_ns < 0 for trip in trips):
+        raise UnusableClock("its clock went back, or stood, while it was read")
+    offsets = [_offset(trip) for trip in trips]
+    low = max(offset.offset_ns - offset.uncertainty_ns for offset in offsets)
+    high = min(offset.offset_ns + offset.uncertainty_ns for offset in offsets)
+    if low > high + SLACK_NS + _drift_ns(offsets[0], offsets[-1]):
+        raise UnusableClock(f"its clock moved by {format_duration(low - high)} or more while it was read")
+    return min(offsets, key=lambda offset: offset.uncertainty_ns)
+
+
+def _offset(trip: RoundTrip) -> Offset:
+    twice = (trip.sent_ns - trip.received_ns) + (trip.returned_ns - trip.answered_ns)
+    uncertainty_ns = (trip.travelled_ns + 1) // 2 + 1  # of odd numbers
+    return Offset(twice // 2, uncertainty_ns, trip.sent_ns, trip.returned_ns - trip.sent_ns)
+
+
+def _drift_ns(first: Offset, second: Offset) -> int:
+    return abs(second.at_ns - first.at_ns) * DRIFT_PPM // 1_000_000
+
+
+def joined(before: Offset, after: Offset) -> tuple[Offset, str]:
+    """One offset for the time between two measurements, and a warning if they contradict each other."""
+    drift_ns = _drift_ns(before, after)
+    apart_ns = abs(after.offset_ns - before.offset_ns)
+    if apart_ns <= before.uncertainty_ns + after.uncertainty_ns + drift_ns:
+        surer = min(before, after, key=lambda offset: offset.uncertainty_ns)
+        return Offset(surer.offset_ns, surer.uncertainty_ns + drift_ns, surer.at_ns, surer.trip_ns), ""
+    low = min(offset.offset_ns - offset.uncertainty_ns for offset in (before, after))
+    high = max(offset.offset_ns + offset.uncertainty_ns for offset in (before, after))
+    middle = Offset((low + high) // 2, (high - low + 1) // 2, before.at_ns, max(before.trip_ns, after.trip_ns))
+    return middle, (
+        f"its clock moved by {format_duration(apart_ns)} during the capture: its times may be wrong by "
+        f"{format_duration(middle.uncertainty_ns)}"
+    )

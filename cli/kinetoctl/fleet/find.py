@@ -1,0 +1,43 @@
+"""A capture of many hosts that was taken before: found again by its id."""
+
+from collections.abc import Sequence
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.errors import NotFound
+from kinetoctl.fleet.ask import ask
+from kinetoctl.fleet.client import HostClient
+from kinetoctl.fleet.clock import Offset
+from kinetoctl.fleet.member import Fleet, Member
+from kinetoctl.fleet.places import Place
+from kinetoctl.fleet.run import LABEL
+
+LIMIT = 1000  # captures of one host that are parts of one capture
+
+
+def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) -> Fleet:
+    """The parts of it on these hosts: captures with its label, or the one capture that has this id.
+
+    A host that does not answer is a member with its error. Raises NotFound if no host has a part.
+    """
+
+    async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:
+        found = await client.captures({LABEL: capture_id}, limit=LIMIT)
+        try:
+            return found or [await client.capture(capture_id)]
+        except NotFound:
+            return []
+
+    members = []
+    for place, captures, error in ask(places, parts, timeout_s=timeout_s):
+        if error is not None:
+            members.append(Member(place, error=error))
+        members += [_member(place, capture) for capture in captures or ()]
+    if not any(member.capture for member in members):
+        raise next((m.error for m in members if m.error), NotFound(f"no host has a capture {capture_id}"))
+    return Fleet(id=capture_id, members=members)
+
+
+def _member(place: Place, capture: pb.Capture) -> Member:
+    clock = Offset(capture.clock.offset_ns, capture.clock.uncertainty_ns) if capture.HasField("clock") else None
+    return Member(place, capture, clock=clock, started=True)

@@ -1,0 +1,383 @@
+"""A capture of many hosts: armed everywhere, begun everywhere at one time, followed to its end.
+
+Theory of operation
+    arm       CreateCapture everywhere: each host finds its processes, brings agents in, and waits. Hosts that fail are
+              noted. Once more than half have answered, the others get as long again as these took, and STRAGGLER_S at
+              least; with --require all they get the whole time limit. A host that was left out gives its processes
+              free by itself: what is armed lasts for a limited time.
+    clocks    A few round trips to a few hosts at a time, so that they do not wait for each other in this process.
+    start     StartCapture everywhere, with the same moment by each host's own clock, or the same iteration.
+    follow    WatchCapture everywhere. A stream is opened again every WATCH_S: thus a host that has died without a word
+              is noticed, and what has been missed is seen. A host that stays away is lost: its processes have no
+              verdict, and are never called done.
+    clocks    Once more, since clocks move.
+
+    The daemons own the captures: who follows may go at any time, and everything still ends. The first Ctrl-C cancels
+    everywhere and keeps following; the second leaves.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kineto_protos.alignment import Sample, plan
+from kineto_protos.selector import ANY_RANK
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable
+from kinetoctl.fleet.client import HostClient, close_all
+from kinetoctl.fleet.clock import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
+from kinetoctl.fleet.member import Fleet, Member, Rank
+from kinetoctl.fleet.places import Place
+from kinetoctl.fleet.timing import Iterations, common_start_ns, delivery_ns, unmet
+from kinetoctl.output import names
+from kinetoctl.output.fleet_progress import FleetProgress
+from kinetoctl.patience import RETRYABLE, Patience
+from kinetoctl.tracing import apply_event, has_ended
+
+LABEL = "kineto.fleet"
+CALLS_AT_ONCE = 256
+CLOCKS_AT_ONCE = 8
+ROUND_TRIPS = 8
+ROUND_TRIPS_S = 1.0  # on a slow network there are fewer
+STRAGGLER_S = 5.0
+ARMED_FOR_S = 30.0  # beyond the time limit of the calls
+START_LATE_S = 2.0  # a start that is confirmed later than this after its moment has not worked
+WATCH_S = 20.0
+ALIVE_S = 10.0  # for a daemon to answer that has been silent
+SAMPLES = 4  # of the iterations
+SAMPLE_PAUSE_S = 0.1
+MEET_WITHIN_NS = 600 * 10**9  # for processes to get to a common iteration: the daemons' own limit, as it is by default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRequest:
+    """What to capture. spec.selector: the conditions that hold on all hosts; spec.start_time_ns: by our clock, or 0.
+
+    id: names the capture as a whole; the same again gives the same captures. timeout_s: for one answer.
+    """
+
+    id: str
+    places: Sequence[Place]
+    spec: pb.CaptureSpec
+    require: str = "any"
+    timeout_s: float = 30.0
+
+    def new_fleet(self) -> Fleet:
+        """What is known before anybody is asked."""
+        ranks = frozenset(self.spec.selector.ranks) - {ANY_RANK}
+        return Fleet(id=self.id, members=[Member(place) for place in self.places], ranks=ranks)
+
+
+class FleetRun:
+    """One capture of many hosts. Use it as an asynchronous context manager: its connections are closed at the end."""
+
+    def __init__(self, request: FleetRequest, fleet: Fleet, progress: FleetProgress) -> None:
+        self.fleet = fleet
+        self._request = request
+        self._progress = progress
+        self._clients: dict[Member, HostClient] = {}
+        self._interrupted = asyncio.Event()
+        self._answered = asyncio.Event()  # a host has answered, or the user has
+
+    async def __aenter__(self) -> "FleetRun":
+        for member in self.fleet.members:
+            try:
+                self._clients[member] = HostClient(member.place.address, timeout_s=self._request.timeout_s)
+            except CliError as exc:
+                member.error = member.error or exc
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await close_all(self._clients.values())
+
+    def interrupt(self) -> None:
+        """Cancels everywhere; what follows goes on until that is confirmed."""
+        self.fleet.interrupted = True
+        self._interrupted.set()
+        self._answered.set()
+
+    # ------------------------------------------------------------ beginning
+
+    async def begin(self) -> None:
+        """Arms and starts. What has come of it is in the fleet. Raises UsageProblem for a start that is too near."""
+        fleet = self.fleet
+        await self._arm()
+        begun = [member for member in fleet.members if member.is_ready or member.started]
+        whole = [member for member in fleet.members if member.is_wholly_ready or member.started]
+        fleet.unmet = unmet(self._request.require, hosts=fleet.counted(), begun=len(begun), whole=len(whole))
+        if fleet.interrupted or fleet.unmet:
+            await self.cancel()
+            return
+        waiting = [member for member in begun if not member.started]
+        await self._measure(waiting, self._first_clock)
+        waiting = [member for member in waiting if member.error is None]
+        if fleet.interrupted or not waiting:
+            await self.cancel()
+            return
+        try:
+            await self._start(waiting)
+        except CliError:
+            await self.cancel()
+            raise
+
+    async def _arm(self) -> None:
+        began = time.monotonic()
+        at_once = asyncio.Semaphore(CALLS_AT_ONCE)
+        tasks = {
+            asyncio.create_task(self._arm_one(number, member, at_once)): member
+            for number, member in enumerate(self.fleet.members)
+            if member in self._clients
+        }
+        await self._until_armed(tasks.keys(), began)
+        for task, member in tasks.items():
+            if not task.done():
+                task.cancel()
+                member.error = TimedOut(f"the daemon at {member.place.address} was not ready when the others began")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        ready = [member for member in self.fleet.members if member.is_ready]
+        processes = sum(target.state != pb.TARGET_STATE_ENDED for member in ready for target in member.targets)
+        took = format_duration(int((time.monotonic() - began) * 1e9))
+        self._progress.note(
+            f"{processes:,} processes on {len(ready):,} of {len(self.fleet.members):,} hosts are ready after {took}"
+        )
+
+    async def _until_armed(self, tasks: Iterable["asyncio.Task[None]"], began: float) -> None:
+        """Waits for all hosts, or not much longer than for most of them."""
+        half_s = 0.0
+        while not self.fleet.interrupted:
+            waited_s = time.monotonic() - began
+            left = sum(not task.done() for task in tasks)
+            if not left:
+                return
+            if not half_s and 2 * left < len(self.fleet.members) and self._request.require != "all":
+                half_s = waited_s
+            limit_s = max(STRAGGLER_S, 2 * half_s) if half_s else self._request.timeout_s + STRAGGLER_S
+            self._answered.clear()
+            try:
+                await asyncio.wait_for(self._answered.wait(), max(0.0, limit_s - waited_s))
+            except TimeoutError:
+                return
+
+    async def _arm_one(self, number: int, member: Member, at_once: asyncio.Semaphore) -> None:
+        request = self._request
+        spec = pb.CaptureSpec()
+        spec.CopyFrom(request.spec)
+        spec.selector.CopyFrom(member.place.selected(request.spec.selector))
+        spec.labels[LABEL] = request.id
+        spec.start_time_ns = 0
+        spec.arm_ns = int((request.timeout_s + ARMED_FOR_S) * 1e9)
+        try:
+            async with at_once:
+                capture = await self._clients[member].create(spec, f"{request.id}/{number}")
+            member.capture = capture
+            member.started = not capture.armed_until_ns and capture.status != pb.CAPTURE_STATUS_FAILED
+            self._progress.update(member)
+        except CliError as exc:
+            member.error = exc
+        finally:
+            self._answered.set()
+
+    # ------------------------------------------------------------ clocks
+
+    async def _measure(self, members: Sequence[Member], tell: Callable[[Member, Offset], None]) -> None:
+        at_once = asyncio.Semaphore(CLOCKS_AT_ONCE)
+
+        async def one(member: Member) -> None:
+            async with at_once:
+                try:
+                    tell(member, measured(await self._round_trips(self._clients[member])))
+                except UnusableClock as exc:
+                    self._without_clock(member, Refused(str(exc)))
+                except CliError as exc:
+                    self._without_clock(member, exc)
+
+        await asyncio.gather(*(one(member) for member in members))
+
+    async def _round_trips(self, client: HostClient) -> list[RoundTrip]:
+        until = time.monotonic() + ROUND_TRIPS_S
+        trips = [await client.clock()]
+        while len(trips) < ROUND_TRIPS and time.monotonic() < until:
+            trips.append(await client.clock())
+        return trips
+
+    def _without_clock(self, member: Member, exc: CliError) -> None:
+        if member.clock is None:
+            member.error = exc
+        else:
+            member.warnings.append(f"its clock was not measured again after the capture: {exc}")
+
+    def _first_clock(self, member: Member, offset: Offset) -> None:
+        member.clock = offset
+        if abs(offset.offset_ns) >= FAR_NS:
+            ahead = "behind" if offset.offset_ns > 0 else "ahead"
+            member.warnings.append(f"its clock is {format_duration(abs(offset.offset_ns))} {ahead} of this machine's")
+
+    def _last_clock(self, member: Member, offset: Offset) -> None:
+        assert member.clock is not None
+        member.clock, warning = joined(member.clock, offset)
+        if warning:
+            member.warnings.append(warning)
+
+    # ------------------------------------------------------------ the start
+
+    async def _start(self, members: Sequence[Member]) -> None:
+        spec = self._request.spec
+        trips_ns = [member.clock.trip_ns for member in members if member.clock is not None]
+        iterations: dict[Member, list[pb.IterationStart]] = {}
+        if spec.WhichOneof("extent") == "iterations":
+            iterations = await self._common_iterations(members, delivery_ns(trips_ns) / 1e9)
+        else:
+            self.fleet.start_ns = common_start_ns(
+                time.time_ns(), warmup_ns=spec.warmup_ns, trips_ns=trips_ns, wanted_ns=spec.start_time_ns
+            )
+        await self._at_once(lambda member: self._start_one(member, iterations.get(member, [])), members)
+        started = sum(member.started for member in members)
+        what = "a common iteration"
+        if start_ns := self.fleet.start_ns:
+            what = f"{time.strftime('%H:%M:%S', time.localtime(start_ns / 1e9))}.{start_ns // 10**6 % 1000:03}"
+        self._progress.note(f"{started:,} hosts begin at {what}")
+
+    async def _at_once(self, call: Callable[[Member], Awaitable[None]], members: Iterable[Member]) -> None:
+        at_once = asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def one(member: Member) -> None:
+            async with at_once:
+                await call(member)
+
+        await asyncio.gather(*(one(member) for member in members))
+
+    async def _start_one(self, member: Member, iterations: Sequence[pb.IterationStart]) -> None:
+        capture, clock = member.capture, member.clock
+        assert capture is not None and clock is not None
+        start_ns = self.fleet.start_ns
+        request = pb.StartCaptureRequest(
+            id=capture.id,
+            start_time_ns=start_ns - clock.offset_ns if start_ns else 0,
+            iterations=iterations,
+            clock=pb.ClockOffset(offset_ns=clock.offset_ns, uncertainty_ns=clock.uncertainty_ns),
+        )
+        limit_s = max(0.0, (start_ns - time.time_ns()) / 1e9) + START_LATE_S
+        client = self._clients[member]
+        try:
+            async with asyncio.timeout(limit_s):
+                member.capture = await client.start(request)
+            member.started = True
+        except (TimeoutError, Unreachable):  # whether it has begun, its daemon knows
+            member.warnings.append("its daemon did not confirm the start")
+            member.started = True
+        except CliError as exc:
+            member.error = exc
+            await self._cancel_one(member)
+        self._progress.update(member)
+
+    async def _common_iterations(
+        self, members: Sequence[Member], delivery_s: float
+    ) -> dict[Member, list[pb.IterationStart]]:
+        """By member: what each of its processes is to record."""
+        ranks = [
+            Rank(member, target)
+            for member in members
+            for target in member.targets
+            if target.state != pb.TARGET_STATE_ENDED
+        ]
+        samples = [await self._sample(members, ranks)]
+        while len(samples) < SAMPLES:
+            await asyncio.sleep(SAMPLE_PAUSE_S)
+            samples.append(await self._sample(members, ranks))
+        window = self._request.spec.iterations
+        wanted = Iterations(window.start if window.HasField("start") else None, window.roundup, window.warmup)
+        comparable = not any(rank.target.process.attached for rank in ranks)
+        planned = plan(samples, wanted, comparable=comparable, patience_ns=MEET_WITHIN_NS, delivery_s=delivery_s)
+        found: dict[Member, list[pb.IterationStart]] = {}
+        for rank, each in zip(ranks, planned, strict=True):
+            if each.warning:
+                rank.member.warnings.append(f"{names.target(rank.target)}: {each.warning}")
+            if each.start_iteration is not None:
+                start = pb.IterationStart(
+                    pid=rank.target.pid, start=each.start_iteration, warmup=each.warmup_iterations
+                )
+                found.setdefault(rank.member, []).append(start)
+        return found
+
+    async def _sample(self, members: Sequence[Member], ranks: Sequence[Rank]) -> Sample:
+        """At which iteration each process is. A host that does not answer keeps its counts."""
+
+        async def one(member: Member) -> None:
+            selector = pb.Selector(pids=[target.pid for target in member.targets])
+            try:
+                processes = {process.pid: process for process in await self._clients[member].processes(selector)}
+            except CliError:
+                return
+            for target in member.targets:
+                if (process := processes.get(target.pid)) is not None:
+                    target.process.iterations = process.iterations
+
+        await self._at_once(one, members)
+        return Sample(time.monotonic_ns(), tuple(rank.target.process.iterations for rank in ranks))
+
+    # ------------------------------------------------------------ the end
+
+    async def finish(self) -> None:
+        """Follows to the end. What was not begun has ended already."""
+        running = [member for member in self.fleet.members if member.is_running and member.error is None]
+        following = asyncio.gather(*(self._follow(member) for member in running))
+        interrupted = asyncio.create_task(self._interrupted.wait())
+        try:
+            await asyncio.wait({following, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                await self.cancel()
+            await following
+        finally:
+            following.cancel()
+            interrupted.cancel()
+        if not self.fleet.interrupted:
+            await self._measure([member for member in running if member.clock is not None], self._last_clock)
+
+    async def _follow(self, member: Member) -> None:
+        client, capture = self._clients[member], member.capture
+        assert capture is not None
+        patience = Patience(self._request.timeout_s)
+        try:
+            while not has_ended(capture):
+                try:
+                    async for event in client.watch(capture.id, limit_s=WATCH_S):
+                        apply_event(capture, event)
+                        patience.progressed()
+                        self._progress.update(member)
+                except RETRYABLE as exc:
+                    if not isinstance(exc, TimedOut):
+                        await asyncio.sleep(patience.pause_s(exc))
+                if not has_ended(capture):
+                    capture.CopyFrom(await self._alive(client, capture.id, patience))
+        except CliError as exc:
+            member.error = exc
+        self._progress.update(member)
+
+    async def _alive(self, client: HostClient, capture_id: str, patience: Patience) -> pb.Capture:
+        """The capture, once its daemon answers. Raises the error of one that stays away."""
+        while True:
+            try:
+                capture = await client.capture(capture_id, limit_s=ALIVE_S)
+            except RETRYABLE as exc:
+                await asyncio.sleep(patience.pause_s(exc))
+            else:
+                patience.progressed()
+                return capture
+
+    async def cancel(self) -> None:
+        """Stops the capture on every host that has it."""
+        running = [member for member in self.fleet.members if member.is_running]
+        if running:
+            self._progress.note(f"cancelling on {len(running):,} hosts; Ctrl-C again leaves at once")
+        await self._at_once(self._cancel_one, running)
+
+    async def _cancel_one(self, member: Member) -> None:
+        assert member.capture is not None
+        try:
+            member.capture.CopyFrom(await self._clients[member].cancel(member.capture.id))
+        except CliError as exc:
+            member.error = member.error or exc
+        self._progress.update(member)

@@ -1,0 +1,178 @@
+"""What is going on in a capture of many hosts, on stderr: a live table in a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+from rich.live import Live
+from rich.table import Table
+
+from kinetoctl.output import names, units
+from kinetoctl.output.console import stderr_console
+from kinetoctl.output.progress import REFRESHES_PER_S, state_text
+
+if TYPE_CHECKING:
+    from kinetoctl.fleet.member import Member
+
+FEW = 16  # so many processes have a line each
+LINES_EVERY_S = 1.0
+SHOWN_HOSTS = 40  # in the live table: those that are not done first
+
+
+class FleetProgress(Protocol):
+    """How a capture of many hosts reports itself."""
+
+    def note(self, text: str) -> None:
+        """A message for the person who waits."""
+
+    def update(self, member: "Member") -> None:
+        """A host has changed."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """So many files are here."""
+
+
+class FleetQuiet:
+    """Says nothing."""
+
+    def note(self, text: str) -> None:
+        """Not said."""
+
+    def update(self, member: "Member") -> None:
+        """Not shown."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """Not shown."""
+
+
+def rank_state(member: "Member", target: pb.Target) -> str:
+    """The state or verdict of a process, or that nobody knows it."""
+    return "UNKNOWN HOST_LOST" if member.is_lost(target) else state_text(target)
+
+
+def states_text(states: Mapping[str, int]) -> str:
+    """`1,900 COLLECT, 148 WARMUP`."""
+    return ", ".join(f"{units.count(count)} {state}" for state, count in sorted(states.items()))
+
+
+class FleetLines:
+    """A line for each change of a process; of many processes, one for how many are in which state."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._members: dict[int, Member] = {}
+        self._said: dict[tuple[int, int, int], str] = {}
+        self._states = ""
+        self._next_s = 0.0
+
+    def note(self, text: str) -> None:
+        """One line."""
+        click.echo(text, err=True)
+
+    def update(self, member: "Member") -> None:
+        """A line if there is something new to say."""
+        self._members[id(member)] = member
+        if sum(len(each.targets) for each in self._members.values()) <= FEW:
+            self._each(member)
+        elif self._clock() >= self._next_s:
+            self._next_s = self._clock() + LINES_EVERY_S
+            self._all()
+
+    def _each(self, member: "Member") -> None:
+        for target in member.targets:
+            key = id(member), target.pid, target.start_time_ns
+            text = rank_state(member, target)
+            if self._said.get(key) != text:
+                self._said[key] = text
+                click.echo(f"{member.place.host} {names.target(target)}: {text}", err=True)
+
+    def _all(self) -> None:
+        text = states_text(counted(self._members.values()))
+        if text != self._states:
+            self._states = text
+            click.echo(text, err=True)
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """Once all are here."""
+        if files == total:
+            click.echo(f"{units.count(files)} files, {units.size(size_bytes)}, are here", err=True)
+
+
+def counted(members: Iterable["Member"]) -> Counter[str]:
+    """State -> how many processes are in it."""
+    return Counter(rank_state(member, target) for member in members for target in member.targets)
+
+
+class FleetTable:
+    """A table that is redrawn: the processes, or, of many, how many of each host are in which state."""
+
+    def __init__(self, live: Live, members: Sequence["Member"]) -> None:
+        self._live, self._members = live, members
+        self._fetched = ""
+
+    def note(self, text: str) -> None:
+        """A line above the table."""
+        self._live.console.print(text, markup=False)
+
+    def update(self, member: "Member") -> None:
+        """Shown at the next refresh."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """Shown at the next refresh."""
+        self._fetched = f"fetched {units.count(files)} of {units.count(total)} files, {units.size(size_bytes)}"
+
+    def __rich__(self) -> Table:
+        states = counted(self._members)
+        title = ", ".join(filter(None, (states_text(states), self._fetched)))
+        table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="")
+        if states.total() <= FEW:
+            self._processes(table)
+        else:
+            self._hosts(table)
+        return table
+
+    def _processes(self, table: Table) -> None:
+        for column in ("HOST", "TARGET", "STATE"):
+            table.add_column(column)
+        for column in ("RECORDS", "BYTES", "DROPPED"):
+            table.add_column(column, justify="right")
+        for member in self._members:
+            for target in member.targets:
+                counts = target.counts
+                table.add_row(
+                    member.place.host,
+                    names.target(target),
+                    rank_state(member, target),
+                    units.count(sum(count.records for count in counts)),
+                    units.size(sum(count.bytes for count in counts)),
+                    units.count(sum(count.dropped for count in counts)),
+                )
+
+    def _hosts(self, table: Table) -> None:
+        for column in ("HOST", "PROCESSES"):
+            table.add_column(column)
+        open_first = sorted(self._members, key=lambda member: not (member.is_running or member.error))
+        for member in open_first[:SHOWN_HOSTS]:
+            state = states_text(counted([member])) or ("FAILED" if member.error else "…")
+            table.add_row(member.place.host, state)
+        if (more := len(open_first) - SHOWN_HOSTS) > 0:
+            table.add_row("…", f"{units.count(more)} more hosts")
+
+
+@contextmanager
+def show_fleet(members: Sequence["Member"], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
+    """The display that fits: nothing, lines or a live table."""
+    if quiet:
+        yield FleetQuiet()
+    elif not sys.stderr.isatty():
+        yield FleetLines()
+    else:
+        with Live(console=stderr_console(color=color), refresh_per_second=REFRESHES_PER_S) as live:
+            shown = FleetTable(live, members)
+            live.update(shown)
+            yield shown

@@ -1,0 +1,206 @@
+"""What a capture of many hosts brought: a verdict for each process, what failed and why, and how to go on."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.fleet.clock import Offset
+from kinetoctl.fleet.member import LOST, STARTED_APART_NS, Fleet, Member, Rank, began_ns
+from kinetoctl.output import names, units
+from kinetoctl.output.console import print_table
+from kinetoctl.output.documents import emit, plain
+from kinetoctl.output.fleet_progress import counted, states_text
+from kinetoctl.output.results import capture_document
+from kinetoctl.settings import Settings
+
+if TYPE_CHECKING:
+    from kinetoctl.fleet.files import MergedFile
+
+COLUMNS = ("HOST", "RANK", "PID", "VERDICT", "RECORDS", "CLOCK", "REASON")
+MANY = 64  # of more processes those of a host that are all done have one line
+
+
+def ranks_text(numbers: Sequence[int]) -> str:
+    """`0-7,9`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _verdict(rank: Rank) -> str:
+    if rank.member.is_lost(rank.target):
+        return "UNKNOWN"
+    ended = rank.target.state == pb.TARGET_STATE_ENDED
+    return names.verdict(rank.target.verdict) if ended else names.target_state(rank.target.state)
+
+
+def _reason(rank: Rank, start_ns: int) -> str:
+    target = rank.target
+    if rank.member.is_lost(target):
+        return f"{rank.member.error} [{LOST}]"
+    text = f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason
+    begin_ns = began_ns(rank)
+    if not text and start_ns and begin_ns is not None and abs(begin_ns - start_ns) > STARTED_APART_NS:
+        late = "after" if begin_ns > start_ns else "before"
+        return f"began {format_duration(abs(begin_ns - start_ns))} {late} the common start"
+    return text
+
+
+def _rank_number(target: pb.Target) -> str:
+    return str(target.process.rank) if target.process.HasField("rank") else "-"
+
+
+def _row(rank: Rank, start_ns: int) -> tuple[str, ...]:
+    records = sum(count.records for count in rank.target.counts)
+    clock = str(rank.member.clock or "-")
+    host = rank.member.place.host
+    return (
+        *(host, _rank_number(rank.target), str(rank.target.pid), _verdict(rank)),
+        *(units.count(records), clock, _reason(rank, start_ns)),
+    )
+
+
+def _host_row(member: Member, start_ns: int) -> tuple[str, ...] | None:
+    """All processes of a host in one row; None: there is something to say of one of them."""
+    ranks = [Rank(member, target) for target in member.targets]
+    if any(_verdict(rank) != "DONE" or _reason(rank, start_ns) for rank in ranks):
+        return None
+    numbers = [rank.target.process.rank for rank in ranks if rank.target.process.HasField("rank")]
+    records = sum(count.records for rank in ranks for count in rank.target.counts)
+    which = ranks_text(numbers) if len(numbers) == len(ranks) else "-"
+    clock = str(member.clock or "-")
+    return member.place.host, which, f"{len(ranks)} processes", "DONE", units.count(records), clock, ""
+
+
+def rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
+    """One for each process, and for each host that has none."""
+    many = sum(len(member.targets) for member in fleet.members) > MANY
+    for member in fleet.members:
+        if not member.targets:
+            verdict = "no process" if fleet.has_no_part(member) else "FAILED"
+            yield member.place.host, "-", "-", verdict, "-", "-", _error(member)
+            continue
+        row = _host_row(member, fleet.start_ns) if many else None
+        if row is not None:
+            yield row
+        else:
+            yield from (_row(Rank(member, target), fleet.start_ns) for target in member.targets)
+
+
+def _error(member: Member) -> str:
+    if member.error is None:
+        return "-"
+    code = f" [{member.error.reason_code}]" if member.error.reason_code else ""
+    return f"{member.error}{code}"
+
+
+def notes(fleet: Fleet) -> Iterator[str]:
+    """What is to be said beside the table."""
+    for member in fleet.members:
+        if member.error is not None and member.targets and not any(member.is_lost(t) for t in member.targets):
+            yield f"{member.place.host}: {_error(member)}"
+        for warning in member.warnings:
+            yield f"{member.place.host}: {warning}"
+        for target in member.targets:
+            for warning in target.warnings:
+                yield f"{member.place.host} {names.target(target)}: {warning}"
+    if missing := fleet.missing_ranks():
+        yield f"no host has rank {ranks_text(missing)}"
+    spread_ns, uncertainty_ns = fleet.spread_ns(), fleet.uncertainty_ns()
+    if fleet.start_ns and spread_ns is not None and uncertainty_ns is not None:
+        yield (
+            f"the windows begin within {format_duration(spread_ns)} of each other, "
+            f"by clocks that are known to ±{format_duration(uncertainty_ns)}"
+        )
+
+
+def _status(fleet: Fleet) -> str:
+    states = states_text(counted(fleet.members)) or "no process"
+    failed = len(fleet.failed())
+    hosts = f"{units.count(len(fleet.members))} hosts" + (f", {units.count(failed)} of them failed" if failed else "")
+    return f"capture {fleet.id} on {hosts}: {states}"
+
+
+def merged_text(result: "MergedFile") -> str:
+    """Where the merged file is, and how far its clocks may be off."""
+    merged = result.merged
+    known = merged.alignment.uncertainty_ns
+    apart = "how far their clocks are apart is not known for all"
+    if known is not None:
+        apart = f"their clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
+    size = units.size(merged.written.size_bytes)
+    return f"{merged.written.path} ({size}): {len(merged.ranks)} ranks, {apart}"
+
+
+def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: Settings) -> None:
+    """Print it in the form that --output asks for. folder: where the files of the processes are."""
+    if settings.output != "table":
+        emit(fleet_document(fleet, folder, merged), settings.output)
+        return
+    click.echo(_status(fleet))
+    if fleet.unmet:
+        click.echo(f"not begun: {fleet.unmet}")
+    print_table(COLUMNS, list(rows(fleet)), color=settings.color)
+    for note in notes(fleet):
+        click.echo(f"note: {note}")
+    for problem in fleet.problems:
+        click.echo(f"problem: {problem}")
+    if folder is not None and any(member.paths for member in fleet.members):
+        click.echo(f"files: {folder}{'/'}")
+        if merged is not None:
+            click.echo(f"merged: {merged_text(merged)}")
+        click.echo(f"analyse: kinetoctl report {shlex.quote(str(folder))}")
+
+
+def fleet_document(fleet: Fleet, folder: Path | None = None, merged: "MergedFile | None" = None) -> dict[str, Any]:
+    """Everything as plain values: captures as in profiler.proto, with the paths of files that are here."""
+    return {
+        "id": fleet.id,
+        "exit_code": int(fleet.exit_code()),
+        "not_begun": fleet.unmet,
+        "start_time_ns": fleet.start_ns,
+        "start_spread_ns": fleet.spread_ns(),
+        "clock_uncertainty_ns": fleet.uncertainty_ns(),
+        "missing_ranks": fleet.missing_ranks(),
+        "folder": str(folder) if folder else None,
+        "merged": None if merged is None else _merged_document(merged),
+        "hosts": [_host_document(member) for member in fleet.members],
+    }
+
+
+def _merged_document(result: "MergedFile") -> dict[str, Any]:
+    merged = result.merged
+    return {
+        "path": str(merged.written.path),
+        "size_bytes": merged.written.size_bytes,
+        "reference_rank": merged.reference_rank,
+        "clock_uncertainty_ns": merged.alignment.uncertainty_ns,
+        "ranks": merged.clocks(),
+        "notes": list(merged.written.notes),
+    }
+
+
+def _host_document(member: Member) -> dict[str, Any]:
+    return {
+        "host": member.place.host,
+        "address": member.place.address,
+        "error": None if member.error is None else str(member.error),
+        "reason_code": "" if member.error is None else member.error.reason_code,
+        "clock": None if member.clock is None else _clock_document(member.clock),
+        "warnings": list(member.warnings),
+        "lost_pids": [target.pid for target in member.targets if member.is_lost(target)],
+        "capture": None if member.capture is None else capture_document(member.capture, member.paths),
+    }
+
+
+def _clock_document(clock: Offset) -> dict[str, int]:
+    return plain(pb.ClockOffset(offset_ns=clock.offset_ns, uncertainty_ns=clock.uncertainty_ns))
