@@ -41,6 +41,7 @@ from kinetod.captures.services import Services
 from kinetod.config import Config, Settings, serves_everybody
 from kinetod.config_file import Loaded, Origin
 from kinetod.errors import StartError
+from kinetod.gpus.holders import GpuHolders
 from kinetod.gpus.reader import GpuReader
 from kinetod.health import PROBE_PERIOD_S, Health, Report
 from kinetod.hooks.runner import HookRunner
@@ -247,9 +248,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper)),
     )
     hub = AgentHub()
-    registry = Registry(hub, privileged=helper, names=kubernetes.names)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
+    registry = Registry(hub, privileged=helper, gpus=GpuHolders(gpus), attaching=config.attach, names=kubernetes.names)
     # the system's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
     helpers = helper or AttachHelpers(WARM_HELPERS)

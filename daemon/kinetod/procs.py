@@ -6,15 +6,16 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from kinetod.access.jobs import job_in
+from kinetod.access.jobs import job_in, step_in
 from kinetod.containers import Container, Names, container_in, pod_in
 from kinetod.identity import PROC, ProcessKey, started_ns
+from kinetod.kinship import Family
 from kinetod.process_folder import ProcessFolder
 from kinetod.text import clean
 
@@ -26,7 +27,11 @@ _INT32_MAX = 2**31 - 1
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 JOB_ID_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
-_WANTED = frozenset(name.encode() for name in (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES))
+JOB_STEP_VARIABLES = ("SLURM_STEP_ID", "SLURM_STEPID")
+_STEPS = {"4294967291": "batch", "4294967292": "extern", "4294967290": "interactive"}  # Slurm's numbers for these
+_WANTED = frozenset(
+    name.encode() for name in (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES)
+)
 KEEP_NAMES_S = 60.0
 _STAT_STATE, _STAT_PARENT, _STAT_START_TIME = 0, 1, 19  # /proc/PID/stat behind the name: fields 3, 4 and 22 in proc(5)
 
@@ -45,11 +50,13 @@ class ProcessFacts:
     job_id: str
     is_python: bool
     parent_pid: int = 0
+    ancestors: tuple[int, ...] = ()  # the parent first; not read by read_facts
     is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
     hidden: bool = False  # the kernel does not show us what PrivateFacts has
     plain: bool = True  # its user may trace it as far as the kernel is concerned: no set-uid program, not undumpable
     capable: bool = False  # not plain only because of capabilities, which count if it is in our user namespace
     job: str = ""  # the batch job that the kernel's control groups put it into
+    job_step: str = ""  # by them, or as its environment says
     pod: str = ""  # the UID of the Kubernetes pod, likewise
     container: Container | None = None  # likewise, as far as the path tells
     names: Names | None = None  # what Kubernetes calls them
@@ -62,6 +69,7 @@ class ProcessFacts:
             rank=private.rank,
             world_size=private.world_size,
             job_id=private.job_id,
+            job_step=self.job_step if self.job else private.job_step,
             is_python=self.is_python or private.is_python,
             hidden=False,
             plain=self.plain or (self.capable and private.own_user_namespace),
@@ -76,6 +84,7 @@ class PrivateFacts:
     rank: int | None = None
     world_size: int | None = None
     job_id: str = ""
+    job_step: str = ""
     is_python: bool = False  # by its executable
     own_user_namespace: bool = False  # as in a container that its user has started
 
@@ -120,9 +129,19 @@ def _read_facts(pid: int, folder: ProcessFolder) -> ProcessFacts | None:
         plain=dumpable and (not capable or private.own_user_namespace),
         capable=dumpable and capable,
         job=job.id if job is not None else "",
+        job_step=step_in(cgroups) if job is not None else private.job_step,
         pod=pod_in(cgroups),
         container=container_in(cgroups),
     )
+
+
+def read_all(pids: Iterable[int], proc: Path = PROC) -> list[ProcessFacts]:
+    """Those that exist, with their ancestors."""
+    family = Family(proc)
+    found = [facts for pid in pids if (facts := read_facts(pid, proc)) is not None]
+    for facts in found:
+        family.add(facts.key, facts.parent_pid)
+    return [replace(facts, ancestors=family.ancestors(facts.key.pid)) for facts in found]
 
 
 def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
@@ -134,11 +153,13 @@ def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
 
 def _read_private(folder: ProcessFolder) -> PrivateFacts:
     environ = _environ(folder)
+    job, step = _first(environ, JOB_ID_VARIABLES), _first(environ, JOB_STEP_VARIABLES)
     return PrivateFacts(
         gpus=open_gpus(folder),
         rank=_number(environ, RANK_VARIABLES),
         world_size=_number(environ, WORLD_SIZE_VARIABLES),
-        job_id=clean(_first(environ, JOB_ID_VARIABLES), 128),
+        job_id=clean("" if job == "none" else job, 128),  # torchrun's default
+        job_step=clean(_STEPS.get(step, step), 32),
         is_python=_runs_python(folder),
         own_user_namespace=_in_own_user_namespace(folder),
     )
@@ -208,6 +229,8 @@ def _hidden(folder: ProcessFolder) -> bool:
 
 def _is_ours(command: list[str]) -> bool:
     """`python .../kinetoctl …`, `python -m kinetod…`; not the demo's training process."""
+    if command[1:2] == ["-P"]:
+        command = [*command[:1], *command[2:]]
     if command[1:2] == ["-m"]:
         return command[2:3] == ["kinetoctl"] or (command[2:3] or [""])[0].partition(".")[0] == "kinetod"
     return any(_base_name(argument) in ("kinetoctl", "kinetod") for argument in command[:2])

@@ -2,25 +2,35 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import re2
+from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.access.policy import Action, Caller, Thing, may
 from kinetod.agents import Agent, AgentHub
+from kinetod.containers import is_container_id, is_pod_uid
 from kinetod.errors import invalid
+from kinetod.gpus.holders import Held
+from kinetod.helping import Member, leading
 from kinetod.identity import PROC, ProcessKey
+from kinetod.kinship import with_descendants
 from kinetod.kubernetes.names import PodNames
-from kinetod.procs import PrivateFacts, ProcessFacts, foreign_pids, read_facts
+from kinetod.procs import PrivateFacts, ProcessFacts, foreign_pids, read_all
 from kinetod.recent_facts import RecentFacts
 
 DESCRIBE_DEADLINE_S = 0.5
 MAX_REGEX_CHARS = 512
-MAX_PIDS = 4096
+MAX_VALUES = 4096  # of pids, jobs and the like
+MAX_RANKS = 100_000
+MAX_JOB_CHARS = 128
+MAX_SHOWN = 20
+_STEP = re.compile(r"[\w.+-]{1,32}", re.ASCII)
 
 
 class Expression(Protocol):
@@ -32,56 +42,109 @@ class Expression(Protocol):
         """Where it is found."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """A checked `pb.Selector`. All given conditions must hold."""
 
-    pids: frozenset[int]
-    command: Expression | None
-    user: str
-    ranks: frozenset[int]
-    job_ids: frozenset[str]
+    pids: frozenset[int] = frozenset()
+    children: bool = False
+    command: Expression | None = None
+    user: str = ""
+    ranks: frozenset[int] = frozenset()
+    gpus: frozenset[int] = frozenset()
+    job_ids: frozenset[str] = frozenset()
+    job_step: str = ""
+    pod_uids: frozenset[str] = frozenset()
+    container_ids: tuple[str, ...] = ()  # or how they begin
+    helpers: bool = False
 
-    def __call__(self, process: pb.Process) -> bool:
-        """Whether the process is selected."""
+    @property
+    def names_pids(self) -> bool:
+        """Whether each process is named: then it is meant, whatever it is."""
+        return bool(self.pids) and not self.children
+
+    @property
+    def means_python(self) -> bool:
+        """Whether the conditions are narrow enough for Python processes that have no agent and use no GPU."""
+        return self.children or any((self.command, self.ranks, self.job_ids, self.pod_uids, self.container_ids))
+
+    def __call__(self, process: pb.Process, facts: ProcessFacts) -> bool:
+        """Whether the process meets all conditions but `gpus` and, with `children`, `pids`."""
         return (
-            (not self.pids or process.pid in self.pids)
+            (self.children or not self.pids or process.pid in self.pids)
             and (self.command is None or self.command.search(" ".join(process.command)) is not None)
             and (not self.user or self.user in (process.user, str(process.uid)))
-            and (not self.ranks or (process.HasField("rank") and process.rank in self.ranks))
-            and (not self.job_ids or process.job_id in self.job_ids)
+            and (not self.ranks or (process.HasField("rank") and not self.ranks.isdisjoint((process.rank, ANY_RANK))))
+            and (not self.job_ids or not self.job_ids.isdisjoint((process.job_id, facts.job)))
+            and (not self.job_step or self.job_step == facts.job_step)
+            and (not self.pod_uids or process.pod_uid in self.pod_uids)
+            and (not self.container_ids or process.container_id.startswith(self.container_ids))
         )
 
+    def is_on(self, gpus: Iterable[int]) -> bool:
+        """Whether a process on these GPUs meets the condition `gpus`."""
+        return not self.gpus or not self.gpus.isdisjoint(gpus)
+
     def __bool__(self) -> bool:
-        return bool(self.pids or self.command or self.user or self.ranks or self.job_ids)
+        """Whether there is any condition."""
+        return any(getattr(self, each.name) for each in fields(self) if each.name not in ("children", "helpers"))
 
     def __str__(self) -> str:
+        pids = _some("pid", self.pids)
         parts = [
-            f"pid {', '.join(map(str, sorted(self.pids)))}" if self.pids else "",
+            f"{pids} and what descends from it" if self.children else pids,
             f"command matching {self.command.pattern!r}" if self.command else "",
             f"user {self.user}" if self.user else "",
-            f"rank {', '.join(map(str, sorted(self.ranks)))}" if self.ranks else "",
-            f"job {', '.join(sorted(self.job_ids))}" if self.job_ids else "",
+            "any rank" if ANY_RANK in self.ranks else _some("rank", self.ranks),
+            _some("GPU", self.gpus),
+            _some("job", self.job_ids),
+            f"step {self.job_step}" if self.job_step else "",
+            _some("pod", self.pod_uids),
+            _some("container", self.container_ids),
         ]
         return ", ".join(part for part in parts if part) or "any process"
 
 
+def _some(name: str, values: Collection[int] | Collection[str]) -> str:
+    if not values:
+        return ""
+    first = ", ".join(map(str, sorted(values)[:MAX_SHOWN]))
+    return f"{name} {first}" if len(values) <= MAX_SHOWN else f"{name} {first} and {len(values) - MAX_SHOWN} more"
+
+
 def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
     """Raises InvalidRequest with the path of the wrong field."""
-    if len(selector.pids) > MAX_PIDS:
-        raise invalid(f"{field}.pids", f"at most {MAX_PIDS} pids, got {len(selector.pids)}")
-    for index, pid in enumerate(selector.pids):
-        if pid <= 0:
-            raise invalid(f"{field}.pids[{index}]", f"a pid is greater than 0, got {pid}")
-    for index, rank in enumerate(selector.ranks):
-        if rank < 0:
-            raise invalid(f"{field}.ranks[{index}]", f"a rank is not negative, got {rank}")
+
+    def check(name: str, is_right: Callable[[Any], bool], what: str, most: int = MAX_VALUES) -> Sequence[Any]:
+        values: Sequence[Any] = getattr(selector, name)
+        if len(values) > most:
+            raise invalid(f"{field}.{name}", f"at most {most} values, got {len(values)}")
+        for index, value in enumerate(values):
+            if not is_right(value):
+                raise invalid(f"{field}.{name}[{index}]", f"{what}, got {value!r:.80}")
+        return values
+
+    if selector.children and not selector.pids:
+        raise invalid(f"{field}.children", "needs pids: what descends from which processes?")
+    if selector.job_step and not selector.job_ids:
+        raise invalid(f"{field}.job_step", "needs job_ids: a step of which job?")
+    if selector.job_step and not _STEP.fullmatch(selector.job_step):
+        raise invalid(f"{field}.job_step", f"a step is like 0, 3+1 or batch, got {selector.job_step!r:.80}")
+    rank = f"a rank is not negative, or {ANY_RANK} for any"
+    pod = "a UID is like 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b"
+    container = "an id, or its beginning, is 12 to 64 hexadecimal digits"
     return Match(
-        frozenset(selector.pids),
-        _regex(selector.command_regex, field),
-        selector.user,
-        frozenset(selector.ranks),
-        frozenset(selector.job_ids),
+        pids=frozenset(check("pids", lambda pid: pid > 0, "a pid is greater than 0")),
+        children=selector.children,
+        command=_regex(selector.command_regex, field),
+        user=selector.user,
+        ranks=frozenset(check("ranks", lambda rank: rank >= ANY_RANK, rank, MAX_RANKS)),
+        gpus=frozenset(check("gpus", lambda gpu: gpu >= 0, "the number of a GPU is not negative")),
+        job_ids=frozenset(check("job_ids", lambda job: 0 < len(job) <= MAX_JOB_CHARS, "an id has 1 to 128 characters")),
+        job_step=selector.job_step,
+        pod_uids=frozenset(check("pod_uids", is_pod_uid, pod)),
+        container_ids=tuple(check("container_ids", is_container_id, container)),
+        helpers=selector.helpers,
     )
 
 
@@ -127,8 +190,26 @@ class Privileged(Protocol):
         """Of as many as can be had."""
 
 
+class Holders(Protocol):
+    """Who knows which processes hold a context on which GPU: gpus.holders.GpuHolders."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether this host has any, as far as is known without asking."""
+
+    async def now(self) -> Held:
+        """Empty if that is not to be had."""
+
+    async def lately(self) -> Held:
+        """Likewise, a little older, but soon."""
+
+
 class Registry:
-    """Joins AgentHub and /proc. Without `privileged` the facts of processes that we may not read are left out."""
+    """Joins AgentHub and /proc.
+
+    Without `privileged` the facts of processes that we may not read are left out; without `gpus` nobody tells who holds
+    a context on a GPU. attaching: whether captures bring agents into processes that have none.
+    """
 
     def __init__(
         self,
@@ -136,49 +217,113 @@ class Registry:
         *,
         proc: Path = PROC,
         privileged: Privileged | None = None,
+        gpus: Holders | None = None,
+        attaching: bool = True,
         names: PodNames | None = None,
     ) -> None:
         self._hub = hub
         self._proc = proc
         self._privileged = privileged
+        self._gpus = gpus
+        self._attaching = attaching
         self._names = names
         self._recent = RecentFacts(self._facts, lambda key: hub.get(key) is not None)
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
     async def processes(self, match: Match, caller: Caller, *, include_without_agent: bool) -> list[pb.Process]:
-        """The selected processes that the caller may see, with recent data, by pid."""
-        pids = set(self.agent_pids())
+        """Of the processes that the caller may see those that a capture would take, with recent data, by pid.
+
+        include_without_agent: also the others that meet the conditions, if they have an agent, are Python or use a GPU.
+        """
+
+        def sees(candidate: Candidate) -> bool:
+            return candidate.visible_to(caller)
+
         if include_without_agent:
-            pids |= set(await asyncio.to_thread(foreign_pids, self._proc))
-        wanted = sorted(pids & match.pids if match.pids else pids)
-        facts, _ = await asyncio.gather(self._recent.get(wanted), self._refresh(wanted))
-        candidates = filter(None, map(self._join, facts))
-        return [each.process for each in candidates if each.visible_to(caller) and match(each.process)]
+            pids = await self._pids(match, attachable=True)
+            found = await self.meant(replace(match, helpers=True), pids, sees, listed=True)
+        elif match.names_pids:
+            pids = set(match.pids) if self._attaching else match.pids & set(self.agent_pids())
+            found = await self.meant(match, pids, sees, listed=True, anything=pids)
+        else:
+            found = await self.selected(match, sees, attachable=self._attaching, listed=True)
+        return [each.process for each in found]
 
-    async def candidates(self, pids: Sequence[int], *, fresh: bool) -> list[Candidate]:
-        """Those of `pids` that exist and have an agent, are Python, or use a GPU; `fresh` asks the agents."""
-        facts_task = self._facts(pids)
-        facts = (await asyncio.gather(facts_task, self._refresh(pids)))[0] if fresh else await facts_task
-        return list(filter(None, map(self._join, facts)))
+    async def shown(
+        self, match: Match, caller: Caller, on_gpus: Collection[int], *, everything: bool
+    ) -> list[pb.Process]:
+        """For a host's display: processes with an agent and `on_gpus`, whatever these are, and with `everything` also
+        others that are Python or use a GPU; of them those that meet the conditions and the caller may see, by pid.
+        """
+        pids = await self._pids(match, attachable=everything, others=on_gpus)
+        found = await self.meant(match, pids, lambda each: each.visible_to(caller), listed=True, anything=on_gpus)
+        return [each.process for each in found]
 
-    async def _refresh(self, pids: Sequence[int]) -> None:
+    async def selected(
+        self, match: Match, usable: Callable[[Candidate], bool], *, attachable: bool, listed: bool = False
+    ) -> list[Candidate]:
+        """What a selector means that does not name each pid, by pid: processes with an agent, and those that should
+        get one. Those use a GPU, or are Python if the conditions are narrow, and are none of kinetod's own.
+
+        usable: what the caller can have at all. listed: as in `meant`.
+        """
+        attachable = attachable and bool(match)
+
+        def counts(candidate: Candidate) -> bool:
+            return usable(candidate) and (candidate.has_agent() or (attachable and _should_have_one(candidate, match)))
+
+        return await self.meant(match, await self._pids(match, attachable=attachable), counts, listed=listed)
+
+    async def _pids(self, match: Match, *, attachable: bool, others: Collection[int] = ()) -> set[int]:
+        """Where to look for what meets the conditions."""
+        pids = {*self.agent_pids(), *others}
+        if attachable:
+            pids |= await asyncio.to_thread(foreign_pids, self._proc)
+        if match.children:
+            return pids & await asyncio.to_thread(with_descendants, match.pids, self._proc)
+        return pids & match.pids if match.pids else pids
+
+    async def meant(
+        self,
+        match: Match,
+        pids: Collection[int],
+        usable: Callable[[Candidate], bool],
+        *,
+        listed: bool = False,
+        anything: Collection[int] = (),
+    ) -> list[Candidate]:
+        """Of these processes those that meet the conditions, by pid, without launchers and workers.
+
+        listed: to be shown only, and then with recent data of the agents. anything: pids that count whatever they are;
+        others only if they have an agent, are Python or use a GPU.
+        """
+        wanted = sorted(pids)
+        if listed:
+            facts, _ = await asyncio.gather(self._recent.get(wanted), self._refresh(wanted))
+        else:
+            facts = await self._facts(wanted)
+        joined = filter(None, (self._join(each, anything=each.key.pid in anything) for each in facts))
+        found = [each for each in joined if match(each.process, each.facts) and usable(each)]
+        leaves_out = len(found) > 1 and not (match.helpers or match.names_pids)
+        held = await self._held(found, listed=listed) if leaves_out or match.gpus else {}
+        for each in found:
+            if gpus := held.get(each.key.pid):
+                each.process.gpus[:] = sorted(gpus)
+        found = [each for each in found if match.is_on(each.process.gpus)]
+        if not leaves_out:
+            return found
+        leaders = leading(_member(each, held) for each in found)
+        return [each for each in found if each.key.pid in leaders]
+
+    async def _held(self, candidates: Iterable[Candidate], *, listed: bool) -> Held:
+        if self._gpus is None or not (self._gpus.has_gpus or any(each.facts.gpus for each in candidates)):
+            return {}
+        return await (self._gpus.lately() if listed else self._gpus.now())
+
+    async def _refresh(self, pids: Collection[int]) -> None:
         wanted = set(pids)
         agents = [agent for agent in self._hub.agents() if agent.key.pid in wanted]
         await self._hub.refresh(agents, DESCRIBE_DEADLINE_S)
-
-    async def selected(self, match: Match, *, attachable: bool) -> list[Candidate]:
-        """What a selector without pids means, by pid: processes with an agent, and those that should get one.
-
-        Those are the ones that use a GPU, and Python processes that a regular expression for the command means;
-        never kinetod's own ones, nor the forked workers of a selected process, which have its command and files.
-        """
-        pids = set(self.agent_pids())
-        attachable = attachable and bool(match)
-        if attachable:
-            pids |= await asyncio.to_thread(foreign_pids, self._proc)
-        found = [each for each in await self.candidates(sorted(pids), fresh=False) if match(each.process)]
-        by_pid = {each.key.pid: each for each in found}
-        return [each for each in found if each.has_agent() or (attachable and _should_have_one(each, match, by_pid))]
 
     def agent(self, key: ProcessKey) -> Agent | None:
         """The agent in this process now."""
@@ -193,8 +338,7 @@ class Registry:
         """Of those that exist."""
         if not pids:
             return []
-        found = await asyncio.to_thread(lambda: [read_facts(pid, self._proc) for pid in pids])
-        facts = [each for each in found if each is not None]
+        facts = await asyncio.to_thread(read_all, pids, self._proc)
         if self._privileged is not None:
             private = await self._privileged.private_facts([each.key for each in facts if each.hidden])
             facts = [each.with_private(private[each.key]) if each.key in private else each for each in facts]
@@ -221,12 +365,20 @@ class Registry:
         return Candidate(facts.key, process, agent, facts)
 
 
-def _should_have_one(candidate: Candidate, match: Match, others: Mapping[int, Candidate]) -> bool:
+def _should_have_one(candidate: Candidate, match: Match) -> bool:
     facts = candidate.facts
-    parent = others.get(facts.parent_pid)
-    if facts.is_ours or (parent is not None and parent.facts.command == facts.command):
-        return False
-    return bool(facts.gpus) or (facts.is_python and match.command is not None)
+    return not facts.is_ours and (bool(facts.gpus) or (facts.is_python and match.means_python))
+
+
+def _member(candidate: Candidate, held: Held) -> Member:
+    return Member(
+        pid=candidate.key.pid,
+        command=candidate.facts.command,
+        ancestors=candidate.facts.ancestors,
+        gpus=frozenset(candidate.process.gpus),
+        holds=candidate.key.pid in held,
+        trains=candidate.process.iterations > 0,
+    )
 
 
 def to_proto(facts: ProcessFacts) -> pb.Process:

@@ -1,9 +1,10 @@
 """Batch jobs of this host by the kernel's control groups, which users cannot choose, unlike variables.
 
 Slurm's slurmstepd puts the processes of a job below `/slurm/uid_UID/job_ID/` (cgroup v1) or
-`/system.slice/…slurmstepd.scope/job_ID/` (v2). Only these places at the root of the hierarchy count: anybody may make
-folders of the same names in a part that was delegated to them. v2 does not say whose job it is; it belongs to the
-user of its oldest process that is not root's. In a control group namespace of its own the daemon sees no jobs.
+`/system.slice/…slurmstepd.scope/job_ID/` (v2), and those of a step into `step_ID/` there. Only these places at the
+root of the hierarchy count: anybody may make folders of the same names in a part that was delegated to them. v2 does
+not say whose job it is; it belongs to the user of its oldest process that is not root's. In a control group namespace
+of its own the daemon sees no jobs.
 """
 
 import contextlib
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-_V1 = re.compile(r"/slurm(?:_[\w.-]+)?/uid_(\d+)/job_(\d+)(?:/.*)?")
-_V2 = re.compile(r"/system\.slice/(?:[\w.-]+_)?slurmstepd\.scope/job_(\d+)(?:/.*)?")
+_V1 = re.compile(r"/slurm(?:_[\w.-]+)?/uid_(\d+)/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
+_V2 = re.compile(r"/system\.slice/(?:[\w.-]+_)?slurmstepd\.scope/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,14 @@ def job_in(cgroups: str) -> Job | None:
         if match := _V2.fullmatch(path):
             found = Job(match[1], None)
     return found
+
+
+def step_in(cgroups: str) -> str:
+    """The step of its job in the text of /proc/PID/cgroup, like "0" or "batch"; empty: not known, or no job."""
+    paths = [line.split(":", 2)[-1] for line in cgroups.splitlines()]
+    found = [match[3] for path in paths if (match := _V1.fullmatch(path))]
+    found += [match[2] for path in paths if (match := _V2.fullmatch(path))]
+    return next(filter(None, found), "")
 
 
 def job_of(pid: int, proc: Path = PROC) -> Job | None:

@@ -60,7 +60,7 @@ async def resolve(
     Raises KinetodError: for named pids on the first that cannot be traced, else if none is selected.
     """
     match, own_uid = wanted.match, registry.own_uid if own_uid is None else own_uid
-    if match.pids:
+    if match.names_pids:
         found = await _named(registry, wanted, own_uid)
     else:
         found = await _selected(registry, wanted, own_uid)
@@ -85,36 +85,44 @@ def still_there(registry: Registry, match: Match, targets: Sequence[Resolved]) -
 
 def _raise_first(match: Match, found: Sequence[Resolved]) -> None:
     for resolved in found:
-        if match.pids and resolved.problem is not None:
+        if match.names_pids and resolved.problem is not None:
             raise resolved.problem
 
 
 async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+    match = wanted.match
+    for candidate in await _each(registry, wanted):
+        if (problem := _checked(registry, wanted, candidate, own_uid).problem) is not None:
+            raise problem
+    found = await registry.meant(match, match.pids, lambda each: each.visible_to(wanted.caller), anything=match.pids)
+    return [_checked(registry, wanted, candidate, own_uid) for candidate in found]
+
+
+async def _each(registry: Registry, wanted: Wanted) -> list[Candidate]:
+    """The processes of `pids`. Raises KinetodError if there is one that the caller may not know of."""
     found = []
     for pid in sorted(wanted.match.pids):
         candidate = await registry.candidate(pid)
         if candidate is None or not candidate.visible_to(wanted.caller):
             raise no_such_process(wanted.caller, pid, Action.TRACE)
-        resolved = _checked(registry, wanted, candidate, own_uid)
-        if resolved.problem is not None:
-            raise resolved.problem
-        if wanted.match(resolved.process):
-            found.append(resolved)
+        found.append(candidate)
     return found
 
 
 async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
-    candidates = await registry.selected(wanted.match, attachable=wanted.attacher is not None)
-    visible = [candidate for candidate in candidates if candidate.visible_to(wanted.caller)]
-    found = [_checked(registry, wanted, candidate, own_uid) for candidate in visible]
-    return [each for each in found if not isinstance(each.problem, NotPermitted)]
+    def usable(candidate: Candidate) -> bool:
+        return candidate.visible_to(wanted.caller) and _forbidden(wanted.caller, candidate, own_uid) is None
+
+    await _each(registry, wanted)  # whose children are meant
+    candidates = await registry.selected(wanted.match, usable, attachable=wanted.attacher is not None)
+    return [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
 
 
 def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: int) -> Resolved:
     """What can be said by looking; the owner comes first."""
     process, agent = candidate.process, candidate.agent
     name = _name(process)
-    problem: KinetodError | None = _not_allowed(wanted.caller, candidate) or not_yours(process, own_uid)
+    problem: KinetodError | None = _forbidden(wanted.caller, candidate, own_uid)
     if problem is not None:
         pass
     elif process.agent_state == pb.AGENT_STATE_INCOMPATIBLE:
@@ -135,6 +143,10 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
             pid=process.pid,
         )
     return Resolved(candidate.key, process, agent, problem)
+
+
+def _forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> NotPermitted | None:
+    return _not_allowed(caller, candidate) or not_yours(candidate.process, own_uid)
 
 
 def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
@@ -247,8 +259,8 @@ def _no_match(wanted: Wanted) -> NotFound:
         )
     else:
         text = (
-            f"no process that has an agent or uses a GPU, and no Python process by its command, matches "
-            f"{wanted.match}; `kinetoctl ps --all` lists them, and --pid takes any"
+            f"no process that has an agent or uses a GPU, and no Python process by its command, rank, job or pod, "
+            f"matches {wanted.match}; `kinetoctl ps --all` lists them, and --pid takes any"
         )
     return NotFound(Reason.NO_MATCH, text)
 

@@ -7,7 +7,7 @@ blocks happens in threads, and the GPUs have a deadline: a driver that hangs lea
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ from kinetod.gpus.interface import GpuState, Snapshot
 from kinetod.gpus.reader import GpuReader
 from kinetod.host_sample import HostSample, cpu_shares, sample_host, space_of
 from kinetod.identity import ProcessKey
-from kinetod.registry import Candidate, Match, Registry, checked_selector
+from kinetod.registry import Match, Registry, checked_selector
 
 DEFAULT_INTERVAL_NS = 2 * 10**9
 LEAST_INTERVAL_NS = 500 * 10**6
@@ -107,21 +107,11 @@ class HostWatcher:
         return _Moment(host=host, gpus=gpus, usage=usage), processes
 
     async def _processes(self, match: Match, caller: Caller, gpus: Snapshot, everything: bool) -> list[pb.Process]:
-        def shown(candidate: Candidate) -> bool:
-            return candidate.visible_to(caller) and match(candidate.process)
-
         on_gpus = {process.pid for gpu in gpus.gpus for process in gpu.processes}
-        if everything:
-            found = await self._registry.processes(match, caller, include_without_agent=True)
-        else:
-            pids = sorted({*self._registry.agent_pids(), *on_gpus})
-            candidates = await self._registry.candidates(pids, fresh=True)
-            found = [candidate.process for candidate in candidates if shown(candidate)]
-        for pid in on_gpus - {process.pid for process in found}:  # what looks like nothing of ours
-            candidate = await self._registry.candidate(pid)
-            if candidate is not None and shown(candidate):
-                found.append(candidate.process)
-        return sorted(found, key=lambda process: process.pid)[:MAX_PROCESSES]
+        if everything or not match:
+            match = replace(match, helpers=True)
+        found = await self._registry.shown(match, caller, on_gpus, everything=everything)
+        return found[:MAX_PROCESSES]
 
     async def _sample(self, before: _Moment, now: _Moment, processes: list[pb.Process]) -> pb.HostSample:
         seconds = now.seconds_since(before)

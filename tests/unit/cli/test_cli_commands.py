@@ -74,6 +74,30 @@ def test_ps_with_a_selector_that_matches_nothing_is_code_3(server: FakeServer, r
     assert run("ps", "--user", "bob").code == 3
 
 
+def test_ps_shows_everything_with_an_agent_unless_it_has_a_selector(server: FakeServer, run: Run) -> None:
+    run("ps")
+    run("ps", "--helpers", "--gpu", "1-2")
+    run("ps", "--pid", "7", "--children")
+    assert [request.selector for request in server.profiler.requests] == [
+        pb.Selector(helpers=True),
+        pb.Selector(helpers=True, gpus=[1, 2]),
+        pb.Selector(pids=[7], children=True),
+    ]
+
+
+@pytest.mark.parametrize(("option", "offered"), [("--user", ["plain,ada", "plain,bob"]), ("--job-id", ["plain,77"])])
+def test_users_and_jobs_of_processes_complete(server: FakeServer, option: str, offered: list[str]) -> None:
+    server.profiler.processes = [captures.process(), captures.process(pid=7), captures.process(pid=8)]
+    server.profiler.processes[1].user, server.profiler.processes[1].job_id = "bob", "77"
+    complete = environment(
+        KINETO_ADDRESS=server.address,
+        _KINETOCTL_COMPLETE="bash_complete",
+        COMP_WORDS=f"kinetoctl trace {option} ",
+        COMP_CWORD="3",
+    )
+    assert run_process([], complete).stdout.splitlines() == offered
+
+
 def test_captures_list_shows_status_size_and_labels(server: FakeServer, run: Run) -> None:
     server.profiler.pages = [pb.ListCapturesResponse(captures=[finished()])]
     lines = run("captures", "list", "--label", "team=vision").stdout.splitlines()

@@ -41,6 +41,39 @@ def test_other_texts_are_no_ranks(text: str) -> None:
         parsing.parse_ranks(text)
 
 
+def test_the_word_all_means_whatever_rank() -> None:
+    assert parsing.parse_ranks_or_all("all") == (-1,)
+    assert parsing.parse_ranks_or_all("0,8-9") == (0, 8, 9)
+    with pytest.raises(ValueError, match="expected ranks like 0,8-15, got 'all'"):
+        parsing.parse_ranks("all")  # files of a merge have ranks
+
+
+def test_gpus_are_numbers_and_ranges() -> None:
+    assert parsing.parse_gpus("3,0-1") == (0, 1, 3)
+
+
+@pytest.mark.parametrize("text", ["", "GPU-0", "all", "2-1", "0-1024", "\N{ARABIC-INDIC DIGIT ONE}"])
+def test_other_texts_are_no_gpus(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected (GPUs like 0,2-3, got|at most 1,024 GPUs)"):
+        parsing.parse_gpus(text)
+
+
+def test_a_container_is_its_id_as_docker_or_kubernetes_shows_it() -> None:
+    digits = "4f" * 32
+    assert parsing.parse_container_id(digits[:12]) == digits[:12]
+    assert parsing.parse_container_id(f"containerd://{digits}") == digits
+    for text in ("4f4f4f4f4f4", digits + "0", "trainer"):
+        with pytest.raises(ValueError, match="expected a container's id of 12 to 64 hexadecimal digits, got"):
+            parsing.parse_container_id(text)
+
+
+def test_a_pod_is_named_by_its_uid() -> None:
+    uid = "8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b"
+    assert parsing.parse_pod_uid(uid) == uid
+    with pytest.raises(ValueError, match=r"got 'llama-0'; `kubectl get pod NAME -o jsonpath=\{\.metadata\.uid\}`"):
+        parsing.parse_pod_uid("llama-0")
+
+
 def test_a_label_is_split_at_the_first_equals_sign() -> None:
     assert parsing.parse_label("a=b=c") == ("a", "b=c")
     with pytest.raises(ValueError, match="expected a label like team=vision, got '=x'"):

@@ -231,6 +231,26 @@ def test_the_request_carries_every_option(trace: Trace) -> None:
     )
 
 
+def test_the_selector_carries_every_condition(trace: Trace) -> None:
+    trace.profiler.watches = [[*happy_script()]]
+    uid, container = "8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b", "4f" * 32
+    trace(
+        *("--children", "--gpu", "0,2-3", "--rank", "all", "--job-id", "77", "--job-id", "78", "--job-step", "batch"),
+        *("--pod-uid", uid, "--container-id", f"containerd://{container}", "--helpers"),
+    )
+    assert trace.spec().selector == pb.Selector(
+        pids=[4242],
+        children=True,
+        gpus=[0, 2, 3],
+        ranks=[-1],
+        job_ids=["77", "78"],
+        job_step="batch",
+        pod_uids=[uid],
+        container_ids=[container],
+        helpers=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
@@ -327,7 +347,23 @@ def test_wrong_usage_is_code_2_and_asks_nothing(trace: Trace, arguments: list[st
 def test_a_trace_of_nothing_in_particular_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_here(capsys, server.address, "trace")
     assert result.code == 2
-    assert "which processes? Give --pid, --command, --user, --rank or --job-id" in result.stderr
+    assert "which processes? Give --pid, --command, --user, --rank, --gpu, --job-id, " in result.stderr
+    assert run_here(capsys, server.address, "trace", "--helpers").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--user", "ada", "--children"), "--children needs --pid: whose children?"),
+        (("--pid", "7", "--job-step", "0"), "--job-step needs --job-id: a step of which job?"),
+    ],
+)
+def test_what_only_narrows_another_condition_needs_it(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str
+) -> None:
+    result = run_here(capsys, server.address, "trace", *arguments)
+    assert result.code == 2
+    assert problem in result.stderr
 
 
 def _interrupt_after(process: subprocess.Popen[str], line: str) -> str:

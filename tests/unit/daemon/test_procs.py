@@ -26,14 +26,16 @@ def test_this_process_is_read() -> None:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "9"}, (3, 8, "")),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"}, (1, 2, "77")),
-        ({"RANK": "-1", "WORLD_SIZE": "many"}, (None, None, "")),
-        ({"RANK": "99999999999"}, (None, None, "")),
+        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "9"}, (3, 8, "", "")),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"}, (1, 2, "77", "")),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2"}, (None, None, "77", "2")),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEPID": "4294967291"}, (None, None, "77", "batch")),
+        ({"RANK": "-1", "WORLD_SIZE": "many", "TORCHELASTIC_RUN_ID": "none"}, (None, None, "", "")),
+        ({"RANK": "99999999999", "TORCHELASTIC_RUN_ID": "night"}, (None, None, "night", "")),
     ],
 )
 def test_the_launcher_is_read_from_the_environment(
-    environ: dict[str, str], expected: tuple[int | None, int | None, str]
+    environ: dict[str, str], expected: tuple[int | None, int | None, str, str]
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", SLEEP], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -45,7 +47,7 @@ def test_the_launcher_is_read_from_the_environment(
     process.stdout.close()
     process.wait()
     assert facts is not None
-    assert (facts.rank, facts.world_size, facts.job_id) == expected
+    assert (facts.rank, facts.world_size, facts.job_id, facts.job_step) == expected
 
 
 def test_this_process_and_its_children_are_not_foreign() -> None:
@@ -83,7 +85,8 @@ def test_gpus_are_the_devices_that_are_open(tmp_path: Path) -> None:
     [
         (["/usr/bin/python3", "/usr/local/bin/kinetoctl", "trace", "--command", "train"], True),
         (["python", "-m", "kinetoctl", "ps"], True),
-        (["python", "-m", "kinetod.attach.helper"], True),
+        (["python", "-P", "-m", "kinetod.attach.helper"], True),
+        (["python", "-P", "train.py"], False),
         (["python", "-m", "kinetod"], True),
         (["/usr/local/bin/kinetod"], True),
         (["python", "-m", "kinetoctl.demo_target"], False),

@@ -8,14 +8,41 @@ import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod import registry
+from kinetod.access.policy import Caller, Role, Via
 from kinetod.agents import AgentHub, checked_hello
 from kinetod.containers import Container
 from kinetod.errors import InvalidRequest
-from kinetod.procs import read_facts
-from kinetod.registry import Registry, checked_selector
+from kinetod.gpus.holders import Held
+from kinetod.identity import ProcessKey
+from kinetod.procs import ProcessFacts, read_facts
+from kinetod.registry import Candidate, Registry, checked_selector
 from support.scripted_agent import hello_message
 
-PROCESS = pb.Process(pid=7, user="ada", uid=1000, command=["python", "train.py", "--fast"], rank=3, job_id="77")
+CALLER = Caller(uid=os.getuid(), user="me", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
+POD, CONTAINER = "8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b", "4f" * 32
+PROCESS = pb.Process(
+    pid=7,
+    user="ada",
+    uid=1000,
+    command=["python", "train.py", "--fast"],
+    rank=3,
+    job_id="77",
+    pod_uid=POD,
+    container_id=CONTAINER,
+)
+FACTS = ProcessFacts(
+    key=ProcessKey(7, 1),
+    uid=1000,
+    user="ada",
+    command=("python", "train.py", "--fast"),
+    gpus=(),
+    rank=3,
+    world_size=8,
+    job_id="77",
+    is_python=True,
+    job="78",  # what the kernel says
+    job_step="2",
+)
 
 
 @pytest.mark.parametrize(
@@ -34,16 +61,62 @@ PROCESS = pb.Process(pid=7, user="ada", uid=1000, command=["python", "train.py",
         (pb.Selector(ranks=[0]), False),
         (pb.Selector(job_ids=["77"]), True),
         (pb.Selector(job_ids=["7"]), False),
+        (pb.Selector(job_ids=["7", "78"]), True),
+        (pb.Selector(job_ids=["77"], job_step="2"), True),
+        (pb.Selector(job_ids=["77"], job_step="0"), False),
+        (pb.Selector(ranks=[-1]), True),
+        (pb.Selector(pod_uids=[POD]), True),
+        (pb.Selector(pod_uids=["0" * 32]), False),
+        (pb.Selector(container_ids=[CONTAINER]), True),
+        (pb.Selector(container_ids=["0" * 12, CONTAINER[:12]]), True),
+        (pb.Selector(container_ids=["0" * 64]), False),
+        (pb.Selector(pids=[6], children=True), True),  # whose children these are is looked up elsewhere
+        (pb.Selector(pids=[6], children=True, user="bob"), False),
         (pb.Selector(job_ids=["77"], ranks=[0]), False),
     ],
 )
 def test_all_conditions_must_hold(selector: pb.Selector, selected: bool) -> None:
-    assert checked_selector(selector)(PROCESS) is selected
+    assert checked_selector(selector)(PROCESS, FACTS) is selected
+
+
+@pytest.mark.parametrize(
+    ("selector", "problem"),
+    [
+        (pb.Selector(pids=[7, 0]), "selector.pids[1]: a pid is greater than 0, got 0"),
+        (pb.Selector(pids=range(1, 4098)), "selector.pids: at most 4096 values, got 4097"),
+        (pb.Selector(children=True), "selector.children: needs pids: what descends from which processes?"),
+        (pb.Selector(ranks=[0, -2]), "selector.ranks[1]: a rank is not negative, or -1 for any, got -2"),
+        (pb.Selector(gpus=[-1]), "selector.gpus[0]: the number of a GPU is not negative, got -1"),
+        (pb.Selector(job_ids=[""]), "selector.job_ids[0]: an id has 1 to 128 characters, got ''"),
+        (pb.Selector(job_step="0"), "selector.job_step: needs job_ids: a step of which job?"),
+        (
+            pb.Selector(job_ids=["77"], job_step="a b"),
+            "selector.job_step: a step is like 0, 3+1 or batch, got 'a b'",
+        ),
+        (
+            pb.Selector(pod_uids=["llama-0"]),
+            "selector.pod_uids[0]: a UID is like 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b, got 'llama-0'",
+        ),
+        (
+            pb.Selector(container_ids=[CONTAINER, "4F" * 6]),
+            "selector.container_ids[1]: an id, or its beginning, is 12 to 64 hexadecimal digits, got '4F4F4F4F4F4F'",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_field(selector: pb.Selector, problem: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        checked_selector(selector)
+    assert str(refused.value) == problem
+
+
+def test_no_condition_is_not_the_same_as_all_processes() -> None:
+    assert not checked_selector(pb.Selector(helpers=True))
+    assert checked_selector(pb.Selector(gpus=[0]))
 
 
 def test_an_expression_takes_time_in_proportion_to_the_command_line() -> None:
     match = checked_selector(pb.Selector(command_regex="(a+)+$"))
-    assert not match(pb.Process(pid=7, command=["a" * 50_000 + "!"]))  # backtracking would not come back
+    assert not match(pb.Process(pid=7, command=["a" * 50_000 + "!"]), FACTS)  # backtracking would not come back
 
 
 @pytest.mark.parametrize("text", ["(", "(?<=a)b", r"(a)\1", "x{1001}", "(((x{100}){100}){100})"])
@@ -53,13 +126,21 @@ def test_what_is_no_expression_of_re2_is_refused_with_the_field(text: str) -> No
 
 
 def test_a_process_without_rank_has_not_rank_0() -> None:
-    assert not checked_selector(pb.Selector(ranks=[0]))(pb.Process(pid=7))
+    for ranks in ([0], [-1]):
+        assert not checked_selector(pb.Selector(ranks=ranks))(pb.Process(pid=7), FACTS)
 
 
 def test_a_selector_says_what_it_selects() -> None:
     selector = pb.Selector(pids=[7], command_regex="x", user="ada", ranks=[1, 0], job_ids=["77"])
     assert str(checked_selector(selector)) == "pid 7, command matching 'x', user ada, rank 0, 1, job 77"
     assert str(checked_selector(pb.Selector())) == "any process"
+    selector = pb.Selector(pids=[7, 8], children=True, ranks=[-1], gpus=[1, 0], job_ids=["77"], job_step="batch")
+    assert str(checked_selector(selector)) == (
+        "pid 7, 8 and what descends from it, any rank, GPU 0, 1, job 77, step batch"
+    )
+    selector = pb.Selector(pod_uids=[POD], container_ids=[CONTAINER[:12]])
+    assert str(checked_selector(selector)) == f"pod {POD}, container 4f4f4f4f4f4f"
+    assert str(checked_selector(pb.Selector(gpus=range(22)))).endswith(", 18, 19 and 2 more")
 
 
 def test_what_an_agent_says_fits_into_the_public_messages() -> None:
@@ -80,12 +161,46 @@ def test_what_an_agent_says_fits_into_the_public_messages() -> None:
     assert hello.pid == os.getpid()
 
 
-def selected(selector: pb.Selector, *, attachable: bool = True) -> set[int]:
+class Gpus:
+    """GPUs on which processes hold contexts."""
+
+    def __init__(self, held: Held) -> None:
+        self.has_gpus = True
+        self._held = held
+
+    async def now(self) -> Held:
+        return self._held
+
+    async def lately(self) -> Held:
+        return self._held
+
+
+def anybody(_candidate: Candidate) -> bool:
+    return True
+
+
+def selected(selector: pb.Selector, *, attachable: bool = True, held: Held | None = None) -> set[int]:
     """The pids that a selector means in a daemon without any agent."""
 
     async def ask() -> set[int]:
+        found = Registry(AgentHub(), gpus=Gpus(held or {}))
         match = checked_selector(selector)
-        return {each.key.pid for each in await Registry(AgentHub()).selected(match, attachable=attachable)}
+        taken = {each.key.pid for each in await found.selected(match, anybody, attachable=attachable)}
+        listing = Registry(AgentHub(), gpus=Gpus(held or {}), attaching=attachable)
+        shown = await listing.processes(match, CALLER, include_without_agent=False)
+        assert {each.pid for each in shown} == taken
+        return taken
+
+    return asyncio.run(ask())
+
+
+def listed(selector: pb.Selector, *, everything: bool = False, attaching: bool = True) -> set[int]:
+    """The pids that ListProcesses answers with."""
+
+    async def ask() -> set[int]:
+        found = Registry(AgentHub(), attaching=attaching)
+        match = checked_selector(selector)
+        return {each.pid for each in await found.processes(match, CALLER, include_without_agent=everything)}
 
     return asyncio.run(ask())
 
@@ -118,6 +233,17 @@ os.wait()
         try:
             assert selected(pb.Selector(command_regex=mark)) == {python.pid, other.pid}
             assert selected(pb.Selector(command_regex=mark), attachable=False) == set()
+            (fork,) = (child.pid for child in psutil.Process(python.pid).children())
+            assert selected(pb.Selector(command_regex=mark, helpers=True)) == {python.pid, other.pid, fork}
+            assert selected(pb.Selector(pids=[python.pid], children=True)) == {python.pid}
+            assert selected(pb.Selector(pids=[python.pid], children=True, helpers=True)) == {python.pid, fork}
+            assert listed(pb.Selector(pids=[fork, shell.pid])) == {fork, shell.pid}
+            assert listed(pb.Selector(pids=[fork, shell.pid]), attaching=False) == set()
+            assert listed(pb.Selector(command_regex=mark), everything=True) == {python.pid, other.pid, fork}
+            on_gpus = {fork: frozenset({0, 2}), other.pid: frozenset({1})}
+            assert selected(pb.Selector(command_regex=mark), held=on_gpus) == {fork, other.pid}
+            assert selected(pb.Selector(command_regex=mark, gpus=[1, 3]), held=on_gpus) == {other.pid}
+            assert selected(pb.Selector(command_regex=mark, gpus=[3]), held=on_gpus) == set()
             assert shell.poll() is None
         finally:
             for process in (python, shell, other):

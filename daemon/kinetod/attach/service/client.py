@@ -279,6 +279,7 @@ def _private(each: messages.PrivateFacts) -> PrivateFacts:
         rank=each.rank,
         world_size=each.world_size,
         job_id=clean(each.job_id, 128),
+        job_step=clean(each.job_step, 32),
         is_python=each.is_python,
         own_user_namespace=each.own_user_namespace,
     )

@@ -136,6 +136,7 @@ class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     rank: Small | None
     world_size: Small | None
     job_id: Short
+    job_step: Annotated[str, msgspec.Meta(max_length=32)]
     is_python: bool
     own_user_namespace: bool
 

@@ -2,7 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-from kinetod.access.jobs import Job, job_in, jobs_of, owned_by
+from kinetod.access.jobs import Job, job_in, jobs_of, owned_by, step_in
 
 STEP = "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"
 
@@ -24,6 +24,22 @@ STEP = "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"
 )
 def test_a_job_is_a_place_that_only_slurm_can_make(cgroups: str, job: Job | None) -> None:
     assert job_in(cgroups) == job
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "step"),
+    [
+        (f"0::{STEP}\n", "0"),
+        ("0::/system.slice/slurmstepd.scope/job_77/step_batch/user/task_0\n", "batch"),
+        ("4:memory:/slurm/uid_1000/job_77/step_3+1/task_2\n0::/\n", "3+1"),
+        ("9:cpuset:/slurm/uid_1000/job_77\n4:memory:/slurm/uid_1000/job_77/step_extern\n", "extern"),
+        ("0::/system.slice/slurmstepd.scope/job_77\n", ""),
+        ("0::/user.slice/system.slice/slurmstepd.scope/job_77/step_0\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_step_is_the_folder_below_the_job(cgroups: str, step: str) -> None:
+    assert step_in(cgroups) == step
 
 
 def test_a_job_belongs_to_the_user_of_its_oldest_process_that_is_not_roots() -> None:

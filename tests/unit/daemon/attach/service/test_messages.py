@@ -30,6 +30,7 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         rank=2**31 - 1,
         world_size=2**31 - 1,
         job_id="é" * 128,
+        job_step="é" * 32,
         is_python=True,
         own_user_namespace=True,
     )

@@ -1,0 +1,65 @@
+"""Who holds a context on which GPU, by the fake NVML."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kinetod.gpus import holders
+from kinetod.gpus.holders import GpuHolders
+from kinetod.gpus.reader import GpuReader
+from support.gpus import FakeGpus
+
+LONG_S = 30.0
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    gpus = FakeGpus(tmp_path)
+    for name, value in gpus.environ.items():
+        monkeypatch.setenv(name, value)
+    for name in ("DEADLINE_S", "LIST_DEADLINE_S"):
+        monkeypatch.setattr(holders, name, LONG_S)
+    return gpus
+
+
+@pytest.fixture
+def reader(gpus: FakeGpus) -> Iterator[GpuReader]:
+    reader = GpuReader()
+    yield reader
+    gpus.say()
+    reader.close()
+
+
+def test_a_process_may_be_on_several_gpus(gpus: FakeGpus, reader: GpuReader) -> None:
+    gpus.say("process 0 77 100 5", "process 1 77 100 5", "process 1 78 100 5")
+    found = GpuHolders(reader)
+    assert not found.has_gpus  # nobody has looked yet
+    assert asyncio.run(found.now()) == {77: {0, 1}, 78: {1}}
+    assert found.has_gpus
+
+
+def test_a_capture_has_a_fresh_reading_and_a_list_the_latest(
+    gpus: FakeGpus, reader: GpuReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        found = GpuHolders(reader)
+        gpus.say("process 0 77 100 5")
+        assert set(await found.lately()) == {77}  # nothing was read yet: it waits
+        gpus.say("process 0 78 100 5")
+        monkeypatch.setattr(holders, "FRESH_S", -1.0)
+        monkeypatch.setattr(holders, "LATELY_S", 1000.0)
+        assert set(await found.lately()) == {77}
+        assert found._reading is not None  # behind the answer
+        await found._reading
+        assert set(await found.lately()) == {78}
+        await found._reading
+        gpus.say("process 0 79 100 5")
+        assert set(await found.now()) == {79}
+
+    asyncio.run(scenario())
+
+
+def test_without_a_library_nobody_holds_anything(gpus: FakeGpus, reader: GpuReader) -> None:
+    gpus.say("init 9")
+    assert asyncio.run(GpuHolders(reader).now()) == {}
