@@ -49,24 +49,27 @@ def _report_broken_pipe() -> int:
     return ExitCode.BROKEN_PIPE
 
 
-def _invoke(argv: list[str] | None) -> int:
+def _invoke(argv: list[str] | None, group: click.Group, program: str) -> int:
     """What click's own main does, but without turning a broken pipe into exit code 1."""
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
-        return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+        return shell_complete(group, {}, program, COMPLETE_VARIABLE, instruction)
     try:
-        with cli.make_context(PROGRAM, list(sys.argv[1:] if argv is None else argv)) as ctx:
-            result = cli.invoke(ctx)
+        with group.make_context(program, list(sys.argv[1:] if argv is None else argv)) as ctx:
+            result = group.invoke(ctx)
     except click.exceptions.Exit as exc:  # --help
         result = exc.exit_code
     sys.stdout.flush()
     return int(result or ExitCode.DONE)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run kinetoctl with these arguments (default: the process's). Returns the exit code."""
+def main(argv: list[str] | None = None, *, group: click.Group = cli, program: str = PROGRAM) -> int:
+    """Run kinetoctl with these arguments (default: the process's). Returns the exit code.
+
+    group, program: the same of another name (`kubectl kineto`).
+    """
     try:
-        return _invoke(argv)
+        return _invoke(argv, group, program)
     except CliError as exc:
         return _report(exc)
     except click.ClickException as exc:

@@ -5,21 +5,26 @@
     ├── WrongAnalysis            2    the caller: no such view, option, format or table, or wrong SQL
     ├── NotFound                 3    the caller: no such process, capture or file
     │   ├── NoSuchTrace          3    the caller: neither a file nor a capture
-    │   └── NoSuchJob            3    the caller: Slurm knows no such job, task or step, or it has ended
+    │   ├── NoSuchJob            3    the caller: Slurm knows no such job, task or step, or it has ended
+    │   └── NoSuchPod            3    the caller: Kubernetes has no such pod
     ├── Refused                  5    the target or the daemon's state does not allow it now
     │   ├── Unsupported          5    the daemon does not know this call
-    │   └── JobNotRunning        5    the job does not run yet, or is suspended
+    │   ├── JobNotRunning        5    the job does not run yet, or is suspended
+    │   └── PodNotRunning        5    the pod does not run
     ├── DownloadFailed           5    this machine: the trace could not be written
     │   ├── VerificationFailed   5    what arrived is not what the daemon announced
     │   └── FileConflict         5    another file has the name
     ├── TraceUnreadable          5    a file that is no trace, or is damaged
     ├── NotWritten               5    this machine: a result could not be written
     ├── SlurmFailed              5    Slurm's programs are not here, or do not get an answer
+    ├── KubeFailed               5    the client of Kubernetes is not here, or the API server gives no answer
     ├── DemoFailed               5    a step of the demo did not work
     ├── NotInstalled             5    this machine: a step of an installation did not work
     ├── Denied                   6    the caller's rights
+    │   └── KubeDenied           6    the caller's rights in Kubernetes
     ├── Unreachable              7    the daemon is not there
-    │   └── TimedOut             7    the daemon did not answer in time
+    │   ├── TimedOut             7    the daemon did not answer in time
+    │   └── NoKinetod            7    there is no kinetod on the pods' nodes
     ├── CancelledByDaemon        8    the call or capture was cancelled elsewhere
     ├── DaemonFault              1    the daemon's fault
     ├── NotExecutable            126  kinetoctl run
@@ -79,6 +84,12 @@ class NoSuchJob(NotFound):
     help_text = "`squeue --me` lists your jobs, `squeue --steps --jobs=JOB` the steps of one."
 
 
+class NoSuchPod(NotFound):
+    """Kubernetes has no such pod."""
+
+    help_text = "`kubectl -n NAMESPACE get pods --show-labels` lists them."
+
+
 class Refused(CliError):
     """The state of the target or of the daemon does not allow it."""
 
@@ -93,6 +104,10 @@ class Unsupported(Refused):
 
 class JobNotRunning(Refused):
     """A job of Slurm has no processes yet, or they stand still."""
+
+
+class PodNotRunning(Refused):
+    """The pod does not run yet, or no more."""
 
 
 class DownloadFailed(CliError):
@@ -131,6 +146,12 @@ class SlurmFailed(CliError):
     help_text = "--hosts names hosts without Slurm's help, and --job-id the job there."
 
 
+class KubeFailed(CliError):
+    """The client of Kubernetes is not installed, the kubeconfig cannot be used, or the API server does not answer."""
+
+    exit_code = ExitCode.FAILED
+
+
 class DemoFailed(CliError):
     """A step of the demo did not work."""
 
@@ -151,6 +172,15 @@ class Denied(CliError):
     help_text = "You may trace processes of your own user; an administrator of the daemon may trace all."
 
 
+class KubeDenied(Denied):
+    """Kubernetes does not let the caller ask this."""
+
+    help_text = (
+        "Tracing a pod takes get (or list) pods and create pods/exec in its namespace, and in kinetod's what the Role\n"
+        "kinetod-client has (an administrator binds it). `kubectl auth can-i` tells what you may do."
+    )
+
+
 class Unreachable(CliError):
     """There is no daemon at the address."""
 
@@ -159,6 +189,12 @@ class Unreachable(CliError):
         "Start a daemon with `kinetod` (for your own processes) or `sudo systemctl start kinetod` (for the host),\n"
         "or say where it listens with --address or KINETO_ADDRESS."
     )
+
+
+class NoKinetod(Unreachable):
+    """There is no kinetod on the nodes of the pods, or not the port that is needed."""
+
+    help_text = "kinetod runs on nodes as a DaemonSet; the namespace is kineto unless --kinetod-namespace says another."
 
 
 class TimedOut(Unreachable):

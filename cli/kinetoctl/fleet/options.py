@@ -8,6 +8,7 @@ import click
 from kineto_protos import endpoints
 from kineto_protos.options import Parsed
 
+from kinetoctl.fleet.kube import KINETOD_NAMESPACE, KUBE
 from kinetoctl.fleet.places import DEFAULT_TEMPLATE, Place, PlaceOptions, parse_template, places
 from kinetoctl.fleet.slurm import SLURM_JOB
 from kinetoctl.settings import current
@@ -15,7 +16,7 @@ from kinetoctl.settings import current
 F = TypeVar("F", bound=Callable[..., Any])
 TEMPLATE = Parsed("address", parse_template)
 
-_OPTIONS = (
+_HOST_OPTIONS = (
     click.option(
         "--host",
         "hosts",
@@ -44,11 +45,30 @@ _OPTIONS = (
         f"[env: {endpoints.HOST_ADDRESS_VARIABLE}; default: {DEFAULT_TEMPLATE}]",
     ),
 )
+_KUBE_OPTIONS = (
+    click.option(
+        "--kube",
+        metavar="NAMESPACE[/POD]",
+        type=KUBE,
+        multiple=True,
+        help="The processes of a pod, or with -l of pods of a namespace; may be given several times.",
+    ),
+    click.option("-l", "--selector", "kube_selector", metavar="LABELS", help="Labels of pods, as kubectl takes them."),
+    click.option("--kube-context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]"),
+    click.option("--kubeconfig", metavar="FILE", help="The kubeconfig.  [env: KUBECONFIG]"),
+    click.option(
+        "--kinetod-namespace", metavar="NAME", help=f"Namespace of kinetod's DaemonSet.  [default: {KINETOD_NAMESPACE}]"
+    ),
+)
+_OPTIONS = (*_HOST_OPTIONS, *_KUBE_OPTIONS)
 PLACE_OPTIONS = tuple(field.name for field in fields(PlaceOptions))  # the parameters of a command that name hosts
 
 
 def place_options(function: F) -> F:
-    """Adds --host, --hosts, --slurm-job and --host-address; a command takes their values out with `named_places`."""
+    """Adds --host, --hosts, --slurm-job, --kube and what goes with them.
+
+    A command takes their values out with `named_places`.
+    """
     for option in reversed(_OPTIONS):
         function = option(function)
     return function

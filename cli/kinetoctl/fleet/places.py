@@ -11,6 +11,7 @@ from pathlib import Path
 from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetoctl.fleet.kube import KINETOD_NAMESPACE, KubeOptions, KubeTarget, kube_places
 from kinetoctl.fleet.slurm import Run, SlurmJob, expand, few, node_addresses, run_slurm
 from kinetoctl.parsing import parse_address
 
@@ -135,13 +136,18 @@ class PlaceOptions:
     """What a command line says of hosts; all empty: the one daemon at --address.
 
     hosts: by name; lists: each as `parse_hosts` takes it; host_address: from a host's name to its daemon's address;
-    slurm_job: of its nodes those that `hosts` and `lists` name, all if they name none.
+    slurm_job: of its nodes those that `hosts` and `lists` name, all if they name none. kube…: see KubeOptions.
     """
 
     hosts: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     host_address: str | None = None
     slurm_job: SlurmJob | None = None
+    kube: tuple[KubeTarget, ...] = ()
+    kube_selector: str | None = None
+    kube_context: str | None = None
+    kubeconfig: str | None = None
+    kinetod_namespace: str | None = None
 
 
 def places(options: PlaceOptions, tell: Callable[[str], None]) -> list[Place]:
@@ -156,7 +162,23 @@ def places(options: PlaceOptions, tell: Callable[[str], None]) -> list[Place]:
         found += parse_hosts(text, address_template)
     if options.slurm_job is not None:
         found = of_slurm_job(options.slurm_job, address_template, found, tell)
-    return distinct(found)
+    return distinct([*found, *of_pods(options, tell)])
+
+
+def of_pods(options: PlaceOptions, tell: Callable[[str], None]) -> list[Place]:
+    """The places of the pods that --kube names. Raises ValueError, CliError."""
+    kube = KubeOptions(
+        targets=options.kube,
+        selector=options.kube_selector or "",
+        context=options.kube_context,
+        kubeconfig=options.kubeconfig,
+        namespace=options.kinetod_namespace or KINETOD_NAMESPACE,
+    )
+    if not kube.targets:
+        if kube.selector:
+            raise ValueError("-l selects pods of a namespace: add --kube NAMESPACE")
+        return []
+    return [Place(each.node, each.address, each.selector) for each in kube_places(kube, tell)]
 
 
 def of_slurm_job(
