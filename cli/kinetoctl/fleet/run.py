@@ -103,25 +103,29 @@ class FleetRun:
 
     async def begin(self) -> None:
         """Arms and starts. What has come of it is in the fleet. Raises UsageProblem for a start that is too near."""
-        fleet = self.fleet
         await self._arm()
-        begun = [member for member in fleet.members if member.is_ready or member.started]
-        whole = [member for member in fleet.members if member.is_wholly_ready or member.started]
-        fleet.unmet = unmet(self._request.require, hosts=fleet.counted(), begun=len(begun), whole=len(whole))
-        if fleet.interrupted or fleet.unmet:
-            await self.cancel()
-            return
-        waiting = [member for member in begun if not member.started]
-        await self._measure(waiting, self._first_clock)
-        waiting = [member for member in waiting if member.error is None]
-        if fleet.interrupted or not waiting:
+        await self._measure([member for member in self.fleet.members if self._waits(member)], self._first_clock)
+        members = self.fleet.members
+        self.fleet.unmet = unmet(
+            self._request.require,
+            hosts=self.fleet.counted(),
+            begun=sum(member.is_ready or member.started for member in members),
+            whole=sum(member.is_wholly_ready or member.started for member in members),
+        )
+        if self.fleet.interrupted or self.fleet.unmet:
             await self.cancel()
             return
         try:
-            await self._start(waiting)
+            await self._start([member for member in members if self._waits(member)])
         except CliError:
             await self.cancel()
             raise
+        await self._at_once(self._cancel_one, [each for each in members if each.error is not None and each.is_running])
+
+    @staticmethod
+    def _waits(member: Member) -> bool:
+        """Whether it is to be started now."""
+        return member.is_ready and not member.started
 
     async def _arm(self) -> None:
         began = time.monotonic()
@@ -224,6 +228,8 @@ class FleetRun:
     # ------------------------------------------------------------ the start
 
     async def _start(self, members: Sequence[Member]) -> None:
+        if not members:
+            return  # all were begun before
         spec = self._request.spec
         trips_ns = [member.clock.trip_ns for member in members if member.clock is not None]
         iterations: dict[Member, list[pb.IterationStart]] = {}
@@ -270,7 +276,6 @@ class FleetRun:
             member.started = True
         except CliError as exc:
             member.error = exc
-            await self._cancel_one(member)
         self._progress.update(member)
 
     async def _common_iterations(

@@ -87,7 +87,7 @@ class FleetLines:
         for target in member.targets:
             key = id(member), target.pid, target.start_time_ns
             text = rank_state(member, target)
-            if self._said.get(key) != text:
+            if target.state != pb.TARGET_STATE_PENDING and self._said.get(key) != text:
                 self._said[key] = text
                 click.echo(f"{member.place.host} {names.target(target)}: {text}", err=True)
 

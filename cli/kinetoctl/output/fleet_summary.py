@@ -47,6 +47,8 @@ def _reason(rank: Rank, start_ns: int) -> str:
     target = rank.target
     if rank.member.is_lost(target):
         return f"{rank.member.error} [{LOST}]"
+    if rank.member.error is not None and target.verdict == pb.VERDICT_CANCELLED:
+        return _error(rank.member)
     text = f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason
     begin_ns = began_ns(rank)
     if not text and start_ns and begin_ns is not None and abs(begin_ns - start_ns) > STARTED_APART_NS:
@@ -106,8 +108,6 @@ def _error(member: Member) -> str:
 def notes(fleet: Fleet) -> Iterator[str]:
     """What is to be said beside the table."""
     for member in fleet.members:
-        if member.error is not None and member.targets and not any(member.is_lost(t) for t in member.targets):
-            yield f"{member.place.host}: {_error(member)}"
         for warning in member.warnings:
             yield f"{member.place.host}: {warning}"
         for target in member.targets:

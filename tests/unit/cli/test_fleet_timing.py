@@ -1,0 +1,45 @@
+"""When the hosts of a capture begin, and whether enough of them are ready."""
+
+import pytest
+from kinetoctl.errors import UsageProblem
+from kinetoctl.fleet.timing import WARMUP_NS, common_start_ns, delivery_ns, unmet
+
+MS = 1_000_000
+NOW_NS = 1_700_000_000 * 1000 * MS
+
+
+def test_the_start_leaves_time_for_the_warm_up_and_the_slowest_host() -> None:
+    trips_ns = [MS, 80 * MS, 2 * MS]
+    start_ns = common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, trips_ns=trips_ns)
+    assert start_ns == NOW_NS + WARMUP_NS + delivery_ns(trips_ns)
+    assert delivery_ns(trips_ns) >= 250 * MS + 3 * 80 * MS
+
+
+def test_2048_processes_on_256_hosts_begin_within_two_seconds() -> None:
+    start_ns = common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, trips_ns=[20 * MS] * 256)
+    assert start_ns - NOW_NS < 2000 * MS
+
+
+def test_a_wanted_start_is_kept() -> None:
+    wanted_ns = NOW_NS + 60_000 * MS
+    assert common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, trips_ns=[MS], wanted_ns=wanted_ns) == wanted_ns
+
+
+def test_a_wanted_start_that_is_too_near_is_refused_with_the_time_that_is_needed() -> None:
+    with pytest.raises(UsageProblem, match=r"^--start-at is 254 ms too near: all hosts together need 754 ms from now"):
+        common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, trips_ns=[MS], wanted_ns=NOW_NS + 500 * MS)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "begun", "whole", "missing"),
+    [
+        ("any", 0, 0, "no host has a process that is ready"),
+        ("any", 1, 0, ""),
+        ("quorum", 2, 2, "only 2 of 4 hosts are ready, and --require quorum wants more than half"),
+        ("quorum", 3, 0, ""),
+        ("all", 4, 3, "only 3 of 4 hosts are ready with all their processes, and --require all wants every one"),
+        ("all", 4, 4, ""),
+    ],
+)
+def test_what_a_requirement_wants(requirement: str, begun: int, whole: int, missing: str) -> None:
+    assert unmet(requirement, hosts=4, begun=begun, whole=whole) == missing
