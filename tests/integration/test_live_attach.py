@@ -1,6 +1,5 @@
 """A process that nobody prepared, traced by its pid through a real daemon: `python -c ...`, no variable, no path."""
 
-import ctypes
 import gzip
 import json
 import os
@@ -15,6 +14,7 @@ import pytest
 from support.cli import Result, run_process
 from support.daemon import Daemon, running_daemon
 from support.descriptors import open_files
+from support.kernel import allowed_to_trace
 from support.waiting import until
 
 LOOP = """
@@ -34,15 +34,6 @@ lock.acquire()
 lock.acquire()
 """
 C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33: to cancel threads, and to change ids in all of them
-
-
-def allowed_to_trace() -> bool:
-    """Whether the kernel lets this process trace a child that is no longer its own image."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        libc = ctypes.CDLL(None, use_errno=True)
-        seized = libc.ptrace(0x4206, process.pid, None, None) == 0  # PTRACE_SEIZE
-        process.kill()
-    return bool(seized)
 
 
 pytestmark = pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")

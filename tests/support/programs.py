@@ -84,5 +84,6 @@ def hear(process: Program) -> str:
 
 def ready_pids(stub: ProfilerStub) -> set[int]:
     """The processes whose agents can begin a capture."""
-    processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
+    request = pb.ListProcessesRequest(selector=pb.Selector(helpers=True))
+    processes = stub.ListProcesses(request, timeout=10).processes
     return {process.pid for process in processes if process.agent_state == pb.AGENT_STATE_READY}

@@ -1,0 +1,159 @@
+"""Which processes are meant of a launcher, two training processes and the workers of one, none of them prepared."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.cli import Result, run_process
+from support.daemon import Daemon, running_daemon
+from support.gpus import FakeGpus
+from support.kernel import allowed_to_trace
+
+JOB = f"job-{uuid.uuid4().hex[:8]}"
+# Starts what it is given, once for each rank, as torchrun does.
+LAUNCHER = """
+import os, subprocess, sys
+ranks = [subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": str(n)}) for n in range(2)]
+for rank in ranks:
+    rank.wait()
+"""
+# Rank 0 has a forked worker and a spawned one, which multiprocessing gives a resource tracker. Says its pids when all
+# are there; ends with its standard input.
+TRAIN = """
+import json, multiprocessing, os, sys, threading, time
+def work(pipe):
+    pipe.send(os.getpid())
+    try:
+        pipe.recv()
+    except EOFError:
+        pass
+if __name__ == "__main__":
+    rank, pids, pipes = int(os.environ["RANK"]), {"trainer": os.getpid()}, []
+    for method in ("fork", "spawn") if rank == 0 else ():
+        here, there = multiprocessing.Pipe()
+        multiprocessing.get_context(method).Process(target=work, args=(there,), daemon=True).start()
+        there.close()
+        pids[method] = here.recv()
+        pipes.append(here)
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    os.write(1, (json.dumps([rank, pids]) + chr(10)).encode())
+    while not over.wait(0.002):
+        sum(range(2000))
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The pids of a running job."""
+
+    script: Path
+    launcher: int
+    trainers: tuple[int, int]
+    forked: int
+    spawned: int
+
+    @property
+    def all_but_the_tracker(self) -> set[int]:
+        return {self.launcher, *self.trainers, self.forked, self.spawned}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    folder = tmp_path_factory.mktemp("job")
+    launcher, train = folder / "launch.py", folder / "train.py"
+    launcher.write_text(LAUNCHER)
+    train.write_text(TRAIN)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("KINETO", "PYTHON"))}
+    process = subprocess.Popen(
+        [sys.executable, str(launcher), str(train)],
+        env={**environ, "SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "3"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        ranks = dict(json.loads(process.stdout.readline()) for _ in range(2))
+        trainers = (ranks[0]["trainer"], ranks[1]["trainer"])
+        yield Job(train, process.pid, trainers, ranks[0]["fork"], ranks[0]["spawn"])
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
+
+
+def kinetoctl(daemon: Daemon, *arguments: str) -> Result:
+    return run_process(arguments, daemon.client_environ())
+
+
+def listed(daemon: Daemon, *arguments: str) -> set[int]:
+    result = kinetoctl(daemon, "ps", "-o", "json", *arguments)
+    assert result.code == 0, result.stderr
+    return {process["pid"] for process in result.json()}
+
+
+def test_the_training_processes_of_a_job_are_meant(daemon: Daemon, job: Job) -> None:
+    trainers = set(job.trainers)
+    assert listed(daemon, "--command", str(job.script)) == trainers
+    assert listed(daemon, "--job-id", JOB) == trainers
+    assert listed(daemon, "--job-id", JOB, "--job-step", "3", "--rank", "all") == trainers
+    assert listed(daemon, "--job-id", JOB, "--rank", "1") == {job.trainers[1]}
+    assert listed(daemon, "--pid", str(job.launcher), "--children") == trainers
+    assert listed(daemon, "--pid", str(job.trainers[0]), "--children") == {job.trainers[0]}
+    assert kinetoctl(daemon, "ps", "--job-id", JOB, "--job-step", "0").code == 3
+
+
+def test_launchers_and_workers_are_meant_when_asked_for(daemon: Daemon, job: Job) -> None:
+    helpers = listed(daemon, "--job-id", JOB, "--helpers")
+    assert helpers > job.all_but_the_tracker
+    assert len(helpers) == len(job.all_but_the_tracker) + 1
+    assert listed(daemon, "--pid", str(job.launcher), "--children", "--helpers") == helpers
+    assert listed(daemon, "--job-id", JOB, "--all") == helpers
+    assert listed(daemon, "--pid", str(job.forked), "--pid", str(job.launcher)) == {job.forked, job.launcher}
+
+
+@pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
+@pytest.mark.parametrize("by", ["command", "job", "children"])
+def test_a_capture_takes_what_the_list_shows(daemon: Daemon, job: Job, by: str) -> None:
+    selector = {
+        "command": ("--command", str(job.script)),
+        "job": ("--job-id", JOB),
+        "children": ("--pid", str(job.launcher), "--children"),
+    }[by]
+    result = kinetoctl(daemon, "trace", *selector, "--duration", "200ms", "--no-fetch", "-o", "json")
+    assert result.code == 0, result.stderr
+    verdicts = {target["pid"]: target["verdict"] for target in result.json()["targets"]}
+    assert verdicts == dict.fromkeys(job.trainers, "VERDICT_DONE")
+
+
+@pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
+def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) -> None:
+    arguments = ("--pid", str(job.forked), "--duration", "200ms", "--no-fetch", "-o", "json")
+    result = kinetoctl(daemon, "trace", *arguments)
+    assert [target["pid"] for target in result.json()["targets"]] == [job.forked], result.stderr
+    assert job.forked in listed(daemon)
+    assert listed(daemon, "--job-id", JOB) == set(job.trainers)
+    assert listed(daemon, "--rank", "0", "--job-id", JOB) == {job.trainers[0]}
+
+
+def test_where_processes_hold_gpus_only_these_are_meant(job: Job, tmp_path: Path) -> None:
+    gpus = FakeGpus(tmp_path)
+    gpus.say(*(f"process {gpu} {pid} 100 5" for gpu, pid in enumerate((job.trainers[1], job.spawned))))
+    with running_daemon(environ=gpus.environ) as daemon:
+        assert listed(daemon, "--job-id", JOB) == {job.trainers[1], job.spawned}
+        assert listed(daemon, "--pid", str(job.launcher), "--children", "--gpu", "0") == {job.trainers[1]}
+        assert listed(daemon, "--job-id", JOB, "--gpu", "1") == {job.spawned}
+        processes = kinetoctl(daemon, "ps", "--gpu", "1", "-o", "json").json()
+        assert [(process["pid"], process["gpus"]) for process in processes] == [(job.spawned, [1])]
+
+
+def test_where_nothing_meets_the_conditions_they_are_named(daemon: Daemon, job: Job) -> None:
+    result = kinetoctl(daemon, "trace", "--pid", str(job.launcher), "--children", "--gpu", "0", "--rank", "7")
+    assert result.code == 3
+    assert f"matches pid {job.launcher} and what descends from it, rank 7, GPU 0; " in result.stderr
