@@ -303,7 +303,11 @@ class Registry:
         else:
             facts = await self._facts(wanted)
         joined = filter(None, (self._join(each, anything=each.key.pid in anything) for each in facts))
-        found = [each for each in joined if match(each.process, each.facts) and usable(each)]
+        return await self.narrowed(match, filter(usable, joined), listed=listed)
+
+    async def narrowed(self, match: Match, candidates: Iterable[Candidate], *, listed: bool = False) -> list[Candidate]:
+        """Those that meet the conditions, without launchers and workers unless each is named or these are wanted."""
+        found = [each for each in candidates if match(each.process, each.facts)]
         leaves_out = len(found) > 1 and not (match.helpers or match.names_pids)
         held = await self._held(found, listed=listed) if leaves_out or match.gpus else {}
         for each in found:

@@ -90,11 +90,11 @@ def _raise_first(match: Match, found: Sequence[Resolved]) -> None:
 
 
 async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
-    match = wanted.match
-    for candidate in await _each(registry, wanted):
+    candidates = await _each(registry, wanted)
+    for candidate in candidates:
         if (problem := _checked(registry, wanted, candidate, own_uid).problem) is not None:
             raise problem
-    found = await registry.meant(match, match.pids, lambda each: each.visible_to(wanted.caller), anything=match.pids)
+    found = await registry.narrowed(wanted.match, candidates)
     return [_checked(registry, wanted, candidate, own_uid) for candidate in found]
 
 
