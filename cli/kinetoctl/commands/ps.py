@@ -20,10 +20,22 @@ from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.targets import Selection, selector_options
 
-COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER", "COMMAND")
+COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
+
+
+def _show(processes: Sequence[pb.Process], settings: Settings, hosts: Sequence[str] = ()) -> None:
+    """As a table. hosts: of each process, where there are several."""
+    pods = any(process.pod_name for process in processes)
+    columns = (*(("HOST",) if hosts else ()), *COLUMNS, *(("POD",) if pods else ()), "COMMAND")
+    rows = [
+        (*hosts[at : at + 1], *_row(process), *((names.pod(process) or "-",) if pods else ()), " ".join(process.command))
+        for at, process in enumerate(processes)
+    ]
+    print_table(columns, rows, color=settings.color)
 
 
 def _row(process: pb.Process) -> tuple[str, ...]:
+    """The cells of COLUMNS."""
     return (
         str(process.pid),
         process.user or str(process.uid),
@@ -32,7 +44,6 @@ def _row(process: pb.Process) -> tuple[str, ...]:
         process.framework or "-",
         _agent(process),
         str(process.iterations) if process.iterations > 0 else "-",
-        " ".join(process.command),
     )
 
 
@@ -53,8 +64,7 @@ def _of_hosts(places: Sequence[Place], selector: pb.Selector, every: bool, setti
         click.echo(text, err=True)
     found = [(place, process) for place, of_host in values(answers) for process in of_host]
     if settings.output == "table":
-        rows = [(place.host, *_row(process)) for place, process in found]
-        print_table(("HOST", *COLUMNS), rows, color=settings.color)
+        _show([process for _, process in found], settings, [place.host for place, _ in found])
     else:
         emit([{"host": place.host, **plain(process)} for place, process in found], settings.output)
     return [process for _, process in found]
@@ -65,7 +75,7 @@ def _here(selector: pb.Selector, every: bool, settings: Settings) -> list[pb.Pro
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         processes = client.processes(selector, include_without_agent=every)
     if settings.output == "table":
-        print_table(COLUMNS, [_row(process) for process in processes], color=settings.color)
+        _show(processes, settings)
     else:
         emit([plain(process) for process in processes], settings.output)
     return processes
@@ -88,12 +98,13 @@ def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> 
     """
     settings = current()
     places = named_places(hosts)
-    selector = (selection if selection else replace(selection, helpers=True)).to_proto()
+    selects = bool(selection) or any(place.selects for place in places)
+    selector = (selection if selects else replace(selection, helpers=True)).to_proto()
     if places:
         processes = _of_hosts(places, selector, include_without_agent, settings)
     else:
         processes = _here(selector, include_without_agent, settings)
-    if not processes and selection:
+    if not processes and selects:
         raise NotFound("no process matches")
     if not processes and not settings.quiet:
         click.echo(
