@@ -28,7 +28,12 @@ def _show(processes: Sequence[pb.Process], settings: Settings, hosts: Sequence[s
     pods = any(process.pod_name for process in processes)
     columns = (*(("HOST",) if hosts else ()), *COLUMNS, *(("POD",) if pods else ()), "COMMAND")
     rows = [
-        (*hosts[at : at + 1], *_row(process), *((names.pod(process) or "-",) if pods else ()), " ".join(process.command))
+        (
+            *hosts[at : at + 1],
+            *_row(process),
+            *((names.pod(process) or "-",) if pods else ()),
+            " ".join(process.command),
+        )
         for at, process in enumerate(processes)
     ]
     print_table(columns, rows, color=settings.color)

@@ -42,6 +42,11 @@ def check_status(value: pb.CheckStatus) -> str:
     return _name(pb.CheckStatus, value, "CHECK_STATUS_")
 
 
+def pod(process: pb.Process) -> str:
+    """NAMESPACE/POD; empty if it is not known, or there is none."""
+    return f"{process.pod_namespace}/{process.pod_name}" if process.pod_name else ""
+
+
 def target(value: pb.Target) -> str:
     """Which process: pid 4242, rank 3."""
     rank = f", rank {value.process.rank}" if value.process.HasField("rank") else ""

@@ -144,7 +144,8 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
 
 def _title(target: pb.Target) -> str:
     process = target.process
-    facts = [names.target(target), process.framework, units.shortened(" ".join(process.command), NAME_WIDTH)]
+    command = units.shortened(" ".join(process.command), NAME_WIDTH)
+    facts = [names.target(target), names.pod(process), process.framework, command]
     return " · ".join(filter(None, facts))
 
 

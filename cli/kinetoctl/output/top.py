@@ -25,9 +25,10 @@ GPU_COLUMNS = (
     "PROC",
 )
 PROCESS_COLUMNS = (
-    "PID", "USER", "RANK", "JOB", "GPU", "GPU MEM", "GPU UTIL", "CPU", "RSS", "AGENT", "CAPTURE", "ITER", "COMMAND",
+    "PID", "USER", "RANK", "JOB", "GPU", "GPU MEM", "GPU UTIL", "CPU", "RSS", "AGENT", "CAPTURE", "ITER", "POD",
+    "COMMAND",
 )  # fmt: skip
-LEAST_WANTED = ("ITER", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "USER")
+LEAST_WANTED = ("POD", "ITER", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "USER")
 _GAP = 2
 
 
@@ -155,6 +156,7 @@ def process_row(sample: pb.ProcessSample, host: pb.HostSample) -> tuple[str, ...
         names.agent_state(process.agent_state),
         visible(process.busy_capture_id) or NOTHING,
         str(process.iterations) if process.iterations > 0 else NOTHING,
+        visible(names.pod(process)) or NOTHING,
         visible(" ".join(process.command)),
     )
 

@@ -28,7 +28,9 @@ from support.kubernetes import (
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()  # appArmorProfile came with 1.30
 NOT_KUBERNETES_OWN = {"PodMonitor"}  # the Prometheus operator's
 FRONT_END = 64970
+FORWARDED = {"tokens"}  # by the API server, to the pod's loopback: no policy is about it
 FILES = dict(resource_files())
+CONTAINERS = containers(base_daemon_set())
 DOCS = (ROOT / "docs/kubernetes.md").read_text()
 
 
@@ -100,11 +102,35 @@ def test_no_container_is_privileged_nor_in_the_node_s_network(overlay: str) -> N
 def test_the_pod_gets_these_folders_of_the_node_and_no_others(overlay: str) -> None:
     volumes = only(rendered(overlay), "DaemonSet")["spec"]["template"]["spec"]["volumes"]
     paths = sorted(volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume)
-    assert paths == ["/run/kineto", "/run/kineto/agent", "/var/lib/kineto"]
+    assert paths == ["/run/kineto", "/run/kineto/agent", "/var/lib/kineto", "/var/lib/kubelet/pod-resources"]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_nothing_may_ask_the_api_server(overlay: str) -> None:
+def test_only_the_helper_reaches_the_kubelet_and_only_the_front_end_has_an_account() -> None:
+    permission = yaml.safe_load((MANIFESTS / "components/permission/daemon-set.yaml").read_text())["spec"]["template"]
+    (front_end,) = permission["spec"]["containers"]
+    assert front_end["name"] == "kinetod"
+    mounts = {name: {mount["name"] for mount in each["volumeMounts"]} for name, each in CONTAINERS.items()}
+    assert [name for name, found in mounts.items() if "pod-resources" in found] == ["attach"]
+    found = policy.load(MANIFESTS / "base/attach.toml")
+    (mount,) = (each for each in CONTAINERS["attach"]["volumeMounts"] if each["name"] == "pod-resources")
+    assert mount["readOnly"] is True and str(found.kubelet_socket).startswith(f"{mount['mountPath']}/")
+
+
+def test_kinetod_may_ask_who_somebody_is_what_they_may_and_for_pods_and_nothing_else() -> None:
+    files = {path.name: manifest for path, manifest in FILES.items() if path.parent.name == "permission"}
+    rules = files["cluster-role.yaml"]["rules"]
+    assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
+        (["tokenreviews"], ["create"]),
+        (["subjectaccessreviews"], ["create"]),
+        (["pods"], ["list"]),
+    ]
+    binding, account = files["cluster-role-binding.yaml"], only(list(FILES.values()), "ServiceAccount")
+    (subject,) = binding["subjects"]
+    assert (binding["roleRef"]["name"], subject["name"]) == ("kinetod", account["metadata"]["name"])
+
+
+@pytest.mark.parametrize("overlay", sorted({*OVERLAYS} - {"overlays/everything"}))
+def test_without_components_nothing_may_ask_the_api_server(overlay: str) -> None:
     manifests = rendered(overlay)
     assert not {each["kind"] for each in manifests} & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
     assert only(manifests, "ServiceAccount")["automountServiceAccountToken"] is False
@@ -132,6 +158,7 @@ def test_policies_services_and_monitors_mean_the_pods_and_ports_that_there_are(o
         if manifest["kind"] == "NetworkPolicy":
             assert spec["podSelector"]["matchLabels"].items() <= labels.items()
             meant |= {port["port"] for rule in spec.get("ingress", []) for port in rule["ports"]}
+            meant |= FORWARDED if manifest["metadata"]["name"] == "kinetod-permission" else set()
         elif manifest["kind"] == "Service":
             assert spec["selector"].items() <= labels.items()
             meant |= {port["targetPort"] for port in spec["ports"]}
@@ -146,7 +173,7 @@ def test_kinetod_accepts_its_configuration(overlay: str, tmp_path: Path) -> None
     manifests = rendered(overlay)
     (tmp_path / "config.toml").write_text(only(manifests, "ConfigMap")["data"]["config.toml"])
     front_end = containers(only(manifests, "DaemonSet"))["kinetod"]
-    environ = {each["name"]: each["value"] for each in front_end.get("env", [])}
+    environ = {each["name"]: each.get("value", "node-1") for each in front_end.get("env", [])}
     for name, value in environ.items():
         if value.startswith("/etc/kinetod-tls/"):  # the Secret's
             environ[name] = str(tmp_path / Path(value).name)
