@@ -2,7 +2,7 @@
 
 Theory of operation
     arm       CreateCapture everywhere: each host finds its processes, brings agents in, and waits. Hosts that fail are
-              noted. Once more than half have answered, the others get as long again as these took, and STRAGGLER_S at
+              noted. Once more than half are ready, the others get as long again as these took, and STRAGGLER_S at
               least; with --require all they get the whole time limit. A host that was left out gives its processes
               free by itself: what is armed lasts for a limited time.
     clocks    A few round trips to a few hosts at a time, so that they do not wait for each other in this process.
@@ -43,6 +43,7 @@ CLOCKS_AT_ONCE = 8
 ROUND_TRIPS = 8
 ROUND_TRIPS_S = 1.0  # on a slow network there are fewer
 STRAGGLER_S = 5.0
+LEAVE_S = 2.0
 ARMED_FOR_S = 30.0  # beyond the time limit of the calls
 START_LATE_S = 2.0  # a start that is confirmed later than this after its moment has not worked
 WATCH_S = 20.0
@@ -79,6 +80,7 @@ class FleetRun:
         self._request = request
         self._progress = progress
         self._clients: dict[Member, HostClient] = {}
+        self._told = self._ready = 0  # hosts that have answered, and those of them that are ready
         self._interrupted = asyncio.Event()
         self._answered = asyncio.Event()  # a host has answered, or the user has
 
@@ -135,7 +137,9 @@ class FleetRun:
             for number, member in enumerate(self.fleet.members)
             if member in self._clients
         }
-        await self._until_armed(tasks.keys(), began)
+        await self._until_armed(len(tasks), began)
+        if self.fleet.interrupted and tasks:
+            await asyncio.wait(tasks.keys(), timeout=LEAVE_S)  # what is armed can be cancelled, once it is known
         for task, member in tasks.items():
             if not task.done():
                 task.cancel()
@@ -148,15 +152,14 @@ class FleetRun:
             f"{processes:,} processes on {len(ready):,} of {len(self.fleet.members):,} hosts are ready after {took}"
         )
 
-    async def _until_armed(self, tasks: Iterable["asyncio.Task[None]"], began: float) -> None:
-        """Waits for all hosts, or not much longer than for most of them."""
+    async def _until_armed(self, asked: int, began: float) -> None:
+        """Waits for all hosts that were asked, or not much longer than for most of them."""
         half_s = 0.0
         while not self.fleet.interrupted:
             waited_s = time.monotonic() - began
-            left = sum(not task.done() for task in tasks)
-            if not left:
+            if self._told == asked:
                 return
-            if not half_s and 2 * left < len(self.fleet.members) and self._request.require != "all":
+            if not half_s and 2 * self._ready > len(self.fleet.members) and self._request.require != "all":
                 half_s = waited_s
             limit_s = max(STRAGGLER_S, 2 * half_s) if half_s else self._request.timeout_s + STRAGGLER_S
             self._answered.clear()
@@ -178,10 +181,12 @@ class FleetRun:
                 capture = await self._clients[member].create(spec, f"{request.id}/{number}")
             member.capture = capture
             member.started = not capture.armed_until_ns and capture.status != pb.CAPTURE_STATUS_FAILED
+            self._ready += member.is_ready or member.started
             self._progress.update(member)
         except CliError as exc:
             member.error = exc
         finally:
+            self._told += 1
             self._answered.set()
 
     # ------------------------------------------------------------ clocks

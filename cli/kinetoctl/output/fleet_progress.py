@@ -67,6 +67,7 @@ class FleetLines:
         self._clock = clock
         self._members: dict[int, Member] = {}
         self._said: dict[tuple[int, int, int], str] = {}
+        self._are_many = False
         self._states = ""
         self._next_s = 0.0
 
@@ -77,7 +78,8 @@ class FleetLines:
     def update(self, member: "Member") -> None:
         """A line if there is something new to say."""
         self._members[id(member)] = member
-        if sum(len(each.targets) for each in self._members.values()) <= FEW:
+        self._are_many = self._are_many or sum(len(each.targets) for each in self._members.values()) > FEW
+        if not self._are_many:
             self._each(member)
         elif self._clock() >= self._next_s:
             self._next_s = self._clock() + LINES_EVERY_S
