@@ -154,6 +154,11 @@ def _kubernetes_problems(config: Config) -> Iterable[tuple[str, str]]:
         return
     if not config.node_name:
         yield "kubernetes.node_name", "is missing; access.kubernetes needs it to know the pods of this node"
+    if config.loopback_without_tls:
+        yield (
+            "access.loopback_without_tls",
+            "must be off where access.kubernetes is on: whatever is forwarded to a pod comes from a socket of root",
+        )
     address = config.kubernetes_listen
     if address.path is not None:
         yield (
