@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT = 7, TIMEOUT = 10, LOST = 15, MAX_GPUS = 16 };
+enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT = 7, TIMEOUT = 10, LOST = 15, VERSION_MISMATCH = 25, MAX_GPUS = 16 };
 typedef int Result;
 typedef struct Gpu {
     unsigned index;
@@ -28,6 +28,10 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } Memory;
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} MemoryV2;
 typedef struct {
     unsigned gpu, memory;
 } Utilization;
@@ -134,6 +138,14 @@ Result nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
     if (set("crash", 0)) raise(SIGKILL);
     *memory = (Memory){143771ull << 20, 100000ull << 20, 43771ull << 20};
     return usable(device);
+}
+Result nvmlDeviceGetMemoryInfo_v2(Device device, MemoryV2 *memory) {
+    if (set("old", 0)) return NOT_SUPPORTED;
+    if (memory->version != (sizeof *memory | 2u << 24)) return VERSION_MISMATCH;
+    Memory all;
+    Result result = nvmlDeviceGetMemoryInfo(device, &all);
+    *memory = (MemoryV2){memory->version, all.total, 671ull << 20, all.free, all.used - (671ull << 20)};
+    return result;
 }
 Result nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
     *rates = (Utilization){87 - device->index, 43};

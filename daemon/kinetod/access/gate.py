@@ -87,9 +87,9 @@ class Gate:
             self._refused(call, caller, request, exc)
             raise
         except BaseException as exc:  # a caller that hangs up too
-            self._audit.write(call, type(exc).__name__, caller, **_asked(request))
+            self._audit.write(call, type(exc).__name__, caller, **what_is_asked(request))
             raise
-        self._audit.write(call, "allowed", caller, **{**_asked(request), **_answered(noted.answer)})
+        self._audit.write(call, "allowed", caller, **{**what_is_asked(request), **_answered(noted.answer)})
 
     def note_end(self, capture: Any) -> None:
         """Writes how a capture ended."""
@@ -107,7 +107,9 @@ class Gate:
 
     def _refused(self, call: str, caller: Caller | None, request: Any, error: KinetodError) -> None:
         denied = isinstance(error, NotPermitted | NotIdentified)
-        self._audit.write(call, "denied" if denied else "refused", caller, reason=str(error.reason), **_asked(request))
+        self._audit.write(
+            call, "denied" if denied else "refused", caller, reason=str(error.reason), **what_is_asked(request)
+        )
 
 
 def _role_needed(caller: Caller, action: Action) -> NotPermitted:
@@ -132,7 +134,7 @@ def _pods(request: Any) -> frozenset[str]:
     return frozenset(spec.selector.pod_uids) if "selector" in spec.DESCRIPTOR.fields_by_name else frozenset()
 
 
-def _asked(request: Any) -> dict[str, Any]:
+def what_is_asked(request: Any) -> dict[str, Any]:
     """What a request is about."""
     asked: dict[str, Any] = {"capture": _capture_id(request)}
     fields = request.DESCRIPTOR.fields_by_name
@@ -147,7 +149,10 @@ def _asked(request: Any) -> dict[str, Any]:
 def _selector(selector: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for field, value in selector.ListFields():
-        shown[field.name] = value[:500] if isinstance(value, str) else list(value[:100])
+        if isinstance(value, str):
+            shown[field.name] = value[:500]
+        else:
+            shown[field.name] = value if isinstance(value, (bool, int)) else list(value[:100])
     return shown
 
 

@@ -123,7 +123,7 @@ class Nvml:
         if device.handle is None:
             raise _Lost
         nvml, handle = self._nvml, device.handle
-        memory = self._maybe(nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = self._memory(handle)
         busy = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
         return {
             "memory_total_bytes": int(memory.total) if memory is not None else None,
@@ -198,6 +198,12 @@ class Nvml:
             nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
         }.get(values[0].valueType)
         return None if member is None else int(getattr(values[0].value, member))
+
+    def _memory(self, handle: Any) -> Any:
+        """Without what the driver keeps for itself, as nvidia-smi shows it; with it from drivers before 510."""
+        read = self._nvml.nvmlDeviceGetMemoryInfo
+        memory = self._maybe(read, handle, self._nvml.nvmlMemory_v2)
+        return memory if memory is not None else self._maybe(read, handle)
 
     def _processes(self, device: _Device) -> tuple[GpuProcess, ...]:
         nvml = self._nvml
