@@ -65,8 +65,9 @@ class Match:
 
     @property
     def means_python(self) -> bool:
-        """Whether the conditions are narrow enough for Python processes that have no agent and use no GPU."""
-        return self.children or any((self.command, self.ranks, self.job_ids, self.pod_uids, self.container_ids))
+        """Whether the conditions are narrow enough for Python processes without an agent and an open GPU."""
+        narrow = (self.command, self.ranks, self.gpus, self.job_ids, self.pod_uids, self.container_ids)
+        return self.children or any(narrow)
 
     def __call__(self, process: pb.Process, facts: ProcessFacts) -> bool:
         """Whether the process meets all conditions but `gpus` and, with `children`, `pids`."""

@@ -8,8 +8,11 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kineto_protos.selector import ANY_RANK
+from kineto_protos.v1 import profiler_pb2 as pb
 from support.cli import Result, run_process
 from support.daemon import Daemon, running_daemon
 from support.gpus import FakeGpus
@@ -92,30 +95,29 @@ def kinetoctl(daemon: Daemon, *arguments: str) -> Result:
     return run_process(arguments, daemon.client_environ())
 
 
-def listed(daemon: Daemon, *arguments: str) -> set[int]:
-    result = kinetoctl(daemon, "ps", "-o", "json", *arguments)
-    assert result.code == 0, result.stderr
-    return {process["pid"] for process in result.json()}
+def listed(daemon: Daemon, *, everything: bool = False, **conditions: Any) -> set[int]:
+    request = pb.ListProcessesRequest(selector=pb.Selector(**conditions), include_without_agent=everything)
+    return {process.pid for process in daemon.stub().ListProcesses(request, timeout=20).processes}
 
 
 def test_the_training_processes_of_a_job_are_meant(daemon: Daemon, job: Job) -> None:
     trainers = set(job.trainers)
-    assert listed(daemon, "--command", str(job.script)) == trainers
-    assert listed(daemon, "--job-id", JOB) == trainers
-    assert listed(daemon, "--job-id", JOB, "--job-step", "3", "--rank", "all") == trainers
-    assert listed(daemon, "--job-id", JOB, "--rank", "1") == {job.trainers[1]}
-    assert listed(daemon, "--pid", str(job.launcher), "--children") == trainers
-    assert listed(daemon, "--pid", str(job.trainers[0]), "--children") == {job.trainers[0]}
-    assert kinetoctl(daemon, "ps", "--job-id", JOB, "--job-step", "0").code == 3
+    assert listed(daemon, command_regex=str(job.script)) == trainers
+    assert listed(daemon, job_ids=[JOB]) == trainers
+    assert listed(daemon, job_ids=[JOB], job_step="3", ranks=[ANY_RANK]) == trainers
+    assert listed(daemon, job_ids=[JOB], ranks=[1]) == {job.trainers[1]}
+    assert listed(daemon, pids=[job.launcher], children=True) == trainers
+    assert listed(daemon, pids=[job.trainers[0]], children=True) == {job.trainers[0]}
+    assert listed(daemon, job_ids=[JOB], job_step="0") == set()
 
 
 def test_launchers_and_workers_are_meant_when_asked_for(daemon: Daemon, job: Job) -> None:
-    helpers = listed(daemon, "--job-id", JOB, "--helpers")
+    helpers = listed(daemon, job_ids=[JOB], helpers=True)
     assert helpers > job.all_but_the_tracker
     assert len(helpers) == len(job.all_but_the_tracker) + 1
-    assert listed(daemon, "--pid", str(job.launcher), "--children", "--helpers") == helpers
-    assert listed(daemon, "--job-id", JOB, "--all") == helpers
-    assert listed(daemon, "--pid", str(job.forked), "--pid", str(job.launcher)) == {job.forked, job.launcher}
+    assert listed(daemon, pids=[job.launcher], children=True, helpers=True) == helpers
+    assert listed(daemon, job_ids=[JOB], everything=True) == helpers
+    assert listed(daemon, pids=[job.forked, job.launcher]) == {job.forked, job.launcher}
 
 
 @pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
@@ -137,20 +139,20 @@ def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) 
     arguments = ("--pid", str(job.forked), "--duration", "200ms", "--no-fetch", "-o", "json")
     result = kinetoctl(daemon, "trace", *arguments)
     assert [target["pid"] for target in result.json()["targets"]] == [job.forked], result.stderr
-    assert job.forked in listed(daemon)
-    assert listed(daemon, "--job-id", JOB) == set(job.trainers)
-    assert listed(daemon, "--rank", "0", "--job-id", JOB) == {job.trainers[0]}
+    assert job.forked in listed(daemon, helpers=True)
+    assert listed(daemon, job_ids=[JOB]) == set(job.trainers)
+    assert listed(daemon, job_ids=[JOB], ranks=[0]) == {job.trainers[0]}
 
 
 def test_where_processes_hold_gpus_only_these_are_meant(job: Job, tmp_path: Path) -> None:
     gpus = FakeGpus(tmp_path)
     gpus.say(*(f"process {gpu} {pid} 100 5" for gpu, pid in enumerate((job.trainers[1], job.spawned))))
     with running_daemon(environ=gpus.environ) as daemon:
-        assert listed(daemon, "--job-id", JOB) == {job.trainers[1], job.spawned}
-        assert listed(daemon, "--pid", str(job.launcher), "--children", "--gpu", "0") == {job.trainers[1]}
-        assert listed(daemon, "--job-id", JOB, "--gpu", "1") == {job.spawned}
-        processes = kinetoctl(daemon, "ps", "--gpu", "1", "-o", "json").json()
-        assert [(process["pid"], process["gpus"]) for process in processes] == [(job.spawned, [1])]
+        assert listed(daemon, job_ids=[JOB]) == {job.trainers[1], job.spawned}
+        assert listed(daemon, pids=[job.launcher], children=True, gpus=[0]) == {job.trainers[1]}
+        assert listed(daemon, job_ids=[JOB], gpus=[1]) == {job.spawned}
+        result = kinetoctl(daemon, "ps", "--gpu", "1", "-o", "json")
+        assert [(process["pid"], process["gpus"]) for process in result.json()] == [(job.spawned, [1])]
 
 
 def test_where_nothing_meets_the_conditions_they_are_named(daemon: Daemon, job: Job) -> None:

@@ -1,7 +1,8 @@
 """Which processes hold a context on which GPU, by the vendors' libraries. Used on the event loop.
 
 A capture waits for a fresh reading. Lists are asked for again and again and must be quick: they take what was read
-lately, and have it read again meanwhile; only where that is too old they wait.
+lately, and have it read again meanwhile; only where that is too old they wait. Where the driver is late, what it said
+a minute ago is better than nothing: processes hold their contexts for long.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from kinetod.gpus.reader import GpuReader
 
 FRESH_S = 1.0
 LATELY_S = 5.0
+OLD_S = 60.0
 DEADLINE_S = 3.0  # opening the driver takes about a second
 LIST_DEADLINE_S = 1.5
 
@@ -31,7 +33,7 @@ class GpuHolders:
         return bool(self._reader.latest().gpus)
 
     async def now(self) -> Held:
-        """As of at most FRESH_S ago; nothing if that is not to be had in time."""
+        """As of at most FRESH_S ago, if that is to be had in time."""
         return _held(await self._read(FRESH_S, DEADLINE_S))
 
     async def lately(self) -> Held:
@@ -44,7 +46,8 @@ class GpuHolders:
         return _held(latest)
 
     async def _read(self, max_age_s: float, deadline_s: float) -> Snapshot:
-        return await asyncio.to_thread(lambda: self._reader.read(max_age_s=max_age_s, deadline_s=deadline_s))
+        found = await asyncio.to_thread(lambda: self._reader.read(max_age_s=max_age_s, deadline_s=deadline_s))
+        return found if found.time_ns else self._reader.latest(OLD_S)
 
 
 def _held(snapshot: Snapshot) -> Held:

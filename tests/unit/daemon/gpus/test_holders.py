@@ -63,3 +63,20 @@ def test_a_capture_has_a_fresh_reading_and_a_list_the_latest(
 def test_without_a_library_nobody_holds_anything(gpus: FakeGpus, reader: GpuReader) -> None:
     gpus.say("init 9")
     assert asyncio.run(GpuHolders(reader).now()) == {}
+
+
+def test_what_a_late_driver_said_before_counts(
+    gpus: FakeGpus, reader: GpuReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        found = GpuHolders(reader)
+        gpus.say("process 0 77 100 5")
+        await found.now()
+        gpus.say("hang 1")
+        monkeypatch.setattr(holders, "FRESH_S", -1.0)
+        monkeypatch.setattr(holders, "DEADLINE_S", 0.05)
+        assert set(await found.now()) == {77}
+        monkeypatch.setattr(holders, "OLD_S", -1.0)
+        assert await found.now() == {}
+
+    asyncio.run(scenario())
