@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kineto_protos.alignment import Sample, plan
+from kineto_protos.alignment import NEVER, Sample, plan
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -50,6 +50,7 @@ WATCH_S = 20.0
 ALIVE_S = 10.0  # for a daemon to answer that has been silent
 SAMPLES = 4  # of the iterations
 SAMPLE_PAUSE_S = 0.1
+FIRST_STEP_S = 5.0  # for the first iteration that a new agent sees
 MEET_WITHIN_NS = 600 * 10**9  # for processes to get to a common iteration: the daemons' own limit, as it is by default
 
 
@@ -294,9 +295,11 @@ class FleetRun:
             if target.state != pb.TARGET_STATE_ENDED
         ]
         samples = [await self._sample(members, ranks)]
-        while len(samples) < SAMPLES:
+        give_up_at = time.monotonic() + FIRST_STEP_S
+        while len(samples) < SAMPLES or (_is_awaited(ranks) and time.monotonic() < give_up_at):
             await asyncio.sleep(SAMPLE_PAUSE_S)
             samples.append(await self._sample(members, ranks))
+        samples = samples[-SAMPLES:]
         window = self._request.spec.iterations
         wanted = Iterations(window.start if window.HasField("start") else None, window.roundup, window.warmup)
         comparable = not any(rank.target.process.attached for rank in ranks)
@@ -316,14 +319,15 @@ class FleetRun:
         """At which iteration each process is. A host that does not answer keeps its counts."""
 
         async def one(member: Member) -> None:
-            selector = pb.Selector(pids=[target.pid for target in member.targets])
+            capture = member.capture
+            assert capture is not None
             try:
-                processes = {process.pid: process for process in await self._clients[member].processes(selector)}
+                now = await self._clients[member].capture(capture.id)
             except CliError:
                 return
-            for target in member.targets:
-                if (process := processes.get(target.pid)) is not None:
-                    target.process.iterations = process.iterations
+            counts = {target.pid: target.process.iterations for target in now.targets}
+            for target in capture.targets:
+                target.process.iterations = counts.get(target.pid, target.process.iterations)
 
         await self._at_once(one, members)
         return Sample(time.monotonic_ns(), tuple(rank.target.process.iterations for rank in ranks))
@@ -344,7 +348,8 @@ class FleetRun:
             following.cancel()
             interrupted.cancel()
         if not self.fleet.interrupted:
-            await self._measure([member for member in running if member.clock is not None], self._last_clock)
+            there = [member for member in running if member.error is None and member.clock is not None]
+            await self._measure(there, self._last_clock)
 
     async def _follow(self, member: Member) -> None:
         client, capture = self._clients[member], member.capture
@@ -391,3 +396,9 @@ class FleetRun:
         except CliError as exc:
             member.error = member.error or exc
         self._progress.update(member)
+
+
+def _is_awaited(ranks: Iterable[Rank]) -> bool:
+    """Whether an agent that was brought into a torch program has not seen an iteration yet."""
+    processes = (rank.target.process for rank in ranks)
+    return any(each.attached and each.framework and each.iterations == NEVER for each in processes)

@@ -16,6 +16,7 @@ from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.target import MAX_OFFSET_NS
 
+from kinetod.captures.alignment import OBSERVED_S
 from kinetod.captures.spec import MAX_ITERATIONS, check_start_time
 from kinetod.captures.target import TargetRun
 from kinetod.captures.verdict import Ending, Outcome
@@ -66,6 +67,14 @@ class Arming:
         self.close()
         self._on_change()
         self._started.set()
+
+    async def observe(self) -> None:
+        """Of a capture by iteration: brings up to date how many each target has finished."""
+        runs = [run for run in self._runs if not run.is_over and run.request.iterations is not None]
+        if runs:
+            await asyncio.wait([run.agent.ask() for run in runs], timeout=OBSERVED_S)
+        for run in runs:
+            run.target.process.iterations = min(run.agent.hello.iterations, _MAX_ITERATION)
 
     def _expire(self) -> None:
         waited = format_duration(self._capture.spec.arm_ns)

@@ -348,6 +348,13 @@ class CaptureManager:
             raise no_such_capture(capture_id)
         return self._keeping.annotate(capture)
 
+    async def observed(self, capture_id: str) -> pb.Capture:
+        """Likewise; of an armed capture by iteration with the iterations of its processes at this moment."""
+        running = self._running.get(capture_id)
+        if running is not None and running.arming is not None and running.arming.waits:
+            await running.arming.observe()
+        return await self.get(capture_id)
+
     async def thing(self, capture_id: str) -> Thing | None:
         """What decisions about a capture are made from; None if there is none."""
         if running := self._running.get(capture_id):

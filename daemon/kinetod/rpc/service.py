@@ -86,7 +86,7 @@ class ProfilerService(ProfilerServicer):
     @unary
     async def GetCapture(self, request: pb.GetCaptureRequest, _caller: Caller) -> pb.Capture:
         """One capture."""
-        return await self._captures.get(request.id)
+        return await self._captures.observed(request.id)
 
     @unary
     async def ListCaptures(self, request: pb.ListCapturesRequest, caller: Caller) -> pb.ListCapturesResponse:

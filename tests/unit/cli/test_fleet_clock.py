@@ -32,7 +32,7 @@ def test_the_shortest_round_trip_counts() -> None:
 
 
 def test_a_clock_that_moves_between_readings_cannot_be_used() -> None:
-    with pytest.raises(UnusableClock, match=r"its clock moved by 1\.99\d* s or more while it was read"):
+    with pytest.raises(UnusableClock, match=r"its clock moved by 2 s or more while it was read"):
         measured([trip(50 * S, MS, MS, behind_ns=S), trip(50 * S + 5 * MS, MS, MS, behind_ns=-S)])
 
 

@@ -25,7 +25,7 @@ def test_the_variable_says_the_template_unless_the_option_does() -> None:
     environ = {"KINETO_HOST_ADDRESS": SOCKETS}
     assert template(None, environ) == SOCKETS
     assert template("{host}:1", environ) == "{host}:1"
-    with pytest.raises(ValueError, match=r"^KINETO_HOST_ADDRESS: expected an address with \{host\} in it"):
+    with pytest.raises(ValueError, match=r"^KINETO_HOST_ADDRESS: expected an address with \{host\} or"):
         template(None, {"KINETO_HOST_ADDRESS": "node:50051"})
 
 

@@ -1,0 +1,171 @@
+"""`kinetoctl trace --hosts` and `kinetoctl.api` against the daemons of several hosts."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinetoctl import api, errors
+from support.cli import Result, environment, kinetoctl, run_process, wait_for_agent
+from support.daemon import running_daemon
+from support.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
+from support.programs import crunching, program
+
+HOSTS, AGENTS = 3, 2
+AHEAD_S = 5  # the clock of every second host
+SPREAD_NS = 5_000_000
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with running_fleet(HOSTS, agents=AGENTS, shifts_s=(0, AHEAD_S)) as started:
+        yield started
+
+
+def trace(fleet: Fleet, folder: Path, *arguments: str) -> Result:
+    command = ["trace", "--hosts", str(fleet.hosts_file()), "--rank", "all", "--output-dir", str(folder), *arguments]
+    return run_process(command, environment())
+
+
+def verdicts(document: Any) -> dict[int, str]:
+    """By rank."""
+    targets = [target for host in document["hosts"] if host["capture"] for target in host["capture"]["targets"]]
+    return {target["process"]["rank"]: target["verdict"] for target in targets}
+
+
+def test_all_ranks_of_all_hosts_are_recorded_over_one_window_and_merged(fleet: Fleet, tmp_path: Path) -> None:
+    result = trace(fleet, tmp_path, "--duration", "300ms", "-o", "json")
+    assert result.code == 0, result.stderr
+    document = result.json()
+    assert verdicts(document) == dict.fromkeys(range(HOSTS * AGENTS), "VERDICT_DONE")
+    assert document["start_spread_ns"] <= SPREAD_NS + document["clock_uncertainty_ns"]
+    offsets = [round(host["clock"]["offset_ns"] / 1e9) for host in document["hosts"]]
+    assert offsets == [0, -AHEAD_S, 0]
+    assert len(list(Path(document["folder"]).iterdir())) == HOSTS * AGENTS
+    merged = document["merged"]
+    assert [rank["rank"] for rank in merged["ranks"]] == list(range(HOSTS * AGENTS))
+    with gzip.open(merged["path"], "rt") as stream:
+        events = json.load(stream)["traceEvents"]
+    begins = [event["ts"] for event in events if event.get("ph") == "X"]
+    assert begins and max(begins) - min(begins) < 1e6  # µs: the clock that is ahead was set right
+    shown = run_process(["captures", "show", document["id"], "--hosts", str(fleet.hosts_file())], environment())
+    assert shown.code == 0 and shown.stdout.count(" DONE ") == HOSTS * AGENTS
+
+
+def test_a_capture_by_iteration_records_the_same_ones_everywhere(fleet: Fleet, tmp_path: Path) -> None:
+    result = trace(fleet, tmp_path, "--iterations", "2", "--no-fetch", "-o", "json")
+    assert result.code == 0, result.stderr
+    document = result.json()
+    assert verdicts(document) == dict.fromkeys(range(HOSTS * AGENTS), "VERDICT_DONE")
+    targets = [target for host in document["hosts"] for target in host["capture"]["targets"]]
+    assert [target["warnings"] for target in targets] == [[]] * len(targets)  # none was late for the common one
+    assert document["folder"] is None
+
+
+def test_ctrl_c_cancels_on_every_host(fleet: Fleet, tmp_path: Path) -> None:
+    command = kinetoctl("trace", "--hosts", str(fleet.hosts_file()), "--rank", "all", "--duration", "60s")
+    process = subprocess.Popen(command, env=environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    seen = ""
+    while seen.count("COLLECT") < HOSTS * AGENTS:
+        line = process.stderr.readline()
+        assert line, seen
+        seen += line
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    listed = run_process(["captures", "list", "--limit", "1", "--hosts", str(fleet.hosts_file())], environment())
+    assert listed.stdout.count("CANCELLED") == HOSTS
+    assert not list(tmp_path.iterdir())
+
+
+def test_ps_lists_the_processes_of_all_hosts(fleet: Fleet) -> None:
+    command = ["ps", "--hosts", str(fleet.hosts_file()), "--host", "unix:/nowhere", "--rank", "0,5", "-o", "json"]
+    result = run_process(command, environment())
+    assert [(found["host"], found["rank"]) for found in result.json()] == [("node000", 0), ("node002", 5)]
+    assert "unix:/nowhere: no daemon at unix:/nowhere" in result.stderr
+
+
+def test_a_program_captures_waits_fetches_and_reports(fleet: Fleet, tmp_path: Path) -> None:
+    capture = api.capture(
+        api.Selection(ranks=(api.ANY_RANK,)),
+        at=[api.Place(host.name, host.address) for host in fleet.hosts],
+        duration_s=0.2,
+        labels={"why": "test"},
+    )
+    result = capture.wait(timeout_s=60)
+    assert result.done and len(result.processes) == HOSTS * AGENTS
+    files = capture.fetch(tmp_path)
+    assert files.merged is not None and files.uncertainty_ns is not None and not files.problems
+    assert len(list(files.folder.iterdir())) == HOSTS * AGENTS
+    assert {row["rank"] for row in capture.report("overview")} == set(range(HOSTS * AGENTS))
+
+
+def test_a_program_gets_an_error_if_nothing_can_begin(fleet: Fleet) -> None:
+    at = [api.Place(host.name, host.address) for host in fleet.hosts]
+    with pytest.raises(errors.Refused, match="node000: no process"):
+        api.capture(api.Selection(command_regex="^nothing is called so$"), at=at)
+
+
+def test_the_others_go_on_when_hosts_are_absent_or_lie_about_their_clocks(tmp_path: Path) -> None:
+    with running_fleet(5, agents=1, broken={1: ABSENT, 2: UNSTEADY, 4: FAR}) as fleet:
+        refused = trace(fleet, tmp_path, "--duration", "200ms", "--require", "all", "-o", "json")
+        assert refused.code == 5
+        assert "--require all wants every one" in refused.json()["not_begun"]
+        assert "VERDICT_DONE" not in verdicts(refused.json()).values()
+        result = trace(fleet, tmp_path, "--duration", "200ms", "-o", "json")
+    assert result.code == 4
+    document = result.json()
+    assert {rank: verdict for rank, verdict in verdicts(document).items() if verdict == "VERDICT_DONE"}.keys() == {0, 3}
+    why = {host["host"]: host["error"] for host in document["hosts"]}
+    assert why["node000"] is why["node003"] is None
+    assert "no such socket" in why["node001"]
+    assert "its clock moved by" in why["node002"]
+    assert "start_time_ns" in why["node004"]
+
+
+def test_a_host_that_dies_meanwhile_is_lost_and_the_others_are_done(tmp_path: Path) -> None:
+    with running_fleet(2, agents=1, shifts_s=(0, AHEAD_S)) as fleet:
+        command = kinetoctl(
+            "trace", "--hosts", str(fleet.hosts_file()), "--rank", "all", "--duration", "2s", "--timeout", "2s",
+            "--output-dir", str(tmp_path),
+        )  # fmt: skip
+        process = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        seen = ""
+        while seen.count("COLLECT") < 2:
+            line = process.stderr.readline()
+            assert line, seen
+            seen += line
+        os.kill(fleet.pids[1], signal.SIGKILL)
+        stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 4, stdout
+    rows = {line.split()[0]: line for line in stdout.splitlines() if line.startswith("node")}
+    assert rows["node000"].split()[3] == "DONE"
+    assert rows["node001"].split()[3] == "UNKNOWN" and rows["node001"].endswith("[HOST_LOST]")
+
+
+def test_real_agents_under_two_daemons_are_traced_together(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        daemons = [stack.enter_context(running_daemon()) for _ in range(2)]
+        pids = []
+        for daemon in daemons:
+            child = stack.enter_context(program(crunching(), daemon, quiet=True))
+            wait_for_agent(daemon, child.pid)
+            pids.append(child.pid)
+        hosts = ",".join(daemon.address for daemon in daemons)
+        command = ["trace", "--hosts", hosts, "--command", "crunch_numbers", "--no-attach", "--duration", "300ms"]
+        result = run_process([*command, "--output-dir", str(tmp_path), "-o", "json"], environment())
+    assert result.code == 0, result.stderr
+    document = result.json()
+    assert [target["pid"] for host in document["hosts"] for target in host["capture"]["targets"]] == pids
+    assert document["start_spread_ns"] <= SPREAD_NS + document["clock_uncertainty_ns"]
+    assert len(document["merged"]["ranks"]) == 2
