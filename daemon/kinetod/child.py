@@ -31,7 +31,7 @@ async def end(process: Process, *, patience_s: float = 0.0, readers: Collection[
     """It runs no more; says how it ended. One that the kernel does not let go is not waited for.
 
     patience_s: how long it may take to end by itself, now that its standard input is closed. readers: of its output,
-    which get the time to read what it wrote last.
+    which get the time to read what it wrote last; what nobody reads is thrown away, so that its pipes are closed.
     """
     if process.stdin is not None:
         process.stdin.close()
@@ -41,7 +41,15 @@ async def end(process: Process, *, patience_s: float = 0.0, readers: Collection[
         await _ended(process, _EXIT_S)
     if readers:
         await asyncio.wait(readers, timeout=_EXIT_S)
+    for pipe in filter(None, (process.stdout, process.stderr)):
+        with contextlib.suppress(TimeoutError, RuntimeError):  # somebody else holds it open; it is still being read
+            await asyncio.wait_for(_drain(pipe), _EXIT_S)
     return "it does not end" if process.returncode is None else f"exit status {process.returncode}"
+
+
+async def _drain(pipe: asyncio.StreamReader) -> None:
+    while await pipe.read(1 << 16):
+        pass
 
 
 async def _ended(process: Process, within_s: float) -> bool:

@@ -55,6 +55,7 @@ def test_no_damaged_request_of_reflection_or_health_leaves_a_traceback(daemon: D
     rng = random.Random(5)
     whole = [
         LIST,
+        health_pb2.HealthCheckRequest(service="nobody's").SerializeToString(),  # of the other one: a host
         reflection_pb2.ServerReflectionRequest(file_by_filename="kineto_protos/v1/profiler.proto").SerializeToString(),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="kineto.v1.Profiler").SerializeToString(),
         reflection_pb2.ServerReflectionRequest(
@@ -72,5 +73,5 @@ def test_no_damaged_request_of_reflection_or_health_leaves_a_traceback(daemon: D
             codes.add("OK")
         except grpc.RpcError as exc:
             codes.add(exc.code().name)
-    assert codes == {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}  # NOT_FOUND: health of a service that there is not
+    assert codes == {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}  # NOT_FOUND: of such a health check
     assert "Traceback" not in daemon.log()
