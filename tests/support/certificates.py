@@ -1,6 +1,7 @@
 """Certificates of a small authority, made anew for each test."""
 
 import datetime
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,16 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.certificate = _pem(builder.sign(self._key, hashes.SHA256()))
 
-    def issue(self, common_name: str = "", *, uri: str = "", dns: str = "", lasts: datetime.timedelta = DAY) -> Pair:
+    def issue(
+        self, common_name: str = "", *, uri: str = "", dns: str = "", ip: str = "", lasts: datetime.timedelta = DAY
+    ) -> Pair:
         """A certificate for both ends. lasts: from now; negative: it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []
         builder = _builder(x509.Name(attributes), self._name, key.public_key(), lasts)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)] if uri else []
         names += [x509.DNSName(dns)] if dns else []
+        names += [x509.IPAddress(ipaddress.ip_address(ip))] if ip else []
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=not attributes)
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

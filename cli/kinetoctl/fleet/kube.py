@@ -291,9 +291,12 @@ class Cluster:
         # A client of its own: the library changes it while it connects.
         api = self._kubernetes.client.CoreV1Api(self._kubernetes.client.ApiClient(self._configuration))
         with self._told(f"forward ports to {pod} (pods/portforward)"):
-            forward = self._kubernetes.stream.portforward(
-                api.connect_get_namespaced_pod_portforward, pod.name, pod.namespace, ports=str(port)
-            )
+            try:
+                forward = self._kubernetes.stream.portforward(
+                    api.connect_get_namespaced_pod_portforward, pod.name, pod.namespace, ports=str(port)
+                )
+            except self._kubernetes.client.ApiException as exc:
+                raise _handshake(exc) from exc
         found: socket.socket = forward.socket(port)
         return found
 
@@ -316,6 +319,14 @@ class Cluster:
             raise KubeFailed(f"cannot {what}: the API server ({self._where}) answers {exc.status}: {said}") from exc
         except (OSError, ValueError, urllib3.exceptions.HTTPError) as exc:
             raise KubeFailed(f"cannot {what}: the API server ({self._where}) gives no answer: {exc}") from exc
+
+
+def _handshake(error: Any) -> Any:
+    """The library says of a WebSocket that was refused in a text only what the answer was."""
+    cause = error.__context__
+    if getattr(cause, "status_code", 0):
+        error.status, error.body = cause.status_code, getattr(cause, "resp_body", b"")
+    return error
 
 
 def _message(exc: Any) -> str:

@@ -67,11 +67,11 @@ def _join(
         except CliError as exc:
             tell(f"{name}: {exc}")
             return
-        with far:
-            back = threading.Thread(target=_pass_on, args=(far, near), name=name, daemon=True)
-            back.start()
-            _pass_on(near, far)
-            back.join()
+        back = threading.Thread(target=_pass_on, args=(far, near), name=name, daemon=True)
+        back.start()
+        _pass_on(near, far)
+        back.join()
+        far.close()
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:

@@ -1,8 +1,7 @@
 """The kubelet's pod-resources API, asked of a real gRPC server of the test's own."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,41 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
-from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import (
-    PodResourcesListerServicer,
-    add_PodResourcesListerServicer_to_server,
-)
 from kinetod.kubernetes.pod_resources import ContainerRef, Device, KubeletError, PodResources
+from support.kubelet import GPU_0, GPU_1, LLAMA, kubelet, pod
 
-GPU_0, GPU_1 = "GPU-5f2c1c3e-8c5d-6d1f-0a55-4d7f0f0d5f10", "GPU-8a1b7f5e-1111-2222-3333-444455556666"
 MIG = "MIG-0a55c0de-8c5d-6d1f-0a55-4d7f0f0d5f10"
-LLAMA = ContainerRef("training", "llama-0", "trainer")
 SERVICE = "v1.PodResourcesLister"
-
-
-@contextlib.asynccontextmanager
-async def kubelet(socket: Path, answer: Callable[[Any], pb.ListPodResourcesResponse]) -> AsyncIterator[PodResources]:
-    """A server on `socket` that answers with `answer(context)`, and its client."""
-
-    class Lister(PodResourcesListerServicer):
-        async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:
-            found = answer(context)
-            return await found if asyncio.iscoroutine(found) else found
-
-    server = grpc.aio.server()
-    add_PodResourcesListerServicer_to_server(Lister(), server)  # type: ignore[no-untyped-call]
-    server.add_insecure_port(f"unix:{socket}")
-    await server.start()
-    try:
-        yield PodResources(socket, deadline_s=5)
-    finally:
-        await server.stop(0)
-
-
-def pod(holder: ContainerRef, resource: str, *ids: str) -> pb.PodResources:
-    devices = pb.ContainerDevices(resource_name=resource, device_ids=ids)
-    container = pb.ContainerResources(name=holder.container, devices=[devices])
-    return pb.PodResources(name=holder.pod, namespace=holder.namespace, containers=[container])
 
 
 def gpus_of(tmp_path: Path, *pods: pb.PodResources) -> dict[str, tuple[ContainerRef, ...]]:
