@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-load campaign-faults views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-load campaign-faults campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -115,6 +115,14 @@ campaign-load: $(STAMP)
 # Some 200 kills at random moments of captures, then full disks, set clocks and slow readers: half an hour, as root.
 campaign-faults: $(STAMP)
 	$(BIN)/python tests/campaign/faults.py
+
+# One capture of 256 simulated hosts with 8 processes each, then the same with 5 % of the hosts broken; ten minutes.
+campaign-fleet: $(STAMP)
+	$(BIN)/python tests/campaign/fleet.py
+
+# Three daemons in network namespaces, each with a clock of its own, and one merged trace; as root.
+campaign-clocks: $(STAMP)
+	$(BIN)/python tests/campaign/clocks.py
 
 # Generated code is committed. The old generator is the floor for the run-time libraries.
 protos:

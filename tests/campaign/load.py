@@ -33,6 +33,7 @@ from support.client_load import Captures, Plan
 from support.cpu_group import CpuGroup, cpu_group
 from support.daemon import REPOSITORY, Daemon, running_daemon
 from support.descriptors import open_files
+from support.goals import Goal
 from support.native import fake_cupti
 from support.programs import ready_pids
 from support.usage import Sampler, children, cpu_ns, peak_rss_bytes, rss_bytes
@@ -67,23 +68,6 @@ def training_step():
 while not over.wait(0.1):
     training_step()
 """
-
-
-@dataclass(frozen=True)
-class Goal:
-    """One figure and what it may be at most; None: shown only."""
-
-    name: str
-    value: float
-    limit: float | None = None
-
-    @property
-    def met(self) -> bool:
-        return self.limit is None or self.value <= self.limit
-
-    def __str__(self) -> str:
-        goal = "" if self.limit is None else f"   goal <= {self.limit:<6g} {'ok' if self.met else 'MISSED'}"
-        return f"{self.name:<56}{self.value:>10.2f}{goal}"
 
 
 @dataclass(frozen=True)

@@ -205,19 +205,18 @@ def test_a_capture_without_processes_that_could_begin_is_not_armed(daemon: Daemo
     )
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
-def test_a_daemon_that_ends_while_a_capture_is_armed_leaves_a_true_verdict(killed: bool) -> None:
-    with running_daemon() as daemon, RemoteAgent(daemon.agent_socket) as process:
-        process.do("hello")
-        armed = arm(daemon.stub(), selector=pb.Selector(pids=[process.pid]))
-        daemon.kill() if killed else daemon.stop()
-        daemon.start()
-        ended = watch_to_end(daemon.stub(), armed.id)
-        target = only_target(ended)
-        code = "DAEMON_RESTARTED" if killed else "DAEMON_STOPPED"
-        assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, code)
-        assert target.reason.endswith("while the capture waited to be started")
-        assert refusal(daemon.stub(), armed.id)[1] == "CAPTURE_NOT_ARMED"
+def test_a_daemon_that_ends_while_a_capture_is_armed_leaves_a_true_verdict() -> None:
+    with running_daemon() as daemon:
+        for end, code in ((daemon.kill, "DAEMON_RESTARTED"), (daemon.stop, "DAEMON_STOPPED")):
+            with RemoteAgent(daemon.agent_socket) as process:
+                process.do("hello")
+                armed = arm(daemon.stub(), selector=pb.Selector(pids=[process.pid]))
+                end()
+            daemon.start()
+            target = only_target(watch_to_end(daemon.stub(), armed.id))
+            assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, code)
+            assert target.reason.endswith("while the capture waited to be started")
+            assert refusal(daemon.stub(), armed.id)[1] == "CAPTURE_NOT_ARMED"
 
 
 def test_a_capture_that_began_at_once_cannot_be_started(stub: ProfilerStub, agent: ScriptedAgent) -> None:
