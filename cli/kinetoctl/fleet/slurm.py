@@ -12,7 +12,7 @@ Theory of operation
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kineto_protos.options import Parsed
@@ -85,6 +85,11 @@ class Part:
     nodes: str  # a list in Slurm's form; empty while it is pending
     reason: str
 
+    @property
+    def leader(self) -> str:
+        """The id of the heterogeneous job that it is a component of; empty: it is none."""
+        return self.name.partition("+")[0] if "+" in self.name else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNode:
@@ -137,16 +142,22 @@ def run_slurm(command: Sequence[str]) -> str:
 
 def expand(job: SlurmJob, *, run: Run = run_slurm) -> Expanded:
     """Where the job runs now. Raises NoSuchJob, JobNotRunning, SlurmFailed."""
-    parts = _parts(job, run)
+    everything = _parts(job, run)
+    parts = _meant(job, everything)
     running = [part for part in parts if part.state == _RUNNING]
     if not running:
         raise _not_running(job, parts)
-    ids: dict[str, list[str]] = {}
+    ids: dict[str, set[str]] = {}
     for part, nodes in _node_lists(job, running, run):
         for node in _names(nodes, run):
-            ids.setdefault(node, []).append(part.id)
+            ids.setdefault(node, set()).add(part.id)
+    others = [part for part in everything if part.leader and part.state == _RUNNING and part not in parts]
+    shared = {node for part in others for node in _names(part.nodes, run)} & ids.keys()
+    if leader := running[0].leader:  # in the tasks of all components SLURM_JOB_ID is the leader's
+        for node in ids.keys() - shared:
+            ids[node].add(leader)
     nodes = tuple(JobNode(name=name, selector=_selector(job, ids[name])) for name in ids)
-    return Expanded(nodes=nodes, notes=tuple(_notes(job, parts, running)))
+    return Expanded(nodes=nodes, notes=tuple(_notes(job, parts, running, shared)))
 
 
 def node_addresses(names: Sequence[str], *, run: Run = run_slurm) -> dict[str, str]:
@@ -166,7 +177,7 @@ def _selector(job: SlurmJob, ids: Iterable[str]) -> pb.Selector:
 
 
 def _parts(job: SlurmJob, run: Run) -> list[Part]:
-    """Those that the name means. Raises NoSuchJob, SlurmFailed."""
+    """All of the job. Raises NoSuchJob, SlurmFailed."""
     command = ("squeue", f"--jobs={job.job}", "--array", "--all", "--states=all", "--noheader", f"-o{_PART_FORMAT}")
     try:
         output = run(command)
@@ -174,9 +185,14 @@ def _parts(job: SlurmJob, run: Run) -> list[Part]:
         if _NOT_KNOWN not in str(exc):
             raise
         raise _unknown(job) from exc
-    everything = [_part(line) for line in output.splitlines() if line.strip()]
-    if not everything:
+    parts = [_part(line) for line in output.splitlines() if line.strip()]
+    if not parts:
         raise _unknown(job)
+    return parts
+
+
+def _meant(job: SlurmJob, everything: Sequence[Part]) -> list[Part]:
+    """Those that the name means. Raises NoSuchJob."""
     parts = [part for part in everything if _is_meant(job, part)]
     if not parts:
         what = "task" if job.tasks is not None else "component"
@@ -226,10 +242,15 @@ def _not_running(job: SlurmJob, parts: Sequence[Part]) -> JobNotRunning | NoSuch
     return NoSuchJob(f"{text}: it has no processes any more")
 
 
-def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part]) -> Iterable[str]:
+def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part], shared: Collection[str]) -> Iterable[str]:
     if len(running) < len(parts):
         others = ", ".join(sorted({part.state for part in parts if part.state != _RUNNING}))
         yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running, the others {others}"
+    if shared:
+        yield (
+            f"other components of Slurm job {job.job} run on {few(sorted(shared))}, too; their processes can be told "
+            "apart only where Slurm makes control groups"
+        )
     uids = {part.uid: part.user for part in running}
     if os.geteuid() not in (0, *uids):
         users = ", ".join(sorted(uids.values()))
@@ -248,7 +269,9 @@ def _node_lists(job: SlurmJob, parts: Sequence[Part], run: Run) -> list[tuple[Pa
     ids = ",".join(part.id for part in parts)
     output = run(("squeue", "--steps", f"--jobs={ids}", "--all", "--noheader", f"-o{_STEP_FORMAT}"))
     steps = dict(line.strip().split("|", 1) for line in output.splitlines() if "|" in line)
-    found = [(part, steps[f"{part.name}.{job.step}"]) for part in parts if f"{part.name}.{job.step}" in steps]
+    # squeue has steps of arrays under the names of the tasks, those of components under their ids
+    names = ((part, f"{name}.{job.step}") for part in parts for name in dict.fromkeys((part.name, part.id)))
+    found = [(part, steps[name]) for part, name in names if name in steps]
     if not found:
         raise NoSuchJob(f"Slurm job {job.text}: there is no such step now; there is {few(steps) or 'none'}")
     return found
