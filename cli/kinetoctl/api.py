@@ -218,8 +218,9 @@ def capture(
         raise UsageProblem("which processes? A selection has at least one condition")
     if require not in REQUIREMENTS:
         raise UsageProblem(f"require: expected {', '.join(REQUIREMENTS)}, got {require!r}")
+    given: dict[str, Any] = dict(options or {})
     try:
-        recording = pb.Options(**(options or {}))
+        recording = pb.Options(**given)
     except (TypeError, ValueError) as exc:
         raise UsageProblem(f"options: {exc}") from exc
     spec = pb.CaptureSpec(

@@ -20,6 +20,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kineto_protos.alignment import NEVER, Sample, plan
 from kineto_protos.selector import ANY_RANK
@@ -340,7 +341,8 @@ class FleetRun:
         following = asyncio.gather(*(self._follow(member) for member in running))
         interrupted = asyncio.create_task(self._interrupted.wait())
         try:
-            await asyncio.wait({following, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            either: tuple[asyncio.Future[Any], ...] = (following, interrupted)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 await self.cancel()
             await following
