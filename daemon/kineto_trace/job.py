@@ -18,6 +18,7 @@ Theory of operation
 """
 
 import os
+import re
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,9 +46,11 @@ GZIP_RATIO = 12  # of the JSON of traces
 STORED_RATIO = 20  # bytes in memory for a byte of a stored trace
 MEMORY_RATIO = 1.5  # bytes in memory for a byte of JSON while it is read
 
+MANY_RANKS = 4  # that have the same note
 WORKERS_S = 10.0  # that a cluster may take to have a first worker
 
 Paths = str | PathLike[str] | Source
+_RANKS_NOTE = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 _one_trace = threading.Lock()  # in this process, at a time
 
 
@@ -255,8 +258,28 @@ def _without(entry: Contribution, place: int) -> str:
 
 
 def _with_notes(result: Result, notes: Iterable[str]) -> Result:
-    """Each note once."""
-    return replace(result, notes=tuple(dict.fromkeys((*result.notes, *notes))))
+    """Each note once; those that many ranks have as one."""
+    said: dict[str, list[int]] = {}
+    for note in (*result.notes, *notes):
+        match = _RANKS_NOTE.match(note)
+        said.setdefault(match[2] if match else note, []).extend([int(match[1])] if match else [])
+    found: list[str] = []
+    for text, ranks in said.items():
+        each = sorted(set(ranks))
+        found += [f"ranks {_spans(each)}: {text}"] if len(each) >= MANY_RANKS else [f"rank {n}: {text}" for n in each]
+        found += [text] if not ranks else []
+    return replace(result, notes=tuple(found))
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """0-3, 7 for 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)
 
 
 # ------------------------------------------------------------ what there is to do

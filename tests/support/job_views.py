@@ -52,3 +52,16 @@ def unregister() -> None:
     """In the process of the tests."""
     for name in (LONGEST, SPREAD, FATAL):
         VIEWS.pop(name, None)
+
+
+def dask_plugin() -> Any:
+    """Registers them in all workers of a cluster, also in those that take the place of dead ones."""
+    from distributed import WorkerPlugin
+
+    class Views(WorkerPlugin):  # type: ignore[misc]
+        name = "views"
+
+        def setup(self, worker: object) -> None:
+            register()
+
+    return Views()

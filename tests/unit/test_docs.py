@@ -18,6 +18,7 @@ from kinetod.__main__ import command as kinetod_command
 from kinetod.config_keys import CONFIG_VARIABLE
 from kinetod.config_keys import KEYS as KINETOD_KEYS
 from kinetod.errors import Reason, VerdictReason
+from kinetod.hooks.interface import VARIABLES as HOOK_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -128,15 +129,20 @@ def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
 
 def test_documents_name_no_variable_that_does_not_exist() -> None:
     daemon = {CONFIG_VARIABLE, *(key.variable for key in KINETOD_KEYS)}
-    known = agent_variables() | set(endpoints.CLIENT_VARIABLES) | daemon
+    known = agent_variables() | set(endpoints.CLIENT_VARIABLES) | daemon | set(HOOK_VARIABLES)
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         assert set(_VARIABLE.findall(path.read_text())) <= known, path.name
+
+
+def test_the_variables_of_hooks_are_documented() -> None:
+    text = section(read("docs/orchestration.md"), "When a capture has ended")
+    assert re.findall(r"^\| `(KINETO_[A-Z_]+)` \|", text, re.MULTILINE) == list(HOOK_VARIABLES)
 
 
 def test_variables_are_read_by_their_constants_only() -> None:
     """A variable's name as a literal outside the modules that define it would escape the other tests."""
     defined = {"agent/kineto_agent/env.py", "protos/kineto_protos/endpoints.py", "cli/kinetoctl/inject.py"}
-    defined |= {"daemon/kinetod/config_keys.py"}
+    defined |= {"daemon/kinetod/config_keys.py", "daemon/kinetod/hooks/interface.py"}
     startup = {"agent/kineto_agent/boot/inject/sitecustomize.py"}  # runs before anything can be imported
     for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -26,9 +26,19 @@ SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
 OVERVIEW = ("overview", "findings", "kernels", "operators")  # without --view, of one trace
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
-JOB_OVERVIEW = ("overview", "findings", "stragglers", "collective_summary")  # of the ranks of a job
-JOB_FINDINGS, MANY_RANKS_FINDINGS, MANY_RANKS = 3, 1, 6  # of each rank; from so many ranks on
-SHORT = {"kernels": 5, "operators": 5, "stragglers": 8, "collective_summary": 8}  # rows of tables there
+JOB_OVERVIEW = ("ranks", "rank_waits", "step_spread", "collective_summary", "overview", "findings")  # of a job's ranks
+JOB_FINDINGS = 3  # of each rank
+MANY_RANKS = 6  # from so many on, findings that several ranks have are shown once
+# Rows of tables there.
+SHORT = {
+    "kernels": 5,
+    "operators": 5,
+    "ranks": 16,
+    "rank_waits": 8,
+    "step_spread": 8,
+    "collective_summary": 8,
+    "overview": 8,
+}
 MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.job
 
 
@@ -151,8 +161,7 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
     views = _chosen(options.views or _overview(options.compat, len(sources)))
     settings = options_of(views, options.settings)
     if not options.views and len(sources) > 1 and "findings" in settings:
-        few = len(sources) < MANY_RANKS
-        settings["findings"].setdefault("top", JOB_FINDINGS if few else MANY_RANKS_FINDINGS)
+        settings["findings"].setdefault("top", JOB_FINDINGS)
     wanted = Compat(options.compat) if options.compat else Compat.NONE
     requests = [
         Request(
@@ -164,12 +173,29 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
     ]
     with executor_for(sources, options.workers, options.scheduler) as executor:
         results = run_views(requests, sources, executor=executor)
+    if not options.views and len(sources) >= MANY_RANKS:
+        results = [_once(result) if result.view == "findings" else result for result in results]
     own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
     note = f"{wanted} has no such figures: these are the right ones"
     return {
         result.view: replace(result, notes=(note, *result.notes)) if result.view in own else result
         for result in results
     }
+
+
+def _once(result: "Result") -> "Result":
+    """Findings that several ranks have, once: of the rank on which they cost most."""
+    import pyarrow as pa
+
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result.rows():
+        rows.setdefault((row["finding"], row["title"]), []).append(row)
+    worst = []
+    for same in rows.values():
+        row = max(same, key=lambda entry: entry["saving_us"] or 0.0)
+        worst.append({**row, "title": f"{row['title']} (on {len(same)} ranks)"} if len(same) > 1 else row)
+    worst.sort(key=lambda entry: -(entry["saving_us"] or 0.0))
+    return replace(result, table=pa.Table.from_pylist(worst, schema=result.table.schema))
 
 
 def _without_rank(result: "Result") -> "Result":

@@ -23,6 +23,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     operators,
     overview,
     queue,
+    ranks,
     recommendations,
     steps,
     stragglers,

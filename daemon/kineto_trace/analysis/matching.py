@@ -5,10 +5,11 @@ Theory of operation
     ranks have too (nccl.py says which). The keys of all ranks together are numbered; a row and its counterparts have
     one number, so that extremes over ranks are extremes over equal numbers.
 
-    Clocks: times of several hosts may be off by more than a collective takes. All ranks finish a collective at about
-    the same time; so the median difference of its ends tells how far two clocks are apart. Ranks are joined over the
-    groups that they share, beginning with the lowest rank, whose clock is taken for right. This says nothing of who
-    finished late, only of who began late, which is what matters.
+    Clocks: times of several hosts may be off by more than a collective takes. So they are put on one clock as merged
+    files are (merge/clocks.py): by the offsets that were measured, refined by collectives, each rank with what its
+    clock may still be off. Where neither tells anything, all that is left is that ranks finish a collective at about
+    the same time: the median difference of the ends then tells how far two clocks are apart, over the groups that ranks
+    share. That says nothing of who finished late, only of who began late, and how wrong it may be is unknown.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,19 @@ from kineto_trace.analysis.intervals import union
 from kineto_trace.analysis.nccl import NO_SEQUENCE, Description, collectives
 from kineto_trace.analysis.parts import NOTHING, calls, gpu, steps
 from kineto_trace.errors import ViewError
+from kineto_trace.merge.clocks import NO_HOSTS, TIMESTAMP_NS, Alignment, Clock, align, blocking, clock_of
 from kineto_trace.model import GPU_TABLES
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 ALIGNMENTS = ("auto", "clock", "collectives")
+MAX_LISTED = 8  # ranks in a note
+_METHODS = {
+    "given": "as they were given",
+    "trace": "by the offsets that were measured",
+    "collectives": "refined by collectives",
+    "host": "of its host",
+}
 KERNEL = GPU_TABLES.index("kernel")
 
 
@@ -35,10 +45,11 @@ class RankCollectives:
     """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
 
     compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
-    NOTHING: none. ordinal: counts those of one process group and name from 0 on.
+    NOTHING: none. ordinal: counts those of one process group and name from 0 on. clock: as the trace says it.
     """
 
     host: str
+    clock: Clock
     start: Ints
     end: Ints
     description: Ints
@@ -57,7 +68,9 @@ class RankCollectives:
 class Matched:
     """Collectives of all ranks under each other. rank: place in `ranks`; instance: equal for counterparts.
 
-    description: number into `descriptions`; start, end: aligned Unix ns. notes: what was assumed.
+    description: number into `descriptions`; start, end: aligned Unix ns. notes, clock_notes: what was assumed, the
+    latter of times of different ranks. uncertainty: for each of `ranks`, how far its clock may be off that of the
+    reference rank, on either side (ns; NaN: unknown). clock: equal for ranks that have one clock.
     """
 
     ranks: list[int]
@@ -71,6 +84,9 @@ class Matched:
     compute_ns: Ints
     descriptions: list[Description]
     notes: list[str]
+    clock_notes: list[str]
+    uncertainty: Floats
+    clock: Ints
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -97,6 +113,7 @@ def rank_collectives(context: Context) -> RankCollectives:
     place = found.place[first]
     return RankCollectives(
         host=context.trace.target.host,
+        clock=clock_of(context.trace.target.clock_offset_ns, context.trace.target.clock_uncertainty_ns),
         start=start,
         end=end,
         description=description,
@@ -156,10 +173,10 @@ def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
     return covered
 
 
-def match(partials: Sequence[tuple[int, RankCollectives]], align: str = "auto") -> Matched:
-    """The collectives of all ranks, matched; clocks aligned. Raises ViewError."""
-    if align not in ALIGNMENTS:
-        raise ViewError(f"option align: {align!r} is none of {', '.join(ALIGNMENTS)}")
+def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> Matched:
+    """The collectives of all ranks, matched; clocks aligned by one of ALIGNMENTS. Raises ViewError."""
+    if by not in ALIGNMENTS:
+        raise ViewError(f"option align: {by!r} is none of {', '.join(ALIGNMENTS)}")
     ranks = [rank for rank, _ in partials]
     numbers: dict[Description, int] = {}
     own = [np.array([numbers.setdefault(d, len(numbers)) for d in part.descriptions], np.int64) for _, part in partials]
@@ -181,8 +198,11 @@ def match(partials: Sequence[tuple[int, RankCollectives]], align: str = "auto") 
         _joined([part.compute_ns for _, part in partials]),
         descriptions,
         _matching_notes(len(ranks), descriptions, description, sequence),
+        [],
+        np.zeros(len(ranks)),
+        np.arange(len(ranks)),
     )
-    return _aligned(matched, [part.host for _, part in partials], align)
+    return matched if len(ranks) < 2 else _aligned(matched, [part for _, part in partials], by)
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
@@ -225,30 +245,79 @@ def _matching_notes(ranks: int, descriptions: Sequence[Description], description
     return notes
 
 
-def _aligned(matched: Matched, hosts: Sequence[str], align: str) -> Matched:
-    if len(matched.ranks) < 2:
-        return matched
-    names = {host for host in hosts if host}
-    one_host = len(names) == 1 and all(hosts)
-    if align == "clock" or (align == "auto" and one_host):
-        note = "the clocks of the ranks are taken for right" + (
-            "" if one_host else ", though they are of several hosts"
-        )
-        return replace(matched, notes=[*matched.notes, note])
-    offset, known = _offsets(matched)
-    shift = offset[matched.rank]
-    far = float(np.abs(offset).max()) / 1000
-    note = (
-        f"the clocks of the ranks are aligned by the ends of their collectives (rank {matched.ranks[0]}'s counts; they "
-        f"were up to {far:.1f} us apart)"
+def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Matched:
+    """All times on the clock of one rank."""
+    measured = [Clock() if by == "collectives" else part.clock for part in parts]
+    hosts = [] if by == "collectives" else [part.host for part in parts]
+    found = [blocking(part) for part in parts] if by == "auto" else None
+    alignment = align(matched.ranks, measured, found, hosts)
+    shift = np.array([clock.offset_ns for clock in alignment.clocks], np.int64)
+    unknown = np.array([clock.uncertainty_ns is None for clock in alignment.clocks])
+    unknown[alignment.reference] = False
+    by_ends, far = np.zeros(len(parts), np.bool_), 0
+    if by != "clock" and unknown.any():
+        ahead, known = _offsets(_moved(matched, shift))
+        by_ends = unknown & known & known[alignment.reference]
+        off = ahead - ahead[alignment.reference]
+        shift = np.where(by_ends, shift - off, shift)
+        far = int(np.abs(off[by_ends]).max(initial=0))
+    uncertainty = [np.nan if clock.uncertainty_ns is None else clock.uncertainty_ns for clock in alignment.clocks]
+    notes = [*_clock_notes(matched.ranks, alignment, by_ends, far), *alignment.notes]
+    return replace(
+        _moved(matched, shift),
+        uncertainty=np.array(uncertainty, np.float64),
+        clock=_clock_numbers(parts, alignment, shift),
+        clock_notes=notes,
     )
-    alone = [str(rank) for rank, is_known in zip(matched.ranks, known, strict=True) if not is_known]
-    if alone:
-        note += f"; ranks {', '.join(alone)} share no collective with it: their clocks are taken for right"
-    return replace(matched, start=matched.start - shift, end=matched.end - shift, notes=[*matched.notes, note])
 
 
-def _offsets(matched: Matched) -> tuple[Ints, list[bool]]:
+def _clock_numbers(parts: Sequence[RankCollectives], alignment: Alignment, shift: Ints) -> Ints:
+    """Equal for ranks of one host whose times are moved by as much, unless their collectives were asked."""
+    numbers: dict[Any, int] = {}
+    found = []
+    for place, (part, clock) in enumerate(zip(parts, alignment.clocks, strict=True)):
+        alone = part.host in NO_HOSTS or clock.method == "collectives"
+        found.append(numbers.setdefault(place if alone else (part.host, int(shift[place])), len(numbers)))
+    return np.array(found, np.int64)
+
+
+def _moved(matched: Matched, shift: Ints) -> Matched:
+    own = shift[matched.rank]
+    return replace(matched, start=matched.start + own, end=matched.end + own)
+
+
+def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArray[np.bool_], far_ns: int) -> list[str]:
+    """By what the clocks are compared, and how far they may be off."""
+    reference = alignment.reference
+    others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
+    if all(clock.method == "host" for clock in others):
+        return [f"all ranks are of one host: their clocks are one, and right to {TIMESTAMP_NS / 1000:g} us"]
+    count = {method: sum(clock.method == method for clock in others) for method in _METHODS}
+    parts = [f"{number} {_METHODS[method]}" for method, number in count.items() if number]
+    notes = [f"clocks are compared with that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []
+    known = [clock.uncertainty_ns for clock in others if clock.uncertainty_ns is not None]
+    if known:
+        notes.append(
+            f"where that is known, clocks are within {max(known) / 1000:.1f} us of that of rank {ranks[reference]}"
+        )
+    if by_ends.any():
+        notes.append(
+            f"of the clocks of ranks {_listed(ranks, by_ends)} nothing is known: they are aligned by the ends of their "
+            f"collectives (they were up to {far_ns / 1000:.1f} us apart), and how far they may be off is unknown"
+        )
+    left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
+    left[reference] = False
+    if left.any():
+        notes.append(f"the clocks of ranks {_listed(ranks, left)} are taken for right, though nothing is known of them")
+    return notes
+
+
+def _listed(ranks: Sequence[int], chosen: npt.NDArray[np.bool_]) -> str:
+    names = [str(ranks[place]) for place in np.flatnonzero(chosen).tolist()]
+    return ", ".join(names[:MAX_LISTED]) + (f", … ({len(names)} in all)" if len(names) > MAX_LISTED else "")
+
+
+def _offsets(matched: Matched) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """How far each rank's clock is ahead of the first one's (ns), and whether that could be told."""
     count = len(matched.ranks)
     order = np.lexsort((matched.rank, matched.instance))
@@ -261,7 +330,7 @@ def _offsets(matched: Matched) -> tuple[Ints, list[bool]]:
     steps_between: dict[tuple[int, int], int] = {}
     for key in np.unique(pair[apart]).tolist():
         steps_between[divmod(key, count)] = int(np.median(difference[apart & (pair == key)]))
-    offset, known, waiting = np.zeros(count, np.int64), [False] * count, [0]
+    offset, known, waiting = np.zeros(count, np.int64), np.zeros(count, np.bool_), [0]
     known[0] = True
     while waiting:
         here = waiting.pop(0)
@@ -307,3 +376,22 @@ def instances(matched: Matched) -> Instances:
     latest = np.flatnonzero(matched.start == last_start[matched.instance])[::-1]  # of equal ones the first rank
     row[matched.instance[latest]] = latest
     return Instances(row, np.bincount(matched.instance, minlength=count), start, end, last_start, first_end, transfer)
+
+
+def skew_uncertainty(matched: Matched) -> Floats:
+    """For each instance: how far a difference of two of its ranks' times may be off (ns); NaN: unknown.
+
+    Every clock may be off the reference's by its uncertainty; so a difference by those of the two least certain
+    clocks. Ranks of one clock differ by what timestamps may be wrong.
+    """
+    count = int(matched.instance.max()) + 1 if len(matched) else 0
+    clocks = int(matched.clock.max(initial=0)) + 1
+    pair, first = np.unique(matched.instance * clocks + matched.clock[matched.rank], return_index=True)
+    instance, value = pair // clocks, matched.uncertainty[matched.rank[first]]
+    order = np.lexsort((value, instance))  # NaN last
+    value = value[order]
+    last = np.searchsorted(instance, np.arange(count), side="right") - 1
+    before = np.concatenate([[-1], last[:-1]]) if count else last
+    apart = np.where(last - before > 1, value[last] + value[np.maximum(last - 1, 0)], 2.0 * TIMESTAMP_NS)
+    found: Floats = np.where(np.bincount(matched.instance, minlength=count) > 1, apart, np.nan)
+    return found

@@ -33,15 +33,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.matching import RankCollectives
 from kineto_trace.analysis.nccl import NO_SEQUENCE
 from kineto_trace.errors import FileError
 from kineto_trace.target import MAX_OFFSET_NS
+
+if TYPE_CHECKING:
+    from kineto_trace.analysis.matching import RankCollectives
 
 BLOCKING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 MIN_COLLECTIVES = 8  # shared by two ranks
@@ -93,7 +95,7 @@ class Blocking(NamedTuple):
     end: Ints
 
 
-def blocking(found: RankCollectives) -> Blocking:
+def blocking(found: "RankCollectives") -> Blocking:
     """Those that have a sequence number: where the windows of ranks differ, only that tells which one is which."""
     used = [description.collective in BLOCKING for description in found.descriptions]
     groups = [

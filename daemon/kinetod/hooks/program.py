@@ -13,6 +13,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kinetod.child import end
+
 NICE = 10  # the programs that are traced, and the daemon's answers, go first
 MAX_OUTPUT_BYTES = 16 << 10
 _TERM_GRACE_S = 2.0
@@ -54,6 +56,7 @@ async def run_program(argv: Sequence[str], data: bytes, environ: Mapping[str, st
                 await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
     finally:
         _signal_group(process.pid, signal.SIGKILL)
+        await end(process)
         await output.stop()
     return Exit(status=status, output=bytes(output.kept))
 

@@ -1,14 +1,18 @@
 """Collectives over ranks: what they are, how fast they were and who came last."""
 
+import json
+from io import BytesIO
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.nccl import bus_factor, collective_name, describe
 from kineto_trace.analysis.result import Result
 from kineto_trace.analysis.view import View
 from kineto_trace.analysis.views.collectives import collective_instances, collective_summary
 from kineto_trace.errors import ViewError
-from support.ranks import Event, context, event, launched, nccl
+from kineto_trace.load.chrome import load_chrome
+from support.ranks import Event, context, document, event, launched, nccl
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 GATHER = "ncclDevKernel_AllGather_RING_SIMPLE(ncclDevKernelArgsStorage<4096ul>)"
@@ -97,9 +101,63 @@ def test_clocks_of_several_hosts_are_aligned_by_the_ends_of_collectives() -> Non
     assert "aligned by the ends" in aligned.notes[0] and "5000.0 us apart" in aligned.notes[0]
     trusted = over(collective_instances, rank0, rank1, hosts=("a", "b"), align="clock")
     assert trusted.values("start_skew_us") == [5030.0, 5010.0, 4990.0]
-    assert "though they are of several hosts" in trusted.notes[0]
+    assert "the clocks of ranks 1 are taken for right, though nothing is known of them" in trusted.notes
+    for found in (aligned, trusted):
+        assert found.values("skew_uncertainty_us") == [None, None, None]
     with pytest.raises(ViewError, match="'gps' is none of auto, clock, collectives"):
         over(collective_instances, rank0, rank1, align="gps")
+
+
+def numbered(ahead: float, late: int) -> list[Event]:
+    """Twelve all_reduces of 50 us; this rank is 20 us late in every other one."""
+    events: list[Event] = []
+    for number in range(12):
+        start = 1000.0 * number + (20 if number % 2 == late else 0)
+        events += all_reduce(start + ahead, 1000.0 * number + 50 - start, number + 1)
+    return events
+
+
+def measured(offset_us: float, uncertainty_us: float) -> dict[str, int]:
+    return {"clock_offset_ns": int(offset_us * 1000), "clock_uncertainty_ns": int(uncertainty_us * 1000)}
+
+
+def on_hosts(view: View, *ranks: tuple[list[Event], str, dict[str, int]], **options: Any) -> Result:
+    partials = []
+    for rank, (events, host, clock) in enumerate(ranks):
+        text = json.dumps({**document(events, rank=rank, size=len(ranks), host=host), "kinetod": clock})
+        partials.append((rank, view.partial(Context(load_chrome(BytesIO(text.encode()), name=f"rank{rank}.json")))))
+    return view.combine(partials, **options)
+
+
+def test_offsets_that_were_measured_are_applied_and_their_uncertainty_is_said() -> None:
+    ranks = (numbered(0, 0), "a", measured(0, 30)), (numbered(500, 1), "b", measured(-490, 40))
+    found = on_hosts(collective_instances, *ranks, align="clock")
+    # 10 us of the 500 are left
+    assert found.values("start_skew_us")[:2] == [10.0, 30.0]
+    assert set(found.values("skew_uncertainty_us")) == {70.0}
+    assert found.notes == (
+        "clocks are compared with that of rank 0: 1 by the offsets that were measured",
+        "where that is known, clocks are within 70.0 us of that of rank 0",
+    )
+
+
+def test_collectives_refine_what_was_measured() -> None:
+    ranks = (numbered(0, 0), "a", measured(0, 30)), (numbered(500, 1), "b", measured(-490, 40))
+    found = on_hosts(collective_instances, *ranks)
+    assert found.values("start_skew_us")[:2] == [20.0, 20.0]
+    (uncertainty,) = set(found.values("skew_uncertainty_us"))
+    assert 30 <= uncertainty <= 32  # 50 us less the 20 that one was late, and what timestamps may be wrong
+    assert found.notes[0] == "clocks are compared with that of rank 0: 1 refined by collectives"
+
+
+def test_ranks_of_one_host_have_one_clock_whatever_it_says() -> None:
+    own = measured(-400, 100)
+    ranks = (numbered(400, 0), "a", own), (numbered(400, 1), "a", own), (numbered(0, 1), "b", measured(0, 90))
+    found = on_hosts(collective_summary, *(ranks[:2]))
+    assert (found.values("mean_start_skew_us"), found.values("skew_uncertainty_us")) == ([20.0], [2.0])
+    assert found.notes == ("all ranks are of one host: their clocks are one, and right to 1 us",)
+    found = on_hosts(collective_instances, *ranks, align="clock")
+    assert set(found.values("skew_uncertainty_us")) == {190.0}
 
 
 def test_clocks_are_joined_over_the_groups_that_ranks_share() -> None:
@@ -176,6 +234,38 @@ def test_the_summary_adds_up_what_is_alike() -> None:
         (36, 1, 10.0, 10.0, 0.0, 0.0, 0, 100.0),
     ]
     assert found[0]["algbw_gb_s"] == pytest.approx(8000 / 60e3)
+
+
+def test_the_summary_puts_sizes_and_groups_together_that_are_alike() -> None:
+    def some(group: list[int], name: str, *sizes: int) -> list[Event]:
+        events: list[Event] = []
+        for number, size in enumerate(sizes):
+            arguments = {**nccl("allreduce", size, group, number, name=name), "Process Group Description": "mesh_tp"}
+            events += launched(ALL_REDUCE, 90 + 100 * number, 100 + 100 * number, 50, number, stream=20, **arguments)
+        return events
+
+    ranks = (some([0, 1], "3", 256, 300, 1000), some([2, 3], "4", 256, 257, 1000))
+
+    def rows(**options: Any) -> list[tuple[Any, ...]]:
+        found = over(collective_summary, *ranks, **options).rows()
+        return sorted((row["bytes"], row["process_group"], row["calls"]) for row in found)
+
+    assert rows() == [(1024, "3, 4", 2), (1028, "4", 1), (1200, "3", 1), (4000, "3, 4", 2)]
+    assert rows(sizes="log2") == [(1069, "3, 4", 4), (4000, "3, 4", 2)]
+    assert rows(sizes="all", groups="each") == [(2017, "4", 3), (2075, "3", 3)]
+    with pytest.raises(ViewError, match="option sizes: 'log10' is none of exact, log2, all"):
+        rows(sizes="log10")
+    with pytest.raises(ViewError, match="option groups: 'x' is none of alike, each"):
+        rows(groups="x")
+
+
+def test_of_a_gather_the_size_is_that_of_the_root() -> None:
+    def gather(elements_in: int, elements_out: int) -> list[Event]:
+        arguments = {**nccl("gather", 10, [0, 1], 1), "In msg nelems": elements_in, "Out msg nelems": elements_out}
+        return list(launched("ncclDevKernel_SendRecv(x)", 90, 100, 20, 1, stream=20, **arguments))
+
+    found = over(collective_instances, gather(100, 200), gather(100, 0)).rows()
+    assert (found[0]["bytes"], found[0]["busbw_gb_s"]) == (800, 0.02)
 
 
 def test_traces_without_communication_give_no_rows() -> None:

@@ -36,9 +36,9 @@ def test_who_begins_a_collective_last_costs_the_others_its_distance_to_the_last_
     found = over(*RANKS).rows()
     # step 1: rank 1 is 28 us after rank 2; step 2: rank 2 is 20 us after rank 1; step 3: nobody is late
     assert [tuple(row.values()) for row in found] == [
-        (1, True, 1, 1, 28.0, pytest.approx(35 / 3)),
-        (2, True, 1, 1, 20.0, 9.0),
-        (0, False, 0, 0, 0.0, 0.0),
+        (1, True, 1, 1, 28.0, pytest.approx(35 / 3), 2.0),
+        (2, True, 1, 1, 20.0, 9.0, 2.0),
+        (0, False, 0, 0, 0.0, 0.0, 2.0),
     ]
 
 

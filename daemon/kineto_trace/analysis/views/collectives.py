@@ -1,18 +1,31 @@
 """NCCL's collectives: sizes, algorithms, bandwidths, who came last, and what ran meanwhile."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.matching import Instances, Matched, RankCollectives, instances, match, rank_collectives
+from kineto_trace.analysis.matching import (
+    Instances,
+    Matched,
+    RankCollectives,
+    instances,
+    match,
+    rank_collectives,
+    skew_uncertainty,
+)
 from kineto_trace.analysis.nccl import NO_SEQUENCE, Description, bus_factor
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, view
+from kineto_trace.errors import ViewError
 
 Ints = npt.NDArray[np.int64]
+SIZES = ("exact", "log2", "all")
+GROUPS = ("alike", "each")
+MAX_NAMES = 4  # of process groups in a row
 Floats = npt.NDArray[np.float64]
 _WHAT = columns(
     ("collective", "text", "", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, …"),
@@ -58,7 +71,7 @@ def _seen(matched: Matched, found: Instances) -> Ints:
 
 
 def _notes(matched: Matched, found: Instances) -> list[str]:
-    notes = list(matched.notes)
+    notes = [*matched.notes, *matched.clock_notes]
     if len(found.seen) and not (found.seen > 1).any():
         notes.append(
             "each collective is seen on one rank only: there is no skew, and durations include waiting for the other "
@@ -82,10 +95,11 @@ def _compute_pct(matched: Matched, count: int) -> Floats:
 def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto") -> Answer:
     matched = match(partials, align)
     found = instances(matched)
+    largest = _largest(matched, found)
     order = np.argsort(found.start, kind="stable")
     found = Instances(*(getattr(found, name)[order] for name in Instances.__slots__))
     several = found.seen > 1
-    description, sequence = matched.description[found.row], matched.sequence[found.row]
+    description, sequence = largest[order], matched.sequence[found.row]
     algorithm, bus = _bandwidths(matched.descriptions, description, found.transfer)
     ranks = np.array(matched.ranks, np.int64)
     last = ranks[matched.rank[found.row]] if len(found.row) else found.row
@@ -100,6 +114,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
         "busbw_gb_s": bus,
         "start_skew_us": _only(found.last_start - found.start, several),
         "end_skew_us": _only(found.end - found.first_end, several),
+        "skew_uncertainty_us": skew_uncertainty(matched)[order] / 1000.0,
         "last_rank": [rank if shared else None for rank, shared in zip(last.tolist(), several.tolist(), strict=True)],
         "compute_pct": _compute_pct(matched, len(order))[order],
     }
@@ -119,6 +134,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
         ("busbw_gb_s", "float", "GB/s", "algbw times the factor of the collective (nccl-tests)"),
         ("start_skew_us", "float", "us", "between the first and the last rank's begin"),
         ("end_skew_us", "float", "us", "between the first and the last rank's end"),
+        ("skew_uncertainty_us", "float", "us", "how far the skews may be off by the clocks, on either side"),
         ("last_rank", "int", "", "the rank that began last: the others waited for it"),
         ("compute_pct", "float", "%", "of its time on all ranks in which other kernels ran on the same GPU"),
     ),
@@ -130,22 +146,76 @@ def collective_instances(context: Context) -> RankCollectives:
     A collective is matched over ranks by its process group and sequence number. The time of the transfer is the
     shortest duration of all ranks, since the others' durations include waiting for the last one. Bandwidths follow
     nccl-tests: algbw = size / time, busbw = algbw x 2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter,
-    all_to_all, gather, scatter), 1 (others).
+    all_to_all, gather, scatter), 1 (others). Where the ranks' sizes differ (gather, scatter), the largest one counts.
 
-    align: how the clocks of the ranks are compared: "clock": as they are; "collectives": by the ends of common
-    collectives; "auto": as they are if all ranks ran on one host.
+    align: how the clocks of the ranks are compared: "auto": by the offsets in the traces that somebody measured,
+    refined by collectives (docs/analysis.md, "Several ranks in one file"), and by the ends of collectives for ranks of
+    which nothing else is known; "clock": by the measured offsets alone; "collectives": by those ends alone.
     """
     return context.get(rank_collectives)
 
 
-def _grouped(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto") -> Answer:
+def _largest(matched: Matched, found: Instances) -> Ints:
+    """The description of each instance: that of the rank whose buffer is the largest, of equal ones that began last."""
+    size = np.array([-1 if d.bytes is None else d.bytes for d in matched.descriptions], np.int64)
+    description = matched.description[found.row]
+    if not len(matched):
+        return description
+    most = np.full(len(found.seen), -1, np.int64)
+    own = size[matched.description]
+    np.maximum.at(most, matched.instance, own)
+    larger = np.flatnonzero((own == most[matched.instance]) & (own > size[description][matched.instance]))
+    description[matched.instance[larger]] = matched.description[larger]
+    return description
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Which collectives are one row. of: for each collective the row's number; names: of each row's process groups."""
+
+    of: Ints
+    descriptions: list[Description]
+    names: list[str | None]
+
+
+def _rows_of(descriptions: Sequence[Description], description: Ints, sizes: str, groups: str) -> _Rows:
+    numbers: dict[tuple[Description, str | None], int] = {}
+    row = np.zeros(len(descriptions), np.int64)
+    names: list[dict[str, None]] = []
+    for place in np.unique(description).tolist():
+        entry = descriptions[place]
+        kind = replace(entry, in_bytes=None, out_bytes=None)
+        if groups == "alike":
+            kind = replace(kind, ranks=(), group=None if entry.group_description is not None else entry.group)
+        number = numbers.setdefault((kind, _size_text(entry.bytes, sizes)), len(numbers))
+        names += [{}] * (number == len(names))
+        names[number] = names[number] | ({} if entry.group is None else {entry.group: None})
+        row[place] = number
+    listed = [", ".join(list(each)[:MAX_NAMES]) + (", …" if len(each) > MAX_NAMES else "") or None for each in names]
+    return _Rows(row[description], [kind for kind, _ in numbers], listed)
+
+
+def _size_text(size: int | None, sizes: str) -> str | None:
+    """What sizes are one row: this one, those of a power of two, or all."""
+    if size is None or sizes == "all":
+        return None
+    return str(size) if sizes == "exact" else str(size.bit_length())
+
+
+def _grouped(
+    partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto", sizes: str = "exact", groups: str = "alike"
+) -> Answer:
+    for name, value, known_values in (("sizes", sizes, SIZES), ("groups", groups, GROUPS)):
+        if value not in known_values:
+            raise ViewError(f"option {name}: {value!r} is none of {', '.join(known_values)}")
     matched = match(partials, align)
     found = instances(matched)
-    description = matched.description[found.row]
+    description = _largest(matched, found)
     algorithm, bus = _bandwidths(matched.descriptions, description, found.transfer)
-    numbers, inverse, calls = np.unique(description, return_inverse=True, return_counts=True)
+    rows = _rows_of(matched.descriptions, description, sizes, groups)
+    inverse, count = rows.of, len(rows.descriptions)
+    calls = np.bincount(inverse, minlength=count)
     several = found.seen > 1
-    count = len(numbers)
 
     def total(values: npt.NDArray[Any]) -> Floats:
         return np.bincount(inverse, values.astype(np.float64), count).astype(np.float64)
@@ -159,6 +229,8 @@ def _grouped(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "a
         with np.errstate(divide="ignore", invalid="ignore"):
             return total(np.where(weights > 0, values, 0) * weights) / total(weights)
 
+    size = np.array([np.nan if d.bytes is None else d.bytes for d in matched.descriptions], np.float64)
+    sized = np.isfinite(size[description]) if len(description) else np.empty(0, np.bool_)
     time = total(found.transfer)
     skew = found.last_start - found.start
     last, share = _most_often_last(matched, found, inverse, count)
@@ -176,12 +248,31 @@ def _grouped(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "a
         "max_busbw_gb_s": largest(bus),
         "mean_start_skew_us": mean(skew, several.astype(np.int64)) / 1000.0,
         "max_start_skew_us": largest(np.where(several, skew, np.nan)) / 1000.0,
+        "skew_uncertainty_us": _worst(skew_uncertainty(matched), inverse, several, count) / 1000.0,
         "last_rank": last,
         "last_rank_pct": share,
         "compute_pct": _compute_of_groups(matched, inverse, count),
     }
     picked = {name: _picked(column, order) for name, column in values.items()}
-    return Answer({**_described(matched.descriptions, numbers[order]), **picked}, _notes(matched, found))
+    described = _described(rows.descriptions, order)
+    described["process_group"] = [rows.names[at] for at in order.tolist()]
+    described["bytes"] = _whole(mean(np.nan_to_num(size[description]), sized.astype(np.int64)))[order].tolist()
+    described["bytes"] = [None if value < 0 else value for value in described["bytes"]]
+    return Answer({**described, **picked}, _notes(matched, found))
+
+
+def _whole(values: Floats) -> Ints:
+    """Rounded; below 0: unknown."""
+    rounded: Ints = np.rint(np.nan_to_num(values, nan=-1)).astype(np.int64)
+    return rounded
+
+
+def _worst(values: Floats, group: Ints, several: npt.NDArray[np.bool_], count: int) -> Floats:
+    """The largest of each group; unknown if one is, or if no collective of it is on several ranks."""
+    most = np.full(count, -np.inf)
+    np.fmax.at(most, group[several], values[several])
+    most[group[several & np.isnan(values)]] = np.nan
+    return np.where(np.isneginf(most), np.nan, most)
 
 
 def _picked(column: Any, order: Ints) -> Any:
@@ -231,6 +322,7 @@ def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int
         ("max_busbw_gb_s", "float", "GB/s", "of the fastest one"),
         ("mean_start_skew_us", "float", "us", "between the first and the last rank's begin"),
         ("max_start_skew_us", "float", "us", "the same, the largest"),
+        ("skew_uncertainty_us", "float", "us", "how far the skews may be off by the clocks, on either side"),
         ("last_rank", "int", "", "the rank that began last most often"),
         ("last_rank_pct", "float", "%", "of the collectives in which it did"),
         ("compute_pct", "float", "%", "of their time on all ranks in which other kernels ran on the same GPU"),
@@ -240,6 +332,8 @@ def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int
 def collective_summary(context: Context) -> RankCollectives:
     """The collectives of view `collectives` by what they do: kind, process group, size, type, algorithm, protocol.
 
-    Sorted by the sum of the transfer times. align: as there.
+    Sorted by the sum of the transfer times. sizes: which are one row: "exact": those of one size; "log2": from a power
+    of two to below the next one, as the steps of nccl-tests; "all". bytes then is their mean. groups: "alike": process
+    groups of one description and size are one row, such as all tensor-parallel ones; "each". align: as there.
     """
     return context.get(rank_collectives)

@@ -50,7 +50,8 @@ class RankSteps:
     steps: tuple[int, ...]
 
 
-def _rank_overlap(context: Context) -> RankOverlap:
+def rank_overlap(context: Context) -> RankOverlap:
+    """How much of each step computes and communicates, on the device."""
     found = context.get(device_ranges)
     kernels = context.trace.table("kernel")
     communicates = context.get(communication_kernels)
@@ -109,7 +110,7 @@ def distributed_overlap(context: Context, *, compat: Compat = Compat.NONE) -> Ra
     compat "plugin": communication is what has the external id of one of ten operators, and these operators' own time
     on the host; "all" in whole microseconds; there is no result unless every rank has as many of them.
     """
-    return context.get(plugin_rank) if compat is Compat.PLUGIN else context.get(_rank_overlap)
+    return context.get(plugin_rank) if compat is Compat.PLUGIN else context.get(rank_overlap)
 
 
 def _rank_steps(context: Context) -> RankSteps:
@@ -234,7 +235,7 @@ def _op_rows(partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NON
                 (rank, name, count, known, None if known is None else known / count, total, total / count)
                 + (moving, moving / count)
             )
-    return _op_answer(rows, [note for note in matched.notes if "clock" not in note])
+    return _op_answer(rows, matched.notes)
 
 
 def _op_answer(rows: Sequence[tuple[Any, ...]], notes: Sequence[str] = ()) -> Answer:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.hta_frame import hta_frame
-from kineto_trace.analysis.matching import RankCollectives, instances, match, rank_collectives
+from kineto_trace.analysis.matching import RankCollectives, instances, match, rank_collectives, skew_uncertainty
 from kineto_trace.analysis.parts import NOTHING
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, Compat, view
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Steps = int | str | Sequence[int] | None
 _HTA_PREFIX = "ncclKernel"  # not ncclDevKernel: HTA finds no stragglers in traces of newer versions of NCCL
 _SHARE = 0.01  # of an iteration: what is shorter cannot make a rank late
-_COLUMNS = ("rank", "candidate", "late_steps", "late_collectives", "caused_us", "mean_late_us")
+_COLUMNS = ("rank", "candidate", "late_steps", "late_collectives", "caused_us", "mean_late_us", "uncertainty_us")
 
 
 def _wanted(given: Steps) -> set[int] | None:
@@ -139,6 +139,7 @@ def _hta_rows(partials: Sequence[tuple[int, HtaRank]], wanted: set[int] | None, 
         "late_collectives": [None] * len(ordered),
         "caused_us": [None] * len(ordered),
         "mean_late_us": [None] * len(ordered),
+        "uncertainty_us": [None] * len(ordered),
     }
     return Answer(values, [f"by the starts of {chosen[1]} on stream {chosen[0]}"])
 
@@ -177,6 +178,9 @@ def _rows(
     times = np.bincount(blamed[caused[several] > 0], minlength=count)
     seen = np.bincount(matched.rank[own], minlength=count)
     lateness = np.bincount(matched.rank[own], late[own], count)
+    mean_late = lateness / np.maximum(seen, 1)
+    apart = skew_uncertainty(matched)[matched.instance[own]]
+    uncertainty = np.bincount(matched.rank[own], apart, count) / np.where(seen > 0, seen, np.nan)
     numbers, place = np.unique(step, return_inverse=True)
     by_step = np.zeros((len(numbers), count), np.int64)
     np.add.at(by_step, (place[several], blamed), caused[several])
@@ -188,9 +192,15 @@ def _rows(
         "late_steps": _late_steps(by_step, candidates)[order],
         "late_collectives": times[order],
         "caused_us": caused_by[order] / 1000.0,
-        "mean_late_us": (lateness / np.maximum(seen, 1))[order] / 1000.0,
+        "mean_late_us": mean_late[order] / 1000.0,
+        "uncertainty_us": uncertainty[order] / 1000.0,
     }
-    notes = list(matched.notes)
+    notes = [*matched.notes, *matched.clock_notes]
+    doubtful = [str(matched.ranks[at]) for at in order[:candidates] if 0 < mean_late[at] < uncertainty[at]]
+    if doubtful:
+        notes.append(
+            f"rank {', '.join(doubtful)} is late by less than its clock may be off; view rank_waits needs no clocks"
+        )
     if not several.any():
         notes.append("no collective is seen on several ranks: nobody waited for anybody as far as the traces tell")
     return Answer(values, notes)
@@ -214,6 +224,7 @@ def _late_steps(by_step: Ints, candidates: int) -> Ints:
         ("late_collectives", "int", "", "collectives that it began last"),
         ("caused_us", "float", "us", "sum over these: how much later it began than the last but one"),
         ("mean_late_us", "float", "us", "how much later than the first rank it began a collective, on average"),
+        ("uncertainty_us", "float", "us", "how far mean_late_us may be off by the clocks, on either side"),
     ),
     compat=(Compat.HTA,),
     reduce=_rows,

@@ -164,6 +164,7 @@ def test_damage_in_the_store_is_found(place: Place, tmp_path: Path) -> None:
 def test_a_manifest_that_is_none_is_damage(data: bytes, place: Place) -> None:
     with pytest.raises(FileError, match="the manifest"):
         manifest.from_bytes(data)
+    place.fs.makedirs(place.remote.root, exist_ok=True)
     place.fs.pipe_file(place.remote.path("manifest.json"), data)
     with pytest.raises(RemoteDamage, match="the manifest"):
         place.remote.manifest()

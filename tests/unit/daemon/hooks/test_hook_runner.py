@@ -1,0 +1,238 @@
+"""Which hooks are told of which captures, how often, and how many at a time."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod import metrics
+from kinetod.config import Config, Settings
+from kinetod.hooks import runner
+from kinetod.hooks.interface import Ended, Outcome, Result
+from kinetod.hooks.runner import MAX_WAITING, HookRunner, configured
+from support.kept import ended_capture
+
+FAILED = Outcome(result=Result.FAILED, text="no", again=True)
+OK = Outcome(result=Result.OK)
+CONFIG = Config(listen=(), agent_socket=Path("/a"), state_dir=Path("/s"))
+
+
+class Hook:
+    """Answers with these outcomes, then OK; waits for `open` in each call."""
+
+    kind = "command"
+
+    def __init__(self, *outcomes: Outcome, name: str = "hook") -> None:
+        self.name = name
+        self.outcomes = list(outcomes)
+        self.told: list[Ended] = []
+        self.now = self.most = 0
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+        self.told.append(ended)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.open.wait()
+        finally:
+            self.now -= 1
+        return self.outcomes.pop(0) if self.outcomes else OK
+
+
+def count(result: str) -> float:
+    return metrics.REGISTRY.get_sample_value("kineto_hook_calls_total", {"hook": "command", "result": result}) or 0.0
+
+
+def run(hooks: list[Hook], act: Callable[[HookRunner], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        found = HookRunner(
+            Settings(replace(CONFIG, **settings)),
+            lambda name: Path("/s", name),
+            hooks=lambda _: hooks,
+            jitter=lambda: 0,
+        )
+        await act(found)
+        await found.stop()
+        assert found.waiting == 0
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "FIRST_PAUSE_S", 0.001)
+
+
+async def idle(found: HookRunner) -> None:
+    while found.waiting:
+        await asyncio.sleep(0.001)
+
+
+def test_a_hook_gets_the_capture_as_kinetoctl_shows_it_and_its_ids() -> None:
+    hook = Hook()
+    capture = ended_capture(1, b"x")
+    capture.spec.labels["kineto.fleet"] = "f7"
+
+    async def act(found: HookRunner) -> None:
+        found.capture_ended(capture)
+        capture.id = "changed later"
+        await idle(found)
+
+    run([hook], act)
+    (ended,) = hook.told
+    shown = json.loads(ended.body)
+    assert (ended.capture_id, shown["id"], shown["status"]) == ("c1", "c1", "CAPTURE_STATUS_DONE")
+    assert (shown["created_ns"], shown["targets"][0]["process"]["rank"]) == (1, None)
+    assert ended.variables == {
+        "KINETO_CAPTURE_ID": "c1",
+        "KINETO_CAPTURE_STATUS": "DONE",
+        "KINETO_CAPTURE_HOST": "gpu-7",
+        "KINETO_CAPTURE_FOLDER": "/s/c1",
+        "KINETO_CAPTURE_FLEET": "f7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [(("all",), ["c1", "c2"]), (("failed", "partial"), ["c2"]), (("done",), ["c1"]), ((), []), (("cancelled",), [])],
+)
+def test_only_the_wanted_ends_are_told(wanted: tuple[str, ...], told: list[str]) -> None:
+    hook = Hook()
+
+    async def act(found: HookRunner) -> None:
+        failed = ended_capture(2, b"x")
+        failed.status = pb.CAPTURE_STATUS_FAILED
+        found.capture_ended(ended_capture(1, b"x"))
+        found.capture_ended(failed)
+        await idle(found)
+
+    run([hook], act, hook_on=wanted)
+    assert [ended.capture_id for ended in hook.told] == told
+
+
+def test_what_may_help_is_tried_again_for_a_while() -> None:
+    hook, final = Hook(FAILED, FAILED), Hook(Outcome(result=Result.FAILED, text="never"), name="final")
+    before = count("failed"), count("ok")
+
+    async def act(found: HookRunner) -> None:
+        found.capture_ended(ended_capture(1, b"x"))
+        await idle(found)
+
+    run([hook, final], act)
+    assert (len(hook.told), len(final.told)) == (3, 1)
+    assert (count("failed") - before[0], count("ok") - before[1]) == (3, 1)
+
+
+def test_without_retries_and_after_their_time_there_is_one_try(caplog: pytest.LogCaptureFixture) -> None:
+    hook = Hook(FAILED)
+    late = Hook(Outcome(result=Result.FAILED, text="come back", again=True, after_s=700), name="late")
+
+    async def act(found: HookRunner) -> None:
+        found.capture_ended(ended_capture(1, b"x"))
+        await idle(found)
+
+    run([hook], act, hook_retry_ns=0)
+    run([late], act)
+    assert (len(hook.told), len(late.told)) == (1, 1)
+    assert "hook hook of capture c1, try 1: no" in caplog.text
+
+
+def test_few_run_at_a_time_and_each_hook_has_its_own_places() -> None:
+    first, second = Hook(), Hook(name="second")
+    first.open.clear()
+
+    async def act(found: HookRunner) -> None:
+        for number in range(5):
+            found.capture_ended(ended_capture(number, b"x"))
+        while len(second.told) < 5:
+            await asyncio.sleep(0.001)
+        assert (first.most, len(first.told)) == (2, 2)
+        first.open.set()
+        await idle(found)
+
+    run([first, second], act)
+    assert (first.most, len(first.told)) == (2, 5)
+
+
+def test_what_comes_on_top_of_the_waiting_ones_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    hook = Hook()
+    hook.open.clear()
+    before = count("dropped")
+
+    async def act(found: HookRunner) -> None:
+        for number in range(MAX_WAITING + 3):
+            found.capture_ended(ended_capture(number, b"x"))
+        assert found.waiting == MAX_WAITING
+        hook.open.set()
+        await idle(found)
+
+    run([hook], act)
+    assert len(hook.told) == MAX_WAITING
+    assert count("dropped") - before == 3
+    assert f"{MAX_WAITING} captures wait for it, capture c{MAX_WAITING} is not told" in caplog.text
+
+
+def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "STOP_S", 0.05)
+    quick, stuck = Hook(), Hook(name="stuck")
+    stuck.open.clear()
+    before = count("dropped")
+
+    async def act(found: HookRunner) -> None:
+        found.capture_ended(ended_capture(1, b"x"))
+
+    run([quick, stuck], act)
+    assert (len(quick.told), len(stuck.told)) == (1, 1)
+    assert count("dropped") - before == 1
+
+
+def test_a_stop_ends_pauses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "FIRST_PAUSE_S", 50.0)
+    hook = Hook(FAILED)
+
+    async def act(found: HookRunner) -> None:
+        found.capture_ended(ended_capture(1, b"x"))
+        while not hook.told:
+            await asyncio.sleep(0.001)
+
+    run([hook], act)
+    assert len(hook.told) == 1
+
+
+def test_whatever_goes_wrong_stays_here(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Hook):
+        async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+            raise RuntimeError("a bug")
+
+    async def act(found: HookRunner) -> None:
+        found.capture_ended(ended_capture(1, b"x"))
+        await idle(found)
+
+    with caplog.at_level(logging.ERROR):
+        run([Broken()], act)
+
+        async def failing() -> None:
+            def hooks(_: Config) -> list[Hook]:
+                raise RuntimeError("another bug")
+
+            HookRunner(Settings(CONFIG), Path, hooks=hooks).capture_ended(ended_capture(1, b"x"))
+
+        asyncio.run(failing())
+    assert "a bug" in caplog.text
+    assert "another bug" in caplog.text
+
+
+def test_the_configuration_says_which_hooks_there_are() -> None:
+    assert configured(CONFIG) == []
+    config = replace(CONFIG, hook_command=("/bin/true", "-x"), hook_webhooks=("https://h/p?key=secret",))
+    assert [(hook.kind, hook.name) for hook in configured(config)] == [
+        ("command", "/bin/true"),
+        ("webhook", "https://h/p"),
+    ]
