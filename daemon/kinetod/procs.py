@@ -28,9 +28,11 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 JOB_ID_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
 JOB_STEP_VARIABLES = ("SLURM_STEP_ID", "SLURM_STEPID")
+NODE_VARIABLE = "SLURMD_NODENAME"  # in all that slurmd has started
 _STEPS = {"4294967291": "batch", "4294967292": "extern", "4294967290": "interactive"}  # Slurm's numbers for these
 _WANTED = frozenset(
-    name.encode() for name in (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES)
+    name.encode()
+    for name in (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES, NODE_VARIABLE)
 )
 KEEP_NAMES_S = 60.0
 _STAT_STATE, _STAT_PARENT, _STAT_START_TIME = 0, 1, 19  # /proc/PID/stat behind the name: fields 3, 4 and 22 in proc(5)
@@ -154,6 +156,8 @@ def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
 def _read_private(folder: ProcessFolder) -> PrivateFacts:
     environ = _environ(folder)
     job, step = _first(environ, JOB_ID_VARIABLES), _first(environ, JOB_STEP_VARIABLES)
+    if not step and NODE_VARIABLE in environ:
+        step = "batch"  # all other steps have their number in the environment
     return PrivateFacts(
         gpus=open_gpus(folder),
         rank=_number(environ, RANK_VARIABLES),

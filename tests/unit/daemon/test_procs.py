@@ -30,6 +30,8 @@ def test_this_process_is_read() -> None:
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"}, (1, 2, "77", "")),
         ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2"}, (None, None, "77", "2")),
         ({"SLURM_JOB_ID": "77", "SLURM_STEPID": "4294967291"}, (None, None, "77", "batch")),
+        ({"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n1"}, (None, None, "77", "batch")),
+        ({"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "2"}, (None, None, "77", "2")),
         ({"RANK": "-1", "WORLD_SIZE": "many", "TORCHELASTIC_RUN_ID": "none"}, (None, None, "", "")),
         ({"RANK": "99999999999", "TORCHELASTIC_RUN_ID": "night"}, (None, None, "night", "")),
     ],
