@@ -31,6 +31,7 @@
 #include "clocks.h"
 #include "cupti_api.h"
 #include "detach.h"
+#include "kinds.h"
 #include "pool.h"
 #include "records.h"
 #include "refuse.h"
@@ -40,7 +41,6 @@
 #include "walk.h"
 
 #define NS_PER_MS 1000000LL
-#define KINDS_MOST 16u
 #define BUFFERS_LEAST 2u
 #define BUFFERS_MOST 65536u
 #define BUFFERS_AHEAD 4u    /* backed by memory beyond the highest in use: 16 MiB, 0.15 s of 1 M records/s */
@@ -61,8 +61,7 @@ static struct {
     struct arena *arena;
     struct calls calls;
     struct walker walker;
-    uint32_t kinds[KINDS_MOST];
-    uint32_t kind_count;
+    struct kinds kinds;
     pthread_t thread;
     _Atomic bool thread_started;
     uint32_t command;
@@ -306,7 +305,7 @@ int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) 
         return code;
     }
     memset(&self.calls, 0, sizeof self.calls);
-    self.kind_count = 0;
+    self.kinds.count = 0;
     self.flushes = 0;
     self.cpu_ns = 0;
     self.detached = false;
@@ -366,14 +365,6 @@ int kc_hurry(void) {
     return 0;
 }
 
-static cupti_result enable_kind(uint32_t kind) {
-    const cupti_result result = self.api.enable(kind);
-    if (result == CUPTI_SUCCESS) {
-        self.kinds[self.kind_count++] = kind;
-    }
-    return result;
-}
-
 int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes) {
     if (self.dead || self.phase != PREPARED || count > KINDS_MOST) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
@@ -394,18 +385,8 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse_system(error, error_bytes, "pthread_create", number);
     }
     self.phase = RECORDING;
-    /* Copies enabled while kernels are not make CUPTI lose kernels later on (sources/cupti.py). */
-    const bool kernels = count == 0 || kinds[0] == CUPTI_KIND_CONCURRENT_KERNEL;
-    if (!kernels) {
-        (void)self.api.enable(CUPTI_KIND_CONCURRENT_KERNEL);
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        results[i] = enable_kind(kinds[i]);
-    }
-    if (!kernels) {
-        (void)self.api.disable(CUPTI_KIND_CONCURRENT_KERNEL);
-    }
-    if (self.kind_count == 0 && count > 0) {
+    kinds_enable(&self.kinds, &self.api, kinds, count, results);
+    if (self.kinds.count == 0 && count > 0) {
         return refuse(KC_CUPTI, error, error_bytes, "CUPTI enabled none of the wanted activities");
     }
     return 0;
@@ -428,9 +409,7 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
     }
     records_close();
     (void)subscription_follow_all(&self.api, false);
-    for (uint32_t i = self.kind_count; i-- > 0;) { /* the last enabled first */
-        (void)self.api.disable(self.kinds[i]);
-    }
+    kinds_disable(&self.kinds, &self.api);
     self.phase = STOPPED;
     self.abandoned = !end_thread(FINISH, limit_ms * NS_PER_MS);
     if (atomic_exchange(&self.thread_started, false)) { /* else an exiting process has joined it */
