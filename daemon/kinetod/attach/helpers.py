@@ -5,8 +5,9 @@ Theory of operation
     its answer, which carries the channel to the target by SCM_RIGHTS. A helper does one attach at a time. A
     target is never hurt by the death of a helper, so one that overruns its deadline is simply killed.
 
-    `count` helpers are kept warm, since the start of an interpreter takes longer than an attach. Many targets
-    at once get more of them, up to MAX_HELPERS; those end with their attach.
+    `count` helpers are kept warm, since the start of an interpreter takes longer than an attach. For the same reason
+    many targets at once wait for a warm one first; where that takes longer than WAIT_FOR_WARM_S they get more of
+    them, up to MAX_HELPERS; those end with their attach.
 """
 
 import array
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 COMMAND = child.python("kinetod.attach.helper")
 MAX_HELPERS = 8
 MAX_ANSWER_BYTES = 64 << 10
+WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 _EXIT_S = 2.0
 _CMSG_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # one is the most; more are closed
@@ -122,6 +124,7 @@ class AttachHelpers:
         self._count = count
         self._command = command
         self._idle: list[_Helper] = []
+        self._freed = asyncio.Event()  # one has become idle
         self._busy: set[_Helper] = set()
         self._slots = asyncio.Semaphore(max(count, MAX_HELPERS))
         self._starting = 0
@@ -181,10 +184,20 @@ class AttachHelpers:
 
     async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
         """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""
-        while self._idle:  # one that was kept warm may have ended meanwhile
+        while helper := await self._warm():  # it may have ended meanwhile
             with contextlib.suppress(DeadBefore):
-                return await self._answer_by(self._idle.pop(), request, deadline_s)
+                return await self._answer_by(helper, request, deadline_s)
         return await self._answer_by(await _Helper.start(self._command), request, deadline_s)
+
+    async def _warm(self) -> _Helper | None:
+        """An idle helper, or one that becomes idle soon."""
+        if not self._idle and self._busy:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_FOR_WARM_S):
+                    while not self._idle:
+                        self._freed.clear()
+                        await self._freed.wait()
+        return self._idle.pop() if self._idle else None
 
     async def _answer_by(
         self, helper: _Helper, request: Mapping[str, Any], deadline_s: float
@@ -229,6 +242,7 @@ class AttachHelpers:
             self._in_background(helper.stop(kill=False))
         else:
             self._idle.append(helper)
+            self._freed.set()
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work, name="attach helper")

@@ -126,11 +126,16 @@ def test_a_caller_that_hangs_up_leaves_no_helper_behind() -> None:
     with_helpers("hang", scenario)
 
 
-def test_many_attaches_at_once_get_more_helpers_than_are_kept() -> None:
+@pytest.mark.parametrize(("wait_s", "helpers_used"), [(0, 3), (1000, 1)])
+def test_many_attaches_at_once_wait_for_a_warm_helper_and_then_get_more(
+    monkeypatch: pytest.MonkeyPatch, wait_s: float, helpers_used: int
+) -> None:
+    monkeypatch.setattr(module, "WAIT_FOR_WARM_S", wait_s)
+
     async def scenario(helpers: AttachHelpers) -> None:
         tasks = [asyncio.create_task(helpers.attach(KEY, deadline_s=20)) for _ in range(3)]
         channels = [channel for _, channel in await asyncio.gather(*tasks)]
-        assert len({peer_pid(channel) for channel in channels}) == 3
+        assert len({peer_pid(channel) for channel in channels}) == helpers_used
         for channel in channels:
             channel.close()
         assert len(helpers.pids()) == 1
