@@ -103,10 +103,12 @@ def selector_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def _selection(values: dict[str, Any]) -> Selection:
-    given = {name: value for name, value in values.items() if value}
-    selection = Selection(
-        **{name: tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value for name, value in given.items()}
-    )
+    given: dict[str, Any] = {
+        name: tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value
+    }
+    selection = Selection(**given)
     if selection.children and not selection.pids:
         raise click.UsageError("--children needs --pid: whose children?")
     if selection.job_step and not selection.job_ids:

@@ -240,12 +240,12 @@ class Registry:
         def sees(candidate: Candidate) -> bool:
             return candidate.visible_to(caller)
 
-        if include_without_agent:
+        if match.names_pids:
+            anything = match.pids if self._attaching or include_without_agent else match.pids & set(self.agent_pids())
+            found = await self.meant(match, anything, sees, listed=True, anything=anything)
+        elif include_without_agent:
             pids = await self._pids(match, attachable=True)
             found = await self.meant(replace(match, helpers=True), pids, sees, listed=True)
-        elif match.names_pids:
-            pids = set(match.pids) if self._attaching else match.pids & set(self.agent_pids())
-            found = await self.meant(match, pids, sees, listed=True, anything=pids)
         else:
             found = await self.selected(match, sees, attachable=self._attaching, listed=True)
         return [each.process for each in found]

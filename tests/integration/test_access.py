@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="users are played by ro
 ADA, BOB, VERA, OLGA = 61001, 61002, 61003, 61004
 OPS = 62001
 SECOND_NS = 10**9
+EVERYTHING = pb.ListProcessesRequest(selector=pb.Selector(helpers=True))
 SETTINGS = """
 [access]
 viewer_users = ["{vera}"]
@@ -114,7 +115,7 @@ def test_a_user_traces_an_own_process_and_fetches_the_trace(host: Host, adas_cap
 
 def test_lists_hold_what_the_caller_may_see(host: Host, adas_capture: str) -> None:
     def processes(who: CallsAs) -> set[int]:
-        listed = host.call(who, "ListProcesses", pb.ListProcessesRequest()).only.processes
+        listed = host.call(who, "ListProcesses", EVERYTHING).only.processes
         return {process.pid for process in listed}
 
     def captures(who: CallsAs) -> set[str]:
@@ -331,10 +332,10 @@ def test_loopback_without_tls_knows_users_too(changing: Changing) -> None:
     changing.configure()
     with ScriptedAgent(changing.daemon.agent_socket) as agent:
         agent.hello()
-        listed = changing.ada.call(changing.loopback, "ListProcesses", pb.ListProcessesRequest()).only.processes
+        listed = changing.ada.call(changing.loopback, "ListProcesses", EVERYTHING).only.processes
         assert [process.pid for process in listed] == [changing.adas.pid]
         with grpc.insecure_channel(changing.loopback) as channel:
-            listed = call(channel, "ListProcesses", pb.ListProcessesRequest()).only.processes
+            listed = call(channel, "ListProcesses", EVERYTHING).only.processes
         assert {process.pid for process in listed} == {changing.adas.pid, os.getpid()}
 
 

@@ -193,7 +193,7 @@ def test_a_selector_that_meets_a_busy_process_fails_only_that_target(
     first = create(stub)
     with RemoteAgent(daemon.agent_socket) as other:
         other.do("hello")
-        second = create(stub, selector=pb.Selector())
+        second = create(stub, selector=pb.Selector(helpers=True))  # this process has started the other
         other.do("capture")
         capture = watch_to_end(stub, second.id)
     verdicts = {target.pid: (target.verdict, target.reason_code) for target in capture.targets}

@@ -199,7 +199,8 @@ class Site:
         return True
 
     def _has_agents(self) -> bool:
-        found = self.daemon.stub().ListProcesses(pb.ListProcessesRequest(), timeout=SERVES_S).processes
+        request = pb.ListProcessesRequest(selector=pb.Selector(helpers=True))
+        found = self.daemon.stub().ListProcesses(request, timeout=SERVES_S).processes
         have = {each.pid for each in found if each.agent_state in (pb.AGENT_STATE_READY, pb.AGENT_STATE_BUSY)}
         return self.pids() <= have
 
