@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 from support import subjects
-from support.attach_service import OWNER_UID, unprivileged
+from support.attach_service import OWNER_UID, as_caller, unprivileged
 from support.cli import run_process
 from support.daemon import IMPORT_PATH
+from support.kubelet import GPU_0, LLAMA, running_kubelet
+from support.kubelet import pod as resources
 from support.kubernetes import MANIFESTS, base_daemon_set, containers
 from support.waiting import until
 
@@ -45,7 +47,7 @@ class Pod:
             (root / "etc/kinetod" / name).write_text(self.here((MANIFESTS / "base" / name).read_text()))
 
     def here(self, text: str) -> str:
-        for folder in ("/run/kineto", "/var/lib/kineto", "/etc/kinetod"):
+        for folder in ("/run/kineto", "/var/lib/kineto", "/var/lib/kubelet", "/etc/kinetod"):
             text = text.replace(folder, f"{self.root}{folder}")
         return text
 
@@ -133,3 +135,31 @@ def test_the_pod_s_permissions_are_enough_to_be_well_and_to_trace_another_users_
     assert pod.mode("run/kinetod-attach/attach.sock") == (0o660, 0, 64970)
     assert pod.mode("var/lib/kineto") == (0o700, 64970, 64970)
     assert pod.stop() == [0, 0]
+
+
+WHOSE = """
+import asyncio, sys
+from pathlib import Path
+from kinetod.attach.service.client import HelperService
+from kinetod.kubernetes.pod_resources import KubeletError, PodResources
+helper, direct = HelperService(Path(sys.argv[1])), Path(sys.argv[2])
+for asked in (PodResources(connect=helper.kubelet), PodResources(direct)):
+    try:
+        print({gpu: list(map(str, holders)) for gpu, holders in asyncio.run(asked.gpus()).items()})
+    except KubeletError as exc:
+        print(exc)
+"""
+
+
+def test_the_front_end_asks_the_kubelet_over_the_helpers_connection_and_could_not_by_itself(pod: Pod) -> None:
+    path = pod.root / "var/lib/kubelet/pod-resources/kubelet.sock"
+    arguments = (str(pod.root / "run/kinetod-attach/attach.sock"), str(path))
+    pod.start("attach")
+    until(lambda: pod.probe("attach", "startupProbe"), "the helper answers", 60, state=pod.log)
+    done = as_caller(64970, WHOSE, *arguments)
+    assert "the attach helper gives no connection" in done.stdout and "No such file" in done.stdout, done.stderr
+    with running_kubelet(path, resources(LLAMA, "nvidia.com/gpu", GPU_0)):
+        done = as_caller(64970, WHOSE, *arguments)
+    by_helper, by_itself = done.stdout.splitlines()
+    assert by_helper == str({GPU_0: ["training/llama-0/trainer"]}), (done.stderr, pod.log())
+    assert "Permission denied" in by_itself

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import (
@@ -42,3 +44,22 @@ def pod(holder: ContainerRef, resource: str, *ids: str) -> pb.PodResources:
     devices = pb.ContainerDevices(resource_name=resource, device_ids=ids)
     container = pb.ContainerResources(name=holder.container, devices=[devices])
     return pb.PodResources(name=holder.pod, namespace=holder.namespace, containers=[container])
+
+
+@contextlib.contextmanager
+def running_kubelet(socket: Path, *pods: pb.PodResources) -> Iterator[None]:
+    """One that serves in threads, as the kubelet's lies there: only root may connect."""
+
+    class Lister(PodResourcesListerServicer):
+        def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:
+            return pb.ListPodResourcesResponse(pod_resources=pods)
+
+    socket.parent.mkdir(mode=0o750, parents=True)
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_PodResourcesListerServicer_to_server(Lister(), server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(0).wait()

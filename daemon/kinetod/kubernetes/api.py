@@ -41,9 +41,11 @@ class ApiServer:
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(THREADS, "kubernetes")
         self._idle: list[http.client.HTTPSConnection] = []
+        self._closed = False
 
     def close(self) -> None:
-        """Calls under way are given up."""
+        """Calls under way are given up; their connections are closed when they end."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._idle:
             self._idle.pop().close()
@@ -111,7 +113,10 @@ class ApiServer:
         except BaseException:
             connection.close()
             raise
-        self._idle.append(connection)
+        if self._closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
         return response.status, said
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinetod import containers
-from kinetod.containers import Container, Names, container_in, container_of, names_in, names_of
+from kinetod.containers import Container, Names, container_in, container_of, names_in, names_of, pod_in
 
 DATA = Path(__file__).parents[2] / "data/cgroups"
 ID = "4f6d0c1e9b3a57820d1c4e6f8a9b0c2d3e4f5061728394a5b6c7d8e9f0a1b2c3"
@@ -88,3 +88,55 @@ def test_names_are_read_from_a_real_process() -> None:
 
 def test_a_real_process_has_what_its_control_group_says() -> None:
     assert container_of(1) == container_in(containers.read_cgroups(1))
+
+
+# ---------------------------------------------------------------- the pod, for decisions
+
+
+@pytest.mark.parametrize(
+    ("name", "pod"),
+    [
+        ("v1-containerd-cgroupfs", POD),
+        ("v1-docker-kubernetes", POD),
+        ("v2-containerd-systemd", POD),
+        ("v2-crio-guaranteed", POD),
+        ("v2-docker-in-pod", POD),
+        ("v2-pod-sandbox-group", POD),
+        ("v2-static-pod", "0f1e2d3c4b5a69788796a5b4c3d2e1f0"),
+        # A runtime with another driver than its kubelet's: its groups are not where the kubelet makes them.
+        ("v1-containerd-mixed-drivers", ""),
+        ("v2-kind-node", ""),  # the node is a container itself, with the host's processes beside it
+        ("v1-docker", ""),
+        ("v2-login-session", ""),
+        ("v1-slurm-job", ""),
+    ],
+)
+def test_a_process_is_in_the_pod_that_the_kubelet_has_made(name: str, pod: str) -> None:
+    assert pod_in((DATA / name).read_text()) == pod
+
+
+MINE, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-8888-7777-6666-555555555555"
+SLICE = f"kubepods-burstable-pod{OTHER.replace('-', '_')}.slice"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "pod"),
+    [
+        # from the daemon's own pod, in a control group namespace of its own
+        (f"0::/../../{SLICE}/cri-containerd-{'4f' * 32}.scope\n", OTHER),
+        (f"0::/../../../kubepods-pod{OTHER.replace('-', '_')}.slice/crio-{'4f' * 32}.scope\n", OTHER),
+        (f"0::/../../../besteffort/pod{OTHER}/{'4f' * 32}\n", OTHER),
+        (f"0::/../../pod{OTHER}/{'4f' * 32}\n", OTHER),
+        # folders that a user was given, or a container has made
+        (f"0::/user.slice/user-1000.slice/user@1000.service/kubepods.slice/{SLICE}/x\n", ""),
+        (f"0::/../../../../user.slice/user-1000.slice/{SLICE}\n", ""),
+        (f"0::/kubepods/burstable/pod{MINE}/{'4f' * 32}/kubepods/burstable/pod{OTHER}\n", MINE),
+        (f"0::/kubepods/burstable/x/y/pod{OTHER}\n", ""),
+        (f"0::/kubepodsx/pod{OTHER}\n", ""),
+        # controllers that do not agree
+        (f"2:pids:/kubepods/pod{MINE}/a\n1:name=systemd:/kubepods/pod{OTHER}/b\n", ""),
+        ("", ""),
+    ],
+)
+def test_what_others_may_have_made_is_no_pod(cgroups: str, pod: str) -> None:
+    assert pod_in(cgroups) == pod

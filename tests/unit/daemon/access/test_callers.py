@@ -7,7 +7,7 @@ import pytest
 from kinetod.access.callers import Callers
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Action, Caller, Role, Via
-from kinetod.access.roles import parse_grant
+from kinetod.access.roles import GIVEN, parse_grant
 from kinetod.config import Config, ListenAddress, Settings
 from kinetod.errors import NotIdentified, NotPermitted
 
@@ -49,7 +49,7 @@ def test_a_connection_that_nobody_made_is_not_identified() -> None:
 
 def test_root_and_the_daemons_own_user_are_administrators_whatever_is_configured() -> None:
     config = replace(CONFIG, local_roles=())
-    assert who(known(config, local(0))).roles == who(known(config, local(7))).roles == set(Role)
+    assert who(known(config, local(0))).roles == who(known(config, local(7))).roles == set(GIVEN)
     with pytest.raises(NotPermitted) as caught:
         who(known(config, local()))
     assert caught.value.reason == "NO_ROLE"

@@ -19,10 +19,15 @@ THINGS = {
     "another's in my job, not plain": Thing(uid=OTHER, job="77", plain=False),
     "root's in my job": Thing(uid=0, job="77"),
     "in another job": Thing(uid=OTHER, job="78"),
+    "in my pod": Thing(uid=OTHER, pod="uid-1"),
+    "root's in my pod": Thing(uid=0, pod="uid-1"),
+    "in my pod, not plain": Thing(uid=OTHER, pod="uid-1", plain=False),
+    "in another pod": Thing(uid=OTHER, pod="uid-2"),
     "nobody's": Thing(uid=None),
 }
 EVERYTHING = set(THINGS)
 MINE = {"mine", "mine, not plain"}
+MY_PODS = {"in my pod", "root's in my pod"}
 MY_JOBS = {"another's in my job", "another's in my job, not plain"}
 # What each role alone may do, written out.
 ALLOWED: dict[tuple[Role, Action], set[str]] = {
@@ -35,15 +40,19 @@ ALLOWED: dict[tuple[Role, Action], set[str]] = {
     (Role.OWN, Action.CHANGE_CAPTURE): MINE,
     (Role.JOBS, Action.SEE_PROCESS): MY_JOBS,
     (Role.JOBS, Action.TRACE): {"another's in my job"},
+    (Role.PODS, Action.SEE_PROCESS): {*MY_PODS, "in my pod, not plain"},
+    (Role.PODS, Action.TRACE): MY_PODS,
+    (Role.PODS, Action.SEE_CAPTURE): MINE,
+    (Role.PODS, Action.CHANGE_CAPTURE): MINE,
     (Role.JOBS, Action.SEE_CAPTURE): MINE,
     (Role.JOBS, Action.CHANGE_CAPTURE): MINE,
 }
 
 
 @pytest.mark.parametrize("action", list(Action))
-@pytest.mark.parametrize("roles", [set(some) for size in range(5) for some in itertools.combinations(Role, size)])
+@pytest.mark.parametrize("roles", [set(some) for size in range(6) for some in itertools.combinations(Role, size)])
 def test_roles_may_do_what_each_of_them_may_do_and_nothing_else(roles: set[Role], action: Action) -> None:
-    who = caller(ME, roles, jobs=frozenset({"77"}))
+    who = caller(ME, roles, jobs=frozenset({"77"}), pods=frozenset({"uid-1"}))
     allowed = {name for name, thing in THINGS.items() if may(who, action, thing)}
     assert allowed == set().union(*(ALLOWED.get((role, action), set()) for role in roles))
     assert may_at_all(who, action) == any((role, action) in ALLOWED for role in roles)
@@ -73,8 +82,7 @@ def test_the_document_has_the_same_table() -> None:
     table = DOCUMENT.split("<!-- calls")[1].split("<!-- end of calls")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE))
     expected = {
-        call: " | ".join(str(GRANTS[action].get(role, "no")) for role in (Role.OWN, Role.JOBS, Role.VIEWER, Role.ADMIN))
-        for call, action in CALLS.items()
+        call: " | ".join(str(GRANTS[action].get(role, "no")) for role in Role) for call, action in CALLS.items()
     }
     assert rows == expected
     assert str(Relation.ANY) == "any"

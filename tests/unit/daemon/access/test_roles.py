@@ -1,6 +1,15 @@
 import pytest
 from kinetod.access.policy import Role
-from kinetod.access.roles import Grant, LocalRules, certificate_names, local_roles, parse_grant, parse_role, wrong_names
+from kinetod.access.roles import (
+    GIVEN,
+    Grant,
+    LocalRules,
+    certificate_names,
+    local_roles,
+    parse_grant,
+    parse_role,
+    wrong_names,
+)
 
 RULES = LocalRules(
     everybody=frozenset({Role.OWN}),
@@ -15,8 +24,8 @@ GIDS = {"ops": 50, "staff": 60, "gone": None}
 @pytest.mark.parametrize(
     ("uid", "user", "gids", "roles"),
     [
-        (0, "root", set(), set(Role)),
-        (7, "kineto", set(), set(Role)),
+        (0, "root", set(), set(GIVEN)),
+        (7, "kineto", set(), set(GIVEN)),
         (1000, "carol", {100}, {Role.OWN}),
         (1000, "ada", {100}, {Role.OWN, Role.ADMIN}),
         (1000, "carol", {50}, {Role.OWN, Role.ADMIN}),
@@ -50,6 +59,7 @@ def test_grants_are_read_and_written(text: str, grant: Grant) -> None:
         ("", "names no role"),
         (" as ada", "names no role"),
         ("own", "the roles own and jobs need a user of this host; write it like: own as ada"),
+        ("pods as ada", "'pods' is no role; there are own, jobs, viewer, admin"),
         ("boss", "'boss' is no role; there are own, jobs, viewer, admin"),
         ("own as a b", "'a b' is no name of a user"),
         ("own as -x", "'-x' is no name of a user"),

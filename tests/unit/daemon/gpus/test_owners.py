@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kinetod.gpus.interface import GpuProcess, GpuState, Snapshot
 from kinetod.gpus.owners import ContainerOwners, Owner
+from kinetod.kubernetes.pod_resources import ContainerRef
 
 DATA = Path(__file__).parents[3] / "data/cgroups"
 ID = "4f6d0c1e9b3a57820d1c4e6f8a9b0c2d3e4f5061728394a5b6c7d8e9f0a1b2c3"
@@ -63,3 +64,40 @@ def test_a_process_that_lets_its_reader_wait_costs_the_names_only(tmp_path: Path
     assert owners(snapshot(a=(7,))) == {"a": [nameless]}
     with (tmp_path / "7/environ").open("w") as file:
         file.write("POD_NAME=train-0\0")
+
+
+TRAINER = ContainerRef("ml", "llama-0", "trainer")
+OTHER = ContainerRef("ml", "mistral-0", "main")
+BY_KUBELET = Owner(
+    pod="llama-0", namespace="ml", container="trainer", container_id=ID, runtime="containerd", pod_uid=POD
+)
+
+
+def test_the_kubelets_word_counts_more_than_the_variables(tmp_path: Path) -> None:
+    process(tmp_path, 7, "v2-containerd-systemd", "POD_NAME=anything\0POD_NAMESPACE=else\0")
+    owners = ContainerOwners("node7", held=lambda: {"a": (TRAINER,)}, proc=tmp_path)
+    assert owners(snapshot(a=(7,))) == {"a": [BY_KUBELET]}
+
+
+def test_a_gpu_that_is_held_and_not_used_has_an_owner(tmp_path: Path) -> None:
+    process(tmp_path, 7, "v2-containerd-systemd")
+    owners = ContainerOwners("node7", held=lambda: {"a": (TRAINER,), "b": (TRAINER,), "c": (OTHER,)}, proc=tmp_path)
+    idle = Owner(pod="llama-0", namespace="ml", container="trainer")
+    other = Owner(pod="mistral-0", namespace="ml", container="main")
+    assert owners(snapshot(a=(7,), b=(), c=())) == {"a": [BY_KUBELET], "b": [idle], "c": [other]}
+
+
+def test_of_a_gpu_in_shares_the_one_that_uses_it_is_not_known_and_so_not_who_does_not(tmp_path: Path) -> None:
+    process(tmp_path, 7, "v2-containerd-systemd")
+    owners = ContainerOwners("node7", held=lambda: {"a": (TRAINER, OTHER)}, proc=tmp_path)
+    assert owners(snapshot(a=(7,))) == {"a": [Owner(container_id=ID, runtime="containerd", pod_uid=POD)]}
+    assert [owner.pod for owner in owners(snapshot(a=()))["a"]] == ["llama-0", "mistral-0"]
+
+
+def test_a_gpu_is_known_by_its_bus_address_too(tmp_path: Path) -> None:
+    process(tmp_path, 7, "v2-containerd-systemd")
+    owners = ContainerOwners("node7", held=lambda: {"0000:03:00.0": (TRAINER,)}, proc=tmp_path)
+    gpu = GpuState(
+        vendor="amd", index=0, uuid="a", name="MI300X", pci_bus_id="00000000:03:00.0", processes=(GpuProcess(pid=7),)
+    )
+    assert owners(Snapshot(gpus=(gpu,))) == {"a": [BY_KUBELET]}

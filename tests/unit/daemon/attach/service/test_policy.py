@@ -34,7 +34,7 @@ def test_by_default_the_front_end_may_enter_everybodys_processes_but_roots(tmp_p
 
 def test_the_file_that_is_installed_says_the_defaults(tmp_path: Path) -> None:
     text = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
-    assert len(re.findall(r"^\w+ = ", text, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\w+ = ", text, re.MULTILINE)) == 5
     with_all = loaded(tmp_path, text)
     assert with_all == loaded(tmp_path, EXAMPLE.read_text())
 
@@ -124,3 +124,10 @@ def test_a_process_in_its_own_pid_namespace_is_one_of_a_container() -> None:
             assert policy.owner(int(first)).container
         finally:
             process.kill()
+
+
+def test_the_kubelets_socket_is_an_absolute_path_or_none(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "").kubelet_socket is None
+    assert loaded(tmp_path, 'kubelet_socket = "/run/kubelet.sock"').kubelet_socket == Path("/run/kubelet.sock")
+    with pytest.raises(PolicyError, match="kubelet_socket: must be an absolute path"):
+        loaded(tmp_path, 'kubelet_socket = "kubelet.sock"')
