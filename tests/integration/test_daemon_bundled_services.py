@@ -47,7 +47,7 @@ def test_health_is_still_watched(daemon: Daemon) -> None:
 def test_a_method_that_nobody_answers_is_no_error_of_the_daemon(daemon: Daemon) -> None:
     with pytest.raises(grpc.RpcError) as failed:
         list(call(daemon, "/grpc.health.v1.Health/List", b"")())  # type: ignore[call-overload]  # it is an iterator
-    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]  # it is a Call too
+    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "Traceback" not in daemon.log()
 
 
