@@ -97,7 +97,7 @@ def running_host(root: Path, namespace: Namespace, rank: int, authority: Authori
     clock = ShiftedClock(root)
     clock.set_forward(SHIFTS_S[rank])
     address = f"{namespace.address}:{PORT}"
-    options = ("--config", str(root / "config.toml"), "--listen", address)
+    options = ("--config", str(root / "config.toml"), "--listen", address, "--no-attach")
     daemon = NamespacedDaemon(root, namespace, options, clock.environ())
     daemon.start()
     steps = root / "steps"
@@ -120,7 +120,7 @@ def trace(hosts: Sequence[Host], authority: Authority, folder: Path) -> dict[str
     client = authority.issue("operator")
     names = {"KINETO_TLS_CA": authority.certificate, "KINETO_TLS_CERT": client.certificate}
     names |= {"KINETO_TLS_KEY": client.key}
-    environ = environment(KINETO_TLS_SERVER_NAME="localhost")
+    environ = environment(KINETO_TLS_NAME="localhost")
     for name, content in names.items():
         path = folder / f"{name}.pem"
         path.write_bytes(content)
@@ -139,14 +139,20 @@ def errors_ns(hosts: Sequence[Host], merged: Mapping[str, Any]) -> dict[int, tup
     """By rank: between what bounds its steps stand too late in the merged trace, up to a constant of all ranks."""
     ranks = {int(pid): each["rank"] for each in merged["kinetodMerge"]["ranks"] for pid in each["pids"]}
     taken = {host.rank: host.stepped() for host in hosts}
-    bounds: dict[int, list[tuple[float, float]]] = {host.rank: [] for host in hosts}
+    bounds: dict[int, dict[int, tuple[float, float]]] = {host.rank: {} for host in hosts}
     for event in merged["traceEvents"]:
         name, rank = str(event.get("name")), ranks.get(event.get("pid"))
         if name.startswith("ProfilerStep#") and rank is not None and event.get("cat") == "user_annotation":
-            before, after = taken[rank][int(name.partition("#")[2]) - 1]
+            number = int(name.partition("#")[2])
+            before, after = taken[rank][number - 1]
             shown_ns = float(event["ts"]) * 1e3
-            bounds[rank].append((shown_ns - after, shown_ns - before))
-    return {rank: (max(low for low, _ in found), min(high for _, high in found)) for rank, found in bounds.items()}
+            bounds[rank][number] = shown_ns - after, shown_ns - before
+    for steps in bounds.values():
+        del steps[min(steps)]  # it began before the window, where it is cut
+    return {
+        rank: (max(low for low, _ in steps.values()), min(high for _, high in steps.values()))
+        for rank, steps in bounds.items()
+    }
 
 
 def judged(hosts: Sequence[Host], document: Mapping[str, Any]) -> list[Goal]:
