@@ -119,7 +119,7 @@ def test_a_week_is_refused_with_the_limit() -> None:
         ({"labels": {"a": "x" * 256}}, "spec.labels['a']"),
         ({"labels": {str(number): "" for number in range(65)}}, "spec.labels"),
         ({"selector": pb.Selector(pids=[0])}, "spec.selector.pids[0]"),
-        ({"selector": pb.Selector(ranks=[0, -1])}, "spec.selector.ranks[1]"),
+        ({"selector": pb.Selector(ranks=[0, -2])}, "spec.selector.ranks[1]"),
         ({"selector": pb.Selector(command_regex="(")}, "spec.selector.command_regex"),
         ({"selector": pb.Selector(command_regex="x" * 513)}, "spec.selector.command_regex"),
     ],
