@@ -1,10 +1,10 @@
 """How far the clocks of hosts are from ours. Pure.
 
 Theory of operation
-    One round trip has four times: we send, the host receives, the host answers, we receive. If both ways take equally
-    long, what is to be added to the host's times is the mean of the differences on both ways; as they may not, this is
-    wrong by at most half of the time that the trip spent outside the host. Of several round trips the shortest says
-    most. All of them must be possible at once: if no offset fits all of them, the clock has moved meanwhile.
+    One round trip has four times: we send, the host receives, the host answers, we receive. No message arrives before
+    it is sent: this bounds what is to be added to the host's times from both sides, and the bounds are as far apart as
+    the time that the trip spent outside the host. The shortest of several round trips has the closest bounds; those of
+    the others hold, too, and may be closer on one side. If no offset fits all of them, the clock has moved meanwhile.
 
     A capture is measured before its start and after its end. Two clocks drift apart by DRIFT_PPM at most; if both
     measurements differ by more than that and their uncertainties, the clock was set or slewed in between, and the
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from kineto_protos.units import format_duration
 
 DRIFT_PPM = 100  # of two clocks, each within the 50 ppm of ordinary quartz
+READING_NS = 1_000  # by which one reading of a clock may be wrong
 SLACK_NS = 100_000  # what readings may contradict each other by: clocks are slewed, and read in steps
 FAR_NS = 1_000_000_000  # an offset that is worth telling: no host that keeps time is that far off
 
@@ -58,21 +59,17 @@ class UnusableClock(Exception):
 
 
 def measured(trips: Sequence[RoundTrip]) -> Offset:
-    """The offset by the shortest of at least one round trip. Raises UnusableClock."""
+    """The offset by at least one round trip. Raises UnusableClock."""
     if any(trip.received_ns <= 0 or trip.answered_ns < trip.received_ns or trip.travelled_ns < 0 for trip in trips):
         raise UnusableClock("its clock went back, or stood, while it was read")
-    offsets = [_offset(trip) for trip in trips]
-    low = max(offset.offset_ns - offset.uncertainty_ns for offset in offsets)
-    high = min(offset.offset_ns + offset.uncertainty_ns for offset in offsets)
-    if low > high + SLACK_NS + _drift_ns(offsets[0], offsets[-1]):
+    low = max(trip.sent_ns - trip.received_ns for trip in trips)
+    high = min(trip.returned_ns - trip.answered_ns for trip in trips)
+    shortest = min(trips, key=lambda trip: trip.travelled_ns)
+    took_ns = trips[-1].returned_ns - trips[0].sent_ns
+    if low > high + SLACK_NS + took_ns * DRIFT_PPM // 1_000_000:
         raise UnusableClock(f"its clock moved by {format_duration(low - high)} or more while it was read")
-    return min(offsets, key=lambda offset: offset.uncertainty_ns)
-
-
-def _offset(trip: RoundTrip) -> Offset:
-    twice = (trip.sent_ns - trip.received_ns) + (trip.returned_ns - trip.answered_ns)
-    uncertainty_ns = (trip.travelled_ns + 1) // 2 + 1  # of odd numbers
-    return Offset(twice // 2, uncertainty_ns, trip.sent_ns, trip.returned_ns - trip.sent_ns)
+    uncertainty_ns = (abs(high - low) + 1) // 2 + READING_NS
+    return Offset((low + high) // 2, uncertainty_ns, shortest.sent_ns, shortest.returned_ns - shortest.sent_ns)
 
 
 def _drift_ns(first: Offset, second: Offset) -> int:

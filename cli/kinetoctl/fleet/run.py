@@ -5,7 +5,8 @@ Theory of operation
               noted. Once more than half are ready, the others get as long again as these took, and STRAGGLER_S at
               least; with --require all they get the whole time limit. A host that was left out gives its processes
               free by itself: what is armed lasts for a limited time.
-    clocks    A few round trips to a few hosts at a time, so that they do not wait for each other in this process.
+    clocks    A few round trips to two hosts at a time, so that they do not wait for each other in this process: that
+              would count as uncertainty. It matters less for hosts that are far away: of these more are asked at once.
     start     StartCapture everywhere, with the same moment by each host's own clock, or the same iteration.
     follow    WatchCapture everywhere. A stream is opened again every WATCH_S: thus a host that has died without a word
               is noticed, and what has been missed is seen. A host that stays away is lost: its processes have no
@@ -40,9 +41,10 @@ from kinetoctl.tracing import apply_event, has_ended
 
 LABEL = "kineto.fleet"
 CALLS_AT_ONCE = 256
-CLOCKS_AT_ONCE = 8
-ROUND_TRIPS = 8
-ROUND_TRIPS_S = 1.0  # on a slow network there are fewer
+FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32
+FAR_TRIP_NS = 10_000_000
+NEAR_S, FAR_S = 0.02, 1.0  # for the round trips to one host, if they are more than the fewest
+FEWEST_TRIPS, ROUND_TRIPS = 3, 8
 STRAGGLER_S = 5.0
 LEAVE_S = 2.0
 ARMED_FOR_S = 30.0  # beyond the time limit of the calls
@@ -194,25 +196,34 @@ class FleetRun:
     # ------------------------------------------------------------ clocks
 
     async def _measure(self, members: Sequence[Member], tell: Callable[[Member, Offset], None]) -> None:
-        at_once = asyncio.Semaphore(CLOCKS_AT_ONCE)
+        """One round trip to each shows who is near; then a few more."""
+        trips: dict[Member, list[RoundTrip]] = {}
 
-        async def one(member: Member) -> None:
-            async with at_once:
-                try:
-                    tell(member, measured(await self._round_trips(self._clients[member])))
-                except UnusableClock as exc:
-                    self._without_clock(member, Refused(str(exc)))
-                except CliError as exc:
-                    self._without_clock(member, exc)
+        async def first(member: Member) -> None:
+            trips[member] = [await self._clients[member].clock()]
 
-        await asyncio.gather(*(one(member) for member in members))
+        async def more(member: Member) -> None:
+            found, client = trips[member], self._clients[member]
+            until = time.monotonic() + (NEAR_S if found[0].travelled_ns < FAR_TRIP_NS else FAR_S)
+            while len(found) < ROUND_TRIPS and (len(found) < FEWEST_TRIPS or time.monotonic() < until):
+                found.append(await client.clock())
+            tell(member, measured(found))
 
-    async def _round_trips(self, client: HostClient) -> list[RoundTrip]:
-        until = time.monotonic() + ROUND_TRIPS_S
-        trips = [await client.clock()]
-        while len(trips) < ROUND_TRIPS and time.monotonic() < until:
-            trips.append(await client.clock())
-        return trips
+        async def told(step: Callable[[Member], Awaitable[None]], member: Member) -> None:
+            try:
+                await step(member)
+            except UnusableClock as exc:
+                self._without_clock(member, Refused(str(exc)))
+            except CliError as exc:
+                self._without_clock(member, exc)
+
+        await self._at_once(lambda member: told(first, member), members, FIRST_CLOCKS_AT_ONCE)
+        far = [member for member, found in trips.items() if found[0].travelled_ns >= FAR_TRIP_NS]
+        near = [member for member, found in trips.items() if found[0].travelled_ns < FAR_TRIP_NS]
+        await asyncio.gather(
+            self._at_once(lambda member: told(more, member), near, NEAR_CLOCKS_AT_ONCE),
+            self._at_once(lambda member: told(more, member), far, FAR_CLOCKS_AT_ONCE),
+        )
 
     def _without_clock(self, member: Member, exc: CliError) -> None:
         if member.clock is None:
@@ -253,8 +264,10 @@ class FleetRun:
             what = f"{time.strftime('%H:%M:%S', time.localtime(start_ns / 1e9))}.{start_ns // 10**6 % 1000:03}"
         self._progress.note(f"{started:,} hosts begin at {what}")
 
-    async def _at_once(self, call: Callable[[Member], Awaitable[None]], members: Iterable[Member]) -> None:
-        at_once = asyncio.Semaphore(CALLS_AT_ONCE)
+    async def _at_once(
+        self, call: Callable[[Member], Awaitable[None]], members: Iterable[Member], most: int = CALLS_AT_ONCE
+    ) -> None:
+        at_once = asyncio.Semaphore(most)
 
         async def one(member: Member) -> None:
             async with at_once:
