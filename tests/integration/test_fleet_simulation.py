@@ -32,7 +32,7 @@ def stubs(fleet: Fleet) -> Iterator[list[ProfilerStub]]:
 def ahead_ns(stub: ProfilerStub) -> int:
     before_ns = time.time_ns()
     clock = stub.GetClock(pb.GetClockRequest(), timeout=10)
-    return (clock.received_ns + clock.sent_ns - before_ns - time.time_ns()) // 2
+    return int(clock.received_ns + clock.sent_ns - before_ns - time.time_ns()) // 2
 
 
 def test_its_hosts_record_the_same_window_by_their_own_clocks(fleet: Fleet, stubs: list[ProfilerStub]) -> None:

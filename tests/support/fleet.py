@@ -20,13 +20,15 @@ from pathlib import Path
 
 from support import fleet_agents, fleet_hosts
 from support.daemon import IMPORT_PATH, REPOSITORY
-from support.fleet_hosts import AGENT_SOCKET, FAR, FINE, RPC_SOCKET, SLOW, STATE_DIR, UNSTEADY
+from support.fleet_hosts import AGENT_SOCKET, RPC_SOCKET, STATE_DIR
+from support.fleet_hosts import FAR as FAR
+from support.fleet_hosts import FINE as FINE
+from support.fleet_hosts import SLOW as SLOW
+from support.fleet_hosts import UNSTEADY as UNSTEADY
 from support.shifted_clock import ShiftedClock
 
 ABSENT, REFUSING, SILENT = "absent", "refusing", "silent"  # without a daemon: nothing there, nobody there, no answer
 DEAD = (ABSENT, REFUSING, SILENT)
-LYING = (UNSTEADY, FAR)
-KINDS = (FINE, SLOW, *LYING, *DEAD)
 STEP_NS = 100_000_000
 END_S = 60.0
 
@@ -85,9 +87,10 @@ def running_fleet(
 ) -> Iterator[Fleet]:
     """As many hosts with as many agents each, until the end of the block.
 
-    broken: of hosts by number, one of KINDS; slow_s: that a slow one takes to make a capture. shifts_s: the hosts are
-    spread over one process for each of these, whose clock is so many seconds ahead. workers: that decode, in each
-    process. step_ns: of an iteration. within: the folder for all files, which must have a short path.
+    broken: of hosts by number, how each is: SLOW, UNSTEADY, FAR, or one of DEAD; slow_s: that a slow one takes to make
+    a capture. shifts_s: the hosts are spread over one process for each of these, whose clock is so many seconds ahead.
+    workers: that decode, in each process. step_ns: of an iteration. within: the folder for all files, which must have
+    a short path.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="fleet-", dir=within))

@@ -240,7 +240,7 @@ class FakeAgent:
 @contextlib.contextmanager
 def connections(plan: Plan) -> Iterator[list[list[tuple[int, socket.socket]]]]:
     """One list for each agent of a host: the pid that the daemons know it by, and its sockets in the plan's order."""
-    children = []
+    children: list[tuple[int, socket.socket]] = []
     try:
         for _ in range(plan.agents):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

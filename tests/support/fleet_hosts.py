@@ -144,7 +144,7 @@ async def start_host(
         conflicts=Conflicts(config.state_dir),
     )
     hub = AgentHub()
-    registry = Registry(hub)
+    registry = Registry(hub, attaching=False)
     link = LinkServer(config.agent_socket, hub)
     keeping = await start_keeping(settings, store, stack)
     captures = CaptureManager(settings, registry, store, services, keeping)
