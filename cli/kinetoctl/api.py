@@ -199,6 +199,7 @@ def capture(
     options: Mapping[str, bool | int] | None = None,
     formats: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
+    attach: bool = True,
     require: str = "any",
     idempotency_key: str = "",
     timeout_s: float = 30.0,
@@ -208,6 +209,7 @@ def capture(
     selection: which processes; at least one condition, or a place that selects by itself. hosts: by name, host:port or
     unix:/path; at: others, from wherever they are known; none of both: the daemon at `address`. iterations: so many
     instead of duration_s. start_at_s: Unix time. options: the fields of pb.Options by name, like record_shapes.
+    attach: whether agents may be brought into processes that have none.
     require: "all", "quorum" or "any" of the hosts must be ready, else nothing begins. The other arguments are the
     options of `kinetoctl trace`.
 
@@ -230,6 +232,7 @@ def capture(
         options=recording,
         formats=formats,
         labels=labels or {},
+        no_attach=not attach,
     )
     if iterations is None:
         spec.duration_ns = int(duration_s * SECOND_NS)

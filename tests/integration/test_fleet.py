@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 from kinetoctl import api, errors
-from support.cli import Result, environment, kinetoctl, run_process, wait_for_agent
+from support.cli import Result, environment, kinetoctl, run_process
 from support.daemon import running_daemon
 from support.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
-from support.programs import crunching, program
+from support.programs import crunching, program, ready_pids
+from support.waiting import until
 
 HOSTS, AGENTS = 3, 2
 AHEAD_S = 5  # the clock of every second host
 SPREAD_NS = 5_000_000
+RANKS = ("--rank", "all", "--no-attach")  # of the simulated agents, and of nothing else on this machine
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def trace(fleet: Fleet, folder: Path, *arguments: str) -> Result:
-    command = ["trace", "--hosts", str(fleet.hosts_file()), "--rank", "all", "--output-dir", str(folder), *arguments]
+    command = ["trace", "--hosts", str(fleet.hosts_file()), *RANKS, "--output-dir", str(folder), *arguments]
     return run_process(command, environment())
 
 
@@ -69,7 +71,7 @@ def test_a_capture_by_iteration_records_the_same_ones_everywhere(fleet: Fleet, t
 
 
 def test_ctrl_c_cancels_on_every_host(fleet: Fleet, tmp_path: Path) -> None:
-    command = kinetoctl("trace", "--hosts", str(fleet.hosts_file()), "--rank", "all", "--duration", "60s")
+    command = kinetoctl("trace", "--hosts", str(fleet.hosts_file()), *RANKS, "--duration", "60s")
     process = subprocess.Popen(command, env=environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     seen = ""
@@ -88,7 +90,8 @@ def test_ctrl_c_cancels_on_every_host(fleet: Fleet, tmp_path: Path) -> None:
 def test_ps_lists_the_processes_of_all_hosts(fleet: Fleet) -> None:
     command = ["ps", "--hosts", str(fleet.hosts_file()), "--host", "unix:/nowhere", "--rank", "0,5", "-o", "json"]
     result = run_process(command, environment())
-    assert [(found["host"], found["rank"]) for found in result.json()] == [("node000", 0), ("node002", 5)]
+    found = [(each["host"], each["rank"]) for each in result.json() if each["agent_state"] == "AGENT_STATE_READY"]
+    assert found == [("node000", 0), ("node002", 5)]
     assert "unix:/nowhere: no daemon at unix:/nowhere" in result.stderr
 
 
@@ -98,6 +101,7 @@ def test_a_program_captures_waits_fetches_and_reports(fleet: Fleet, tmp_path: Pa
         at=[api.Place(host.name, host.address) for host in fleet.hosts],
         duration_s=0.2,
         labels={"why": "test"},
+        attach=False,
     )
     result = capture.wait(timeout_s=60)
     assert result.done and len(result.processes) == HOSTS * AGENTS
@@ -139,7 +143,7 @@ def test_the_others_go_on_when_hosts_are_absent_or_lie_about_their_clocks(broken
 
 
 def test_if_all_are_required_nothing_begins(broken: Fleet, tmp_path: Path) -> None:
-    command = ["trace", "--hosts", of(broken, 0, 1, 2), "--rank", "all", "--require", "all", "-o", "json"]
+    command = ["trace", "--hosts", of(broken, 0, 1, 2), *RANKS, "--require", "all", "-o", "json"]
     result = run_process([*command, "--output-dir", str(tmp_path)], environment())
     assert result.code == 5
     assert result.json()["not_begun"].startswith("only 2 of 3 hosts are ready with all their processes")
@@ -147,7 +151,7 @@ def test_if_all_are_required_nothing_begins(broken: Fleet, tmp_path: Path) -> No
 
 
 def test_a_host_that_dies_meanwhile_is_lost_and_the_others_are_done(broken: Fleet, tmp_path: Path) -> None:
-    command = ["trace", "--hosts", of(broken, 0, 1), "--rank", "all", "--duration", "1s", "--timeout", "2s"]
+    command = ["trace", "--hosts", of(broken, 0, 1), *RANKS, "--duration", "1s", "--timeout", "2s"]
     process = subprocess.Popen(
         kinetoctl(*command, "--output-dir", str(tmp_path), "-o", "json"),
         env=environment(),
@@ -172,16 +176,16 @@ def test_a_host_that_dies_meanwhile_is_lost_and_the_others_are_done(broken: Flee
 def test_real_agents_under_two_daemons_are_traced_together(tmp_path: Path) -> None:
     with ExitStack() as stack:
         daemons = [stack.enter_context(running_daemon()) for _ in range(2)]
-        pids = []
-        for daemon in daemons:
-            child = stack.enter_context(program(crunching(), daemon, quiet=True))
-            wait_for_agent(daemon, child.pid)
-            pids.append(child.pid)
+        children = [stack.enter_context(program(crunching(), daemon, quiet=True)) for daemon in daemons]
+        for daemon, child in zip(daemons, children, strict=True):
+            stub, pid = daemon.stub(), child.pid
+            until(lambda stub=stub, pid=pid: pid in ready_pids(stub), "the agent is connected")
         hosts = ",".join(daemon.address for daemon in daemons)
         command = ["trace", "--hosts", hosts, "--command", "crunch_numbers", "--no-attach", "--duration", "300ms"]
         result = run_process([*command, "--output-dir", str(tmp_path), "-o", "json"], environment())
     assert result.code == 0, result.stderr
     document = result.json()
-    assert [target["pid"] for host in document["hosts"] for target in host["capture"]["targets"]] == pids
+    found = [target["pid"] for host in document["hosts"] for target in host["capture"]["targets"]]
+    assert found == [child.pid for child in children]
     assert document["start_spread_ns"] <= SPREAD_NS + document["clock_uncertainty_ns"]
     assert len(document["merged"]["ranks"]) == 2
