@@ -156,7 +156,7 @@ def cluster(address: str) -> Iterator[Executor]:
         raise TraceError(f"cannot reach the Dask scheduler at {address}: {exc}") from exc
     with client:
         try:
-            client.wait_for_workers(1, timeout=WORKERS_S)  # type: ignore[no-untyped-call]
+            client.wait_for_workers(1, timeout=WORKERS_S)
         except TimeoutError:
             raise TraceError(
                 f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}`, where "

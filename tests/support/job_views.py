@@ -58,7 +58,7 @@ def dask_plugin() -> Any:
     """Registers them in all workers of a cluster, also in those that take the place of dead ones."""
     from distributed import WorkerPlugin
 
-    class Views(WorkerPlugin):  # type: ignore[misc]
+    class Views(WorkerPlugin):
         name = "views"
 
         def setup(self, worker: object) -> None:

@@ -28,7 +28,6 @@ OVERVIEW = ("overview", "findings", "kernels", "operators")  # without --view, o
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
 JOB_OVERVIEW = ("ranks", "rank_waits", "step_spread", "collective_summary", "overview", "findings")  # of a job's ranks
 JOB_FINDINGS = 3  # of each rank
-MANY_RANKS = 6  # from so many on, findings that several ranks have are shown once
 # Rows of tables there.
 SHORT = {
     "kernels": 5,
@@ -155,6 +154,7 @@ def _chosen(names: Sequence[str]) -> list["View"]:
 
 def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "Result"]:
     """By view. A view that was asked for must know `compat`; those of the overview give their own figures else."""
+    from kineto_trace.analysis.common_findings import MANY_RANKS, common_findings
     from kineto_trace.analysis.view import Compat
     from kineto_trace.job import Request, run_views
 
@@ -174,28 +174,13 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
     with executor_for(sources, options.workers, options.scheduler) as executor:
         results = run_views(requests, sources, executor=executor)
     if not options.views and len(sources) >= MANY_RANKS:
-        results = [_once(result) if result.view == "findings" else result for result in results]
+        results = [common_findings(result) if result.view == "findings" else result for result in results]
     own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
     note = f"{wanted} has no such figures: these are the right ones"
     return {
         result.view: replace(result, notes=(note, *result.notes)) if result.view in own else result
         for result in results
     }
-
-
-def _once(result: "Result") -> "Result":
-    """Findings that several ranks have, once: of the rank on which they cost most."""
-    import pyarrow as pa
-
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in result.rows():
-        rows.setdefault((row["finding"], row["title"]), []).append(row)
-    worst = []
-    for same in rows.values():
-        row = max(same, key=lambda entry: entry["saving_us"] or 0.0)
-        worst.append({**row, "title": f"{row['title']} (on {len(same)} ranks)"} if len(same) > 1 else row)
-    worst.sort(key=lambda entry: -(entry["saving_us"] or 0.0))
-    return replace(result, table=pa.Table.from_pylist(worst, schema=result.table.schema))
 
 
 def _without_rank(result: "Result") -> "Result":

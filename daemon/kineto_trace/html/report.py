@@ -19,6 +19,7 @@ from kineto_agent import __version__
 from markupsafe import Markup
 
 from kineto_trace.analysis.breakdown import OTHER, ROLES
+from kineto_trace.analysis.common_findings import MANY_RANKS, common_findings
 from kineto_trace.analysis.idle_gaps import CAUSES
 from kineto_trace.analysis.result import Result, ResultColumn
 from kineto_trace.files import write_atomically
@@ -68,11 +69,15 @@ def write_report(
 
 def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
     """The text of the page."""
-    wanted = ("overview", "findings", *SHOWN)
+    shown = [name for name in SHOWN if len(sources) > 1 or name not in OF_SEVERAL]
+    wanted = ("overview", "findings", *shown)
     results = {
         result.view: result for result in run_views([Request(view=name) for name in wanted], sources, executor=executor)
     }
-    sections = [_section(name, results[name]) for name in SHOWN]
+    findings = results["findings"]
+    if len(sources) >= MANY_RANKS:
+        findings = common_findings(findings)
+    sections = [_section(name, results[name]) for name in shown]
     environment = Environment(
         loader=PackageLoader("kineto_trace.html", "page"),
         autoescape=True,
@@ -85,8 +90,8 @@ def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
         version=__version__,
         traces=[_trace_name(source) for source in sources],
         overview=results["overview"],
-        findings=results["findings"].rows(),
-        finding_notes=results["findings"].notes,
+        findings=findings.rows(),
+        finding_notes=findings.notes,
         sections=[section for section in sections if section.shown],
         several=len(results["overview"]) > 1,
         max_rows=MAX_ROWS,
@@ -163,12 +168,33 @@ def _memory_chart(result: Result) -> Markup:
     return charts
 
 
+def _rank_chart(result: Result) -> Markup:
+    """What the mean step of each rank is spent on; those that others wait for longest."""
+    rows = [row for row in result.rows()[:MAX_BARS] if row["computation_us"] is not None]
+    parts = [
+        (
+            row["computation_us"],
+            row["communication_us"],
+            row["step_us"] - row["computation_us"] - row["communication_us"],
+        )
+        for row in rows
+    ]
+    names = ("computation", "communication alone", "neither")
+    series = [Series(name, [max(part[at], 0.0) / 1e3 for part in parts]) for at, name in enumerate(names)]
+    return stacked_bars([f"rank {row['rank']}" for row in rows], series, "ms")
+
+
 def _nothing(_result: Result) -> Markup:
     return Markup("")
 
 
+OF_SEVERAL = frozenset({"ranks", "rank_waits", "step_spread"})  # views that say nothing of one rank alone
 # view -> title, what it says, its chart, whether its table is shown
 SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
+    "ranks": ("Ranks", "Per step; those first for which the others wait longest.", _rank_chart, True),
+    "rank_waits": ("Who waits for whom", "In collectives, told by their durations; the longest waits first.",
+                   _nothing, True),
+    "step_spread": ("Steps over ranks", "Lengths on the host.", _nothing, True),
     "step_breakdown": ("Where the steps' time goes", "Each moment counts for the first of these that was active then.",
                        _step_chart, False),
     "gpu_summary": ("GPUs", "Utilisation counts kernels; busy counts copies and fills too.", _nothing, True),

@@ -11,6 +11,8 @@ from kineto_trace.analysis.catalog import VIEWS
 from kinetoctl.commands.report import OVERVIEW
 from support.cli import Result, environment, run_here, run_process
 from support.stored import store
+from support.training_ranks import Job, write_job
+from support.uploaded import upload
 
 
 class Run:
@@ -224,3 +226,37 @@ def test_help_of_all_commands_imports_nothing_big() -> None:
 
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(run: Run, tmp_path: Path) -> None:
+    write_job(tmp_path, Job(ranks=6, per_host=3, steps=2, layers=2, slow={5: 1.2}))
+    result = run("report", str(tmp_path))
+    assert result.code == 0
+    lines = result.stdout.splitlines()
+    ranks = lines[lines.index("ranks") + 2]
+    assert ranks.split()[0] == "5" and "slow: it computes" in ranks
+    assert sum("Communication is not hidden behind computation (on 6 ranks)" in line for line in lines) == 1
+    assert "note: ranks 0-5: savings overlap: they do not add up" in lines
+
+
+def test_a_url_is_read_like_a_folder_and_a_missing_rank_makes_a_part(run: Run, tmp_path: Path) -> None:
+    url = upload(f"file://{tmp_path}/bucket/h0/c0", tmp_path, {0: 10, 1: 20}, fleet="f1", lost=[2])
+    wanted = ("--view", "kernels", "--columns", "rank,total_us", "-o", "json")
+    result = run("report", f"file://{tmp_path}/bucket", "--fleet", "f1", *wanted)
+    assert result.code == 4
+    found = result.json()["kernels"]
+    assert found["rows"] == [{"rank": 0, "total_us": 20.0}, {"rank": 1, "total_us": 40.0}]
+    assert found["notes"] == [
+        f"rank 2 is missing: {url}/102-7000000002: its capture ended as FAILED: the process ended"
+    ]
+    assert run("report", f"file://{tmp_path}/bucket", "--fleet", "f2", *wanted).code == 5
+
+
+def test_commands_that_need_the_files_fetch_them_first(run: Run, tmp_path: Path) -> None:
+    url = upload(f"file://{tmp_path}/bucket/h0/c0", tmp_path, {3: 10})
+    result = run("query", "SELECT rank, count(*) AS kernels FROM kernel GROUP BY rank", url, "-o", "csv")
+    assert (result.code, result.stdout) == (0, "rank,kernels\n3,2\n")
+    assert result.stderr == f"fetching {url}/103-7000000003\n"
+    result = run("export", url, "-o", str(tmp_path / "x.json"))
+    assert result.code == 0
+    assert (tmp_path / "x.json").stat().st_size > 0

@@ -10,6 +10,7 @@ from kineto_trace.errors import FileError
 from kineto_trace.html.charts import Series, lines, stacked_bars
 from kineto_trace.html.report import MAX_ROWS, cell, heading, write_report
 from support.traces import target, trace
+from support.training_ranks import Job, write_job
 
 US = 1000
 EVIL = "<script>alert('kernel')</script>&k"
@@ -81,6 +82,17 @@ def test_several_ranks_are_told_apart(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", sources)
     texts = Page((tmp_path / "report.html").read_text()).texts
     assert {"and 1 more", "rank 1", "rank 0, GPU 0"} <= set(texts)
+
+
+def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, Job(ranks=6, per_host=3, steps=2, layers=2, slow={5: 1.2}))
+    write_report(tmp_path / "report.html", paths)
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    assert {"Ranks", "Who waits for whom", "Steps over ranks"} <= set(texts)
+    assert any(text.startswith("slow: it computes") for text in texts)
+    assert sum("Communication is not hidden behind computation (on 6 ranks)" in text for text in texts) == 1
+    write_report(tmp_path / "report.html", paths[0])
+    assert "Ranks" not in Page((tmp_path / "report.html").read_text()).texts
 
 
 def test_long_tables_end_and_say_so(tmp_path: Path) -> None:

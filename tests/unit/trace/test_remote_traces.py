@@ -80,7 +80,7 @@ def test_only_what_is_looked_at_is_fetched(bucket: str, monkeypatch: pytest.Monk
 
 def test_what_was_fetched_is_gone_afterwards(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(remote.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     kernels(bucket)
     assert list((tmp_path / "tmp").iterdir()) == []
 
