@@ -199,8 +199,8 @@ def _rows(
     doubtful = [str(matched.ranks[at]) for at in order[:candidates] if 0 < mean_late[at] < uncertainty[at]]
     if doubtful:
         notes.append(
-            f"rank {', '.join(doubtful)}: mean_late_us is less than it may be off by the clocks; the view rank_waits needs "
-            "none"
+            f"rank {', '.join(doubtful)}: mean_late_us is less than it may be off by the clocks; the view rank_waits "
+            "needs none"
         )
     if not several.any():
         notes.append("no collective is seen on several ranks: nobody waited for anybody as far as the traces tell")
