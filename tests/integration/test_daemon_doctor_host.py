@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,11 +72,17 @@ def test_a_store_that_takes_no_captures_is_a_problem_with_its_own_exit_code(tmp_
     assert result.stdout.rstrip().rpartition("\n")[2].endswith("store")
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's own are its user's alone."""
+    with tempfile.TemporaryDirectory(prefix="kinetod-open-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @root_only
-def test_pids_of_other_users_profilers_are_told_to_those_who_may_see_them(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
-    with running_daemon() as daemon, host_engine(tmp_path, uid=ADA) as pid, CallsAs(ADA) as ada, CallsAs(BOB) as bob:
+def test_pids_of_other_users_profilers_are_told_to_those_who_may_see_them(open_folder: Path) -> None:
+    with running_daemon() as daemon, host_engine(open_folder, uid=ADA) as pid, CallsAs(ADA) as ada, CallsAs(BOB) as bob:
         seen = {}
         for name, who in (("ada", ada), ("bob", bob)):
             answer = who.call(daemon.address, "DiagnoseHost", pb.DiagnoseHostRequest())
