@@ -262,7 +262,7 @@ def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Mat
         shift = np.where(by_ends, shift - off, shift)
         far = int(np.abs(off[by_ends]).max(initial=0))
     uncertainty = [np.nan if clock.uncertainty_ns is None else clock.uncertainty_ns for clock in alignment.clocks]
-    notes = [*_clock_notes(matched.ranks, alignment, by_ends, far), *alignment.notes]
+    notes = _clock_notes(matched.ranks, alignment, by_ends, far)
     return replace(
         _moved(matched, shift),
         uncertainty=np.array(uncertainty, np.float64),
@@ -309,7 +309,7 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArra
     left[reference] = False
     if left.any():
         notes.append(f"the clocks of ranks {_listed(ranks, left)} are taken for right, though nothing is known of them")
-    return notes
+    return [*notes, *alignment.notes]
 
 
 def _listed(ranks: Sequence[int], chosen: npt.NDArray[np.bool_]) -> str:

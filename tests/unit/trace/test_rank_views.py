@@ -1,5 +1,6 @@
 """All ranks of a job beside each other: which one is slow, late or waits, and by whom the others are held up."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +8,12 @@ from kineto_trace.analysis.result import Result
 from kineto_trace.analysis.view import View
 from kineto_trace.analysis.views.ranks import rank_table, rank_waits, step_spread
 from kineto_trace.analysis.views.stragglers import stragglers
+from kineto_trace.job import run_views
+from kineto_trace.load.find import find_traces
 from support.ranks import Event, context, launched, nccl, step
 from support.training_ranks import Job, events_of
 
+DDP = Path(__file__).parents[2] / "data/h200/ddp4"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(x)"
 
@@ -95,6 +99,32 @@ def test_the_steps_over_ranks_have_their_spread_and_their_slowest_rank() -> None
     table = {row["rank"]: row for row in over(rank_table, *ranks).rows()}
     assert [table[rank]["slowest_steps"] for rank in range(3)] == [1, 0, 1]
     assert (table[1]["step_us"], table[1]["step_p50_us"], table[1]["step_max_us"]) == (95.0, 95.0, 110.0)
+
+
+def test_ranks_that_count_their_steps_differently_are_matched_by_the_time() -> None:
+    ranks = [
+        [step(41, 0, 100), step(42, 100, 110)],
+        [step(7, 2, 100), step(8, 102, 120)],
+        [step(42, 101, 115), step(43, 220, 100)],
+    ]
+    found = over(step_spread, *ranks)
+    assert [(row["step"], row["ranks"], row["slowest_rank"]) for row in found.rows()] == [
+        ("41", 2, 0),
+        ("42", 3, 1),
+        ("43", 1, None),
+    ]
+    note = "ranks count their steps differently; these have the numbers of rank 0, by the time: 1 (-34)"
+    assert found.notes == (note,)
+    assert note in over(rank_table, *ranks).notes
+
+
+def test_four_real_ranks_have_their_steps_and_waits_beside_each_other() -> None:
+    """Of tests/data/h200: DDP on one host, rank 2 late on purpose, processes that count their steps differently."""
+    steps, waits, table = run_views(["step_spread", "rank_waits", "ranks"], find_traces(DDP))
+    assert [(row["step"], row["ranks"]) for row in steps.rows()] == [(str(number), 4) for number in range(261, 265)]
+    assert all(19_000 < row["median_us"] < 21_000 for row in steps.rows())
+    assert waits.values("waits_for")[:2] == [2, 2]
+    assert (table.values("rank")[0], table.values("about")) == (2, [None] * 4)  # of 20 ms they wait 0.1
 
 
 def test_traces_without_anything_give_no_rows_that_say_something() -> None:

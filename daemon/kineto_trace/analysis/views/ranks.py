@@ -1,7 +1,7 @@
 """All ranks of a job beside each other: who is slow, who waits for whom, and how long their steps take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.breakdown import host_ranges
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.matching import Matched, RankCollectives, match, rank_collectives
+from kineto_trace.analysis.matching import MAX_LISTED, Matched, RankCollectives, match, rank_collectives
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, view
 from kineto_trace.analysis.views.distributed import rank_overlap
@@ -25,27 +25,67 @@ WAITS = 0.1  # it waits as long as that
 
 
 @dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The steps of one rank on the host: names, lengths, and when they began (Unix ns, with the measured offset)."""
+
+    names: tuple[str, ...]
+    us: Floats
+    start: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank. step_us: of its steps on the host, by name; work (us): per step on its GPU, see RankOverlap."""
+    """One rank. work (us): per step on its GPU, see RankOverlap."""
 
     host: str
     gpu: str
-    steps: tuple[str, ...]
-    step_us: Floats
+    steps: RankSteps
     work: Floats
     found: RankCollectives
 
 
+def _rank_steps(context: Context) -> RankSteps:
+    ranges, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
+    start = ranges.clock.unix_ns(ranges.start) + offset
+    return RankSteps(ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us, start)
+
+
+def _counted_alike(partials: Sequence[tuple[int, RankSteps]]) -> tuple[list[tuple[int, RankSteps]], list[str]]:
+    """The steps of all ranks by the numbers of the first one, and what was changed.
+
+    A process counts from when somebody began to. Ranks whose numbers have none in common with those of the first rank
+    get the number of the step that began nearest to theirs.
+    """
+    numbered = [(rank, part) for rank, part in partials if part.names and all(name.isdecimal() for name in part.names)]
+    if not numbered:
+        return list(partials), []
+    first, reference = numbered[0]
+    known = np.array([int(name) for name in reference.names])
+    found, moved = dict(partials), []
+    for rank, part in numbered[1:]:
+        own = np.array([int(name) for name in part.names])
+        if np.isin(own, known).any():
+            continue
+        nearest = np.abs(reference.start[:, None] - part.start[None, :]).argmin(axis=0)
+        change = int(np.median(known[nearest] - own))
+        found[rank] = replace(part, names=tuple(str(number + change) for number in own.tolist()))
+        moved.append(f"{rank} ({-change:+d})")
+    if not moved:
+        return list(partials), []
+    shown = ", ".join(moved[:MAX_LISTED]) + (", …" if len(moved) > MAX_LISTED else "")
+    note = f"ranks count their steps differently; these have the numbers of rank {first}, by the time: {shown}"
+    return [(rank, found[rank]) for rank, _ in partials], [note]
+
+
 def _rank_facts(context: Context) -> RankFacts:
-    trace, ranges = context.trace, context.get(host_ranges)
+    trace = context.trace
     used = {int(number) for kind in GPU_TABLES for number in np.unique(trace.table(kind)["device"])}
     named = {int(device.get("id", place)): device.get("name") for place, device in enumerate(trace.devices)}
     names = sorted({str(named[number]) for number in used if named.get(number)})
     return RankFacts(
         host=trace.target.host,
         gpu=", ".join(names),
-        steps=ranges.name,
-        step_us=(ranges.end - ranges.start) / ranges.clock.per_us,
+        steps=context.get(_rank_steps),
         work=context.get(rank_overlap).overlap,
         found=context.get(rank_collectives),
     )
@@ -62,11 +102,11 @@ def _mean(values: Floats) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _slowest(partials: Sequence[tuple[int, RankFacts]]) -> Ints:
+def _slowest(partials: Sequence[tuple[int, RankSteps]]) -> Ints:
     """For each rank: in how many of the steps that several ranks have it took longest."""
     times: dict[str, list[tuple[float, int]]] = {}
     for place, (_, part) in enumerate(partials):
-        for name, us in zip(part.steps, part.step_us.tolist(), strict=True):
+        for name, us in zip(part.names, part.us.tolist(), strict=True):
             times.setdefault(name, []).append((us, -place))
     longest = [-max(each)[1] for each in times.values() if len(each) > 1]
     return np.bincount(np.array(longest, np.int64), minlength=len(partials))
@@ -102,22 +142,23 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     found = waits(matched)
     waited, caused = _waiting(matched, found)
     most = _most_waited_for(matched, found)
-    steps = np.array([max(1, len(part.steps)) for _, part in partials])
+    alike, counted = _counted_alike([(rank, part.steps) for rank, part in partials])
+    steps = np.array([max(1, len(part.steps.names)) for _, part in partials])
     computation = np.array([_mean(part.work[:, 0] + part.work[:, 1]) for _, part in partials])
     known = computation[np.isfinite(computation) & (computation > 0)]
     median = float(np.median(known)) if len(known) else float("nan")
-    mean = np.array([_mean(part.step_us) for _, part in partials])
+    mean = np.array([_mean(part.steps.us) for _, part in partials])
     slower = 100 * (computation / median - 1)
     values: dict[str, Any] = {
         "rank": matched.ranks,
         "host": [part.host or None for _, part in partials],
         "gpu": [part.gpu or None for _, part in partials],
-        "steps": [len(part.steps) for _, part in partials],
+        "steps": [len(part.steps.names) for _, part in partials],
         "step_us": mean,
-        "step_p50_us": [_quantile(part.step_us, 0.5) for _, part in partials],
-        "step_p95_us": [_quantile(part.step_us, 0.95) for _, part in partials],
-        "step_max_us": [_quantile(part.step_us, 1) for _, part in partials],
-        "slowest_steps": _slowest(partials),
+        "step_p50_us": [_quantile(part.steps.us, 0.5) for _, part in partials],
+        "step_p95_us": [_quantile(part.steps.us, 0.95) for _, part in partials],
+        "step_max_us": [_quantile(part.steps.us, 1) for _, part in partials],
+        "slowest_steps": _slowest(alike),
         "computation_us": computation,
         "slower_pct": slower,
         "communication_us": [_mean(part.work[:, 2]) for _, part in partials],
@@ -129,7 +170,9 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     }
     notes = [] if len(found.row) else ["no collective is seen on several ranks: who waits for whom cannot be told"]
     order = np.argsort(-caused / steps, kind="stable").tolist()
-    return Answer({name: [column[at] for at in order] for name, column in values.items()}, [*matched.notes, *notes])
+    return Answer(
+        {name: [column[at] for at in order] for name, column in values.items()}, [*matched.notes, *counted, *notes]
+    )
 
 
 def _most_waited_for(matched: Matched, found: Waits) -> list[int | None]:
@@ -247,10 +290,11 @@ def rank_waits(context: Context) -> RankCollectives:
 # ------------------------------------------------------------ steps
 
 
-def _spread_rows(partials: Sequence[tuple[int, tuple[tuple[str, ...], Floats]]]) -> Answer:
+def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
+    alike, notes = _counted_alike(partials)
     times: dict[str, list[tuple[float, int]]] = {}
-    for rank, (names, lengths) in partials:
-        for name, us in zip(names, lengths.tolist(), strict=True):
+    for rank, part in alike:
+        for name, us in zip(part.names, part.us.tolist(), strict=True):
             times.setdefault(name, []).append((us, rank))
     named = sorted(times, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     lengths_of = [np.array([us for us, _ in times[name]]) for name in named]
@@ -268,7 +312,7 @@ def _spread_rows(partials: Sequence[tuple[int, tuple[tuple[str, ...], Floats]]])
             rank if len(times[name]) > 1 else None for name, (_, rank) in zip(named, longest, strict=True)
         ],
     }
-    return Answer(values, [] if named else ["the traces have no event that a step could be made of"])
+    return Answer(values, notes if named else ["the traces have no event that a step could be made of"])
 
 
 @view(
@@ -285,7 +329,9 @@ def _spread_rows(partials: Sequence[tuple[int, tuple[tuple[str, ...], Floats]]])
     ),
     reduce=_spread_rows,
 )
-def step_spread(context: Context) -> tuple[tuple[str, ...], Floats]:
-    """How long each step took over all ranks, on the host, in the order of the steps' numbers."""
-    ranges = context.get(host_ranges)
-    return ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us
+def step_spread(context: Context) -> RankSteps:
+    """How long each step took over all ranks, on the host, in the order of the steps' numbers.
+
+    Ranks that count differently are brought to the numbers of the first one by the time at which steps began.
+    """
+    return context.get(_rank_steps)

@@ -157,7 +157,7 @@ def _rows(
         return _hta_rows(partials, wanted, candidates)
     matched = match(partials, align)
     found = instances(matched)
-    step = matched.step[found.row]
+    step = matched.step[np.unique(matched.instance, return_index=True)[1]]  # as its first rank counts
     several = found.seen > 1
     if wanted is not None:
         if not wanted & set(step.tolist()):
