@@ -22,6 +22,9 @@ from kinetoctl.patience import Patience
 RETRY_S = 2.0
 CLOCK_DEADLINE_S = 2.0
 
+# Else gRPC would end and join its thread with the last channel, where a Ctrl-C leaves a traceback, and start it anew.
+grpc.aio.init_grpc_aio()
+
 
 class HostClient:
     """One connection to one daemon, used on one event loop and closed there."""

@@ -362,6 +362,7 @@ class FleetRun:
         finally:
             following.cancel()
             interrupted.cancel()
+            await asyncio.gather(following, interrupted, return_exceptions=True)
         if not self.fleet.interrupted:
             there = [member for member in running if member.error is None and member.clock is not None]
             await self._measure(there, self._last_clock)

@@ -12,7 +12,7 @@ Theory of operation
 import os
 import re
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kineto_protos.options import Parsed
@@ -76,7 +76,7 @@ SLURM_JOB = Parsed("job", parse_slurm_job)
 class Part:
     """A job by itself, a task of an array, or a component of a heterogeneous job."""
 
-    id: str  # which Slurm gives to nothing else; the tasks' processes have it as SLURM_JOB_ID
+    id: str  # which Slurm gives to nothing else
     name: str  # "42", "42_7", "42+1"
     state: str
     uid: int
@@ -86,9 +86,13 @@ class Part:
     reason: str
 
     @property
-    def leader(self) -> str:
-        """The id of the heterogeneous job that it is a component of; empty: it is none."""
-        return self.name.partition("+")[0] if "+" in self.name else ""
+    def ids(self) -> tuple[str, ...]:
+        """What its processes may have as SLURM_JOB_ID.
+
+        Of a heterogeneous job it is the first component's in all; no node has processes of two components.
+        """
+        leader, is_component, _ = self.name.partition("+")
+        return (self.id, leader) if is_component else (self.id,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,22 +146,16 @@ def run_slurm(command: Sequence[str]) -> str:
 
 def expand(job: SlurmJob, *, run: Run = run_slurm) -> Expanded:
     """Where the job runs now. Raises NoSuchJob, JobNotRunning, SlurmFailed."""
-    everything = _parts(job, run)
-    parts = _meant(job, everything)
+    parts = _meant(job, _parts(job, run))
     running = [part for part in parts if part.state == _RUNNING]
     if not running:
         raise _not_running(job, parts)
     ids: dict[str, set[str]] = {}
     for part, nodes in _node_lists(job, running, run):
         for node in _names(nodes, run):
-            ids.setdefault(node, set()).add(part.id)
-    others = [part for part in everything if part.leader and part.state == _RUNNING and part not in parts]
-    shared = {node for part in others for node in _names(part.nodes, run)} & ids.keys()
-    if leader := running[0].leader:  # in the tasks of all components SLURM_JOB_ID is the leader's
-        for node in ids.keys() - shared:
-            ids[node].add(leader)
+            ids.setdefault(node, set()).update(part.ids)
     nodes = tuple(JobNode(name=name, selector=_selector(job, ids[name])) for name in ids)
-    return Expanded(nodes=nodes, notes=tuple(_notes(job, parts, running, shared)))
+    return Expanded(nodes=nodes, notes=tuple(_notes(job, parts, running)))
 
 
 def node_addresses(names: Sequence[str], *, run: Run = run_slurm) -> dict[str, str]:
@@ -242,15 +240,10 @@ def _not_running(job: SlurmJob, parts: Sequence[Part]) -> JobNotRunning | NoSuch
     return NoSuchJob(f"{text}: it has no processes any more")
 
 
-def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part], shared: Collection[str]) -> Iterable[str]:
+def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part]) -> Iterable[str]:
     if len(running) < len(parts):
         others = ", ".join(sorted({part.state for part in parts if part.state != _RUNNING}))
         yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running, the others {others}"
-    if shared:
-        yield (
-            f"other components of Slurm job {job.job} run on {few(sorted(shared))}, too; their processes can be told "
-            "apart only where Slurm makes control groups"
-        )
     uids = {part.uid: part.user for part in running}
     if os.geteuid() not in (0, *uids):
         users = ", ".join(sorted(uids.values()))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 import click
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -21,20 +21,21 @@ def stderr_console(*, color: bool) -> Console:
     return Console(file=sys.stderr, no_color=not color, highlight=False, soft_wrap=True)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, folds: bool = False) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, column in enumerate(columns):
         last = position == len(columns) - 1
-        table.add_column(column, no_wrap=True, overflow="ellipsis" if last else "fold", min_width=len(column))
+        overflow: OverflowMethod = "ellipsis" if last and not folds else "fold"
+        table.add_column(column, no_wrap=not (last and folds), overflow=overflow, min_width=len(column))
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, color: bool) -> None:
-    """A table on stdout. In a terminal the last column is cut to fit; in a pipe nothing is."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, color: bool, folds: bool = False) -> None:
+    """A table on stdout. In a terminal the last column is cut to fit, or folded; in a pipe nothing is."""
     if sys.stdout.isatty():
-        Console(file=sys.stdout, no_color=not color, highlight=False).print(_table(columns, rows))
+        Console(file=sys.stdout, no_color=not color, highlight=False).print(_table(columns, rows, folds=folds))
         return
     console = Console(file=sys.stdout, width=PIPE_WIDTH, color_system=None, highlight=False)
     with console.capture() as capture:

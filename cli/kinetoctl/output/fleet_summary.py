@@ -149,7 +149,7 @@ def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | N
     click.echo(_status(fleet))
     if fleet.unmet:
         click.echo(f"not begun: {fleet.unmet}")
-    print_table(COLUMNS, list(rows(fleet)), color=settings.color)
+    print_table(COLUMNS, list(rows(fleet)), color=settings.color, folds=True)
     for note in notes(fleet):
         click.echo(f"note: {note}")
     for problem in fleet.problems:

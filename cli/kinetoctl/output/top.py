@@ -29,6 +29,7 @@ PROCESS_COLUMNS = (
     "COMMAND",
 )  # fmt: skip
 LEAST_WANTED = ("POD", "ITER", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "USER")
+_POD = PROCESS_COLUMNS.index("POD")
 _GAP = 2
 
 
@@ -71,7 +72,11 @@ def render(
     parts += [Text(note) for note in _notes(sample)]
     processes = ordered(sample.processes, order, reverse=reverse)
     shown = processes if rows is None else processes[: max(rows, 1)]
-    parts.append(_table(PROCESS_COLUMNS, [process_row(process, sample) for process in shown], width))
+    columns, cells = list(PROCESS_COLUMNS), [list(process_row(process, sample)) for process in shown]
+    if not any(process.process.pod_name for process in shown):  # no node of Kubernetes, or one that tells no names
+        for each in (columns, *cells):
+            del each[_POD]
+    parts.append(_table(columns, [tuple(each) for each in cells], width))
     if len(shown) < len(processes):
         parts.append(Text(f"… {len(processes) - len(shown)} more processes"))
     return Group(*parts)
