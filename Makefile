@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-load campaign-faults campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -123,6 +123,10 @@ campaign-fleet: $(STAMP)
 # Three daemons in network namespaces, each with a clock of its own, and one merged trace; as root.
 campaign-clocks: $(STAMP)
 	$(BIN)/python tests/campaign/clocks.py
+
+# Steps, arrays, components and ends of jobs on a real Slurm (Debian's slurm-wlm and munge), as root: four minutes.
+campaign-slurm: $(STAMP)
+	$(BIN)/python tests/campaign/slurm.py
 
 # Generated code is committed. The old generator is the floor for the run-time libraries.
 protos:

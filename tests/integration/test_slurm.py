@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 from support.cli import Result
-from support.slurm import BOB, TASK, Cluster, running_cluster, skip_without_slurm
+from support.slurm import BOB, TASK, Cluster, running_cluster, why_not
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    skip_without_slurm()
+    if reason := why_not():
+        pytest.skip(reason)
     with running_cluster() as started:
         yield started
 

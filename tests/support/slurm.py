@@ -19,12 +19,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
-import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
@@ -34,7 +32,7 @@ from support.waiting import until
 
 ADA, BOB = 61001, 61002
 USERS = {"ada": ADA, "bob": BOB}
-GPUS = 2  # of each node; device files, which nobody opens
+GPUS = 2  # of each node: device files with other numbers than Slurm gives them; nobody opens them
 HOST = Path(__file__).with_name("slurm_host.py")
 SCRIPTS = REPOSITORY / "deploy/slurm"
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol", "munged")
@@ -42,6 +40,7 @@ DEADLINE_S = 60.0
 LINUXPROC, CGROUP = "proctrack/linuxproc", "proctrack/cgroup"
 LOOP = "import time\nwhile True: time.sleep(0.001)"
 TASK = f"{sys.executable} -c '{LOOP}'"  # until the job ends
+KINETOCTL = (sys.executable, "-m", "kinetoctl")
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 CONFIG = """
 ClusterName=test
@@ -84,17 +83,16 @@ def has_freezer() -> bool:
     return os.access(_FREEZER, os.W_OK) and (_FREEZER / "tasks").exists()
 
 
-def skip_without_slurm() -> None:
-    """Skips the test where there is no Slurm, or namespaces cannot be made."""
+def why_not() -> str:
+    """Why there can be no Slurm of the test's own here; empty if there can."""
     if os.geteuid() != 0:
-        pytest.skip("a Slurm of the test's own takes root")
+        return "a Slurm of the test's own takes root"
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     if missing := [name for name in (*PROGRAMS, "unshare", "nsenter") if shutil.which(name, path=path) is None]:
-        pytest.skip(f"there is no {', '.join(missing)} (apt-get install slurm-wlm munge)")
+        return f"there is no {', '.join(missing)} (apt-get install slurm-wlm munge)"
     made = ["unshare", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "/bin/true"]
-    tried = subprocess.run(made, capture_output=True, check=False)
-    if tried.returncode != 0:
-        pytest.skip(f"namespaces cannot be made: {tried.stderr.decode().strip()[-200:]}")
+    tried = subprocess.run(made, capture_output=True, text=True, check=False)
+    return f"namespaces cannot be made: {tried.stderr.strip()[-200:]}" if tried.returncode else ""
 
 
 class Cluster:
@@ -102,8 +100,10 @@ class Cluster:
 
     def __init__(self, root: Path, *, proctrack: str = LINUXPROC) -> None:
         self.root = root
+        self.proctrack = proctrack
         self.work = root / "work"  # where everybody may write
         self.nodes = tuple(f"t{os.getpid()}n{number}" for number in (1, 2))  # control groups have their names
+        self._channels: list[grpc.Channel] = []
         self.environ = {
             **os.environ,
             "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
@@ -145,8 +145,8 @@ class Cluster:
         (self.root / "slurm.conf").write_text(config)
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         for number in range(GPUS):
-            os.mknod(self.root / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
-        (self.root / "gres.conf").write_text(f"Name=gpu File={self.root}/gpu[0-{GPUS - 1}]\n")
+            os.mknod(self.root / f"gpu{number + 2}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        (self.root / "gres.conf").write_text(f"Name=gpu File={self.root}/gpu[2-{GPUS + 1}]\n")
         told = {
             "nodes": self.nodes,
             "open": [sys.base_prefix, sys.prefix, str(REPOSITORY)],
@@ -179,20 +179,27 @@ class Cluster:
         paths = [path for pattern in ("*.out", "*.log", "*/*.out", "*/*.log") for path in self.root.glob(pattern)]
         return "".join(f"\n--- {path}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
 
-    def run(self, *command: str, uid: int = 0, environ: dict[str, str] | None = None) -> Result:
+    def run(self, *command: str, uid: int = 0, environ: Mapping[str, str] | None = None) -> Result:
         """A command of a user on the login node."""
+        process = self.start(*command, uid=uid, environ=environ)
+        output, errors = process.communicate(timeout=DEADLINE_S)
+        return Result(process.returncode, output, errors)
+
+    def start(
+        self, *command: str, uid: int = 0, node: str = "", environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """A command of a user on a node, or on the login node."""
         user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
-        enter = ["nsenter", f"--target={self._init()}", "--mount", "--pid", f"--wd={self.work}"]
-        done = subprocess.run(
-            [*enter, *user, *command], env={**self.environ, **(environ or {})},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        init = self._init_of(node) if node else self._init()
+        enter = ["nsenter", f"--target={init}", "--mount", "--pid", "--uts", f"--wd={self.work}"]
+        return subprocess.Popen(
+            [*enter, *user, *command], env={**self.environ, **(environ or {})}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        return Result(done.returncode, done.stdout, done.stderr)
 
     def kinetoctl(self, *arguments: str, uid: int) -> Result:
         """kinetoctl of a user."""
-        environ = {"KINETO_HOST_ADDRESS": self.template}
-        return self.run(sys.executable, "-m", "kinetoctl", *arguments, uid=uid, environ=environ)
+        return self.run(*KINETOCTL, *arguments, uid=uid, environ={"KINETO_HOST_ADDRESS": self.template})
 
     def submit(self, *options: str, uid: int = ADA) -> int:
         """The id of a new job of a user, by sbatch; it need not run yet."""
@@ -216,17 +223,20 @@ class Cluster:
 
     def ready(self, ids: Sequence[int], count: int) -> None:
         """Until so many processes of these jobs have an agent that waits."""
-        request = pb.ListProcessesRequest(selector=pb.Selector(job_ids=map(str, ids)))
+        request = pb.ListProcessesRequest(selector=pb.Selector(job_ids=map(str, ids), helpers=True))
 
         def states() -> list[int]:
-            found = (stub.ListProcesses(request, timeout=DEADLINE_S).processes for stub in stubs)
-            return [process.agent_state for processes in found for process in processes]
+            answers = (stub.ListProcesses(request, timeout=DEADLINE_S) for stub in self.stubs())
+            return [process.agent_state for answer in answers for process in answer.processes]
 
-        with contextlib.ExitStack() as stack:
-            channels = [grpc.insecure_channel(self.template.format(host=node)) for node in self.nodes]
-            stubs: list[Any] = [ProfilerStub(stack.enter_context(each)) for each in channels]  # type: ignore[no-untyped-call]
-            expected = [pb.AGENT_STATE_READY] * count
-            until(lambda: states() == expected, f"{count} processes are ready", DEADLINE_S, state=self.logs)
+        expected = [pb.AGENT_STATE_READY] * count
+        until(lambda: states() == expected, f"{count} processes are ready", DEADLINE_S, state=self.logs)
+
+    def stubs(self) -> list[ProfilerStub]:
+        """The nodes' daemons, to root."""
+        if not self._channels:
+            self._channels = [grpc.insecure_channel(self.template.format(host=node)) for node in self.nodes]
+        return [ProfilerStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]  # generated code
 
     def end_jobs(self) -> None:
         """Until no job is left."""
@@ -235,8 +245,8 @@ class Cluster:
 
     def on(self, node: str, *command: str) -> str:
         """What a command of root's prints on a node."""
-        enter = ["nsenter", f"--target={self._init_of(node)}", "--mount", "--pid", "--uts"]
-        return subprocess.run([*enter, *command], env=self.environ, capture_output=True, text=True, check=True).stdout
+        output, errors = self.start(*command, node=node).communicate(timeout=DEADLINE_S)
+        return output + errors
 
     def _init_of(self, node: str) -> int:
         """The node's first process; the last of those who were started for it."""
@@ -248,6 +258,8 @@ class Cluster:
 
     def close(self) -> None:
         """Ends everything in it."""
+        for channel in self._channels:
+            channel.close()
         self._process.communicate()  # it ends with its standard input
         self._log.close()
         for group in (_FREEZER / f"slurm_{node}" for node in self.nodes):

@@ -24,7 +24,6 @@ PARTS = {
     "5": "5|5|PENDING|1000|ada|n/a||BeginTime\n",
     "6": "6|6|COMPLETED|1000|ada|n1|n1|None\n",
     "9": "9|9|SUSPENDED|1000|ada|n1|n1|None\n",
-    "10": "10|10+0|RUNNING|1000|ada|n1|n1|None\n11|10+1|RUNNING|1000|ada|n1|n[1-2]|None\n",
 }
 STEPS = {
     "1": "1.0|n[1-2]\n1.1|n2\n1.batch|n1\n",
@@ -109,13 +108,6 @@ def test_each_node_is_asked_for_the_ids_that_run_there(
     text: str, expected: Mapping[str, tuple[list[str], str]]
 ) -> None:
     assert selected(expand(job(text), run=slurm)) == expected
-
-
-def test_components_that_share_a_node_are_not_taken_for_each_other() -> None:
-    found = expand(job("10+1"), run=slurm)
-    assert selected(found) == {"n1": (["11"], ""), "n2": (["10", "11"], "")}
-    assert "other components of Slurm job 10 run on n1, too" in found.notes[0]
-    assert expand(job("10"), run=slurm).notes == ()
 
 
 def test_what_does_not_run_is_told() -> None:
