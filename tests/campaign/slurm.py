@@ -154,15 +154,14 @@ def the_end(cluster: Cluster) -> None:
     arguments = ("trace", "--slurm-job", str(job), "--duration", "50s", "--no-fetch", "-o", "json")
     environ = {"KINETO_HOST_ADDRESS": cluster.template}
     capture = cluster.start(*KINETOCTL, *arguments, uid=ADA, environ=environ)
-    running = pb.ListCapturesRequest()
 
     def collecting() -> bool:
-        found = [each for stub in cluster.stubs() for each in stub.ListCaptures(running, timeout=DEADLINE_S).captures]
-        return sum(
-            target.state == pb.TARGET_STATE_COLLECT and target.process.job_id == str(job) and bool(target.counts)
-            for each in found
-            for target in each.targets
-        ) == 2  # fmt: skip
+        request = pb.ListCapturesRequest()
+        captures = [
+            each for stub in cluster.stubs() for each in stub.ListCaptures(request, timeout=DEADLINE_S).captures
+        ]
+        found = [target for each in captures for target in each.targets if target.process.job_id == str(job)]
+        return [target.state for target in found if target.counts] == [pb.TARGET_STATE_COLLECT] * 2
 
     until(collecting, "both nodes collect", DEADLINE_S, state=cluster.logs)
     cluster.end_jobs()

@@ -154,8 +154,8 @@ def expand(job: SlurmJob, *, run: Run = run_slurm) -> Expanded:
     for part, nodes in _node_lists(job, running, run):
         for node in _names(nodes, run):
             ids.setdefault(node, set()).update(part.ids)
-    nodes = tuple(JobNode(name=name, selector=_selector(job, ids[name])) for name in ids)
-    return Expanded(nodes=nodes, notes=tuple(_notes(job, parts, running)))
+    found = tuple(JobNode(name=name, selector=_selector(job, ids[name])) for name in ids)
+    return Expanded(nodes=found, notes=tuple(_notes(job, parts, running)))
 
 
 def node_addresses(names: Sequence[str], *, run: Run = run_slurm) -> dict[str, str]:
