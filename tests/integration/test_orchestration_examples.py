@@ -24,7 +24,7 @@ def example(marker: str) -> str:
     """The only block of Python that has this text in it; files go to the folder in which it runs."""
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     (found,) = (block for block in blocks if marker in block)
-    return found.replace('"/traces', '"traces')
+    return str(found).replace('"/traces', '"traces')
 
 
 @pytest.fixture
