@@ -35,6 +35,7 @@ REFUSALS = ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ALREADY_EXI
             "RESOURCE_EXHAUSTED", "OUT_OF_RANGE", "UNAVAILABLE", "ABORTED", "UNIMPLEMENTED", "DATA_LOSS")  # fmt: skip
 LONG = ("WatchHost", "WatchCapture")  # that end when the caller goes
 LOOK_EVERY = 200
+ARMED_NS = 20_000_000  # long enough to be started, at times
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _INT_KINDS = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -91,6 +92,8 @@ class Calls:
         _fill(request, rng, strange)
         if name == "CreateCapture":
             _sensible(request.spec, rng)
+        if name == "StartCapture" and rng.random() < 0.5:
+            request = pb.StartCaptureRequest()
         data = request.SerializeToString()
         if rng.random() < 0.15:
             data = mutate.damaged(data, rng)
@@ -188,6 +191,9 @@ def _set(message: Message, field: FieldDescriptor, rng: random.Random, share: fl
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         for _ in range(rng.choice((0, 1, 3, 40))):
             holder[_text(rng)] = _text(rng)
+    elif field.message_type is not None and field.is_repeated:
+        for _ in range(rng.choice((0, 1, 3, 40))):
+            _fill(holder.add(), rng, share)
     elif field.message_type is not None:
         _fill(holder, rng, share)
     elif field.is_repeated:
@@ -218,9 +224,11 @@ def _sensible(spec: pb.CaptureSpec, rng: random.Random) -> None:
         spec.selector.pids.append(os.getpid())
     if rng.random() < 0.7:
         spec.duration_ns = 10**6
-    for field in ("warmup_ns", "start_time_ns", "buffer_limit_bytes", "activity_types", "formats"):
+    for field in ("warmup_ns", "start_time_ns", "buffer_limit_bytes", "activity_types", "formats", "arm_ns"):
         if rng.random() < 0.8:
             spec.ClearField(field)
+    if rng.random() < 0.2:
+        spec.arm_ns = ARMED_NS
 
 
 _PACKETS = (
