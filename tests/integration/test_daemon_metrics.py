@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,7 +17,8 @@ from support.daemon import Daemon, error_of, running_daemon
 from support.gpus import FakeGpus
 from support.waiting import until
 
-LISTEN = "KINETOD_METRICS_LISTEN"
+LISTEN, JOBS = "KINETOD_METRICS_LISTEN", "KINETOD_METRICS_GPU_JOBS_DIR"
+SLURM = Path(__file__).parents[2] / "deploy/slurm"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,14 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> FakeGpus:
 
 
 @pytest.fixture(scope="module")
-def daemon(gpus: FakeGpus) -> Iterator[Daemon]:
-    with running_daemon(environ={**gpus.environ, LISTEN: "127.0.0.1:0"}) as started:
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that says which job has which GPU."""
+    return tmp_path_factory.mktemp("jobs") / "map"
+
+
+@pytest.fixture(scope="module")
+def daemon(gpus: FakeGpus, jobs: Path) -> Iterator[Daemon]:
+    with running_daemon(environ={**gpus.environ, LISTEN: "127.0.0.1:0", JOBS: str(jobs)}) as started:
         yield started
 
 
@@ -57,6 +65,22 @@ def test_a_scrape_has_the_daemon_the_host_and_the_gpus(daemon: Daemon) -> None:
     assert found["kineto_collector_up", "host"] == 1
     assert [value for key, value in found.items() if key[0] == "kineto_gpu_power_watts"] == [512.345, 512.345]
     assert found["kineto_gpu_library_up", "nvml"] == 1
+
+
+def test_a_gpu_has_the_job_of_slurms_prolog_until_its_epilog(daemon: Daemon, jobs: Path) -> None:
+    def script(name: str) -> None:
+        environ = {"SLURM_JOB_ID": "4242", "SLURM_JOB_GPUS": "1"}
+        subprocess.run([str(SLURM / name), str(jobs)], env=environ, check=True)
+
+    def labels() -> list[tuple[str, str]]:
+        families = text_string_to_metric_families(page(daemon))
+        up = (each.labels for family in families if family.name == "kineto_gpu_up" for each in family.samples)
+        return [(each["gpu"], each["hpc_job"]) for each in up]
+
+    script("Prolog")
+    assert labels() == [("0", ""), ("1", "4242")]
+    script("Epilog")
+    assert labels() == [("0", ""), ("1", "")]
 
 
 def test_a_refused_call_is_counted_by_its_code(daemon: Daemon) -> None:
