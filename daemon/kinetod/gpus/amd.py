@@ -54,6 +54,10 @@ class AmdSmi:
         except Exception as exc:
             raise LibraryError(LibraryState.FAILED, _said(exc)) from exc
 
+    def read_processes(self) -> list[GpuState]:
+        """It does not tell."""
+        return []
+
     def _gpu(self, index: int) -> GpuState:
         smi = self._smi
         busy = _number(smi.smi_get_device_utilization, index)

@@ -8,7 +8,7 @@ a minute ago is better than nothing: processes hold their contexts for long.
 import asyncio
 from collections.abc import Mapping
 
-from kinetod.gpus.interface import GpuState, Snapshot
+from kinetod.gpus.interface import GpuState, Question, Snapshot
 from kinetod.gpus.reader import GpuReader
 
 FRESH_S = 1.0
@@ -30,7 +30,7 @@ class GpuHolders:
     @property
     def has_gpus(self) -> bool:
         """Whether there were any when they were last read, which the daemon does at its start."""
-        return bool(self._reader.latest().gpus)
+        return bool(self._latest(float("inf")).gpus)
 
     async def now(self) -> Held:
         """As of at most FRESH_S ago, if that is to be had in time."""
@@ -38,16 +38,22 @@ class GpuHolders:
 
     async def lately(self) -> Held:
         """As of at most LATELY_S ago."""
-        latest = self._reader.latest(LATELY_S)
+        latest = self._latest(LATELY_S)
         if not latest.time_ns:
             return _held(await self._read(LATELY_S, LIST_DEADLINE_S))
-        if not self._reader.latest(FRESH_S).time_ns and (self._reading is None or self._reading.done()):
+        if not self._latest(FRESH_S).time_ns and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read(FRESH_S, LIST_DEADLINE_S), name="GPUs are read again")
         return _held(latest)
 
     async def _read(self, max_age_s: float, deadline_s: float) -> Snapshot:
-        found = await asyncio.to_thread(lambda: self._reader.read(max_age_s=max_age_s, deadline_s=deadline_s))
-        return found if found.time_ns else self._reader.latest(OLD_S)
+        question = Question.PROCESSES
+        found = await asyncio.to_thread(
+            lambda: self._reader.read(max_age_s=max_age_s, deadline_s=deadline_s, question=question)
+        )
+        return found if found.time_ns else self._latest(OLD_S)
+
+    def _latest(self, max_age_s: float) -> Snapshot:
+        return self._reader.latest(max_age_s, Question.PROCESSES)
 
 
 def _held(snapshot: Snapshot) -> Held:

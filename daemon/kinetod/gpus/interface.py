@@ -15,6 +15,13 @@ from typing import Protocol
 import msgspec
 
 
+class Question(StrEnum):
+    """What the process is asked: one byte."""
+
+    EVERYTHING = "?"
+    PROCESSES = "p"  # only which are on which GPU: NVML alone measures PCIe for 40 ms of each GPU otherwise
+
+
 class LibraryState(StrEnum):
     """How it stands with a vendor's library."""
 
@@ -100,6 +107,9 @@ class GpuLibrary(Protocol):
 
     def read(self) -> list[GpuState]:
         """Every GPU now. Raises LibraryError if the library does not work any more; it is then opened anew."""
+
+    def read_processes(self) -> list[GpuState]:
+        """Every GPU with its identity and processes only; none if the library does not tell. Raises as `read` does."""
 
     def close(self) -> None:
         """Lets go of the devices. Raises nothing."""

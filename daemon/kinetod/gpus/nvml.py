@@ -110,13 +110,22 @@ class Nvml:
     def read(self) -> list[GpuState]:
         """Every GPU now. Raises LibraryError."""
         self._take_xids()
-        states = []
-        for device in self._devices:
-            try:
-                states.append(device.state(**self._values(device)))
-            except _Lost:
-                states.append(device.state(works=False, xid_errors=dict(self._xids.get(device.uuid, {}))))
-        return states
+        return [self._state(device, self._values) for device in self._devices]
+
+    def read_processes(self) -> list[GpuState]:
+        """Every GPU with its processes, without what they use. Raises LibraryError."""
+        return [self._state(device, self._users) for device in self._devices]
+
+    def _state(self, device: _Device, values: Callable[[_Device], dict[str, Any]]) -> GpuState:
+        try:
+            return device.state(**values(device))
+        except _Lost:
+            return device.state(works=False, xid_errors=dict(self._xids.get(device.uuid, {})))
+
+    def _users(self, device: _Device) -> dict[str, Any]:
+        if device.handle is None:
+            raise _Lost
+        return {"processes": tuple(GpuProcess(pid=pid) for pid in sorted(self._used_by(device)))}
 
     def _values(self, device: _Device) -> dict[str, Any]:
         """All but the identity, by the names of GpuState's fields. Raises _Lost, LibraryError."""
@@ -205,12 +214,17 @@ class Nvml:
         memory = self._maybe(read, handle, self._nvml.nvmlMemory_v2)
         return memory if memory is not None else self._maybe(read, handle)
 
-    def _processes(self, device: _Device) -> tuple[GpuProcess, ...]:
+    def _used_by(self, device: _Device) -> dict[int, int | None]:
+        """What each process that holds a context uses."""
         nvml = self._nvml
         memory: dict[int, int | None] = {}
         for function in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
             for process in self._maybe(function, device.handle) or ():
                 memory[process.pid] = process.usedGpuMemory
+        return memory
+
+    def _processes(self, device: _Device) -> tuple[GpuProcess, ...]:
+        memory = self._used_by(device)
         busy = self._busy(device) if memory else {}
         return tuple(
             GpuProcess(pid=pid, memory_bytes=used, utilization=busy.get(pid)) for pid, used in sorted(memory.items())

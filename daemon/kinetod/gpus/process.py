@@ -1,4 +1,5 @@
-"""`python -m kinetod.gpus.process`: answers each byte on its standard input with one line, a Snapshot as JSON.
+"""`python -m kinetod.gpus.process`: answers each byte on its standard input, a Question, with one line, a Snapshot as
+JSON.
 
 Ends when its standard input does, and when nobody has asked for IDLE_S: then the devices are free again, for a
 reset or another driver.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kinetod.gpus.amd import AmdSmi
-from kinetod.gpus.interface import GpuLibrary, GpuState, Library, LibraryError, LibraryState, Snapshot
+from kinetod.gpus.interface import GpuLibrary, GpuState, Library, LibraryError, LibraryState, Question, Snapshot
 from kinetod.gpus.nvml import Nvml
 
 IDLE_S = 120.0  # longer than most scrape periods
@@ -30,12 +31,12 @@ class OpenLibrary:
         self._failure: LibraryError | None = None
         self._failed_at = 0.0
 
-    def read(self) -> tuple[list[GpuState], Library]:
+    def read(self, question: Question = Question.EVERYTHING) -> tuple[list[GpuState], Library]:
         """The GPUs, and how it stands with the library."""
         began = time.monotonic()
         gpus: list[GpuState] = []
         try:
-            gpus = self._read(began)
+            gpus = self._read(began, question)
             state, detail = LibraryState.OK, ""
         except LibraryError as exc:
             state, detail = exc.state, exc.detail
@@ -44,14 +45,14 @@ class OpenLibrary:
             name=self._library.name, state=state, detail=detail, driver_version=self._version or "", seconds=took
         )
 
-    def _read(self, now: float) -> list[GpuState]:
+    def _read(self, now: float, question: Question) -> list[GpuState]:
         if self._failure is not None and now - self._failed_at < REOPEN_S:
             raise self._failure
         try:
             if self._version is None:
                 self._version = self._library.open()
             self._failure = None
-            return self._library.read()
+            return self._library.read() if question is Question.EVERYTHING else self._library.read_processes()
         except LibraryError as exc:
             if self._version is not None:
                 self._library.close()
@@ -59,9 +60,9 @@ class OpenLibrary:
             raise
 
 
-def snapshot(libraries: Sequence[OpenLibrary]) -> Snapshot:
+def snapshot(libraries: Sequence[OpenLibrary], question: Question) -> Snapshot:
     """All GPUs now."""
-    answers = [library.read() for library in libraries]
+    answers = [library.read(question) for library in libraries]
     return Snapshot(
         gpus=tuple(gpu for gpus, _ in answers for gpu in gpus),
         libraries=tuple(library for _, library in answers),
@@ -73,8 +74,8 @@ def main() -> int:
     """Serves until nobody asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
     libraries = [OpenLibrary(Nvml()), OpenLibrary(AmdSmi())]
-    while select.select([0], [], [], IDLE_S)[0] and os.read(0, 1):
-        sys.stdout.buffer.write(msgspec.json.encode(snapshot(libraries)) + b"\n")
+    while select.select([0], [], [], IDLE_S)[0] and (asked := os.read(0, 1)):
+        sys.stdout.buffer.write(msgspec.json.encode(snapshot(libraries, Question(asked.decode()))) + b"\n")
         sys.stdout.buffer.flush()
     return 0
 

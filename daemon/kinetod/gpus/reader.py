@@ -4,7 +4,8 @@ Theory of operation
     `read` blocks for `deadline_s` at most, whatever the driver does; it is called in threads. Whoever asks while
     another one does waits for the same answer, and a snapshot that is younger than `max_age_s` serves everybody.
     A process that is late is left alone, since opening a driver may take many seconds: its answer is taken when it
-    comes, by the next who asks. Only after KILL_S it is killed, and a new one started.
+    comes, by the next who asks. Only after KILL_S it is killed, and a new one started. One question is asked at a time;
+    who has another one waits for the answer to the first.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from kinetod import child
-from kinetod.gpus.interface import Library, LibraryState, Snapshot
+from kinetod.gpus.interface import Library, LibraryState, Question, Snapshot
 from kinetod.text import clean
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,10 @@ class GpuReader:
         self._clock = clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked_at: float | None = None  # an answer is awaited
+        self._asked: Question | None = None  # whose answer is awaited
+        self._asked_at = float("-inf")
         self._answer = b""
-        self._snapshot = Snapshot()
-        self._read_at = float("-inf")
+        self._snapshots = dict.fromkeys(Question, (Snapshot(), float("-inf")))  # the latest, and when it came
         self._crashed_at = float("-inf")
         self._crash = ""
         self._states: dict[str, Library] = {}
@@ -60,60 +61,67 @@ class GpuReader:
         process = self._process
         return set() if process is None or process.returncode is not None else {process.pid}
 
-    def latest(self, max_age_s: float = float("inf")) -> Snapshot:
+    def latest(self, max_age_s: float = float("inf"), question: Question = Question.EVERYTHING) -> Snapshot:
         """What was read last, without asking; an empty one if that is older than this."""
-        return self._snapshot if self._clock() - self._read_at <= max_age_s else Snapshot()
+        snapshot, read_at = self._snapshots[question]
+        return snapshot if self._clock() - read_at <= max_age_s else Snapshot()
 
-    def read(self, *, max_age_s: float = MAX_AGE_S, deadline_s: float = DEADLINE_S) -> Snapshot:
+    def read(
+        self,
+        *,
+        max_age_s: float = MAX_AGE_S,
+        deadline_s: float = DEADLINE_S,
+        question: Question = Question.EVERYTHING,
+    ) -> Snapshot:
         """The GPUs as of at most `max_age_s` ago; without GPUs and with the reason if that is not to be had in time."""
         end = self._clock() + deadline_s
         if not self._lock.acquire(timeout=deadline_s):
             return _nothing(LibraryState.LATE, _late(deadline_s))
         try:
-            if self._clock() - self._read_at <= max_age_s:
-                return self._snapshot
-            found = self._ask(end, deadline_s)
+            if (found := self.latest(max_age_s, question)).time_ns:
+                return found
+            found = self._ask(question, end, deadline_s)
             self._note(found)
             return found
         finally:
             self._lock.release()
 
-    def _ask(self, end: float, deadline_s: float) -> Snapshot:
+    def _ask(self, question: Question, end: float, deadline_s: float) -> Snapshot:
         now = self._clock()
         if self._closed:
             return _nothing(LibraryState.FAILED, "the daemon is stopping")
         if now - self._crashed_at < RESTART_S:
             return _nothing(LibraryState.FAILED, self._crash)
-        if self._asked_at is not None and now - self._asked_at > KILL_S:
+        if self._asked is not None and now - self._asked_at > KILL_S:
             self._end()
         try:
-            if not self._wait_for_answer(end):
-                return _nothing(LibraryState.LATE, _late(deadline_s))
+            while (answered := self._wait_for_answer(question, end)) not in (question, Question.EVERYTHING):
+                if answered is None:
+                    return _nothing(LibraryState.LATE, _late(deadline_s))
         except _Crashed as exc:
             self._crashed_at, self._crash = self._clock(), str(exc)
             return _nothing(LibraryState.FAILED, self._crash)
-        self._read_at = self._clock()
-        return self._snapshot
+        return self._snapshots[question][0]
 
-    def _wait_for_answer(self, end: float) -> bool:
-        """Asks, or awaits the answer to the last question. False if it does not come in time. Raises _Crashed."""
+    def _wait_for_answer(self, question: Question, end: float) -> Question | None:
+        """Asks, unless an answer is still awaited, and takes the answer: to which question. None if it does not come in
+        time. Raises _Crashed.
+        """
         for _ in range(2):  # a process that had nothing to do may end just now
             process = self._started()
             assert process.stdin is not None and process.stdout is not None
             try:
-                if self._asked_at is None:
-                    os.write(process.stdin.fileno(), b"?")
-                    self._asked_at = self._clock()
+                if self._asked is None:
+                    os.write(process.stdin.fileno(), question.encode())
+                    self._asked, self._asked_at = question, self._clock()
                 while b"\n" not in self._answer:
                     if not _readable(process.stdout.fileno(), end - self._clock()):
-                        return False
+                        return None
                     part = os.read(process.stdout.fileno(), 1 << 16)
                     self._answer += part
                     if not part or len(self._answer) > MAX_ANSWER_BYTES:
                         raise BrokenPipeError
-                self._snapshot = msgspec.json.decode(self._answer, type=Snapshot)
-                self._answer, self._asked_at = b"", None
-                return True
+                return self._take(self._asked)
             except BrokenPipeError:
                 if how := self._end(_EXIT_S):
                     raise _Crashed(
@@ -123,6 +131,13 @@ class GpuReader:
                 self._end()
                 raise _Crashed(f"the process that reads the GPUs answered nonsense: {exc}") from exc
         raise _Crashed("the process that reads the GPUs ends at once")
+
+    def _take(self, asked: Question) -> Question:
+        """Raises msgspec.DecodeError."""
+        read = msgspec.json.decode(self._answer, type=Snapshot), self._clock()
+        self._answer, self._asked = b"", None
+        self._snapshots |= {asked: read, Question.PROCESSES: read}  # everything has the processes, too
+        return asked
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
@@ -139,7 +154,7 @@ class GpuReader:
     def _end(self, patience_s: float = 0.0) -> str:
         """Ends the process, which may have `patience_s` to end by itself; empty if it had, and was in order."""
         process, self._process = self._process, None
-        self._answer, self._asked_at = b"", None
+        self._answer, self._asked = b"", None
         if process is None:
             return ""
         for pipe in (process.stdin, process.stdout):
