@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -107,6 +107,10 @@ campaign-fuzz-service: $(STAMP)
 # A quarter of an hour of uploads to an S3 server through kills of the daemon and cut connections.
 campaign-uploads: $(STAMP)
 	$(BIN)/python tests/campaign/uploads.py
+
+# Reports of 256 ranks out of an S3 server through a Dask cluster; time and memory.
+campaign-reports: $(STAMP)
+	$(BIN)/python tests/campaign/reports.py
 
 # Twelve minutes: 64 agents and 20 captures a minute, then nothing to do; verdicts, latency, memory, idle CPU against goals.
 campaign-load: $(STAMP)

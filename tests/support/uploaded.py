@@ -39,12 +39,24 @@ def upload(
         targets.append({**about, "verdict": "VERDICT_DONE"})
         if rank in damaged:
             spoiled[f"{key}/columns/kernel.parquet"] = "has another SHA-256"
-    labels = {"kineto.fleet": fleet} if fleet else {}
-    capture = {"id": url.rpartition("/")[2], "spec": {"labels": labels}, "targets": targets}
-    found, root = (fs, url.partition("://")[2]) if fs is not None else fsspec.core.url_to_fs(url)
-    task = UploadJob(folder=own, url=url, capture=capture, known={}, damaged=spoiled)
     (own / "targets").mkdir(parents=True, exist_ok=True)
-    upload_capture(
-        task, sink_for(url.partition("://")[0], found, Throttle(0)), RemoteCapture(found, root), lambda _: None
-    )
+    return upload_folder(url, own, targets, fleet=fleet, damaged=spoiled, fs=fs)
+
+
+def upload_folder(
+    url: str,
+    folder: Path,
+    targets: Sequence[Mapping[str, Any]],
+    *,
+    fleet: str = "",
+    damaged: Mapping[str, str] | None = None,
+    fs: Any = None,
+) -> str:
+    """A capture's folder with these targets, as manifests describe them. fs: of the URL; None: by its scheme."""
+    labels = {"kineto.fleet": fleet} if fleet else {}
+    capture = {"id": url.rpartition("/")[2], "spec": {"labels": labels}, "targets": list(targets)}
+    scheme, _, place = url.partition("://")
+    found, root = (fs, place) if fs is not None else fsspec.core.url_to_fs(url)
+    task = UploadJob(folder=folder, url=url, capture=capture, known={}, damaged=damaged or {})
+    upload_capture(task, sink_for(scheme, found, Throttle(0)), RemoteCapture(found, root), lambda _: None)
     return url

@@ -24,13 +24,12 @@ from kineto_trace.analysis.intervals import union
 from kineto_trace.analysis.nccl import NO_SEQUENCE, Description, collectives
 from kineto_trace.analysis.parts import NOTHING, calls, gpu, steps
 from kineto_trace.errors import ViewError
-from kineto_trace.merge.clocks import NO_HOSTS, TIMESTAMP_NS, Alignment, Clock, align, blocking, clock_of
+from kineto_trace.merge.clocks import NO_HOSTS, TIMESTAMP_NS, Alignment, Clock, align, blocking, clock_of, listed
 from kineto_trace.model import GPU_TABLES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 ALIGNMENTS = ("auto", "clock", "collectives")
-MAX_LISTED = 8  # ranks in a note
 _METHODS = {
     "given": "as they were given",
     "trace": "by the offsets that were measured",
@@ -302,19 +301,20 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArra
         )
     if by_ends.any():
         notes.append(
-            f"of the clocks of ranks {_listed(ranks, by_ends)} nothing is known: they are aligned by the ends of their "
-            f"collectives (they were up to {far_ns / 1000:.1f} us apart), and how far they may be off is unknown"
+            f"nothing is known of the clocks of ranks {listed(_chosen(ranks, by_ends))}: they are aligned by the ends "
+            f"of their collectives (they were up to {far_ns / 1000:.1f} us apart); how far they may be off is unknown"
         )
     left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
     left[reference] = False
     if left.any():
-        notes.append(f"the clocks of ranks {_listed(ranks, left)} are taken for right, though nothing is known of them")
+        notes.append(
+            f"the clocks of ranks {listed(_chosen(ranks, left))} are taken for right, though nothing is known of them"
+        )
     return [*notes, *alignment.notes]
 
 
-def _listed(ranks: Sequence[int], chosen: npt.NDArray[np.bool_]) -> str:
-    names = [str(ranks[place]) for place in np.flatnonzero(chosen).tolist()]
-    return ", ".join(names[:MAX_LISTED]) + (f", … ({len(names)} in all)" if len(names) > MAX_LISTED else "")
+def _chosen(ranks: Sequence[int], mask: npt.NDArray[np.bool_]) -> list[int]:
+    return [ranks[place] for place in np.flatnonzero(mask).tolist()]
 
 
 def _offsets(matched: Matched) -> tuple[Ints, npt.NDArray[np.bool_]]:

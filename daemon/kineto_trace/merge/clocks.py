@@ -50,6 +50,7 @@ MIN_COLLECTIVES = 8  # shared by two ranks
 MAX_ODD_SHARE = 0.1  # of those: more outliers than that are a contradiction
 ODD_SPREADS = 10  # an outlier is farther from the median than so many median deviations
 ODD_NS = 100_000  # and than this
+MAX_LISTED = 8  # ranks in a note
 TIMESTAMP_NS = 1_000  # by so much times of GPU activities may be wrong themselves
 
 NO_HOSTS = frozenset({"", "localhost", "localhost.localdomain"})  # names that say nothing
@@ -223,6 +224,12 @@ def _moved(found: Blocking, clock: Clock) -> Blocking:
     return Blocking(found.key, found.start + clock.offset_ns, found.end + clock.offset_ns)
 
 
+def listed(ranks: Sequence[int]) -> str:
+    """Some numbers for a note."""
+    shown = ", ".join(map(str, ranks[:MAX_LISTED]))
+    return shown + (f", … ({len(ranks)} in all)" if len(ranks) > MAX_LISTED else "")
+
+
 class _Bounds(NamedTuple):
     """What is to be added to a rank's times, ns. used: so many collectives say it; spread: the median deviation."""
 
@@ -264,7 +271,7 @@ class _Refinement:
             waiting = [place for place in waiting if place not in joined]
             round_ = [place for place in joined if place in self._joined]
         if waiting:
-            names = ", ".join(str(self._ranks[place]) for place in waiting)
+            names = listed([self._ranks[place] for place in waiting])
             self._notes.append(
                 f"clocks of ranks {names} are not refined: they share fewer than {MIN_COLLECTIVES} numbered blocking "
                 f"collectives with rank {self._ranks[self._reference]} or those aligned with it"

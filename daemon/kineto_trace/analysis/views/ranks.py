@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.breakdown import host_ranges
 from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.matching import MAX_LISTED, Matched, RankCollectives, match, rank_collectives
+from kineto_trace.analysis.matching import Matched, RankCollectives, match, rank_collectives
 from kineto_trace.analysis.result import columns
 from kineto_trace.analysis.view import Answer, view
 from kineto_trace.analysis.views.distributed import rank_overlap
 from kineto_trace.analysis.waits import Waits, waits
+from kineto_trace.merge.clocks import MAX_LISTED
 from kineto_trace.model import GPU_TABLES
 
 Ints = npt.NDArray[np.int64]
