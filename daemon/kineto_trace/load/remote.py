@@ -264,6 +264,8 @@ class _Fetcher:
         file = self._files.get(name)
         if file is None:
             raise FileError(f"{self._trace.url}: {name} is missing")
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:  # whoever may write there says so
+            raise FileError(f"{self._trace.url}: {name!r:.80} is no name of a file in it")
         path = self._folder / (name or PurePosixPath(self._trace.url).name)
         if path.exists():
             return path

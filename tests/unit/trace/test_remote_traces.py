@@ -13,7 +13,7 @@ from kineto_trace.load import remote, stores
 from kineto_trace.load.find import find_traces
 from kineto_trace.load.open import open_trace
 from kineto_trace.load.remote import fetch, open_remote
-from kineto_trace.load.source import RemoteTrace, Source
+from kineto_trace.load.source import RemoteFile, RemoteTrace, Source
 from support.ranks import document, launched
 from support.stored import store
 from support.uploaded import upload
@@ -99,6 +99,16 @@ def test_a_missing_and_a_changed_object_are_named_and_the_rest_is_there(bucket: 
         "/h1/c1/102-7000000002: columns/kernel.parquet is not what was uploaded: its SHA-256 is another one",
         "/h1/c1/103-7000000003: columns/kernel.parquet is shorter than it was when it was listed",
     ]
+
+
+@pytest.mark.parametrize("name", ["../evil.json", "columns/../../evil.json", "/tmp/evil.json"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "bucket/x").mkdir(parents=True)
+    (tmp_path / "bucket/evil.json").write_text("{}")
+    trace = RemoteTrace(url=f"file://{tmp_path}/bucket/x", files=(RemoteFile(name=name, size_bytes=2),))
+    with pytest.raises(FileError, match="is no name of a file in it"):
+        remote._Fetcher(trace, tmp_path / "here").get(name)
+    assert not (tmp_path / "evil.json").exists()
 
 
 def test_what_was_damaged_or_is_unfinished_is_said(bucket: str, tmp_path: Path) -> None:
