@@ -196,6 +196,25 @@ def test_a_dask_cluster_does_the_same(tmp_path: Path) -> None:
         assert "rank 1 is missing" in result.notes[2]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_without_workers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(job, "WORKERS_S", 0.1)
+    local = distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None)
+    with local, pytest.raises(TraceError, match="has no workers: start some with `dask worker"):  # noqa: SIM117
+        with cluster(local.scheduler_address):
+            pass
+
+
+def test_a_note_that_many_ranks_have_is_there_once(tmp_path: Path) -> None:
+    sources = ranks(tmp_path, 5, 9, 0, 2, 4, 1)
+    result = run_view(LONGEST, sources)
+    assert result.notes == (
+        "ranks 0-1, 3-5: all kernels",
+        f"rank 2 is missing: {tmp_path}/rank2.kineto: there are no kernels",
+    )
+
+
 def test_a_scheduler_that_cannot_be_reached_is_an_error() -> None:
     with pytest.raises(TraceError, match="cannot reach the Dask scheduler at nowhere"), cluster("nowhere"):
         pass
