@@ -7,8 +7,8 @@ agents are simulated, with the real session and the real link. The clocks of a p
 behind. The client is `kinetoctl trace` in a process of its own. What it says is compared with what each daemon says,
 and with the true time of every window. Exit status 1 if a goal is missed.
 
-Of the broken hosts some have no daemon (nothing there, nobody listens, nobody answers), some make captures after the
-client's patience is over, some have a clock that jumps, or that is not the one by which they start.
+Of the broken hosts some have no daemon (nothing there, nobody listens, nobody answers), some make or start captures
+after the client's patience is over, some have a clock that jumps, or that is not the one by which they start.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.cli import environment, kinetoctl
 from support.daemon import watch_to_end
-from support.fleet import ABSENT, FAR, FINE, REFUSING, SILENT, SLOW, UNSTEADY, Fleet, FleetHost, running_fleet
+from support.fleet import ABSENT, FAR, FINE, LATE, REFUSING, SILENT, SLOW, UNSTEADY, Fleet, FleetHost, running_fleet
 from support.goals import Goal
 from support.usage import peak_rss_bytes
 
 HOSTS, AGENTS = 256, 8
 BROKEN_SHARE = 0.05
-BROKEN_KINDS = (ABSENT, SLOW, UNSTEADY, REFUSING, FAR, SILENT)
+BROKEN_KINDS = (ABSENT, SLOW, UNSTEADY, REFUSING, FAR, SILENT, LATE)
 SHIFTS_S = (0, 3600, 0, -3600)
 DURATION = "1s"
 CLIENT_S = 900.0
@@ -118,7 +118,7 @@ def compared(fleet: Fleet, client: Client) -> tuple[Counter[str], list[Begin], l
     for host in fleet.hosts:
         entry = told[host.name]
         if host.kind != FINE:
-            if not entry["error"]:
+            if not said_of(entry):
                 problems.append(f"{host.name} is {host.kind}, and the client has not noticed")
             continue
         if entry["error"] or entry["capture"] is None:
@@ -189,10 +189,17 @@ def run(hosts: int, agents: int, broken: Mapping[int, str], within: Path | None)
         complaints = [line for line in fleet.log().splitlines() if " ERROR " in line or "Traceback" in line]
     goals.append(Goal("errors in the daemons' logs", len(complaints), 0))
     for entry in client.document["hosts"]:
-        if entry["error"]:
-            print(f"  {entry['host']:<10} {broken_kind(entry['host'], broken):<9} {entry['error']}")
+        if said := said_of(entry):
+            print(f"  {entry['host']:<10} {broken_kind(entry['host'], broken):<9} {said}")
     print(*goals, *problems[:10], *complaints[:10], sep="\n", flush=True)
     return all(goal.met for goal in goals)
+
+
+def said_of(entry: Mapping[str, Any]) -> str:
+    """What the client says is wrong with a host, or with all processes of it; empty: nothing."""
+    targets = entry["capture"]["targets"] if entry["capture"] is not None else []
+    reasons = {target["reason"] for target in targets}
+    return str(entry["error"] or ("" if "" in reasons else "; ".join(sorted(reasons))))
 
 
 def broken_kind(name: str, broken: Mapping[int, str]) -> str:

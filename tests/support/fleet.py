@@ -23,6 +23,7 @@ from support.daemon import IMPORT_PATH, REPOSITORY
 from support.fleet_hosts import AGENT_SOCKET, RPC_SOCKET, STATE_DIR
 from support.fleet_hosts import FAR as FAR
 from support.fleet_hosts import FINE as FINE
+from support.fleet_hosts import LATE as LATE
 from support.fleet_hosts import SLOW as SLOW
 from support.fleet_hosts import UNSTEADY as UNSTEADY
 from support.shifted_clock import ShiftedClock
@@ -87,10 +88,10 @@ def running_fleet(
 ) -> Iterator[Fleet]:
     """As many hosts with as many agents each, until the end of the block.
 
-    broken: of hosts by number, how each is: SLOW, UNSTEADY, FAR, or one of DEAD; slow_s: that a slow one takes to make
-    a capture. shifts_s: the hosts are spread over one process for each of these, whose clock is so many seconds ahead.
-    workers: that decode, in each process. step_ns: of an iteration. within: the folder for all files, which must have
-    a short path.
+    broken: of hosts by number, how each is: SLOW, LATE, UNSTEADY, FAR, or one of DEAD. slow_s: by which a slow one
+    makes, and a late one starts captures too late. shifts_s: the hosts are spread over one process for each of these,
+    whose clock is so many seconds ahead. workers: that decode, in each process. step_ns: of an iteration. within: the
+    folder for all files, which must have a short path.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="fleet-", dir=within))

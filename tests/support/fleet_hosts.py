@@ -46,7 +46,7 @@ RPC_SOCKET, AGENT_SOCKET, STATE_DIR = "rpc", "agents", "state"  # in a host's fo
 FILE_THREADS = 4
 STOP_S = 2.0
 DAY_NS = 86_400_000_000_000
-FINE, SLOW, UNSTEADY, FAR = "fine", "slow", "unsteady", "far"  # what a host may be
+FINE, SLOW, LATE, UNSTEADY, FAR = "fine", "slow", "late", "unsteady", "far"  # what a host may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Plan:
 
     folders: list[str]
     kinds: list[str]
-    slow_s: float  # that each answer of a slow host takes
+    slow_s: float  # by which a slow or late host is behind
     workers: int
 
     def to_json(self) -> str:
@@ -63,14 +63,25 @@ class Plan:
 
 
 class SlowService(ProfilerService):
-    """Answers what is asked about captures late."""
+    """Makes captures after a while."""
 
     delay_s = 0.0
 
     async def CreateCapture(self, request: Any, context: Any) -> Any:
-        """After a while."""
+        """Later."""
         await asyncio.sleep(self.delay_s)
         return await super().CreateCapture(request, context)
+
+
+class LateService(ProfilerService):
+    """Starts captures after a while."""
+
+    delay_s = 0.0
+
+    async def StartCapture(self, request: Any, context: Any) -> Any:
+        """Later."""
+        await asyncio.sleep(self.delay_s)
+        return await super().StartCapture(request, context)
 
 
 class UnsteadyService(ProfilerService):
@@ -96,6 +107,7 @@ class FarService(ProfilerService):
 SERVICES: dict[str, type[ProfilerService]] = {
     FINE: ProfilerService,
     SLOW: SlowService,
+    LATE: LateService,
     UNSTEADY: UnsteadyService,
     FAR: FarService,
 }
@@ -183,7 +195,7 @@ async def start_host(
 
 async def serve(plan: Plan) -> None:
     """All of them, until standard input ends."""
-    SlowService.delay_s = plan.slow_s
+    SlowService.delay_s = LateService.delay_s = plan.slow_s
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
