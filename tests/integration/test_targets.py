@@ -100,6 +100,16 @@ def listed(daemon: Daemon, *, everything: bool = False, **conditions: Any) -> se
     return {process.pid for process in daemon.stub().ListProcesses(request, timeout=20).processes}
 
 
+def shown(daemon: Daemon, *, everything: bool = False, **conditions: Any) -> set[int]:
+    """In the first sample of `kinetoctl top`."""
+    request = pb.WatchHostRequest(selector=pb.Selector(**conditions), include_without_agent=everything)
+    call = daemon.stub().WatchHost(request, timeout=20)
+    try:
+        return {sample.process.pid for sample in next(call).processes}
+    finally:
+        call.cancel()
+
+
 def test_the_training_processes_of_a_job_are_meant(daemon: Daemon, job: Job) -> None:
     trainers = set(job.trainers)
     assert listed(daemon, command_regex=str(job.script)) == trainers
@@ -142,6 +152,9 @@ def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) 
     assert job.forked in listed(daemon, helpers=True)
     assert listed(daemon, job_ids=[JOB]) == set(job.trainers)
     assert listed(daemon, job_ids=[JOB], ranks=[0]) == {job.trainers[0]}
+    assert shown(daemon, job_ids=[JOB]) == set(job.trainers)
+    assert shown(daemon, job_ids=[JOB], helpers=True) == {*job.trainers, job.forked}  # those with an agent
+    assert shown(daemon, everything=True, job_ids=[JOB]) > job.all_but_the_tracker
 
 
 def test_where_processes_hold_gpus_only_these_are_meant(job: Job, tmp_path: Path) -> None:
