@@ -2,12 +2,14 @@
 forwarded ports, the official client, and a process in a pod's control group.
 """
 
+import collections
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from support.certificates import Authority, write_server_files
 from support.cli import Result, environment, run_process
 from support.daemon import Daemon, running_daemon
 from support.pod_group import CONTAINER_ID, container_group
+from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 POD_UID = "5a0ddeca-1111-2222-3333-444455556666"
@@ -42,7 +45,7 @@ class Node:
         """Over a connection of its own; the token in plain metadata, as any gRPC client can send it."""
         with grpc.insecure_channel(self.tokens) as channel:
             metadata = [("authorization", f"Bearer {token}")] if token else []
-            return call(_Sends(channel, metadata), name, request)
+            return call(_sending(channel, metadata), name, request)
 
     def kinetoctl(self, capsys: pytest.CaptureFixture[str], *arguments: str, token: str = "ada-s") -> Result:
         code = main([*arguments, "--kubeconfig", self.cluster.kubeconfig(token)])
@@ -54,19 +57,22 @@ class Node:
         return [json.loads("{" + rest) for _, _, rest in lines]
 
 
-class _Sends:
-    """A channel whose calls have this metadata."""
+Details = collections.namedtuple("Details", ("method", "timeout", "metadata"))
 
-    def __init__(self, channel: grpc.Channel, metadata: list[tuple[str, str]]) -> None:
-        self._channel = channel
+
+class _Sends(grpc.UnaryUnaryClientInterceptor):
+    """Adds metadata to calls."""
+
+    def __init__(self, metadata: list[tuple[str, str]]) -> None:
         self._metadata = metadata
 
-    def __getattr__(self, kind: str) -> Callable[..., Any]:
-        def make(*arguments: Any, **options: Any) -> Callable[..., Any]:
-            method = getattr(self._channel, kind)(*arguments, **options)
-            return lambda request, timeout: method(request, timeout=timeout, metadata=self._metadata)
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        details = Details(client_call_details.method, client_call_details.timeout, self._metadata)
+        return continuation(details, request)
 
-        return make
+
+def _sending(channel: grpc.Channel, metadata: list[tuple[str, str]]) -> grpc.Channel:
+    return grpc.intercept_channel(channel, _Sends(metadata))
 
 
 def free_port() -> int:
@@ -106,9 +112,14 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
             yield Node(cluster, daemon, f"127.0.0.1:{port}", pid)
 
 
+def forwards() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("Kubernetes port forward")]
+
+
 @pytest.fixture(autouse=True)
 def calm(node: Node) -> Iterator[None]:
     yield
+    until(lambda: not forwards(), "the client's connections are closed")
     node.cluster.forbidden.clear()
     node.cluster.silent = False
 
@@ -137,7 +148,7 @@ def test_whoever_shows_no_good_token_is_nobody_even_on_loopback(node: Node, toke
 
 def test_a_token_means_nothing_where_callers_are_known_by_the_kernel(node: Node) -> None:
     with grpc.insecure_channel(node.daemon.address) as channel:
-        answer = call(_Sends(channel, [("authorization", "Bearer bob-s")]), "ListCaptures", pb.ListCapturesRequest())
+        answer = call(_sending(channel, [("authorization", "Bearer bob-s")]), "ListCaptures", pb.ListCapturesRequest())
     assert answer.code == OK
     assert node.audit()[-1]["via"] == "unix"
 

@@ -65,6 +65,28 @@ def base_daemon_set() -> Manifest:
     return loaded
 
 
+_KEYS = ("name", "mountPath", "containerPort")  # by which the API joins lists of these objects
+
+
+def patched(daemon_set: Manifest, component: str) -> Manifest:
+    """With a component's patch, as the API joins them (a strategic merge); no renderer is needed."""
+    patch = yaml.safe_load((MANIFESTS / "components" / component / "daemon-set.yaml").read_text())
+    joined = _joined(daemon_set, patch)
+    assert isinstance(joined, dict)
+    return joined
+
+
+def _joined(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _joined(old[key], value) if key in old else value for key, value in new.items()}}
+    if isinstance(old, list) and isinstance(new, list) and new and isinstance(new[0], dict):
+        key = next(each for each in reversed(_KEYS) if each in new[0])
+        found = {each[key]: each for each in old}
+        found |= {each[key]: _joined(found.get(each[key], {}), each) for each in new}
+        return list(found.values())
+    return new
+
+
 def only(manifests: list[Manifest], kind: str) -> Manifest:
     """The one of this kind."""
     (found,) = (each for each in manifests if each["kind"] == kind)

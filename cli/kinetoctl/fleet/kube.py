@@ -33,7 +33,7 @@ KINETOD_NAMESPACE = "kineto"
 KINETOD_LABELS = "app.kubernetes.io/name=kinetod"
 CERTIFICATES_PORT, TOKENS_PORT = "grpc", "tokens"  # as the manifests call them
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # RFC 1123
-_TUNNELS = Tunnels()  # of this process
+TUNNELS = Tunnels()  # of this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def kube_places(
     options: KubeOptions,
     tell: Callable[[str], None],
     *,
-    tunnels: Tunnels = _TUNNELS,
+    tunnels: Tunnels = TUNNELS,
     environ: Mapping[str, str] = os.environ,
 ) -> list[KubePlace]:
     """One for each node that the pods run on, by name. Raises ValueError, CliError."""
@@ -109,7 +109,17 @@ def kube_places(
                 f"--kube {target}: name a pod (NAMESPACE/POD) or select pods by their labels (-l KEY=VALUE), not "
                 f"{'both' if target.pod else 'neither'}"
             )
-    cluster = Cluster(options.context, options.kubeconfig, environ)
+    with contextlib.closing(Cluster(options.context, options.kubeconfig, environ)) as cluster:
+        return _places(cluster, options, tell, tunnels, environ)
+
+
+def _places(
+    cluster: "Cluster",
+    options: KubeOptions,
+    tell: Callable[[str], None],
+    tunnels: Tunnels,
+    environ: Mapping[str, str],
+) -> list[KubePlace]:
     by_node: dict[str, list[Pod]] = {}
     for pod in _running(cluster, options, tell):
         by_node.setdefault(pod.node, []).append(pod)
@@ -257,6 +267,10 @@ class Cluster:
             raise KubeFailed(
                 f"the kubeconfig cannot be used: {exc}; --kubeconfig names the file, --kube-context a context in it"
             ) from exc
+
+    def close(self) -> None:
+        """Closes the connections to the API server but those of forwarded ports; it can be asked again."""
+        self._api.api_client.rest_client.pool_manager.clear()
 
     def token(self) -> str:
         """The bearer token, fresh. Raises KubeFailed."""

@@ -8,7 +8,7 @@ import click
 from kineto_protos import endpoints
 from kineto_protos.options import Parsed
 
-from kinetoctl.fleet.kube import KINETOD_NAMESPACE, KUBE
+from kinetoctl.fleet.kube import KINETOD_NAMESPACE, KUBE, TUNNELS
 from kinetoctl.fleet.places import DEFAULT_TEMPLATE, Place, PlaceOptions, parse_template, places
 from kinetoctl.fleet.slurm import SLURM_JOB
 from kinetoctl.settings import current
@@ -80,6 +80,7 @@ def named_places(values: dict[str, Any]) -> list[Place]:
     Raises UsageError, CliError.
     """
     settings = current()
+    click.get_current_context().call_on_close(TUNNELS.close)
     options = PlaceOptions(**{name: values.pop(name) for name in PLACE_OPTIONS})
     try:
         return places(options, lambda note: None if settings.quiet else click.echo(note, err=True))

@@ -1,6 +1,6 @@
 """Local sockets that lead somewhere else: what is connected to one goes through a connection made by a function.
 
-They lie in a folder that only this user can enter, which is removed with the process.
+They lie in a folder that only this user can enter. It is removed when they are closed, at the latest with the process.
 """
 
 import atexit
@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kinetoctl.errors import CliError
@@ -18,60 +19,93 @@ CHUNK_BYTES = 256 << 10
 Connect = Callable[[], socket.socket]
 
 
+@dataclass(frozen=True, slots=True)
+class _Tunnel:
+    """waiting: connections that nobody has taken yet; taken: ends of those who connected."""
+
+    name: str
+    listener: socket.socket
+    connect: Connect
+    tell: Callable[[str], None]
+    waiting: list[socket.socket]
+    taken: set[socket.socket]
+
+
 class Tunnels:
-    """All of a process. Thread-safe."""
+    """Some of them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._folder: Path | None = None
         self._made = 0
+        self._open: list[_Tunnel] = []
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends all connections; nobody can connect any more. Others may be made afterwards."""
+        with self._lock:
+            for tunnel in self._open:
+                with contextlib.suppress(OSError):
+                    tunnel.listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+                tunnel.listener.close()
+                while tunnel.waiting:
+                    tunnel.waiting.pop().close()
+                for near in tunnel.taken:
+                    with contextlib.suppress(OSError):
+                        near.shutdown(socket.SHUT_RDWR)
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._open, self._folder = [], None
 
     def nowhere(self, name: str) -> str:
         """An address where nobody answers."""
-        return f"unix:{self._path(name)}"
+        with self._lock:
+            return f"unix:{self._path(name)}"
 
     def open(self, name: str, connect: Connect, first: socket.socket | None, tell: Callable[[str], None]) -> str:
         """The gRPC address of a new one. first: a connection that is made already; tell: takes why one failed."""
-        path = self._path(name)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        listener.listen()
-        waiting = [first] if first is not None else []
-        accept = threading.Thread(target=_serve, args=(listener, name, connect, waiting, tell), name=name, daemon=True)
-        accept.start()
+        with self._lock:
+            path = self._path(name)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(path))
+            listener.listen()
+            tunnel = _Tunnel(name, listener, connect, tell, [first] if first is not None else [], set())
+            self._open.append(tunnel)
+        threading.Thread(target=self._serve, args=(tunnel,), name=name, daemon=True).start()
         return f"unix:{path}"
 
     def _path(self, name: str) -> Path:
-        with self._lock:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="kinetoctl-"))  # mode 0700
-                atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
-            self._made += 1
-            return self._folder / f"{self._made}-{name[:40]}.sock"
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="kinetoctl-"))  # mode 0700
+        self._made += 1
+        return self._folder / f"{self._made}-{name[:40]}.sock"
 
+    def _serve(self, tunnel: _Tunnel) -> None:
+        while True:
+            try:
+                near, _ = tunnel.listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._join, args=(tunnel, near), name=tunnel.name, daemon=True).start()
 
-def _serve(
-    listener: socket.socket, name: str, connect: Connect, waiting: list[socket.socket], tell: Callable[[str], None]
-) -> None:
-    while True:
-        near, _ = listener.accept()
-        threading.Thread(target=_join, args=(near, name, connect, waiting, tell), name=name, daemon=True).start()
-
-
-def _join(
-    near: socket.socket, name: str, connect: Connect, waiting: list[socket.socket], tell: Callable[[str], None]
-) -> None:
-    with near:
-        try:
-            far = waiting.pop() if waiting else connect()
-        except CliError as exc:
-            tell(f"{name}: {exc}")
-            return
-        back = threading.Thread(target=_pass_on, args=(far, near), name=name, daemon=True)
-        back.start()
-        _pass_on(near, far)
-        back.join()
-        far.close()
+    def _join(self, tunnel: _Tunnel, near: socket.socket) -> None:
+        with near:
+            with self._lock:
+                first = tunnel.waiting.pop() if tunnel.waiting else None
+            try:
+                far = first or tunnel.connect()
+            except CliError as exc:
+                tunnel.tell(f"{tunnel.name}: {exc}")
+                return
+            with self._lock:
+                tunnel.taken.add(near)
+            back = threading.Thread(target=_pass_on, args=(far, near), name=tunnel.name, daemon=True)
+            back.start()
+            _pass_on(near, far)
+            back.join()
+            with self._lock:
+                tunnel.taken.discard(near)
+            far.close()
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:

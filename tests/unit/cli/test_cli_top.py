@@ -159,3 +159,13 @@ def test_an_interval_that_is_too_short_is_refused(run: Run) -> None:
     result = run("top", "--interval", "100ms")
     assert (result.code, result.stdout) == (2, "")
     assert "between 500ms and 1h" in result.stderr
+
+
+def test_pods_have_a_column_where_their_names_are_known() -> None:
+    known, console = sample(), Console(width=200, color_system=None)
+    process = known.processes[0].process
+    for process.pod_namespace, process.pod_name, expected in (("ml", "llama-0", True), ("", "", False)):
+        with console.capture() as capture:
+            console.print(render(known, order="gpu", width=None))
+        text = capture.get()
+        assert ("POD" in text, "ml/llama-0" in text) == (expected, expected)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from kinetoctl.errors import KubeFailed, NoKinetod, NoSuchPod, PodNotRunning
 from kinetoctl.fleet import kube
-from kinetoctl.fleet.kube import KubeOptions, KubePlace, kube_places, parse_kube
+from kinetoctl.fleet.kube import TUNNELS, KubeOptions, KubePlace, kube_places, parse_kube
 from kinetoctl.fleet.places import PlaceOptions, places
-from kinetoctl.fleet.tunnels import Tunnels
 from kinetoctl.kubectl import complete
 from kinetoctl.kubectl import main as kubectl_kineto
 from support import api_server as fake
+from support.waiting import until
 
 TOKEN = "ada-s"
 CERTIFICATES = {"KINETO_TLS_CA": "/etc/ca.pem"}
@@ -31,6 +31,12 @@ def cluster(tmp_path: Path) -> Iterator[fake.ApiServer]:
             server.pods[-1]["metadata"]["labels"] = {"job-name": "llama"}
         server.pods += [fake.kinetod(f"node-{number}", grpc=50051, tokens=50052) for number in range(2)]
         yield server
+        TUNNELS.close()
+        until(lambda: not forwards(), "the client's connections are closed")
+
+
+def forwards() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("Kubernetes port forward")]
 
 
 def found(
@@ -41,7 +47,7 @@ def found(
     made = KubeOptions(
         targets=tuple(map(parse_kube, targets)), kubeconfig=cluster.kubeconfig(TOKEN, namespace="training"), **options
     )
-    return kube_places(made, notes.append, environ=environ, tunnels=Tunnels()), notes
+    return kube_places(made, notes.append, environ=environ, tunnels=TUNNELS), notes
 
 
 def brief(places: list[KubePlace]) -> list[tuple[str, str, list[str]]]:

@@ -149,6 +149,14 @@ def test_an_index_of_the_first_version_is_brought_forward(tmp_path: Path) -> Non
     assert second.id == "c2"
 
 
+def test_a_user_of_kubernetes_has_one_number_for_good_beyond_the_hosts_uids(tmp_path: Path) -> None:
+    names = ("ada", "system:serviceaccount:ml:bob", "ada")
+    for _ in range(2):
+        store = Store(tmp_path / "state")
+        assert [store.number_of(name) for name in names] == [1 << 31, (1 << 31) + 1, 1 << 31]
+        store.close()
+
+
 def test_a_failed_insert_leaves_no_folder(store: Store) -> None:
     store.insert(capture(1), key="k", request_hash="h")
     with pytest.raises(sqlite3.IntegrityError):

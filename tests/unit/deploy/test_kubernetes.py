@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from kineto_agent import __version__
+from kinetoctl.fleet.kube import TOKENS_PORT
 from kinetod.__main__ import command as kinetod_command
 from kinetod.attach.service import policy
 from kinetod.attach.service.__main__ import command as attach_command
@@ -21,6 +23,7 @@ from support.kubernetes import (
     base_daemon_set,
     containers,
     only,
+    patched,
     rendered,
     resource_files,
 )
@@ -49,6 +52,36 @@ def test_each_resource_is_what_the_api_s_schema_says(path: Path, version: str) -
 def test_what_kubectl_renders_is_what_the_api_s_schema_says(overlay: str) -> None:
     for manifest in rendered(overlay):
         validate(manifest, NEWEST)
+
+
+COMPONENTS = sorted(path.parent.name for path in MANIFESTS.glob("components/*/daemon-set.yaml"))
+
+
+@pytest.mark.parametrize("names", [*([name] for name in COMPONENTS), COMPONENTS], ids=" ".join)
+def test_the_daemon_set_with_components_is_what_the_api_s_schema_says(names: list[str]) -> None:
+    daemon_set = base_daemon_set()
+    for name in names:
+        daemon_set = patched(daemon_set, name)
+    for version in (OLDEST, NEWEST):
+        validate(daemon_set, version)
+    found = containers(daemon_set)
+    assert len(found) == len(CONTAINERS) and found["attach"] == CONTAINERS["attach"]
+    volumes = {volume["name"] for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}
+    assert {mount["name"] for each in found.values() for mount in each["volumeMounts"]} <= volumes
+
+
+def test_with_permission_kinetod_serves_tokens_where_clients_look_and_its_account_is_mounted(tmp_path: Path) -> None:
+    front_end = containers(patched(base_daemon_set(), "permission"))["kinetod"]
+    environ = {each["name"]: each.get("value", "node-1") for each in front_end["env"]}
+    shutil.copy(MANIFESTS / "base/config.toml", tmp_path)
+    arguments = ["--config", str(tmp_path / "config.toml"), "--check-config"]
+    result = CliRunner().invoke(kinetod_command, arguments, env=environ, standalone_mode=False)
+    assert result.exception is None and result.return_value == 0, (result.exception, result.output)
+    settings = dict(line.partition(" = ")[::2] for line in result.output.splitlines())
+    (port,) = (port for port in front_end["ports"] if port["name"] == TOKENS_PORT)
+    assert f"127.0.0.1:{port['containerPort']}" in settings["access.kubernetes_listen"]
+    assert settings["access.kubernetes"].startswith("true")
+    assert any(f'"{mount["mountPath"]}"' in settings["kubernetes.account_dir"] for mount in front_end["volumeMounts"])
 
 
 def test_a_field_that_does_not_exist_is_noticed() -> None:

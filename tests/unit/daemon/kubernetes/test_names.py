@@ -65,7 +65,8 @@ def test_the_kubelet_is_asked_at_most_every_few_seconds() -> None:
 
 
 def test_a_kubelet_that_cannot_be_asked_is_told_once_and_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
-    clock, answers = Clock(), [KubeletError("no socket"), KubeletError("no socket"), {"0": (LLAMA,)}]
+    clock = Clock()
+    answers: list[KubeletError | Held] = [KubeletError("no socket"), KubeletError("no socket"), {"0": (LLAMA,)}]
 
     async def ask() -> Held:
         answer = answers.pop(0)
