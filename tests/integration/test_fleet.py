@@ -68,6 +68,12 @@ def test_a_capture_by_iteration_records_the_same_ones_everywhere(fleet: Fleet, t
     targets = [target for host in document["hosts"] for target in host["capture"]["targets"]]
     assert [target["warnings"] for target in targets] == [[]] * len(targets)  # none was late for the common one
     assert document["folder"] is None
+    command = ["captures", "fetch", document["id"], "--hosts", str(fleet.hosts_file()), "--output-dir", str(tmp_path)]
+    fetched = run_process(command, environment())
+    assert fetched.code == 0, fetched.stderr
+    folder = tmp_path / f"kineto-{document['id']}"
+    assert len(list(folder.iterdir())) == HOSTS * AGENTS
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name, f"{folder.name}.json.gz"}
 
 
 def test_ctrl_c_cancels_on_every_host(fleet: Fleet, tmp_path: Path) -> None:

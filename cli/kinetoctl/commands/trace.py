@@ -180,11 +180,13 @@ def command(**values: Any) -> int:
     kinetoctl trace --pid 1234 --record-shapes --with-stack=trace
     kinetoctl trace --rank 0,8-15 --iterations 20 --roundup 100
     kinetoctl trace --command train.py --activities kernel,gpu_memcpy
+    kinetoctl trace --hosts @nodes --rank all --duration 5s
 
     At least one condition on the processes is needed; with several, all must hold. Launchers and DataLoader
     workers are left out: `kinetoctl ps` with the same options lists what is meant. A process needs no
     preparation: the daemon brings an agent into it, which leaves again after a while. Ctrl-C cancels the
-    capture in the processes; a second Ctrl-C leaves without waiting for that.
+    capture in the processes; a second Ctrl-C leaves without waiting for that. Of several hosts all begin at
+    one time; hosts that fail are told, and the files are also put into one trace.
 
     Without options it records PyTorch's operators, Python stacks, CUDA calls and GPU work. Meanwhile steps take
     about 1.2 times as long where the GPU waits for launches, and 1.01 times elsewhere. Options that torch's own

@@ -69,6 +69,10 @@ class HostClient:
         capture: pb.Capture = await self._call(self._stub.StartCapture, request)
         return capture
 
+    async def check(self) -> None:
+        """Raises Unsupported if the daemon is too old to wait for a start: it would begin at once."""
+        await self._call(self._stub.GetClock, pb.GetClockRequest())
+
     async def clock(self) -> RoundTrip:
         """One reading of the host's clock."""
         sent_ns = time.time_ns()

@@ -85,6 +85,7 @@ class FleetRun:
         self._progress = progress
         self._clients: dict[Member, HostClient] = {}
         self._told = self._ready = 0  # hosts that have answered, and those of them that are ready
+        self._slowest_s = 0.0  # that a host took to get ready
         self._interrupted = asyncio.Event()
         self._answered = asyncio.Event()  # a host has answered, or the user has
 
@@ -182,10 +183,13 @@ class FleetRun:
         spec.arm_ns = int((request.timeout_s + ARMED_FOR_S) * 1e9)
         try:
             async with at_once:
+                await self._clients[member].check()
+                began = time.monotonic()
                 capture = await self._clients[member].create(spec, f"{request.id}/{number}")
             member.capture = capture
             member.started = not capture.armed_until_ns and capture.status != pb.CAPTURE_STATUS_FAILED
             self._ready += member.is_ready or member.started
+            self._slowest_s = max(self._slowest_s, time.monotonic() - began)
             self._progress.update(member)
         except CliError as exc:
             member.error = exc
@@ -250,12 +254,13 @@ class FleetRun:
             return  # all were begun before
         spec = self._request.spec
         trips_ns = [member.clock.trip_ns for member in members if member.clock is not None]
+        delivered_ns = delivery_ns(trips_ns, int(self._slowest_s * 1e9))
         iterations: dict[Member, list[pb.IterationStart]] = {}
         if spec.WhichOneof("extent") == "iterations":
-            iterations = await self._common_iterations(members, delivery_ns(trips_ns) / 1e9)
+            iterations = await self._common_iterations(members, delivered_ns / 1e9)
         else:
             self.fleet.start_ns = common_start_ns(
-                time.time_ns(), warmup_ns=spec.warmup_ns, trips_ns=trips_ns, wanted_ns=spec.start_time_ns
+                time.time_ns(), warmup_ns=spec.warmup_ns, delivered_ns=delivered_ns, wanted_ns=spec.start_time_ns
             )
         await self._at_once(lambda member: self._start_one(member, iterations.get(member, [])), members)
         started = sum(member.started for member in members)

@@ -11,6 +11,7 @@ WARMUP_NS = 500_000_000  # the sources record before the window begins, so that 
 TAKEN_UP_NS = 250_000_000  # until the last agent has taken its request up: its thread may wait for the interpreter
 TRIPS = 3  # a request may take longer than the shortest round trip
 SENDING_NS = 1_000_000  # for the request to one more host
+BUSY_SHARE, MAX_BUSY_NS = 4, 2_000_000_000  # of the time that getting ready took: hosts that are busy take longer
 REQUIREMENTS = ("all", "quorum", "any")
 
 
@@ -22,17 +23,21 @@ class Iterations(NamedTuple):
     warmup_iterations: int
 
 
-def delivery_ns(trips_ns: Sequence[int]) -> int:
-    """Until every host has its request and every agent has taken it up. trips_ns: a round trip to each host."""
-    return TAKEN_UP_NS + TRIPS * max(trips_ns, default=0) + SENDING_NS * len(trips_ns)
+def delivery_ns(trips_ns: Sequence[int], armed_ns: int = 0) -> int:
+    """Until every host has its request and every agent has taken it up.
+
+    trips_ns: a round trip to each host; armed_ns: how long the slowest one took to get ready.
+    """
+    busy_ns = min(armed_ns // BUSY_SHARE, MAX_BUSY_NS)
+    return TAKEN_UP_NS + TRIPS * max(trips_ns, default=0) + SENDING_NS * len(trips_ns) + busy_ns
 
 
-def common_start_ns(now_ns: int, *, warmup_ns: int, trips_ns: Sequence[int], wanted_ns: int = 0) -> int:
+def common_start_ns(now_ns: int, *, warmup_ns: int, delivered_ns: int, wanted_ns: int = 0) -> int:
     """When the window begins everywhere, by our clock. wanted_ns: when it shall; 0: as soon as all can.
 
-    Raises UsageProblem if that is too near.
+    delivered_ns: until all have their request. Raises UsageProblem if the wanted time is too near.
     """
-    earliest_ns = now_ns + warmup_ns + delivery_ns(trips_ns)
+    earliest_ns = now_ns + warmup_ns + delivered_ns
     if not wanted_ns:
         return earliest_ns
     if wanted_ns < earliest_ns:
