@@ -80,7 +80,7 @@ class KubernetesUsers:
                 Reason.POD_EXEC_NEEDED,
                 f"the Kubernetes user {clean(user.name, _MAX_NAME_CHARS)} may not create pods/exec on "
                 f"{'this pod' if len(asked) == 1 else f'any of these {len(asked)} pods'}; whoever may is who may trace "
-                "it: `kubectl auth can-i create pods/exec` tells",
+                "it: `kubectl auth can-i create pods --subresource=exec` tells",
             )
         return allowed
 
