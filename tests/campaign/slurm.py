@@ -87,6 +87,10 @@ def steps(cluster: Cluster) -> None:
     same("step 1", traced(cluster, f"{job}.1"), [f"{first} one", f"{second} one"])
     same("the batch step", traced(cluster, f"{job}.batch"), [f"{first} batch"])
     same("step 1 on a node", traced(cluster, f"{job}.1", "--host", second), [f"{second} one"])
+    elsewhere = cluster.kinetoctl(
+        "ps", "--slurm-job", f"{job}.0", "--host-address", "unix:/no/{address}/{host}", uid=ADA
+    )
+    within(f"unix:/no/127.0.0.1/{first}", elsewhere.stderr)
     failing(cluster, f"{job}.7", 3, f"Slurm job {job}.7: there is no such step now; there is {job}.0, {job}.1")
 
 

@@ -183,7 +183,8 @@ def _parts(job: SlurmJob, run: Run) -> list[Part]:
         if _NOT_KNOWN not in str(exc):
             raise
         raise _unknown(job) from exc
-    parts = [_part(line) for line in output.splitlines() if line.strip()]
+    # with SLURM_CLUSTERS the name of the cluster comes first
+    parts = [_part(line) for line in output.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
     if not parts:
         raise _unknown(job)
     return parts

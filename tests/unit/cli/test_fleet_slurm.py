@@ -144,8 +144,13 @@ def test_a_job_that_cannot_be_traced_is_an_error_that_says_why(text: str, error:
 
 
 def test_lines_that_are_not_as_asked_for_are_an_error() -> None:
-    with pytest.raises(SlurmFailed, match="squeue printed a line that is not as asked for: 'CLUSTER: a'"):
-        expand(job("1"), run=lambda _: "CLUSTER: a\n")
+    with pytest.raises(SlurmFailed, match=r"squeue printed a line that is not as asked for: '1\|RUNNING'"):
+        expand(job("1"), run=lambda _: "1|RUNNING\n")
+
+
+def test_the_name_of_a_cluster_is_no_part() -> None:
+    found = expand(job("6"), run=lambda _: "CLUSTER: mine\n6|6|RUNNING|1000|ada|n1|n1|None\n")
+    assert selected(found) == {"n1": (["6"], "")}
 
 
 # places
