@@ -107,8 +107,8 @@ def main() -> int:
         url = put(s3, Path(folder), ranks)
         size = sum(s3.fs.du(f"{BUCKET}/cluster", total=False).values())
         print(f"{ranks} ranks, {size / 2**20:.0f} MiB in the store")
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-            with Client(cluster) as client:
+        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
+            with Client(cluster) as client:  # type: ignore[no-untyped-call]
                 workers = list(client.run(os.getpid).values())
             found = report(url, dict(os.environ), workers, "--scheduler", cluster.scheduler_address)
     rows = found["ranks"]["rows"]
