@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kinetod.identity import PROC, ProcessKey, started_ns
 
+MAX_GENERATIONS = 100  # anybody can make thousands
 _STAT_PARENT, _STAT_START_TIME = 1, 19  # /proc/PID/stat behind the name: fields 4 and 22 in proc(5)
 
 
@@ -31,16 +32,16 @@ class Family:
         self._known[key.pid] = _Kin(parent_pid, key.start_time_ns)
 
     def ancestors(self, pid: int) -> tuple[int, ...]:
-        """The parent first."""
-        found: list[int] = []
+        """The parent first; the nearest MAX_GENERATIONS."""
+        found = {pid: None}  # in their order
         process = self._kin(pid)
-        while process is not None and process.parent > 0:
+        while process is not None and process.parent > 0 and len(found) <= MAX_GENERATIONS:
             parent = self._kin(process.parent)
-            if parent is None or parent.start_time_ns > process.start_time_ns or process.parent in (pid, *found):
+            if parent is None or parent.start_time_ns > process.start_time_ns or process.parent in found:
                 break
-            found.append(process.parent)
+            found[process.parent] = None
             process = parent
-        return tuple(found)
+        return tuple(found)[1:]
 
     def _kin(self, pid: int) -> _Kin | None:
         if pid not in self._known:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
+from support import cli
 from support.cli import Result, run_process
 from support.daemon import Daemon, running_daemon
 from support.gpus import FakeGpus
 from support.kernel import allowed_to_trace
+from support.programs import ready_pids
+from support.waiting import until
 
 JOB = f"job-{uuid.uuid4().hex[:8]}"
 # Starts what it is given, once for each rank, as torchrun does.
@@ -67,16 +71,15 @@ class Job:
         return {self.launcher, *self.trainers, self.forked, self.spawned}
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    folder = tmp_path_factory.mktemp("job")
+@contextmanager
+def running(folder: Path, environ: dict[str, str], *prefix: str) -> Iterator[Job]:
+    """The job, once all its processes are there."""
     launcher, train = folder / "launch.py", folder / "train.py"
     launcher.write_text(LAUNCHER)
     train.write_text(TRAIN)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("KINETO", "PYTHON"))}
     process = subprocess.Popen(
-        [sys.executable, str(launcher), str(train)],
-        env={**environ, "SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "3"},
+        [*prefix, sys.executable, str(launcher), str(train)],
+        env=environ,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -89,6 +92,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         process.stdin.close()
         process.stdout.close()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("KINETO", "PYTHON"))}
+    environ |= {"SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "3"}
+    with running(tmp_path_factory.mktemp("job"), environ) as started:
+        yield started
 
 
 def kinetoctl(daemon: Daemon, *arguments: str) -> Result:
@@ -155,6 +166,16 @@ def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) 
     assert shown(daemon, job_ids=[JOB]) == set(job.trainers)
     assert shown(daemon, job_ids=[JOB], helpers=True) == {*job.trainers, job.forked}  # those with an agent
     assert shown(daemon, everything=True, job_ids=[JOB]) > job.all_but_the_tracker
+
+
+def test_agents_in_all_processes_change_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    environ = {**daemon.client_environ(), "TORCHELASTIC_RUN_ID": f"run of {JOB}"}
+    with running(tmp_path, environ, *cli.kinetoctl("--quiet", "run", "--")) as job:
+        have_agents = {job.launcher, *job.trainers, job.spawned}
+        until(lambda: ready_pids(daemon.stub()) >= have_agents, "the agents are connected")
+        assert listed(daemon, job_ids=[environ["TORCHELASTIC_RUN_ID"]]) == set(job.trainers)
+        assert listed(daemon, job_ids=[environ["TORCHELASTIC_RUN_ID"]], helpers=True) > have_agents
+        assert listed(daemon) & {*have_agents, job.forked} == set(job.trainers)
 
 
 def test_where_processes_hold_gpus_only_these_are_meant(job: Job, tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ def test_what_was_read_while_pids_changed_hands_ends(tmp_path: Path) -> None:
     assert Family(tmp_path).ancestors(20) == (30,)
 
 
+def test_very_long_lines_are_followed_for_some_generations() -> None:
+    family = Family()
+    for pid in range(2, 5000):
+        family.add(ProcessKey(pid, pid), pid - 1)
+    assert family.ancestors(4999) == tuple(range(4998, 4898, -1))
+
+
 def test_what_is_known_is_not_read(tmp_path: Path) -> None:
     family = Family(tmp_path)
     family.add(ProcessKey(40, 9), 30)
