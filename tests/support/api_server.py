@@ -213,7 +213,7 @@ def api_server(folder: Path, port: int = 0) -> Iterator[ApiServer]:
     authority = Authority("kubernetes")
     pair = authority.issue(ip="127.0.0.1")
     server.account.mkdir()
-    (server.account / "token").write_text(ACCOUNT_TOKEN + "\n")
+    (server.account / "token").write_text(ACCOUNT_TOKEN)
     (server.account / "ca.crt").write_bytes(authority.certificate)
     for name, data in (("server.pem", pair.certificate), ("server.key", pair.key)):
         (folder / name).write_bytes(data)

@@ -16,6 +16,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kineto_protos import endpoints
@@ -258,12 +259,13 @@ class Cluster:
 
     def _load(self, context: str | None, kubeconfig: str | None) -> None:
         config = self._kubernetes.config
+        in_pod = context is None and kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
         try:
-            config.load_kube_config(kubeconfig, context, client_configuration=self._configuration)
-        except (config.ConfigException, OSError, ValueError) as exc:
-            if context is None and kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+            if in_pod and not Path("~/.kube/config").expanduser().exists():
                 config.load_incluster_config(client_configuration=self._configuration)
-                return
+            else:
+                config.load_kube_config(kubeconfig, context, client_configuration=self._configuration)
+        except (config.ConfigException, OSError, ValueError) as exc:
             raise KubeFailed(
                 f"the kubeconfig cannot be used: {exc}; --kubeconfig names the file, --kube-context a context in it"
             ) from exc
@@ -276,7 +278,7 @@ class Cluster:
         """The bearer token, fresh. Raises KubeFailed."""
         settings = self._configuration.auth_settings().get("BearerToken", {})
         kind, _, token = str(settings.get("value") or "").partition(" ")
-        if kind != "Bearer" or not token:
+        if kind.lower() != "bearer" or not token:
             raise KubeFailed(
                 "the user of this kubeconfig has no token (but a certificate, perhaps), and kinetod knows callers by "
                 "their tokens: take a context with one, for example of `kubectl create token`"

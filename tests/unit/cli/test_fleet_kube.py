@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from kinetoctl.errors import KubeFailed, NoKinetod, NoSuchPod, PodNotRunning
 from kinetoctl.fleet import kube
-from kinetoctl.fleet.kube import TUNNELS, KubeOptions, KubePlace, kube_places, parse_kube
+from kinetoctl.fleet.kube import TUNNELS, Cluster, KubeOptions, KubePlace, kube_places, parse_kube
 from kinetoctl.fleet.places import PlaceOptions, places
 from kinetoctl.kubectl import complete
 from kinetoctl.kubectl import main as kubectl_kineto
+from kubernetes.config import incluster_config
 from support import api_server as fake
 from support.waiting import until
 
@@ -135,6 +136,18 @@ def test_hosts_and_pods_are_places_together(cluster: fake.ApiServer, monkeypatch
         ("login1", "login1:50051"),
         ("node-1", "10.0.0.9:50051"),
     ]
+
+
+def test_in_a_pod_its_own_account_is_taken(
+    cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(cluster.account / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(cluster.account / "ca.crt"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in cluster.environ.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.closing(Cluster(None, None, {})) as found:
+        assert (found.pod("training", "llama-1").uid, found.token()) == ("u1", fake.ACCOUNT_TOKEN)
 
 
 def test_an_api_server_that_is_not_there_is_said(cluster: fake.ApiServer, tmp_path: Path) -> None:
