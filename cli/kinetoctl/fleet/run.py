@@ -85,7 +85,7 @@ class FleetRun:
         self._progress = progress
         self._clients: dict[Member, HostClient] = {}
         self._told = self._ready = 0  # hosts that have answered, and those of them that are ready
-        self._slowest_s = 0.0  # that a host took to get ready
+        self._slowest_s = self._round_s = 0.0  # that a host took to get ready, and that asking each host once took
         self._interrupted = asyncio.Event()
         self._answered = asyncio.Event()  # a host has answered, or the user has
 
@@ -221,7 +221,9 @@ class FleetRun:
             except CliError as exc:
                 self._without_clock(member, exc)
 
+        began = time.monotonic()
         await self._at_once(lambda member: told(first, member), members, FIRST_CLOCKS_AT_ONCE)
+        self._round_s = time.monotonic() - began
         far = [member for member, found in trips.items() if found[0].travelled_ns >= FAR_TRIP_NS]
         near = [member for member, found in trips.items() if found[0].travelled_ns < FAR_TRIP_NS]
         await asyncio.gather(
@@ -253,8 +255,11 @@ class FleetRun:
         if not members:
             return  # all were begun before
         spec = self._request.spec
-        trips_ns = [member.clock.trip_ns for member in members if member.clock is not None]
-        delivered_ns = delivery_ns(trips_ns, int(self._slowest_s * 1e9))
+        delivered_ns = delivery_ns(
+            trip_ns=max(member.clock.trip_ns for member in members if member.clock is not None),
+            round_ns=int(self._round_s * 1e9),
+            armed_ns=int(self._slowest_s * 1e9),
+        )
         iterations: dict[Member, list[pb.IterationStart]] = {}
         if spec.WhichOneof("extent") == "iterations":
             iterations = await self._common_iterations(members, delivered_ns / 1e9)

@@ -1,6 +1,5 @@
 """When the hosts of a capture begin: a moment, or an iteration, that all of them can still make. Pure."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from kineto_protos.units import format_duration
@@ -10,7 +9,7 @@ from kinetoctl.errors import UsageProblem
 WARMUP_NS = 500_000_000  # the sources record before the window begins, so that it begins exactly where it should
 TAKEN_UP_NS = 250_000_000  # until the last agent has taken its request up: its thread may wait for the interpreter
 TRIPS = 3  # a request may take longer than the shortest round trip
-SENDING_NS = 1_000_000  # for the request to one more host
+ROUNDS = 2  # to send all requests may take longer than to ask all hosts for the time
 BUSY_SHARE, MAX_BUSY_NS = 4, 2_000_000_000  # of the time that getting ready took: hosts that are busy take longer
 REQUIREMENTS = ("all", "quorum", "any")
 
@@ -23,13 +22,14 @@ class Iterations(NamedTuple):
     warmup_iterations: int
 
 
-def delivery_ns(trips_ns: Sequence[int], armed_ns: int = 0) -> int:
+def delivery_ns(*, trip_ns: int, round_ns: int, armed_ns: int) -> int:
     """Until every host has its request and every agent has taken it up.
 
-    trips_ns: a round trip to each host; armed_ns: how long the slowest one took to get ready.
+    trip_ns: the longest round trip to a host; round_ns: what asking each host once took; armed_ns: how long the slowest
+    one took to get ready.
     """
     busy_ns = min(armed_ns // BUSY_SHARE, MAX_BUSY_NS)
-    return TAKEN_UP_NS + TRIPS * max(trips_ns, default=0) + SENDING_NS * len(trips_ns) + busy_ns
+    return TAKEN_UP_NS + TRIPS * trip_ns + ROUNDS * round_ns + busy_ns
 
 
 def common_start_ns(now_ns: int, *, warmup_ns: int, delivered_ns: int, wanted_ns: int = 0) -> int:
