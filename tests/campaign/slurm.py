@@ -178,10 +178,14 @@ def the_end(cluster: Cluster) -> None:
 
 
 def what_does_not_run(cluster: Cluster) -> None:
-    """Jobs that wait or that nobody knows are errors that say so."""
+    """Jobs that wait, stand still or that nobody knows are errors that say so."""
     job = cluster.submit("--begin=now+1hour", "--wrap", "true")
     failing(cluster, str(job), 5, f"Slurm job {job} is PENDING (BeginTime): it has no processes yet")
     failing(cluster, "999999", 3, "Slurm knows no job 999999")
+    job = cluster.submit("--wrap", f"srun {TASK}")
+    cluster.ready([job], 1)
+    cluster.run("scontrol", "suspend", str(job))
+    failing(cluster, str(job), 5, f"Slurm job {job} is SUSPENDED: its processes stand still")
 
 
 def owners(cluster: Cluster) -> None:

@@ -29,7 +29,7 @@ _JOB = re.compile(
     r"(?P<job>\d{1,10})(?:_(?:(?P<task>\d{1,10})|\[(?P<tasks>[\d,:-]+)(?:%\d+)?\]))?(?:\+(?P<component>\d{1,4}))?"
     r"(?:\.(?P<step>\d{1,10}|batch|extern|interactive))?"
 )
-_PART_FORMAT = "%A|%i|%T|%U|%u|%B|%N|%r"  # the reason comes last: the only field that may be more than one word
+_PART_FORMAT = "%A|%i|%T|%U|%u|%N|%r"  # the reason comes last: the only field that may be more than one word
 _STEP_FORMAT = "%i|%N"
 _NOT_KNOWN = "Invalid job id specified"
 _SHOWN = 8
@@ -81,7 +81,6 @@ class Part:
     state: str
     uid: int
     user: str
-    batch_host: str
     nodes: str  # a list in Slurm's form; empty while it is pending
     reason: str
 
@@ -150,9 +149,11 @@ def expand(job: SlurmJob, *, run: Run = run_slurm) -> Expanded:
     running = [part for part in parts if part.state == _RUNNING]
     if not running:
         raise _not_running(job, parts)
+    where = _node_lists(job, running, run)
+    names = {nodes: _names(nodes, run) for nodes in dict.fromkeys(nodes for _, nodes in where)}
     ids: dict[str, set[str]] = {}
-    for part, nodes in _node_lists(job, running, run):
-        for node in _names(nodes, run):
+    for part, nodes in where:
+        for node in names[nodes]:
             ids.setdefault(node, set()).update(part.ids)
     found = tuple(JobNode(name=name, selector=_selector(job, ids[name])) for name in ids)
     return Expanded(nodes=found, notes=tuple(_notes(job, parts, running)))
@@ -200,14 +201,11 @@ def _meant(job: SlurmJob, everything: Sequence[Part]) -> list[Part]:
 
 
 def _part(line: str) -> Part:
-    fields = line.strip().split("|", 7)
-    if len(fields) != 8 or not fields[0].isdecimal() or not fields[3].isdecimal():
+    fields = line.strip().split("|", 6)
+    if len(fields) != 7 or not fields[0].isdecimal() or not fields[3].isdecimal():
         raise SlurmFailed(f"squeue printed a line that is not as asked for: {line[:200]!r}")
-    id, name, state, uid, user, batch_host, nodes, reason = fields
-    nodes = "" if nodes == "(null)" else nodes
-    return Part(
-        id=id, name=name, state=state, uid=int(uid), user=user, batch_host=batch_host, nodes=nodes, reason=reason
-    )
+    id, name, state, uid, user, nodes, reason = fields
+    return Part(id=id, name=name, state=state, uid=int(uid), user=user, nodes=nodes, reason=reason)
 
 
 def _is_meant(job: SlurmJob, part: Part) -> bool:
@@ -258,8 +256,6 @@ def _node_lists(job: SlurmJob, parts: Sequence[Part], run: Run) -> list[tuple[Pa
     """The parts that have the step, and where."""
     if not job.step:
         return [(part, part.nodes) for part in parts]
-    if job.step == "batch":
-        return [(part, part.batch_host) for part in parts]
     ids = ",".join(part.id for part in parts)
     output = run(("squeue", "--steps", f"--jobs={ids}", "--all", "--noheader", f"-o{_STEP_FORMAT}"))
     steps = dict(line.strip().split("|", 1) for line in output.splitlines() if "|" in line)

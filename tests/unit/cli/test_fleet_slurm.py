@@ -13,17 +13,17 @@ from kinetoctl.fleet.slurm import Expanded, SlurmJob, expand, node_addresses, pa
 NODES = {"n1": "NodeAddr=10.0.0.1", "n2": "NodeAddr=10.0.0.2"}
 NODE = "NodeName={} Arch=x86_64 Gres=gpu:2 {} NodeHostName=h Port=6818 Version=22.05.8 State=MIXED \n"
 PARTS = {
-    "1": "1|1|RUNNING|1000|ada|n1|n[1-2]|None\n",
+    "1": "1|1|RUNNING|1000|ada|n[1-2]|None\n",
     "2": (
-        "2|2_2|PENDING|1000|ada|n/a||JobArrayTaskLimit\n"
-        "2|2_3|PENDING|1000|ada|n/a||JobArrayTaskLimit\n"
-        "8|2_1|RUNNING|1000|ada|n1|n1|None\n"
-        "7|2_0|RUNNING|1000|ada|n2|n2|None\n"
+        "2|2_2|PENDING|1000|ada||JobArrayTaskLimit\n"
+        "2|2_3|PENDING|1000|ada||JobArrayTaskLimit\n"
+        "8|2_1|RUNNING|1000|ada|n1|None\n"
+        "7|2_0|RUNNING|1000|ada|n2|None\n"
     ),
-    "3": "3|3+0|RUNNING|1000|ada|n1|n1|None\n4|3+1|RUNNING|1000|ada|n2|n2|None\n",
-    "5": "5|5|PENDING|1000|ada|n/a||BeginTime\n",
-    "6": "6|6|COMPLETED|1000|ada|n1|n1|None\n",
-    "9": "9|9|SUSPENDED|1000|ada|n1|n1|None\n",
+    "3": "3|3+0|RUNNING|1000|ada|n1|None\n4|3+1|RUNNING|1000|ada|n2|None\n",
+    "5": "5|5|PENDING|1000|ada||BeginTime\n",
+    "6": "6|6|COMPLETED|1000|ada|n1|None\n",
+    "9": "9|9|SUSPENDED|1000|ada|n1|None\n",
 }
 STEPS = {
     "1": "1.0|n[1-2]\n1.1|n2\n1.batch|n1\n",
@@ -149,7 +149,7 @@ def test_lines_that_are_not_as_asked_for_are_an_error() -> None:
 
 
 def test_the_name_of_a_cluster_is_no_part() -> None:
-    found = expand(job("6"), run=lambda _: "CLUSTER: mine\n6|6|RUNNING|1000|ada|n1|n1|None\n")
+    found = expand(job("6"), run=lambda _: "CLUSTER: mine\n6|6|RUNNING|1000|ada|n1|None\n")
     assert selected(found) == {"n1": (["6"], "")}
 
 
