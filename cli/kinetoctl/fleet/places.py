@@ -11,6 +11,7 @@ from pathlib import Path
 from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetoctl.errors import UsageProblem
 from kinetoctl.fleet.kube import KINETOD_NAMESPACE, KubeOptions, KubeTarget, kube_places
 from kinetoctl.fleet.slurm import Run, SlurmJob, expand, few, node_addresses, run_slurm
 from kinetoctl.parsing import parse_address
@@ -40,7 +41,14 @@ class Place:
         return self.selector.ByteSize() > 0
 
     def selected(self, condition: pb.Selector) -> pb.Selector:
-        """What to select there with the conditions of the command line."""
+        """What to select there with the conditions of the command line.
+
+        Raises UsageProblem if one of them is what the place itself goes by: both could not hold.
+        """
+        given = {field.name for field, _ in condition.ListFields()}
+        if twice := [field.name for field, _ in self.selector.ListFields() if field.name in given]:
+            option = f"--{twice[0].removesuffix('s').replace('_', '-')}"
+            raise UsageProblem(f"{option}: the job or pod that is named says that already; leave one of them out")
         both = pb.Selector()
         both.CopyFrom(self.selector)
         both.MergeFrom(condition)

@@ -71,7 +71,9 @@ class FleetRequest:
     timeout_s: float = 30.0
 
     def new_fleet(self) -> Fleet:
-        """What is known before anybody is asked."""
+        """What is known before anybody is asked. Raises UsageProblem for conditions that cannot hold."""
+        for place in self.places:
+            place.selected(self.spec.selector)
         ranks = frozenset(self.spec.selector.ranks) - {ANY_RANK}
         return Fleet(id=self.id, members=[Member(place) for place in self.places], ranks=ranks)
 

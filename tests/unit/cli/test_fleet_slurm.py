@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from kinetoctl.errors import CliError, JobNotRunning, NoSuchJob, SlurmFailed
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.errors import CliError, JobNotRunning, NoSuchJob, SlurmFailed, UsageProblem
 from kinetoctl.fleet.places import Place, PlaceOptions, of_slurm_job, places
 from kinetoctl.fleet.slurm import Expanded, SlurmJob, expand, node_addresses, parse_slurm_job, run_slurm
 
@@ -178,6 +179,15 @@ def test_named_hosts_choose_among_the_nodes_of_the_job() -> None:
     assert (place.host, place.address, list(place.selector.job_ids)) == ("n2", "n2:9", ["1"])
     with pytest.raises(ValueError, match="Slurm job 1 does not run on n3, but on n1, n2"):
         of_slurm_job(job("1"), "{host}:50051", [Place("n3", "n3:9")], print, slurm)
+
+
+def test_conditions_are_added_to_those_of_the_job_and_take_the_place_of_none() -> None:
+    place = Place("n1", "n1:9", pb.Selector(job_ids=["1"], job_step="0"))
+    both = place.selected(pb.Selector(ranks=[3]))
+    assert both == pb.Selector(job_ids=["1"], job_step="0", ranks=[3])
+    for condition, option in ((pb.Selector(job_ids=["7"]), "--job-id"), (pb.Selector(job_step="1"), "--job-step")):
+        with pytest.raises(UsageProblem, match=f"^{option}: the job or pod that is named says that already"):
+            place.selected(condition)
 
 
 # Slurm's programs
