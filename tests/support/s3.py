@@ -114,7 +114,10 @@ def running_s3() -> Iterator[S3]:
             skip_instance_cache=True,
         )
         fs.mkdir(BUCKET)
-        yield S3(port, fs)
+        try:
+            yield S3(port, fs)
+        finally:
+            fs.rm(BUCKET, recursive=True)  # servers of one process have one memory
     finally:
         server.stop()
 
