@@ -5,6 +5,7 @@ A capture is made with an idempotency key, so that what is made again is made on
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
@@ -22,8 +23,13 @@ from kinetoctl.patience import Patience
 RETRY_S = 2.0
 CLOCK_DEADLINE_S = 2.0
 
-# Else gRPC would end and join its thread with the last channel, where a Ctrl-C leaves a traceback, and start it anew.
-grpc.aio.init_grpc_aio()
+
+@functools.cache
+def _keep_grpc() -> None:
+    """Else gRPC would end and join its thread with the last channel, where a Ctrl-C leaves a traceback, and start it
+    anew. Not while this module is imported: gRPC asks for the thread's event loop, and there may be none any more.
+    """
+    grpc.aio.init_grpc_aio()
 
 
 class HostClient:
@@ -31,6 +37,7 @@ class HostClient:
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         """Raises UsageProblem."""
+        _keep_grpc()
         self.address = address
         self.timeout_s = timeout_s
         self._channel = open_async_channel(address, CHANNEL_OPTIONS)
