@@ -23,6 +23,7 @@ from support.waiting import until  # noqa: E402
 
 UNITS = ("kinetod.service", "kinetod-attach.socket")
 LOOP = "import time\ndef spin():\n    while True: time.sleep(0.001)\nspin()"
+MAPS = f"import mmap\nfile = open(%r, 'rb')\nkept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n{LOOP}"
 USERS = range(1234, 1238)
 HELPERS_CAPABILITIES = sum(1 << number for number in (2, 6, 7, 19, 21))
 IN_A_CONTAINER = ("--property=SystemCallFilter=@system-service", "--property=SystemCallErrorNumber=EPERM")
@@ -61,6 +62,7 @@ class Campaign:
         self.check("rank and job of other users' processes are listed", self.listed)
         self.check("a process of root is left alone, with the reason", self.roots)
         self.check("doctor sees through the helper", self.doctor)
+        self.check("other profilers in other users' processes are seen through it", self.profilers)
         self.check("each use is in the journal", self.journal)
         self.check("reload", self.reload)
         self.check("restart: captures are still there, agents come back", self.restart)
@@ -156,9 +158,29 @@ class Campaign:
         checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
         assert checks["permission"]["status"] == "CHECK_STATUS_OK", checks
 
+    def profilers(self) -> None:
+        library = "/var/tmp/libToolsInjection64.so"
+        self.inside.run("cp", "/bin/true", library)
+        self.inside.run(
+            "systemd-run", "--unit=nsight", "--uid=1235", "--collect", "/usr/bin/python3", "-c", MAPS % library
+        )
+        pid = self.main_pid("nsight")
+
+        def details() -> list[str]:
+            checks = json.loads(self.kinetoctl("doctor", "-o", "json").stdout)["checks"]
+            return [check["detail"] for check in checks if check["name"] == "profilers"]
+
+        until(lambda: any("Nsight Systems (" in each and f"pid {pid}" in each for each in details()), "it is seen")
+
     def journal(self) -> None:
         text = self.inside.said("journalctl", "--unit=kinetod-attach", "--output=cat", "--priority=info")
-        for word in ("attach by process", "look by process", "diagnose by process", "refused ATTACH_NOT_PERMITTED"):
+        for word in (
+            "attach by process",
+            "look by process",
+            "search by process",
+            "diagnose by process",
+            "refused ATTACH_NOT_PERMITTED",
+        ):
             assert word in text, text
 
     def reload(self) -> None:
