@@ -158,6 +158,8 @@ def test_pods_that_are_named_and_may_not_be_entered_are_refused_with_what_is_mis
     answer = node.call("ListProcesses", request, token="bob-s")
     assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "POD_EXEC_NEEDED")
     assert "the Kubernetes user bob may not create pods/exec on this pod" in answer.message
+    line = node.audit()[-1]
+    assert (line["user"], line["decision"], line["reason"]) == ("bob", "denied", "POD_EXEC_NEEDED")
 
 
 def test_an_api_server_that_refuses_is_a_refusal_that_says_so(node: Node) -> None:

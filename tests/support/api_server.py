@@ -104,8 +104,9 @@ class ApiServer:
         self.requests.append((request.method, request.path, body))
         if self.silent:
             await asyncio.sleep(3600)
-        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        user = {ACCOUNT_TOKEN: {"username": ACCOUNT}, **self.users}.get(token)
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        known = {ACCOUNT_TOKEN: {"username": ACCOUNT}, **self.users}
+        user = known.get(token if scheme.lower() == "bearer" else f"{scheme} {token}")
         if user is None:
             return _status(401, "Unauthorized")
         name = user["username"]
@@ -219,9 +220,11 @@ def api_server(folder: Path, port: int = 0) -> Iterator[ApiServer]:
         (folder / name).write_bytes(data)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
-    loop, started, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    started, stop = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
         application = web.Application(client_max_size=1 << 24)
         application.router.add_route("*", "/{path:.*}", server.answer)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -239,12 +242,11 @@ def api_server(folder: Path, port: int = 0) -> Iterator[ApiServer]:
             await asyncio.sleep(0)
         await runner.cleanup()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="API server")
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="API server")
     thread.start()
     assert started.wait(30)
     try:
         yield server
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        loops[0].call_soon_threadsafe(stop.set)
         thread.join(30)
-        loop.close()

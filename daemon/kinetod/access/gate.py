@@ -57,6 +57,8 @@ class Gate:
             action = CALLS.get(call)
             caller = await self._callers.caller(connection, auth, action, _pods(request))
             self._rate.take(caller)
+            if caller.refusal is not None:
+                raise caller.refusal
             if action is None:
                 raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule says who")
             await self._decide(caller, action, request)

@@ -45,28 +45,34 @@ class KubernetesUsers:
     async def caller(self, peer: Peer, auth: Mapping[str, Iterable[bytes]], wanted: Collection[str] | None) -> Caller:
         """Who shows this token. wanted: the UIDs of pods that are meant, empty: all on this node; None: no pods.
 
-        Raises NotIdentified, NotPermitted.
+        What is refused to somebody who is known is in the caller's `refusal`. Raises NotIdentified, NotPermitted.
         """
         try:
             user = await self._reviews.user(_token(auth), self._audiences())
-            if user is None:
-                raise NotIdentified(
-                    Reason.NOT_IDENTIFIED,
-                    "the API server does not know this token: it may have expired, or be meant for others "
-                    "(access.kubernetes_audiences)",
-                )
-            may_exec = await self._may_exec(user, wanted) if wanted is not None else frozenset[str]()
         except ApiError as exc:
-            raise NotPermitted(
-                Reason.KUBERNETES_UNAVAILABLE, f"who calls, and what they may trace, cannot be found out: {exc}"
-            ) from exc
+            raise NotPermitted(Reason.KUBERNETES_UNAVAILABLE, f"who calls cannot be found out: {exc}") from exc
+        if user is None:
+            raise NotIdentified(
+                Reason.NOT_IDENTIFIED,
+                "the API server does not know this token: it may have expired, or be meant for others "
+                "(access.kubernetes_audiences)",
+            )
+        name, may_exec, refusal = clean(user.name, _MAX_NAME_CHARS), frozenset[str](), None
+        try:
+            may_exec = await self._may_exec(user, wanted) if wanted is not None else may_exec
+        except NotPermitted as exc:
+            refusal = exc
+        except ApiError as exc:
+            text = f"what the Kubernetes user {name} may trace cannot be found out: {exc}"
+            refusal = NotPermitted(Reason.KUBERNETES_UNAVAILABLE, text)
         return Caller(
             uid=await self._number_of(user.name),
-            user=clean(user.name, _MAX_NAME_CHARS),
+            user=name,
             roles=frozenset({Role.PODS}),
             via=peer.via,
             address=peer.address,
             pods=may_exec,
+            refusal=refusal,
         )
 
     async def _may_exec(self, user: User, wanted: Collection[str]) -> frozenset[str]:

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kinetod.errors import KinetodError
+
 
 class Role(StrEnum):
     """What a caller may be."""
@@ -124,6 +126,9 @@ class Caller:
     address: str = ""  # of the other end, where it has one
     jobs: frozenset[str] = frozenset()  # that belong to this user
     pods: frozenset[str] = frozenset()  # by UID, that Kubernetes lets this user exec into
+    refusal: KinetodError | None = (
+        None  # what this request is answered with: it is known who asks, and that they may not
+    )
 
     @property
     def key(self) -> str:

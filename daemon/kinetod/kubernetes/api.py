@@ -44,9 +44,9 @@ class ApiServer:
         self._closed = False
 
     def close(self) -> None:
-        """Calls under way are given up; their connections are closed when they end."""
+        """Blocking: waits for calls under way, which end within the deadline."""
         self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
         while self._idle:
             self._idle.pop().close()
 

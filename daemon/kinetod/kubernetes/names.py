@@ -55,7 +55,7 @@ class Holders:
         problem = ""
         try:
             self._held = await self._ask()
-        except KubeletError as exc:
+        except (KubeletError, OSError) as exc:
             self._held, problem = {}, str(exc)
         finally:
             self._asking = None

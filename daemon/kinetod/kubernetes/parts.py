@@ -1,5 +1,6 @@
 """Puts the parts about Kubernetes together for the daemon, as far as the settings say."""
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,7 +41,7 @@ def make_kubernetes(
         holders = Holders(PodResources(config.kubelet_socket, connect=connect).gpus)
     if config.kubernetes:
         api = _api(config, environ)
-        stack.callback(api.close)
+        stack.push_async_callback(asyncio.to_thread, api.close)
         pods = NodePods(api, config.node_name)
         users = KubernetesUsers(
             Reviews(api),

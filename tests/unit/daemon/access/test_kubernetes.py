@@ -54,9 +54,13 @@ def who(
 
 
 def refused(cluster: fake.ApiServer, *arguments: Any, **options: Any) -> tuple[str, str]:
-    with pytest.raises(KinetodError) as raised:
-        who(cluster, *arguments, **options)
-    return raised.value.reason, raised.value.message
+    """Of a caller who is not known, or of what one who is asks for."""
+    try:
+        refusal = who(cluster, *arguments, **options).refusal
+        assert refusal is not None
+    except KinetodError as exc:
+        refusal = exc
+    return refusal.reason, refusal.message
 
 
 def test_a_user_of_kubernetes_has_the_role_pods_and_a_number(cluster: fake.ApiServer) -> None:
