@@ -32,6 +32,7 @@ from kinetoctl.fleet.member import LOST, Fleet
 from kinetoctl.fleet.places import Place as Place
 from kinetoctl.fleet.places import PlaceOptions, places
 from kinetoctl.fleet.run import FleetRequest, FleetRun
+from kinetoctl.fleet.slurm import parse_slurm_job
 from kinetoctl.fleet.timing import REQUIREMENTS, WARMUP_NS
 from kinetoctl.fleet.whole import bring, merge_files, new_id
 from kinetoctl.output import names
@@ -189,6 +190,7 @@ def capture(
     *,
     hosts: Sequence[str] = (),
     at: Sequence[Place] = (),
+    slurm_job: str = "",
     address: str = "",
     host_address: str | None = None,
     duration_s: float = 5.0,
@@ -207,7 +209,8 @@ def capture(
     """Begins a capture of the selected processes, on all hosts at one time, and returns once it is under way.
 
     selection: which processes; at least one condition, or a place that selects by itself. hosts: by name, host:port or
-    unix:/path; at: others, from wherever they are known; none of both: the daemon at `address`. iterations: so many
+    unix:/path; slurm_job: the processes of this job on its nodes; at: other places, from wherever they are known; none
+    of these: the daemon at `address`. host_address: from a host's name to its daemon's address. iterations: so many
     instead of duration_s. start_at_s: Unix time. options: the fields of pb.Options by name, like record_shapes.
     attach: whether agents may be brought into processes that have none.
     require: "all", "quorum" or "any" of the hosts must be ready, else nothing begins. The other arguments are the
@@ -215,7 +218,7 @@ def capture(
 
     Raises UsageProblem; Refused if nothing could begin, or the error of the only host.
     """
-    where = [*_named(hosts, host_address), *at] or [Place(platform.node(), address or rpc_address())]
+    where = [*_named(hosts, host_address, slurm_job), *at] or [Place(platform.node(), address or rpc_address())]
     if not selection and not all(place.selects for place in where):
         raise UsageProblem("which processes? A selection has at least one condition")
     if require not in REQUIREMENTS:
@@ -249,9 +252,11 @@ def capture(
     return Capture(request, fleet)
 
 
-def _named(hosts: Sequence[str], host_address: str | None) -> list[Place]:
+def _named(hosts: Sequence[str], host_address: str | None, slurm_job: str) -> list[Place]:
     try:
-        return places(PlaceOptions(hosts=tuple(hosts), host_address=host_address), lambda _note: None)
+        job = parse_slurm_job(slurm_job) if slurm_job else None
+        options = PlaceOptions(hosts=tuple(hosts), host_address=host_address, slurm_job=job)
+        return places(options, lambda _note: None)
     except ValueError as exc:
         raise UsageProblem(str(exc)) from exc
 

@@ -68,7 +68,7 @@ def command(capture_id: str, pid: int | None, file_format: str, output_dir: Path
         _check_formats(fleet, file_format)
         return fetch_fleet(fleet, prepare_folder(output_dir), settings, file_format=file_format, merge=not no_merge)
     if no_merge:
-        raise click.UsageError("--no-merge is for several hosts: name them with --host, --hosts or --slurm-job")
+        raise click.UsageError("--no-merge is for several hosts: name them with --host, --hosts, --slurm-job or --kube")
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         outcome = Outcome(client.capture(capture_id))
         _check(outcome.capture, pid or 0, file_format)

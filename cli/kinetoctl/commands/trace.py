@@ -211,7 +211,9 @@ def command(**values: Any) -> int:
         return trace_fleet(fleet, directory, settings, merge=not no_merge).exit_code()
     for option, given in (("--require", require), ("--no-merge", no_merge)):
         if given:
-            raise click.UsageError(f"{option} is for several hosts: name them with --host, --hosts or --slurm-job")
+            raise click.UsageError(
+                f"{option} is for several hosts: name them with --host, --hosts, --slurm-job or --kube"
+            )
     request = TraceRequest(
         spec=spec,
         idempotency_key=options.idempotency_key or uuid.uuid4().hex,
