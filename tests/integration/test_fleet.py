@@ -61,13 +61,16 @@ def test_all_ranks_of_all_hosts_are_recorded_over_one_window_and_merged(fleet: F
 
 
 def test_a_capture_by_iteration_records_the_same_ones_everywhere(fleet: Fleet, tmp_path: Path) -> None:
-    result = trace(fleet, tmp_path, "--iterations", "2", "--no-fetch", "-o", "json")
+    command = ("--iterations", "2", "--no-fetch", "--idempotency-key", "once", "-o", "json")
+    result = trace(fleet, tmp_path, *command)
     assert result.code == 0, result.stderr
     document = result.json()
     assert verdicts(document) == dict.fromkeys(range(HOSTS * AGENTS), "VERDICT_DONE")
     targets = [target for host in document["hosts"] for target in host["capture"]["targets"]]
     assert [target["warnings"] for target in targets] == [[]] * len(targets)  # none was late for the common one
     assert document["folder"] is None
+    again = trace(fleet, tmp_path, *command).json()  # the same captures, not new ones
+    assert [host["capture"] for host in again["hosts"]] == [host["capture"] for host in document["hosts"]]
     command = ["captures", "fetch", document["id"], "--hosts", str(fleet.hosts_file()), "--output-dir", str(tmp_path)]
     fetched = run_process(command, environment())
     assert fetched.code == 0, fetched.stderr
@@ -115,6 +118,14 @@ def test_a_program_captures_waits_fetches_and_reports(fleet: Fleet, tmp_path: Pa
     assert files.merged is not None and files.uncertainty_ns is not None and not files.problems
     assert len(list(files.folder.iterdir())) == HOSTS * AGENTS
     assert {row["rank"] for row in capture.report("overview")} == set(range(HOSTS * AGENTS))
+
+
+def test_a_start_that_is_too_near_is_refused_and_nothing_stays_armed(fleet: Fleet, tmp_path: Path) -> None:
+    result = trace(fleet, tmp_path, "--start-at", "+500ms")
+    assert result.code == 2
+    assert "too near: all hosts together need" in result.stderr
+    listed = run_process(["captures", "list", "--limit", "1", "--hosts", str(fleet.hosts_file())], environment())
+    assert listed.stdout.count("CANCELLED") == HOSTS
 
 
 def test_a_program_gets_an_error_if_nothing_can_begin(fleet: Fleet) -> None:

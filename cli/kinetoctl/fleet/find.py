@@ -7,8 +7,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.errors import NotFound
 from kinetoctl.fleet.ask import ask
 from kinetoctl.fleet.client import HostClient
-from kinetoctl.fleet.clock import Offset
-from kinetoctl.fleet.member import Fleet, Member
+from kinetoctl.fleet.member import Fleet, Member, stored_clock
 from kinetoctl.fleet.places import Place
 from kinetoctl.fleet.run import LABEL
 
@@ -32,12 +31,7 @@ def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) ->
     for place, captures, error in ask(places, parts, timeout_s=timeout_s):
         if error is not None:
             members.append(Member(place, error=error))
-        members += [_member(place, capture) for capture in captures or ()]
+        members += [Member(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
     if not any(member.capture for member in members):
         raise next((m.error for m in members if m.error), NotFound(f"no host has a capture {capture_id}"))
     return Fleet(id=capture_id, members=members)
-
-
-def _member(place: Place, capture: pb.Capture) -> Member:
-    clock = Offset(capture.clock.offset_ns, capture.clock.uncertainty_ns) if capture.HasField("clock") else None
-    return Member(place, capture, clock=clock, started=True)

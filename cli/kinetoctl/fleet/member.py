@@ -131,6 +131,11 @@ class Fleet:
         return codes.pop() if len(codes) == 1 and not verdicts else ExitCode.FAILED
 
 
+def stored_clock(capture: pb.Capture) -> Offset | None:
+    """As it was measured when the capture began; None: it was not."""
+    return Offset(capture.clock.offset_ns, capture.clock.uncertainty_ns) if capture.HasField("clock") else None
+
+
 def began_ns(rank: Rank) -> int | None:
     """When the window of a process began, by our clock; None: it has no trace, or its clock is not known."""
     begin_ns = rank.target.summary.window_start_ns

@@ -31,7 +31,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable
 from kinetoctl.fleet.client import HostClient, close_all
 from kinetoctl.fleet.clock import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
-from kinetoctl.fleet.member import Fleet, Member, Rank
+from kinetoctl.fleet.member import Fleet, Member, Rank, stored_clock
 from kinetoctl.fleet.places import Place
 from kinetoctl.fleet.timing import Iterations, common_start_ns, delivery_ns, unmet
 from kinetoctl.output import names
@@ -190,6 +190,7 @@ class FleetRun:
                 capture = await self._clients[member].create(spec, f"{request.id}/{number}")
             member.capture = capture
             member.started = not capture.armed_until_ns and capture.status != pb.CAPTURE_STATUS_FAILED
+            member.clock = stored_clock(capture)
             self._ready += member.is_ready or member.started
             self._slowest_s = max(self._slowest_s, time.monotonic() - began)
             self._progress.update(member)
