@@ -18,6 +18,7 @@ Theory of operation
 """
 
 import asyncio
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ CALLS_AT_ONCE = 256
 FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32
 FAR_TRIP_NS = 10_000_000
 NEAR_S, FAR_S = 0.02, 1.0  # for the round trips to one host, if they are more than the fewest
-FEWEST_TRIPS, ROUND_TRIPS = 3, 8
+FEWEST_TRIPS, ROUND_TRIPS = 2, 7  # after the first one
+SLOW_TRIPS = 3  # so many times as slow as usual: by chance, perhaps
 STRAGGLER_S = 5.0
 LEAVE_S = 2.0
 ARMED_FOR_S = 30.0  # beyond the time limit of the calls
@@ -203,36 +205,39 @@ class FleetRun:
     # ------------------------------------------------------------ clocks
 
     async def _measure(self, members: Sequence[Member], tell: Callable[[Member, Offset], None]) -> None:
-        """One round trip to each shows who is near; then a few more."""
+        """One round trip to each shows who is near; then a few more, and again to hosts of which all were slow."""
         trips: dict[Member, list[RoundTrip]] = {}
 
-        async def first(member: Member) -> None:
-            trips[member] = [await self._clients[member].clock()]
-
         async def more(member: Member) -> None:
-            found, client = trips[member], self._clients[member]
-            until = time.monotonic() + (NEAR_S if found[0].travelled_ns < FAR_TRIP_NS else FAR_S)
-            while len(found) < ROUND_TRIPS and (len(found) < FEWEST_TRIPS or time.monotonic() < until):
-                found.append(await client.clock())
-            tell(member, measured(found))
-
-        async def told(step: Callable[[Member], Awaitable[None]], member: Member) -> None:
+            found, client = trips.setdefault(member, []), self._clients[member]
+            had, far = len(found), bool(found) and found[0].travelled_ns >= FAR_TRIP_NS
+            until = time.monotonic() + (FAR_S if far else NEAR_S)
             try:
-                await step(member)
-            except UnusableClock as exc:
-                self._without_clock(member, Refused(str(exc)))
+                while not found or len(found) < had + FEWEST_TRIPS or time.monotonic() < until:
+                    found.append(await client.clock())
+                    if len(found) in (1, had + ROUND_TRIPS):
+                        break
             except CliError as exc:
+                del trips[member]
                 self._without_clock(member, exc)
 
         began = time.monotonic()
-        await self._at_once(lambda member: told(first, member), members, FIRST_CLOCKS_AT_ONCE)
+        await self._at_once(more, members, FIRST_CLOCKS_AT_ONCE)
         self._round_s = time.monotonic() - began
         far = [member for member, found in trips.items() if found[0].travelled_ns >= FAR_TRIP_NS]
         near = [member for member, found in trips.items() if found[0].travelled_ns < FAR_TRIP_NS]
         await asyncio.gather(
-            self._at_once(lambda member: told(more, member), near, NEAR_CLOCKS_AT_ONCE),
-            self._at_once(lambda member: told(more, member), far, FAR_CLOCKS_AT_ONCE),
+            self._at_once(more, near, NEAR_CLOCKS_AT_ONCE), self._at_once(more, far, FAR_CLOCKS_AT_ONCE)
         )
+        shortest = {member: min(trip.travelled_ns for trip in found) for member, found in trips.items()}
+        usual_ns = statistics.median(shortest.values()) if shortest else 0
+        slow = [member for member, trip_ns in shortest.items() if SLOW_TRIPS * usual_ns < trip_ns < FAR_TRIP_NS]
+        await self._at_once(more, slow, NEAR_CLOCKS_AT_ONCE)
+        for member, found in trips.items():
+            try:
+                tell(member, measured(found))
+            except UnusableClock as exc:
+                self._without_clock(member, Refused(str(exc)))
 
     def _without_clock(self, member: Member, exc: CliError) -> None:
         if member.clock is None:
