@@ -12,7 +12,6 @@ from support.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, unpri
 from support.cli import Result, run_process
 from support.daemon import Daemon, running_daemon
 from support.fake_program import FakeProgram
-from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 LOOP = """
@@ -119,24 +118,18 @@ def test_doctor_of_the_host_asks_the_helper(front_end: Daemon, tmp_path: Path) -
     assert "the attach helper enters processes for it" in checks["permissions"]["detail"]
 
 
-def test_profilers_in_other_users_processes_are_known_by_the_helper(
-    front_end: Daemon, service: Service, tmp_path: Path
-) -> None:
-    def profilers() -> str:
-        found = front_end.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=30)
-        return " ".join(check.detail for check in found.checks if check.name == "profilers")
-
+def test_profilers_in_other_users_processes_are_known_by_the_helper(service: Service, tmp_path: Path) -> None:
     library = tmp_path / "libToolsInjection64.so"
     library.write_bytes(b"x" * 4096)
-    before = service.policy.read_text()
-    with subjects.python(MAPS % str(library), prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
-        until(lambda: re.search(rf"Nsight Systems \(.*\bpid {pid}\b", profilers()), "a look that is not an older one")
-        service.logged(f"search by process {front_end.pid} of uid {CALLER_UID}: ")
-        service.policy.write_text(f"{before}denied_users = [{OWNER_UID}]\n")
-        try:
-            until(lambda: "Nsight Systems" not in profilers(), "what was seen is forgotten")
-        finally:
-            service.policy.write_text(before)
+    environ = {"KINETOD_ATTACH_HELPER_SOCKET": str(service.socket)}
+    with (
+        subjects.python(MAPS % str(library), prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid,
+        running_daemon(uid=CALLER_UID, environ=environ) as daemon,  # one that has not looked before
+    ):
+        checks = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=30).checks
+        details = " ".join(check.detail for check in checks if check.name == "profilers")
+        assert re.search(rf"Nsight Systems \(.*\bpid {pid}\b", details), details
+        service.logged(f"search by process {daemon.pid} of uid {CALLER_UID}: ")
 
 
 def test_without_the_helper_the_front_end_serves_and_says_what_is_missing(target: int, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.service import messages
 from kinetod.attach.service.client import HelperService
 from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
+from kinetod.profilers.scan import Profiler
 from support import attach_service, seccomp_host, subjects
 from support.agent_daemon import Connection
 from support.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
@@ -190,6 +191,18 @@ def test_facts_of_many_processes_come_in_batches(service: Service, target: int) 
         assert key_of(os.getpid()) not in found  # root's
 
     ask(service, use)
+
+
+def test_profilers_are_searched_in_the_processes_that_the_policy_allows(target: int) -> None:
+    with attach_service.running() as own:
+
+        async def use(helper: HelperService) -> tuple[set[int], list[Profiler]]:
+            return await helper.profilers([target, os.getpid(), 2**22 - 1])  # root's, and none
+
+        assert ask(own, use) == ({target}, [])
+        own.logged("search by process")
+        own.policy.write_text(f"callers = [{CALLER_UID}]\ndenied_users = [{OWNER_UID}]\n")
+        assert ask(own, use) == (set(), [])
 
 
 def test_a_diagnosis_sees_what_the_helper_may_do(service: Service, target: int) -> None:
