@@ -11,6 +11,7 @@ from kinetod.host_checks.interface import Question
 from kinetod.host_checks.looker import HostLooker
 from kinetod.profilers.findings import named
 from kinetod.profilers.scan import Profiler, Scan
+from kinetod.profilers.signs import BY_PRODUCT, Holds
 
 CUPTI_BUSY = "CUPTI_BUSY"
 DEADLINE_S = 5.0  # the verdict waits for it
@@ -43,9 +44,12 @@ class Conflicts:
 
 
 def listed(found: Scan, visible: Callable[[Profiler], bool]) -> str:
-    """For the end of a reason; empty if there are none."""
-    products = list(dict.fromkeys(each.product for each in found.profilers))
-    if not products:
+    """For the end of a reason; empty if there are none. What holds hardware counters only cannot be in the way."""
+    tools: dict[str, list[Profiler]] = {}
+    for each in found.profilers:
+        if BY_PRODUCT[each.product].holds is not Holds.COUNTERS:
+            tools.setdefault(each.product, []).append(each)
+    if not tools:
         return ""
-    parts = [f"{name} ({named([p for p in found.profilers if p.product == name], visible)})" for name in products]
+    parts = [f"{product} ({named(profilers, visible)})" for product, profilers in tools.items()]
     return f"; other profilers on this host: {', '.join(parts)}"

@@ -15,7 +15,7 @@ BUSY = Ending(Outcome.FAILED, "CUPTI_BUSY", "another tool uses CUPTI")
 SAY = """import sys
 sys.stdin.read()
 print('{"next":"profilers"}')
-print('{"scan":{"profilers":[{"product":"DCGM","pid":%d},{"product":"Nsight Systems","pid":1}],"hidden":[]}}')
+print('{"scan":{"profilers":[{"product":"nvprof","pid":%d},{"product":"Nsight Systems","pid":1}],"hidden":[]}}')
 """
 
 
@@ -29,7 +29,9 @@ def explained(ending: Ending, code: str, uid: int) -> Ending:
 
 def test_a_target_whose_cupti_is_taken_is_told_who_else_profiles_here() -> None:
     found = explained(BUSY, SAY % os.getpid(), os.geteuid())
-    reason = f"another tool uses CUPTI; other profilers on this host: DCGM (pid {os.getpid()}), Nsight Systems (pid 1)"
+    reason = (
+        f"another tool uses CUPTI; other profilers on this host: nvprof (pid {os.getpid()}), Nsight Systems (pid 1)"
+    )
     if os.geteuid() != 0:
         reason = reason.replace("pid 1)", "1 process of other users)")
     assert found == Ending(Outcome.FAILED, "CUPTI_BUSY", reason)
@@ -49,7 +51,8 @@ def test_a_look_that_fails_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pids", "text"), [((), ""), ((0,), "; other profilers on this host: DCGM (it listens on this host)")]
+    ("products", "text"), [((), ""), (("DCGM",), ""), (("nvprof",), "; other profilers on this host: nvprof (pid 7)")]
 )
-def test_none_and_one_that_only_listens(pids: tuple[int, ...], text: str) -> None:
-    assert listed(Scan(profilers=tuple(Profiler(product="DCGM", pid=pid) for pid in pids)), lambda _: True) == text
+def test_who_holds_hardware_counters_only_is_not_in_the_way(products: tuple[str, ...], text: str) -> None:
+    found = Scan(profilers=tuple(Profiler(product=product, pid=7) for product in products))
+    assert listed(found, lambda _: True) == text
