@@ -6,13 +6,13 @@ Theory of operation
     the time that the trip spent outside the host. The shortest of several round trips has the closest bounds; those of
     the others hold, too, and may be closer on one side. If no offset fits all of them, the clock has moved meanwhile.
 
-    A capture is measured before its start and after its end. Two clocks drift apart by DRIFT_PPM at most; if both
-    measurements differ by more than that and their uncertainties, the clock was set or slewed in between, and the
-    offset is somewhere between the two.
+    A capture is measured before its start and after its end. Two clocks drift apart by DRIFT_PPM at most, so that a
+    measurement says the less the longer ago it is: the one counts that says more of the window. If both differ by more
+    than they may, the clock was set or slewed in between, and the offset is somewhere between the two.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kineto_protos.units import format_duration
@@ -65,24 +65,25 @@ def measured(trips: Sequence[RoundTrip]) -> Offset:
     low = max(trip.sent_ns - trip.received_ns for trip in trips)
     high = min(trip.returned_ns - trip.answered_ns for trip in trips)
     shortest = min(trips, key=lambda trip: trip.travelled_ns)
-    took_ns = trips[-1].returned_ns - trips[0].sent_ns
-    if low > high + SLACK_NS + took_ns * DRIFT_PPM // 1_000_000:
+    if low > high + SLACK_NS + _drift_ns(trips[0].sent_ns, trips[-1].returned_ns):
         raise UnusableClock(f"its clock moved by {format_duration(low - high)} or more while it was read")
     uncertainty_ns = (abs(high - low) + 1) // 2 + READING_NS
     return Offset((low + high) // 2, uncertainty_ns, shortest.sent_ns, shortest.returned_ns - shortest.sent_ns)
 
 
-def _drift_ns(first: Offset, second: Offset) -> int:
-    return abs(second.at_ns - first.at_ns) * DRIFT_PPM // 1_000_000
+def _drift_ns(first_ns: int, second_ns: int) -> int:
+    """How far two clocks may drift apart between two moments."""
+    return abs(second_ns - first_ns) * DRIFT_PPM // 1_000_000
 
 
-def joined(before: Offset, after: Offset) -> tuple[Offset, str]:
-    """One offset for the time between two measurements, and a warning if they contradict each other."""
-    drift_ns = _drift_ns(before, after)
+def joined(before: Offset, after: Offset, at_ns: int) -> tuple[Offset, str]:
+    """One offset for a moment between two measurements, and a warning if they contradict each other."""
     apart_ns = abs(after.offset_ns - before.offset_ns)
-    if apart_ns <= before.uncertainty_ns + after.uncertainty_ns + drift_ns:
-        surer = min(before, after, key=lambda offset: offset.uncertainty_ns)
-        return Offset(surer.offset_ns, surer.uncertainty_ns + drift_ns, surer.at_ns, surer.trip_ns), ""
+    if apart_ns <= before.uncertainty_ns + after.uncertainty_ns + _drift_ns(before.at_ns, after.at_ns):
+        then = (
+            replace(each, uncertainty_ns=each.uncertainty_ns + _drift_ns(each.at_ns, at_ns)) for each in (before, after)
+        )
+        return min(then, key=lambda offset: offset.uncertainty_ns), ""
     low = min(offset.offset_ns - offset.uncertainty_ns for offset in (before, after))
     high = max(offset.offset_ns + offset.uncertainty_ns for offset in (before, after))
     middle = Offset((low + high) // 2, (high - low + 1) // 2, before.at_ns, max(before.trip_ns, after.trip_ns))

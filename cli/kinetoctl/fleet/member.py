@@ -133,7 +133,10 @@ class Fleet:
 
 def stored_clock(capture: pb.Capture) -> Offset | None:
     """As it was measured when the capture began; None: it was not."""
-    return Offset(capture.clock.offset_ns, capture.clock.uncertainty_ns) if capture.HasField("clock") else None
+    if not capture.HasField("clock"):
+        return None
+    offset_ns = capture.clock.offset_ns
+    return Offset(offset_ns, capture.clock.uncertainty_ns, at_ns=capture.created_ns + offset_ns)
 
 
 def began_ns(rank: Rank) -> int | None:

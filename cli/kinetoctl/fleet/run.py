@@ -253,7 +253,7 @@ class FleetRun:
 
     def _last_clock(self, member: Member, offset: Offset) -> None:
         assert member.clock is not None
-        member.clock, warning = joined(member.clock, offset)
+        member.clock, warning = joined(member.clock, offset, self.fleet.start_ns or member.clock.at_ns)
         if warning:
             member.warnings.append(warning)
 

@@ -47,15 +47,17 @@ def test_a_clock_that_says_the_impossible_cannot_be_used(broken: RoundTrip) -> N
         measured([broken])
 
 
-def test_of_two_measurements_that_agree_the_surer_one_counts() -> None:
-    found, warning = joined(Offset(400, 1000, at_ns=0), Offset(0, 300, at_ns=S))
-    assert (found.offset_ns, warning) == (0, "")
-    assert found.uncertainty_ns == 300 + 100_000  # what two clocks drift apart in a second
+def test_of_two_measurements_that_agree_the_one_counts_that_says_more_of_the_moment() -> None:
+    before, after = Offset(400, 1000, at_ns=0), Offset(0, 300, at_ns=60 * S)
+    found, warning = joined(before, after, S)
+    assert (found.offset_ns, found.uncertainty_ns, warning) == (400, 1000 + 100_000, "")  # drift of a second
+    found, warning = joined(before, after, 59 * S)
+    assert (found.offset_ns, found.uncertainty_ns, warning) == (0, 300 + 100_000, "")
 
 
 def test_measurements_that_contradict_each_other_are_both_covered_and_told() -> None:
     before, after = Offset(0, MS, at_ns=S), Offset(50 * MS, 2 * MS, at_ns=2 * S)
-    found, warning = joined(before, after)
+    found, warning = joined(before, after, S)
     assert found.offset_ns - found.uncertainty_ns <= -MS
     assert found.offset_ns + found.uncertainty_ns >= 52 * MS
     assert warning == "its clock moved by 50 ms during the capture: its times may be wrong by 26.5 ms"
