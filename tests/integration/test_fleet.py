@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kinetoctl import api, errors
 from support.cli import Result, environment, kinetoctl, run_process
-from support.daemon import running_daemon
+from support.daemon import Daemon, running_daemon
 from support.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
 from support.programs import crunching, program, ready_pids
 from support.waiting import until
@@ -71,8 +71,8 @@ def test_a_capture_by_iteration_records_the_same_ones_everywhere(fleet: Fleet, t
     assert document["folder"] is None
     again = trace(fleet, tmp_path, *command).json()  # the same captures, not new ones
     assert [host["capture"] for host in again["hosts"]] == [host["capture"] for host in document["hosts"]]
-    command = ["captures", "fetch", document["id"], "--hosts", str(fleet.hosts_file()), "--output-dir", str(tmp_path)]
-    fetched = run_process(command, environment())
+    fetch = ["captures", "fetch", document["id"], "--hosts", str(fleet.hosts_file()), "--output-dir", str(tmp_path)]
+    fetched = run_process(fetch, environment())
     assert fetched.code == 0, fetched.stderr
     folder = tmp_path / f"kineto-{document['id']}"
     assert len(list(folder.iterdir())) == HOSTS * AGENTS
@@ -190,13 +190,17 @@ def test_a_host_that_dies_meanwhile_is_lost_and_the_others_are_done(broken: Flee
     assert [len(host["lost_pids"]) for host in document["hosts"]] == [0, 1]
 
 
+def await_agent(daemon: Daemon, pid: int) -> None:
+    stub = daemon.stub()
+    until(lambda: pid in ready_pids(stub), "the agent is connected")
+
+
 def test_real_agents_under_two_daemons_are_traced_together(tmp_path: Path) -> None:
     with ExitStack() as stack:
         daemons = [stack.enter_context(running_daemon()) for _ in range(2)]
         children = [stack.enter_context(program(crunching(), daemon, quiet=True)) for daemon in daemons]
         for daemon, child in zip(daemons, children, strict=True):
-            stub, pid = daemon.stub(), child.pid
-            until(lambda stub=stub, pid=pid: pid in ready_pids(stub), "the agent is connected")
+            await_agent(daemon, child.pid)
         hosts = ",".join(daemon.address for daemon in daemons)
         command = ["trace", "--hosts", hosts, "--command", "crunch_numbers", "--no-attach", "--duration", "300ms"]
         result = run_process([*command, "--output-dir", str(tmp_path), "-o", "json"], environment())
