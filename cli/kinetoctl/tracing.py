@@ -18,7 +18,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
 from kinetoctl.download import download
-from kinetoctl.errors import CliError, DownloadFailed, FileConflict, Unreachable
+from kinetoctl.errors import CliError, DownloadFailed, FileConflict, TimedOut, Unreachable
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.naming import LogFile
 from kinetoctl.output import names
@@ -96,8 +96,22 @@ def follow(client: Client, capture: pb.Capture, patience: Patience) -> Iterator[
             if not has_ended(capture):
                 capture.CopyFrom(client.capture(capture.id))  # the daemon closed the stream: is it going down?
                 patience.wait(Unreachable(f"the daemon stopped reporting on capture {capture.id}"))
+        except TimedOut:  # nothing has changed for as long as a stream may last
+            _ask_again(client, capture, patience)
         except RETRYABLE as exc:
             patience.wait(exc)
+
+
+def _ask_again(client: Client, capture: pb.Capture, patience: Patience) -> None:
+    """Whether the daemon is still there, and how the capture is. Raises TimedOut if it does not answer."""
+    try:
+        capture.CopyFrom(client.capture(capture.id))
+    except TimedOut:
+        raise
+    except RETRYABLE as exc:
+        patience.wait(exc)
+    else:
+        patience.progressed()
 
 
 @contextmanager

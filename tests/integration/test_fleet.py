@@ -102,6 +102,7 @@ def test_ps_lists_the_processes_of_all_hosts(fleet: Fleet) -> None:
     found = [(each["host"], each["rank"]) for each in result.json() if each["agent_state"] == "AGENT_STATE_READY"]
     assert found == [("node000", 0), ("node002", 5)]
     assert "unix:/nowhere: no daemon at unix:/nowhere" in result.stderr
+    assert result.code == 4
 
 
 def test_a_program_captures_waits_fetches_and_reports(fleet: Fleet, tmp_path: Path) -> None:

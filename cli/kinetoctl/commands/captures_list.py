@@ -8,7 +8,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.fleet.ask import ask, errors, values
+from kinetoctl.fleet.ask import ask, errors, exit_code, values
 from kinetoctl.fleet.client import HostClient
 from kinetoctl.fleet.options import named_places, place_options
 from kinetoctl.fleet.places import Place
@@ -44,8 +44,7 @@ def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> in
     """List captures, newest first; of several hosts those of one after the other."""
     settings = current()
     if places := named_places(hosts):
-        _of_hosts(places, dict(labels), limit, settings)
-        return ExitCode.DONE
+        return _of_hosts(places, dict(labels), limit, settings)
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         captures = list(client.captures(dict(labels), limit=limit))
     if settings.output == "table":
@@ -55,7 +54,7 @@ def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> in
     return ExitCode.DONE
 
 
-def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: Settings) -> None:
+def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: Settings) -> ExitCode:
     """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
 
     async def captures(client: HostClient, _place: Place) -> list[pb.Capture]:
@@ -70,3 +69,4 @@ def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, setti
         print_table(("HOST", *COLUMNS), rows, color=settings.color)
     else:
         emit([{"address": place.address, **plain(capture)} for place, capture in found], settings.output)
+    return exit_code(answers)

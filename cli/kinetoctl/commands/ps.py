@@ -10,7 +10,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client import Client
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.fleet.ask import ask, errors, values
+from kinetoctl.fleet.ask import ask, errors, exit_code, values
 from kinetoctl.fleet.client import HostClient
 from kinetoctl.fleet.options import named_places, place_options
 from kinetoctl.fleet.places import Place
@@ -20,6 +20,7 @@ from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.targets import Selection, selector_options
 
+Shown = tuple[list[pb.Process], ExitCode]
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
 
 
@@ -58,7 +59,7 @@ def _agent(process: pb.Process) -> str:
     return names.agent_state(process.agent_state)
 
 
-def _of_hosts(places: Sequence[Place], selector: pb.Selector, every: bool, settings: Settings) -> list[pb.Process]:
+def _of_hosts(places: Sequence[Place], selector: pb.Selector, every: bool, settings: Settings) -> Shown:
     """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
 
     async def processes(client: HostClient, place: Place) -> list[pb.Process]:
@@ -72,10 +73,10 @@ def _of_hosts(places: Sequence[Place], selector: pb.Selector, every: bool, setti
         _show([process for _, process in found], settings, [place.host for place, _ in found])
     else:
         emit([{"host": place.host, **plain(process)} for place, process in found], settings.output)
-    return [process for _, process in found]
+    return [process for _, process in found], exit_code(answers)
 
 
-def _here(selector: pb.Selector, every: bool, settings: Settings) -> list[pb.Process]:
+def _here(selector: pb.Selector, every: bool, settings: Settings) -> Shown:
     """Shows those of the one host."""
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         processes = client.processes(selector, include_without_agent=every)
@@ -83,7 +84,7 @@ def _here(selector: pb.Selector, every: bool, settings: Settings) -> list[pb.Pro
         _show(processes, settings)
     else:
         emit([plain(process) for process in processes], settings.output)
-    return processes
+    return processes, ExitCode.DONE
 
 
 @click.command("ps")
@@ -106,9 +107,9 @@ def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> 
     selects = bool(selection) or any(place.selects for place in places)
     selector = (selection if selects else replace(selection, helpers=True)).to_proto()
     if places:
-        processes = _of_hosts(places, selector, include_without_agent, settings)
+        processes, code = _of_hosts(places, selector, include_without_agent, settings)
     else:
-        processes = _here(selector, include_without_agent, settings)
+        processes, code = _here(selector, include_without_agent, settings)
     if not processes and selects:
         raise NotFound("no process matches")
     if not processes and not settings.quiet:
@@ -116,4 +117,4 @@ def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> 
             "no process has an agent now; `kinetoctl ps --all` lists others, and `kinetoctl trace --pid` brings one in",
             err=True,
         )
-    return ExitCode.DONE
+    return code

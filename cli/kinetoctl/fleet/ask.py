@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from kinetoctl.errors import CliError
+from kinetoctl.exit_codes import ExitCode
 from kinetoctl.fleet.client import HostClient
 from kinetoctl.fleet.loop import run
 from kinetoctl.fleet.places import Place
@@ -47,6 +48,11 @@ def ask(
 def errors(answers: Sequence[Answer[T]]) -> list[str]:
     """What to tell of hosts without an answer."""
     return [f"{answer.place.host}: {answer.error}" for answer in answers if answer.error is not None]
+
+
+def exit_code(answers: Sequence[Answer[T]]) -> ExitCode:
+    """Of a command that shows the answers: PARTIAL if a host has given none."""
+    return ExitCode.DONE if all(answer.error is None for answer in answers) else ExitCode.PARTIAL
 
 
 def values(answers: Sequence[Answer[T]]) -> list[tuple[Place, T]]:

@@ -126,7 +126,8 @@ def notes(fleet: Fleet) -> Iterator[str]:
 def _status(fleet: Fleet) -> str:
     states = states_text(counted(fleet.members)) or "no process"
     failed = len(fleet.failed())
-    hosts = f"{units.count(len(fleet.members))} hosts" + (f", {units.count(failed)} of them failed" if failed else "")
+    hosts = "1 host" if len(fleet.members) == 1 else f"{units.count(len(fleet.members))} hosts"
+    hosts += f", {units.count(failed)} of them failed" if failed else ""
     return f"capture {fleet.id} on {hosts}: {states}"
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.errors import CliError
+from kinetoctl.patience import Patience
 from support import captures
 from support.captures import CONTENT
 from support.cli import Result, environment, kinetoctl, run_here
@@ -101,6 +103,19 @@ def test_a_broken_watch_is_resumed(trace: Trace) -> None:
     assert trace().code == 0
     watches = [request for request in trace.profiler.requests if isinstance(request, pb.WatchCaptureRequest)]
     assert [request.id for request in watches] == ["c0ffee", "c0ffee", "c0ffee"]
+
+
+def test_a_capture_in_which_nothing_changes_for_long_is_still_followed(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_patience: Patience, error: CliError) -> None:
+        raise error
+
+    monkeypatch.setattr(Patience, "wait", lost)
+    waiting: list[StreamItem] = [captures.snapshot(captures.capture()), Abort(grpc.StatusCode.DEADLINE_EXCEEDED)]
+    trace.profiler.watches = [[*waiting], [*waiting], [ended(captures.done_target())]]
+    trace.profiler.stored = captures.capture()
+    assert trace().code == 0
 
 
 def test_a_watch_that_just_ends_asks_how_the_capture_is(trace: Trace) -> None:
