@@ -18,7 +18,7 @@ from support.pod_group import CONTAINER_ID, container_group
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-POD_UID = "6b1eeca1-1111-2222-3333-444455556666"
+POD_UID = f"6b1eeca1-1111-2222-3333-{os.getpid():012x}"
 LLAMA, IDLE = ContainerRef("ml", "llama-0", "trainer"), ContainerRef("ml", "notebook", "jupyter")
 
 

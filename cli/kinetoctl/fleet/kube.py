@@ -311,10 +311,22 @@ class Cluster:
                 forward = self._kubernetes.stream.portforward(
                     api.connect_get_namespaced_pod_portforward, pod.name, pod.namespace, ports=str(port)
                 )
-            except self._kubernetes.client.ApiException as exc:
-                raise _handshake(exc) from exc
+            except (self._kubernetes.client.ApiException, AttributeError) as exc:
+                raise self._refusal(exc) from exc
         found: socket.socket = forward.socket(port)
         return found
+
+    def _refusal(self, error: BaseException) -> BaseException:
+        """What was answered to a WebSocket, which the library says in a text only, and before 37 fails to pass on."""
+        causes = [error]
+        while (cause := causes[-1].__context__) is not None:
+            causes.append(cause)
+        for cause in causes:
+            if status := getattr(cause, "status_code", 0):
+                refusal: BaseException = self._kubernetes.client.ApiException(status=status)
+                vars(refusal)["body"] = getattr(cause, "resp_body", b"")
+                return refusal
+        return next((each for each in causes if isinstance(each, self._kubernetes.client.ApiException)), error)
 
     def _asked(self, call: Callable[..., Any], *arguments: str, **options: Any) -> Any:
         return json.loads(call(*arguments, **options, _preload_content=False, _request_timeout=DEADLINE_S).data)
@@ -335,14 +347,6 @@ class Cluster:
             raise KubeFailed(f"cannot {what}: the API server ({self._where}) answers {exc.status}: {said}") from exc
         except (OSError, ValueError, urllib3.exceptions.HTTPError) as exc:
             raise KubeFailed(f"cannot {what}: the API server ({self._where}) gives no answer: {exc}") from exc
-
-
-def _handshake(error: Any) -> Any:
-    """The library says of a WebSocket that was refused in a text only what the answer was."""
-    cause = error.__context__
-    if getattr(cause, "status_code", 0):
-        error.status, error.body = cause.status_code, getattr(cause, "resp_body", b"")
-    return error
 
 
 def _message(exc: Any) -> str:
