@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.load.source import FLEET_LABEL
 
 from kinetoctl.errors import NotFound
 from kinetoctl.fleet.ask import ask
 from kinetoctl.fleet.client import HostClient
 from kinetoctl.fleet.member import Fleet, Member, stored_clock
 from kinetoctl.fleet.places import Place
-from kinetoctl.fleet.run import LABEL
 
 LIMIT = 1000  # captures of one host that are parts of one capture
 
@@ -21,7 +21,7 @@ def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) ->
     """
 
     async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:
-        found = await client.captures({LABEL: capture_id}, limit=LIMIT)
+        found = await client.captures({FLEET_LABEL: capture_id}, limit=LIMIT)
         try:
             return found or [await client.capture(capture_id)]
         except NotFound:

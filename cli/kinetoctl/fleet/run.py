@@ -28,6 +28,7 @@ from kineto_protos.alignment import NEVER, Sample, plan
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.load.source import FLEET_LABEL
 
 from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable
 from kinetoctl.fleet.client import HostClient, close_all
@@ -40,7 +41,6 @@ from kinetoctl.output.fleet_progress import FleetProgress
 from kinetoctl.patience import RETRYABLE, Patience
 from kinetoctl.tracing import apply_event, has_ended
 
-LABEL = "kineto.fleet"
 CALLS_AT_ONCE = 256
 FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32
 FAR_TRIP_NS = 10_000_000
@@ -182,7 +182,7 @@ class FleetRun:
         spec = pb.CaptureSpec()
         spec.CopyFrom(request.spec)
         spec.selector.CopyFrom(member.place.selected(request.spec.selector))
-        spec.labels[LABEL] = request.id
+        spec.labels[FLEET_LABEL] = request.id
         spec.start_time_ns = 0
         spec.arm_ns = int((request.timeout_s + ARMED_FOR_S) * 1e9)
         try:
