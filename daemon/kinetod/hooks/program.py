@@ -40,7 +40,7 @@ async def run_program(argv: Sequence[str], data: bytes, environ: Mapping[str, st
             )
     except BaseException:
         os.close(writer)
-        os.close(reader)
+        await output.stop()
         raise
     os.close(writer)
     status: int | None = None
@@ -79,15 +79,14 @@ class _Output(asyncio.Protocol):
     """Reads a pipe to its end and keeps the last bytes."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self._pipe = os.fdopen(descriptor, "rb", buffering=0)  # closing it twice is harmless
         self._transport: asyncio.ReadTransport | None = None
         self._ended = asyncio.Event()
         self.kept = bytearray()
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        pipe = os.fdopen(self._descriptor, "rb", buffering=0)
-        self._transport, _ = await loop.connect_read_pipe(lambda: self, pipe)
+        self._transport, _ = await loop.connect_read_pipe(lambda: self, self._pipe)
 
     def data_received(self, data: bytes) -> None:
         self.kept += data
@@ -99,7 +98,7 @@ class _Output(asyncio.Protocol):
     async def stop(self) -> None:
         """Somebody who left the group may hold the pipe open: that is not waited for."""
         if self._transport is None:
-            os.close(self._descriptor)
+            self._pipe.close()
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), _REST_S)

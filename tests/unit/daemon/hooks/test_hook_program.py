@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.hooks.program import MAX_OUTPUT_BYTES, NICE, Exit, run_program
+from support.descriptors import open_files
 from support.waiting import until
 
 ENVIRON = {"PATH": os.environ["PATH"]}
@@ -77,6 +78,27 @@ def test_a_program_that_cannot_be_started_is_an_error_and_leaks_nothing() -> Non
         with pytest.raises(FileNotFoundError):
             asyncio.run(run_program(("/nonexistent/program",), b"x", ENVIRON, 1))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_caller_that_is_cancelled_at_any_moment_leaves_no_descriptor_behind() -> None:
+    async def cancelled(turns: int) -> None:
+        task = asyncio.create_task(
+            run_program((sys.executable, "-c", "import signal; signal.pause()"), b"", ENVIRON, 60)
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def scenario() -> None:
+        await cancelled(0)
+        before = len(open_files(os.getpid()))
+        for turns in range(12):
+            await cancelled(turns)
+        assert len(open_files(os.getpid())) == before
+
+    asyncio.run(scenario())
 
 
 def test_when_the_caller_is_cancelled_it_is_ended(tmp_path: Path) -> None:
