@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.daemon import Daemon, running_daemon
+from support.scripted_agent import ScriptedAgent
 
 
 @pytest.fixture(scope="module")
@@ -11,3 +13,17 @@ def daemon() -> Iterator[Daemon]:
     """One for all tests of a module, with the usual settings."""
     with running_daemon() as started:
         yield started
+
+
+@pytest.fixture
+def stub(daemon: Daemon) -> ProfilerStub:
+    """A client of the module's daemon."""
+    return daemon.stub()
+
+
+@pytest.fixture
+def agent(daemon: Daemon) -> Iterator[ScriptedAgent]:
+    """One that is connected to the module's daemon."""
+    with ScriptedAgent(daemon.agent_socket) as connected:
+        connected.hello()
+        yield connected

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -18,18 +17,6 @@ SECOND_NS = 10**9
 MINUTE_NS = 60 * SECOND_NS
 OWN = pb.Selector(pids=[os.getpid()])
 CLOCK = pb.ClockOffset(offset_ns=-1_500_000, uncertainty_ns=40_000)
-
-
-@pytest.fixture
-def stub(daemon: Daemon) -> ProfilerStub:
-    return daemon.stub()
-
-
-@pytest.fixture
-def agent(daemon: Daemon) -> Iterator[ScriptedAgent]:
-    with ScriptedAgent(daemon.agent_socket) as connected:
-        connected.hello()
-        yield connected
 
 
 def arm(stub: ProfilerStub, **fields: Any) -> pb.Capture:

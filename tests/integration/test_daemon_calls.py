@@ -22,11 +22,6 @@ DAY_NS = 86_400 * SECOND_NS
 OWN = pb.Selector(pids=[os.getpid()])
 
 
-@pytest.fixture
-def stub(daemon: Daemon) -> ProfilerStub:
-    return daemon.stub()
-
-
 def refused(stub: ProfilerStub, spec: pb.CaptureSpec, key: str = "") -> tuple[grpc.StatusCode, str, str]:
     return error_of(lambda: stub.CreateCapture(pb.CreateCaptureRequest(spec=spec, idempotency_key=key), timeout=10))
 

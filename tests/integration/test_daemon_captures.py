@@ -30,18 +30,6 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-@pytest.fixture
-def stub(daemon: Daemon) -> ProfilerStub:
-    return daemon.stub()
-
-
-@pytest.fixture
-def agent(daemon: Daemon) -> Iterator[ScriptedAgent]:
-    with ScriptedAgent(daemon.agent_socket) as connected:
-        connected.hello()
-        yield connected
-
-
 def create(stub: ProfilerStub, key: str = "", **fields: Any) -> pb.Capture:
     spec = pb.CaptureSpec(**{"selector": OWN, "duration_ns": SECOND_NS, **fields})
     capture: pb.Capture = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec, idempotency_key=key), timeout=10)

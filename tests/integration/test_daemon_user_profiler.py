@@ -15,13 +15,6 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-@pytest.fixture
-def agent(daemon: Daemon) -> Iterator[ScriptedAgent]:
-    with ScriptedAgent(daemon.agent_socket) as connected:
-        connected.hello()
-        yield connected
-
-
 def create(daemon: Daemon, *, wait: bool) -> pb.Capture:
     spec = pb.CaptureSpec(
         selector=pb.Selector(pids=[os.getpid()]),

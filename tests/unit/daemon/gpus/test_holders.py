@@ -1,8 +1,6 @@
 """Who holds a context on which GPU, by the fake NVML."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from kinetod.gpus import holders
@@ -13,22 +11,10 @@ from support.gpus import FakeGpus
 LONG_S = 30.0
 
 
-@pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
-    gpus = FakeGpus(tmp_path)
-    for name, value in gpus.environ.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DEADLINE_S", "LIST_DEADLINE_S"):
         monkeypatch.setattr(holders, name, LONG_S)
-    return gpus
-
-
-@pytest.fixture
-def reader(gpus: FakeGpus) -> Iterator[GpuReader]:
-    reader = GpuReader()
-    yield reader
-    gpus.say()
-    reader.close()
 
 
 def test_a_process_may_be_on_several_gpus(gpus: FakeGpus, reader: GpuReader) -> None:

@@ -3,32 +3,14 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from kinetod.gpus.interface import LibraryState, Question, Snapshot
 from kinetod.gpus.reader import GpuReader
 from support.gpus import FakeGpus
 from support.waiting import until
 
 LONG_S = 30.0
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
-    gpus = FakeGpus(tmp_path)
-    for name, value in gpus.environ.items():
-        monkeypatch.setenv(name, value)
-    return gpus
-
-
-@pytest.fixture
-def reader(gpus: FakeGpus) -> Iterator[GpuReader]:
-    reader = GpuReader()
-    yield reader
-    gpus.say()
-    reader.close()
 
 
 def nvml(snapshot: Snapshot) -> LibraryState:
