@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "attachment.h"
 #include "calls.h"
 #include "clocks.h"
 #include "cupti_api.h"
@@ -69,6 +70,7 @@ static struct {
     bool abandoned;     /* the thread did not end in time */
     bool close_pending; /* kc_close came before it did */
     bool detached;
+    bool graphs_watched; /* the subscriber tells of their launches */
     struct wake work;
     struct wake done;
     uint64_t cpu_ns;
@@ -370,7 +372,7 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
     }
     (void)take_dropped(); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
-    const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
+    const cupti_result result = attachment_register(&self.api);
     if (result != CUPTI_SUCCESS) {
         return refuse_cupti(result, error, error_bytes);
     }
@@ -385,6 +387,9 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse_system(error, error_bytes, "pthread_create", number);
     }
     self.phase = RECORDING;
+    attachment_recording_begins();
+    /* Before any kind is enabled: no launch may be missed. */
+    self.graphs_watched = count == 0 || subscription_watch_graphs(&self.api, &self.calls) == CUPTI_SUCCESS;
     kinds_enable(&self.kinds, &self.api, kinds, count, results);
     if (self.kinds.count == 0 && count > 0) {
         return refuse(KC_CUPTI, error, error_bytes, "CUPTI enabled none of the wanted activities");
@@ -408,8 +413,11 @@ int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
         return self.dead ? KC_FORKED : KC_ORDER;
     }
     records_close();
-    (void)subscription_follow_all(&self.api, false);
     kinds_disable(&self.kinds, &self.api);
+    if (self.kinds.count > 0) {
+        attachment_recording_ends(self.graphs_watched && subscription_held());
+    }
+    (void)subscription_follow_all(&self.api, false);
     self.phase = STOPPED;
     self.abandoned = !end_thread(FINISH, limit_ms * NS_PER_MS);
     if (atomic_exchange(&self.thread_started, false)) { /* else an exiting process has joined it */

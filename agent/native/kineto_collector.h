@@ -60,11 +60,18 @@ enum kc_detach_outcome {
     KC_DETACH_NO_CALL = 2,              /* no CUDA call ended within the limit: stays attached */
     KC_DETACH_REFUSED = 3,              /* a CUPTI call failed, see result */
     KC_DETACH_STUCK = 4,                /* cuptiFinalize has not returned */
+    KC_DETACH_MUST_STAY = 5,            /* never tried: cuptiFinalize could end the program; result: kc_stay bits */
+};
+
+enum kc_stay {
+    KC_STAY_GRAPHS = 1,      /* CUDA graphs were launched while GPU activities were recorded */
+    KC_STAY_UNWATCHED = 2,   /* may have been: another tool had the subscriber, which tells of launches */
+    KC_STAY_USED_BEFORE = 4, /* another tool has registered buffers, and may have recorded graphs */
 };
 
 struct kc_detach_result {
     int32_t outcome; /* kc_detach_outcome */
-    int32_t result;  /* the CUPTI result behind it */
+    int32_t result;  /* the CUPTI result behind it, or kc_stay bits */
     uint64_t ns;     /* from the request until detached */
 };
 

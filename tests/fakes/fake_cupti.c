@@ -34,6 +34,7 @@ static const struct call {
     {DOMAIN_RUNTIME, 165, "cudaDeviceSynchronize_v3020"}, {DOMAIN_RUNTIME, 311, "cudaGraphLaunch_v10000"},
     {DOMAIN_RUNTIME, 138, "cudaEventQuery_v3020"},     {DOMAIN_RUNTIME, 20, "cudaMalloc_v3020"},
     {DOMAIN_DRIVER, 304, "cuCtxGetCurrent"},           {DOMAIN_DRIVER, 307, "cuLaunchKernel"},
+    {DOMAIN_DRIVER, 514, "cuGraphLaunch"},
 };
 struct fake fake = {.mutex = PTHREAD_MUTEX_INITIALIZER, .filled_some = PTHREAD_COND_INITIALIZER, .version = 130001};
 
@@ -359,6 +360,7 @@ int cuptiFinalize(void) {
         fake_unlock();
         return 999;
     }
+    fake.misused += fake.graph_recorded != 0; /* a later launch of that graph ends the program */
     memset(fake.enabled, 0, sizeof fake.enabled);
     memset(&fake.current, 0, sizeof fake.current);
     fake.requested = NULL;
@@ -391,6 +393,7 @@ static const struct {
     {"flush_delay_ms", &fake.flush_delay_ms},
     {"finalize_result", &fake.finalize_result},
     {"drop_at_finalize", &fake.drop_at_finalize},
+    {"graph_recorded", &fake.graph_recorded},
 };
 
 int fake_set(const char *key, long value) {

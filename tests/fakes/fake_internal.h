@@ -20,7 +20,7 @@ enum { MEMCPY = 1, MEMSET = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10, OVERHEAD = 
 enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2, DOMAINS = 5 };
 
 enum { GET_DEVICE = 17, MEMCPY_ASYNC = 41, MEMSET_ASYNC = 51, STREAM_SYNC = 131, LAUNCH = 211, GRAPH_LAUNCH = 311 };
-enum { CTX_GET_CURRENT = 304, CU_LAUNCH = 307 };
+enum { CTX_GET_CURRENT = 304, CU_LAUNCH = 307, CU_GRAPH_LAUNCH = 514 };
 
 struct kernel { /* CUpti_ActivityKernel9 (208 bytes) and 10 (216) */
     uint32_t kind;
@@ -133,6 +133,7 @@ struct fake {
     uint32_t correlation;
     long version, subscribe_result, refuse_kind, refuse_result, drop_next, extra_kernel_bytes, one_wide_kernel;
     long hold_a_buffer, names_result, flush_delay_ms, finalize_result, drop_at_finalize;
+    long graph_recorded; /* a graph was launched while the device's activities were enabled */
 };
 extern struct fake fake;
 

@@ -125,6 +125,11 @@ class FakeCuda:
         """One cudaStreamSynchronize: waits for the stream's simulated work."""
         self._library.fake_sync(stream)
 
+    def register_as_another_tool(self) -> None:
+        """Some library registers its buffer callbacks, as one that records does."""
+        libc = ctypes.CDLL(None)
+        self._library.cuptiActivityRegisterCallbacks(libc.abs, libc.labs)
+
     def kineto_begin(self) -> None:
         """The program's own torch.profiler begins to profile the GPU."""
         self._library.fake_kineto_begin()

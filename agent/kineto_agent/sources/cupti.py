@@ -84,6 +84,16 @@ _GAVE_WAY = (
     "stayed attached: the program's own torch.profiler started and has CUPTI now; CUDA calls stay slightly slower "
     "until the process ends or a later capture detaches"
 )
+_STAYS = (
+    "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; CUDA calls "
+    "stay slightly slower until the process ends"
+)
+_WHY_STAYS = {  # kc_stay, see agent/native/attachment.c
+    1: "CUDA graphs (launched while GPU activities were recorded)",
+    2: "CUDA graphs that may have been launched while GPU activities were recorded (nothing told of launches, for example "
+    "since another tool had CUPTI's only subscriber)",
+    4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
+}
 
 
 class CuptiSession:
@@ -268,6 +278,8 @@ class CuptiSession:
                 "stayed attached: another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber; CUDA "
                 "calls stay slightly slower"
             )
+        if detach.outcome == cupti_native.MUST_STAY:
+            return _STAYS % " and of ".join(why for bit, why in _WHY_STAYS.items() if detach.result & bit)
         if detach.outcome == cupti_native.STUCK:
             return "stayed attached: cuptiFinalize has not returned"
         return "stayed attached: CUPTI refused to detach: " + self._collector.result_text(detach.result)

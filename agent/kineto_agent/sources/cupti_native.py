@@ -25,7 +25,8 @@ _REASONS = {
     _FORKED: "CUPTI_FORKED",
 }
 
-DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK = range(5)  # kc_detach_outcome
+DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY = range(6)  # kc_detach_outcome
+STAY_GRAPHS, STAY_UNWATCHED, STAY_USED_BEFORE = 1, 2, 4  # kc_stay: bits of a MUST_STAY's result
 
 
 class Config(ctypes.Structure):

@@ -102,7 +102,8 @@ def test_calls_without_names_are_refused_rather_than_recorded_all() -> None:
         cuda.launch()
         warnings = session.stop().warnings
         sizes = reader.record_bytes()
-    assert warnings == ["CUDA calls are not recorded: CUPTI refused: CUPTI_ERROR_NOT_INITIALIZED (15)"]
+    assert warnings[0] == "CUDA calls are not recorded: CUPTI refused: CUPTI_ERROR_NOT_INITIALIZED (15)"
+    assert warnings[1].startswith("stays attached because of CUDA graphs that may have been launched")
     assert 5 not in sizes
 
 
