@@ -14,7 +14,7 @@
  *
  *   The last is seen in libcupti itself: it keeps the two callbacks side by side in its data, so the place is where
  *   ours stand after cuptiActivityRegisterCallbacks and the answer is what stood there before (seen in libcupti of
- *   12.4 to 13.4). Where no such place is found, nothing is concluded.
+ *   12.4, 12.6, 12.8, 12.9 and 13.0). Where no such place is found, nothing is concluded.
  *
  *   The answer holds for the life of the process, and a later agent brings a library of its own. So it is written
  *   where every library finds it: in the name of a memfd of which one page, without access, is mapped for ever.

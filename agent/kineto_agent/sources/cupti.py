@@ -90,8 +90,8 @@ _STAYS = (
 )
 _WHY_STAYS = {  # kc_stay, see agent/native/attachment.c
     1: "CUDA graphs (launched while GPU activities were recorded)",
-    2: "CUDA graphs that may have been launched while GPU activities were recorded (nothing told of launches, for example "
-    "since another tool had CUPTI's only subscriber)",
+    2: "CUDA graphs that may have been launched while GPU activities were recorded (nothing told of launches, for "
+    "example since another tool had CUPTI's only subscriber)",
     4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
 }
 
