@@ -18,7 +18,7 @@ from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutc
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti_native import Collector, DetachResult, Enabled, StopResult
 
-# Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (49),
+# Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (51),
 # which hides those of graphs. They are enabled in this order: where CUPTI is attached already (torch.profiler was used
 # before), enabling copies or sets before kernels while a thread launches made libcupti 13.0 lose all kernels of that
 # thread, in our recording and in the program's next torch.profiler traces (docs/measurements.md).
