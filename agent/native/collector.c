@@ -479,6 +479,10 @@ int kc_close(void) {
     return 0;
 }
 
+void kc_device(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts) {
+    device_describe(index, attributes, count, facts);
+}
+
 void kc_result_text(int32_t result, char *text, size_t text_bytes) {
     const char *known = NULL;
     if (!self.opened || self.api.get_result_string(result, &known) != CUPTI_SUCCESS || known == NULL) {

@@ -14,7 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI 2 /* changes with any signature or structure below */
+#include "devices.h"
+
+#define KC_ABI 3 /* changes with any signature or structure below */
 #define KC_EXPORT __attribute__((visibility("default")))
 
 enum kc_error {
@@ -103,6 +105,8 @@ KC_EXPORT int kc_detach(uint32_t limit_ms, struct kc_detach_result *result);
 KC_EXPORT int kc_close(void);
 /* CUPTI's own text for one of its results. */
 KC_EXPORT void kc_result_text(int32_t result, char *text, size_t text_bytes);
+/* What CUDA says of device `index` and its `count` CUdevice_attributes (DEVICE_ATTRIBUTES at most). At any time. */
+KC_EXPORT void kc_device(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts);
 /* All of the above by packets on the socket `fd` (serve.h), for a process without Python, on a thread that is given
  * to it: blocks its signals and renames it. Returns when the other end is closed or says so; nothing is recorded then,
  * and `fd` is closed. */

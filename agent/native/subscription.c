@@ -20,8 +20,9 @@
 #include "records.h"
 
 static void *subscriber; /* NULL: not ours */
-static const struct calls *watched;  /* whose graph calls are told of */
-static const struct calls *recorded; /* whose chosen calls are recorded */
+/* What to do at each call. A callback of the subscription before may still read while it is written. */
+enum { TELL_OF_GRAPH = 1, RECORD = 2 };
+static uint8_t wanted[CALLS_DOMAINS][CALLS_MOST];
 
 static void on_call(void *user, uint32_t domain, uint32_t cbid, const void *data) {
     const struct cupti_call *call = data;
@@ -29,19 +30,17 @@ static void on_call(void *user, uint32_t domain, uint32_t cbid, const void *data
     if (domain != CUPTI_DOMAIN_DRIVER_API && domain != CUPTI_DOMAIN_RUNTIME_API) {
         return;
     }
-    const struct calls *graphs = __atomic_load_n(&watched, __ATOMIC_RELAXED);
-    const struct calls *chosen = __atomic_load_n(&recorded, __ATOMIC_RELAXED);
-    if (graphs != NULL && cbid < CALLS_MOST && graphs->graph[domain][cbid] != 0) {
+    const uint8_t todo = cbid < CALLS_MOST ? __atomic_load_n(&wanted[domain][cbid], __ATOMIC_RELAXED) : 0;
+    if ((todo & TELL_OF_GRAPH) != 0) {
         attachment_graph_launched();
     }
-    const bool keep = chosen != NULL && cbid < CALLS_MOST && chosen->keep[domain][cbid] != 0;
     if (call->site != CUPTI_API_EXIT) {
-        if (keep) {
+        if ((todo & RECORD) != 0) {
             records_enter(domain, cbid, call);
         }
         return;
     }
-    if (keep) {
+    if ((todo & RECORD) != 0) {
         records_exit(domain, cbid, call);
     }
     detach_at_exit();
@@ -49,8 +48,9 @@ static void on_call(void *user, uint32_t domain, uint32_t cbid, const void *data
 
 cupti_result subscription_open(const struct cupti_api *api) {
     void *made = NULL;
-    __atomic_store_n(&watched, NULL, __ATOMIC_SEQ_CST); /* of the recording before */
-    __atomic_store_n(&recorded, NULL, __ATOMIC_SEQ_CST);
+    for (uint32_t i = 0; i < CALLS_DOMAINS * CALLS_MOST; i++) {
+        __atomic_store_n(&wanted[0][0] + i, 0, __ATOMIC_RELAXED);
+    }
     if (subscription_held()) {
         return CUPTI_SUCCESS;
     }
@@ -63,12 +63,13 @@ cupti_result subscription_open(const struct cupti_api *api) {
 
 bool subscription_held(void) { return __atomic_load_n(&subscriber, __ATOMIC_SEQ_CST) != NULL; }
 
-/* Callbacks for the calls of a domain that are marked in its table. */
-static cupti_result enable_calls(const struct cupti_api *api, void *held, const struct calls *calls, uint32_t domain,
-                                 const uint8_t *marked) {
+/* Callbacks for the calls of a domain that are marked in its table, to do this. */
+static cupti_result enable_calls(const struct cupti_api *api, void *held, uint32_t domain, const uint8_t *marked,
+                                 uint8_t todo) {
     cupti_result result = CUPTI_SUCCESS;
-    for (uint32_t cbid = 1; cbid <= calls->last[domain] && result == CUPTI_SUCCESS; cbid++) {
+    for (uint32_t cbid = 1; cbid < CALLS_MOST && result == CUPTI_SUCCESS; cbid++) {
         if (marked[cbid]) {
+            (void)__atomic_fetch_or(&wanted[domain][cbid], todo, __ATOMIC_SEQ_CST);
             result = api->enable_callback(1, held, domain, cbid);
         }
     }
@@ -78,10 +79,9 @@ static cupti_result enable_calls(const struct cupti_api *api, void *held, const 
 cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct calls *calls) {
     void *held = __atomic_load_n(&subscriber, __ATOMIC_SEQ_CST);
     cupti_result result = held == NULL ? CUPTI_ERROR_MULTIPLE_SUBSCRIBERS : calls_named(calls, CUPTI_DOMAIN_DRIVER_API);
-    __atomic_store_n(&watched, calls, __ATOMIC_SEQ_CST);
     for (uint32_t domain = CUPTI_DOMAIN_DRIVER_API; domain <= CUPTI_DOMAIN_RUNTIME_API && result == CUPTI_SUCCESS;
          domain++) {
-        result = enable_calls(api, held, calls, domain, calls->graph[domain]);
+        result = enable_calls(api, held, domain, calls->graph[domain], TELL_OF_GRAPH);
     }
     return result;
 }
@@ -92,7 +92,7 @@ static cupti_result follow_domain(const struct cupti_api *api, void *held, const
         return CUPTI_SUCCESS;
     }
     const cupti_result named = calls_named(calls, domain);
-    return named != CUPTI_SUCCESS ? named : enable_calls(api, held, calls, domain, calls->keep[domain]);
+    return named != CUPTI_SUCCESS ? named : enable_calls(api, held, domain, calls->keep[domain], RECORD);
 }
 
 cupti_result subscription_follow(const struct cupti_api *api, const struct calls *calls) {
@@ -100,7 +100,6 @@ cupti_result subscription_follow(const struct cupti_api *api, const struct calls
     if (held == NULL) {
         return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS;
     }
-    __atomic_store_n(&recorded, calls, __ATOMIC_SEQ_CST);
     const cupti_result runtime = follow_domain(api, held, calls, CUPTI_DOMAIN_RUNTIME_API);
     return runtime != CUPTI_SUCCESS ? runtime : follow_domain(api, held, calls, CUPTI_DOMAIN_DRIVER_API);
 }

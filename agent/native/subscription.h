@@ -10,7 +10,7 @@
 /* Subscribes unless that is done. Must come before the first activity is enabled: see subscription.c. */
 cupti_result subscription_open(const struct cupti_api *api);
 bool subscription_held(void);
-/* Callbacks for the launches of graphs: attachment.h is told. `calls` must outlive the subscription. */
+/* Callbacks for the launches of graphs: attachment.h is told. */
 cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct calls *calls);
 /* Callbacks for the chosen calls, too. */
 cupti_result subscription_follow(const struct cupti_api *api, const struct calls *calls);

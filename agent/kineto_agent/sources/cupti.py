@@ -58,7 +58,7 @@ _DRIVER_DOMAIN, _RUNTIME_DOMAIN = 1, 2
 
 BUFFER_BYTES = 4 << 20  # Kineto's size: 20,000 kernels
 STRINGS_BYTES = 8 << 20  # 60,000 kernel names of 120 bytes
-PREFAULT_BYTES = 32 << 20  # 8 buffers, 22-28 ms of page faults; the collector stays 4 buffers ahead of use
+PREFAULT_BYTES = 8 << 20  # 2 buffers, 6 ms of page faults; the collector's thread goes on to stay 4 ahead of use
 # A flush hands over partly filled buffers, so it bounds what a crash loses and costs a buffer each time.
 FLUSH_PERIOD_MS = 500
 STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
@@ -321,7 +321,7 @@ class CuptiSource:
         """What CUDA says about its devices and versions; only what is known."""
         from kineto_agent.sources import cupti_devices
 
-        return cupti_devices.describe(self._maps)
+        return cupti_devices.describe(collector.device)
 
     def activity_types(self) -> List[str]:
         """All of them as soon as the process has CUDA and a libcupti can be had."""

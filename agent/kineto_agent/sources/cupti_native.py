@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Dict, List, NamedTuple, Sequence
 
-from kineto_agent.sources import collector_library
+from kineto_agent.sources import collector_library, cupti_devices
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_library import Counts, NativeInterface
 
@@ -97,7 +97,7 @@ class Collector(NativeInterface):
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_abi"
-    ABI = 2
+    ABI = 3
     REASONS = _REASONS
 
     def __init__(self, path: str = LIBRARY) -> None:
@@ -193,6 +193,12 @@ class Collector(NativeInterface):
         """Free the arena, unless CUPTI still uses it."""
         self._library.kc_close()
         self._release_cupti()
+
+    def device(self, index: int, attributes: bytes) -> bytes:
+        """cupti_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""
+        facts = ctypes.create_string_buffer(cupti_devices.FACTS.size)
+        self._library.kc_device(index, attributes, len(attributes) // 4, facts)
+        return facts.raw
 
     def result_text(self, result: int) -> str:
         """CUPTI's own words for one of its results."""

@@ -44,11 +44,13 @@ Inputs (SPACE_OP_INPUTS)
         numbers      u32 n, i64 values                         of more than 30 the first 29 and the last
 """
 
+import os
 import re
 import struct
 import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
 
+from kineto_agent import mappings
 from kineto_agent.debuglog import log, log_exception
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest, SourceSession
 
@@ -64,7 +66,7 @@ _PREFAULT_BYTES = 16 * 1024 * 1024  # 0.25 s of 1 M ops/s, until the daemon give
 _STRINGS_BYTES = 1024 * 1024  # some 10,000 names
 _INPUTS_STRINGS_BYTES = 16 * 1024 * 1024  # some 24,000 forms of inputs
 _RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(\.post\d+)?(\+.*)?")
-_LIBRARY = "/libtorch_cpu.so"
+_LIBRARY = b"/libtorch_cpu.so"
 _mapped: Dict[str, str] = {}  # "path" -> where libtorch_cpu is
 _unfit: List[str] = []  # why the observer can never work in this process
 _tensors_fit: Dict[bool, bool] = {}  # True -> the layout of tensors was found right, or wrong
@@ -103,11 +105,10 @@ def torch_version() -> str:
 def library_path() -> str:
     """Where this process has libtorch_cpu from; "": it has none."""
     if "path" not in _mapped:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            for line in maps:
-                if line.rstrip("\n").endswith(_LIBRARY):
-                    _mapped["path"] = line.rstrip("\n").split(None, 5)[5]
-                    break
+        for line in mappings.read().splitlines():
+            if line.endswith(_LIBRARY):
+                _mapped["path"] = os.fsdecode(line.split(None, 5)[5])
+                break
     return _mapped.get("path", "")
 
 
