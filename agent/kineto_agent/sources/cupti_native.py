@@ -96,7 +96,7 @@ class Collector(NativeInterface):
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_abi"
-    ABI = 2
+    ABI = 3
     REASONS = _REASONS
 
     def __init__(self, path: str = LIBRARY) -> None:
