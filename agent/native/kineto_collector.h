@@ -77,6 +77,16 @@ struct kc_detach_result {
     uint64_t ns;     /* from the request until detached */
 };
 
+/* Who else in the process uses CUPTI. */
+struct kc_others {
+    int64_t time_ns;        /* Unix: one of them came during this recording, which had ended by then; 0: nobody did */
+    uint64_t caller;        /* an address in its code */
+    uint32_t in_use;        /* activities that they had enabled when we subscribed, as far as can be told */
+    uint32_t reserved;
+    char function[48];      /* of CUPTI, that it called */
+    char unnoticed[160];    /* why one may come without our noticing; empty: none may */
+};
+
 KC_EXPORT uint32_t kc_abi(void);
 /* Opens libcupti at `path` and gives its cuptiGetVersion. May be called again. */
 KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes);
@@ -85,6 +95,9 @@ KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t err
 /* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls: fnmatch
  * patterns, each ended by NUL, the list by an empty one, `bytes` in all. Without this none is recorded. */
 KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes);
+/* After kc_prepare, on any thread. From then until kc_close the recording ends by itself when somebody else takes CUPTI
+ * into use, on the thread that does; kc_stop tells what there was. */
+KC_EXPORT int kc_others(struct kc_others *others);
 /* Takes CUPTI's only subscriber, which kc_record_calls and kc_detach need. Returns 0 or KC_CUPTI with CUPTI's
  * result (39: another tool has it). */
 KC_EXPORT int kc_subscribe(int32_t *result);

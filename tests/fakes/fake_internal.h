@@ -115,6 +115,7 @@ struct fake {
     bool had_subscriber;  /* since the library was loaded */
     bool kineto;          /* the program's own Kineto profiles: fake_kineto.c */
     bool kinetos_clock;   /* it has registered its timestamp callback, for the life of the process */
+    uint64_t entered;     /* of its functions, those with which it is taken into use */
     requested_fn requested;
     completed_fn completed;
     uint8_t enabled[KINDS];

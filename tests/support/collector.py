@@ -58,6 +58,7 @@ def fake_cuda(**faults: int) -> FakeCuda:
     CUPTI may have to stay attached for the life of a process: all that says so is forgotten.
     """
     cuda = _loaded()
+    cuda.flush()
     _unmap_marks()
     another_collector()
     for key in _FAULTS:
@@ -68,9 +69,17 @@ def fake_cuda(**faults: int) -> FakeCuda:
     return cuda
 
 
-def source(detach_limit_ms: int = 20) -> CuptiSource:
+def source(detach_limit_ms: int = 20, maps: str = "/proc/self/maps") -> CuptiSource:
     """A source that uses the fake."""
-    return CuptiSource(environ={env.CUPTI_LIBRARY: str(_loaded().path)}, detach_limit_ms=detach_limit_ms)
+    return CuptiSource({env.CUPTI_LIBRARY: str(_loaded().path)}, maps, detach_limit_ms)
+
+
+def maps_with(folder: Path, *libraries: str) -> str:
+    """A maps file that names these libraries."""
+    path = folder / "maps"
+    lines = [f"7f000000{n}000-7f000000{n}fff r-xp 0 00:00 0 /x/{name}\n" for n, name in enumerate(libraries)]
+    path.write_text("".join(lines))
+    return str(path)
 
 
 def request(
@@ -92,9 +101,11 @@ def recording(
     options: dict[str, Any] | None = None,
     detach_limit_ms: int = 20,
     named: bool = True,
+    maps: str = "/proc/self/maps",
 ) -> Iterator[tuple[CuptiSession, ArenaReader]]:
     """A started session and a daemon's view of its arena; closed in any case."""
-    session = source(detach_limit_ms).prepare(request(types, limit_bytes=limit_bytes, options=options, named=named))
+    wanted = request(types, limit_bytes=limit_bytes, options=options, named=named)
+    session = source(detach_limit_ms, maps).prepare(wanted)
     try:
         with ArenaReader(session.arena_fd) as reader:
             session.start()

@@ -125,6 +125,10 @@ class FakeCuda:
         """One cudaStreamSynchronize: waits for the stream's simulated work."""
         self._library.fake_sync(stream)
 
+    def flush(self) -> None:
+        """Whoever has given buffers gets them back."""
+        self._library.cuptiActivityFlushAll(1)
+
     def register_as_another_tool(self) -> None:
         """Some library registers its buffer callbacks, as one that records does."""
         libc = ctypes.CDLL(None)

@@ -85,6 +85,24 @@ class DetachResult(ctypes.Structure):
     _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
 
 
+class Others(ctypes.Structure):
+    """kc_others."""
+
+    time_ns: int
+    caller: int
+    in_use: int
+    function: bytes
+    unnoticed: bytes
+    _fields_ = [
+        ("time_ns", ctypes.c_int64),
+        ("caller", ctypes.c_uint64),
+        ("in_use", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("function", ctypes.c_char * 48),
+        ("unnoticed", ctypes.c_char * 160),
+    ]
+
+
 class Enabled(NamedTuple):
     """CUPTI's answers of kc_start."""
 
@@ -149,6 +167,12 @@ class Collector(NativeInterface):
         result = ctypes.c_int32(_NOT_ASKED)
         self._library.kc_subscribe(ctypes.byref(result))
         return result.value
+
+    def others(self) -> Others:
+        """Who else uses CUPTI; zeros when nothing is recorded. Between prepare() and close(), on any thread."""
+        others = Others()
+        self._library.kc_others(ctypes.byref(others))
+        return others
 
     def record_calls(self) -> str:
         """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""

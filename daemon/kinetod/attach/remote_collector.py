@@ -23,6 +23,7 @@ from kineto_agent.sources.cupti_native import (
     Config,
     DetachResult,
     Enabled,
+    Others,
     StopResult,
 )
 from kineto_agent.sources.interface import SourceError
@@ -37,8 +38,8 @@ _FDS_SPACE = socket.CMSG_SPACE(4 * _INT.size)
 
 (
     _ABI, _OPEN, _PREPARE, _KEEP_CALLS, _SUBSCRIBE, _RECORD_CALLS, _YIELD, _START, _COUNTS, _STOP, _DETACH, _CLOSE,
-    _RESULT_TEXT, _DEVICE, _LEAVE,
-) = range(1, 16)  # fmt: skip
+    _RESULT_TEXT, _DEVICE, _LEAVE, _OTHERS,
+) = range(1, 17)  # fmt: skip
 
 _LIMIT_S = 10.0  # opening a library and backing an arena with memory on a busy machine
 _SYSTEM = -2
@@ -228,6 +229,10 @@ class RemoteCollector(Collector):
         answer = self._quietly(_SUBSCRIBE, size=_INT.size)
         result: int = _INT.unpack(answer.result)[0] if answer.result else _NOT_ASKED
         return result
+
+    def others(self) -> Others:
+        """Who else uses CUPTI; zeros when nothing is recorded."""
+        return self._structure(Others, _OTHERS)
 
     def record_calls(self) -> str:
         """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""

@@ -11,7 +11,7 @@ from support import native
 
 EXPORTED = {
     "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls", "kc_yield",
-    "kc_counts", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device", "kc_result_text", "kc_serve",
+    "kc_counts", "kc_others", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device", "kc_result_text", "kc_serve",
     "ko_abi", "ko_open", "ko_describe_tensor", "ko_prepare", "ko_start", "ko_counts", "ko_stop", "ko_close",
     "kg_up", "kg_down",
 }  # fmt: skip

@@ -1,7 +1,9 @@
 """CUPTI is out of the process after a capture, or the user is told why not."""
 
+from pathlib import Path
+
 import pytest
-from support.collector import another_collector, calling, fake_cuda, recording
+from support.collector import another_collector, calling, fake_cuda, maps_with, recording
 
 
 def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
@@ -51,10 +53,11 @@ def test_after_staying_attached_the_next_capture_records_and_detaches() -> None:
     assert outcome.warnings == []
 
 
-def test_a_subscriber_of_another_tool_is_respected() -> None:
+def test_a_subscriber_of_another_tool_is_respected(tmp_path: Path) -> None:
     cuda = fake_cuda(subscribe_result=39)
     finalized = cuda.finalized
-    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+    beside = maps_with(tmp_path, "libtorch_cpu.so")
+    with recording(detach_limit_ms=5000, maps=beside) as (session, _), calling(cuda):
         outcome = session.stop()
     assert "another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber" in outcome.warnings[0]
     assert cuda.finalized == finalized
@@ -135,9 +138,9 @@ def test_a_graph_launched_before_or_after_a_recording_or_beside_calls_alone_does
     assert cuda.misused == misused
 
 
-def test_what_was_recorded_without_the_subscriber_may_hold_graphs() -> None:
+def test_what_was_recorded_without_the_subscriber_may_hold_graphs(tmp_path: Path) -> None:
     cuda = fake_cuda(subscribe_result=39)
-    with recording(["kernel"]) as (session, _):
+    with recording(["kernel"], maps=maps_with(tmp_path, "libtorch_cpu.so")) as (session, _):
         session.stop()
     cuda.set("subscribe_result", 0)
     with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
