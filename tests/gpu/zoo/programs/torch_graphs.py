@@ -65,9 +65,10 @@ def graphs_eight(life: Life) -> None:
     """Eight graphs in turn."""
     torch = torch_of(life, graphs=True)
     data = batches(torch, life, 256, 256)
+    weights = [data[number] / 16 for number in range(8)]  # the graphs read them for as long as they are replayed
     pairs = []
-    for number in range(8):
-        weight, start = data[number] / 16, data[number + 8]
+    for number, weight in enumerate(weights):
+        start = data[number + 8]
         pairs.append(captured(torch, lambda w=weight, s=start, n=number: chain(torch, s, w, 4 + n)))
     golden = []
     for graph, result in pairs:
