@@ -75,7 +75,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep-agent", default="mixed", help="default, mixed (every second capture: 0) or seconds")
     parser.add_argument("--rounds", type=int, default=4, help="of programs that end by themselves")
     parser.add_argument("--serial-timing", action="store_true", help="one at a time; a ratio above 1.02 counts as harm")
-    parser.add_argument("--captures-only", type=int, default=0, metavar="N", help="N captures over programs with graphs")
+    parser.add_argument(
+        "--captures-only", type=int, default=0, metavar="N", help="N captures over programs with graphs"
+    )
     return parser.parse_args(words)
 
 
@@ -152,7 +154,9 @@ class Zoo:
 
 def keep(folder: Path, target: Path) -> None:
     """What a failed program has written, without its caches."""
-    shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("inductor", "triton", "cupy", "own"))
+    shutil.copytree(
+        folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("inductor", "triton", "cupy", "own")
+    )
     shutil.rmtree(folder, ignore_errors=True)
 
 
