@@ -45,6 +45,7 @@ def cells(row: Row) -> list[str]:
         number(row.during_ms / row.before_ms if row.before_ms else 0, ".2f"),
         number(row.ratio, ".3f"),
         number(row.twin_ratio, ".3f"),
+        number(row.after_ms / row.untouched_ms if row.untouched_ms else 0, ".3f"),
         mib(row.memory, "rss"),
         mib(row.memory, "gpu"),
         number(row.first_record_s[0] if row.first_record_s else 0, ".2f"),
@@ -53,7 +54,7 @@ def cells(row: Row) -> list[str]:
 
 
 HEAD = (
-    "program", "state", "verdicts", "digests", "kernels", "ms", "during", "after", "twin",
+    "program", "state", "verdicts", "digests", "kernels", "ms", "during", "after", "twin", "after/untouched",
     "RSS MiB", "GPU MiB", "1st s", "med s",
 )  # fmt: skip
 

@@ -36,7 +36,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
 # kinetod's packages come from PYTHONPATH or an installation; those of the tests are found from here.
-sys.path[0] = str(TESTS)
+if __name__ == "__main__":
+    sys.path[0] = str(TESTS)
 
 from gpu.zoo import report  # noqa: E402
 from gpu.zoo.captures import Tracer  # noqa: E402

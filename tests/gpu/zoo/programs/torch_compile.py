@@ -62,9 +62,9 @@ def train_compiled(torch: Any, life: Life, model: Any, compiled: Any, optimizer:
 
 def one_step(torch: Any, compiled: Any, optimizer: Any, batch: Any) -> Any:
     """One training step."""
+    optimizer.zero_grad(set_to_none=True)
     mark(torch)
     loss = (compiled(batch) - batch).square().mean()
-    optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
     return loss.detach()
