@@ -26,11 +26,11 @@ FAMILIES = (
 class Program:
     """One program.
 
-    run: what it does, in a Python process of its own; None: it is `arguments` of the program made from native/SOURCE.cu.
-    graphs: it replays CUDA graphs. deterministic: digests equal those of an untouched run. end: how it is ended, by the
-    file `end` ("file"), by SIGTERM during a capture ("term") or by itself ("self"). status: with which exit status.
-    alone: nothing else may run beside it. twin: an untouched one may run beside it. refused: captures of it are refused.
-    prefix: of the command. stand_in: for tests of the runner without a GPU, not part of the zoo.
+    run: what it does, in a Python process of its own; None: it is the program made from native/SOURCE.cu with these
+    arguments. graphs: it replays CUDA graphs. deterministic: digests equal those of an untouched run. end: how it is
+    ended, by the file `end` ("file"), by SIGTERM during a capture ("term") or by itself ("self"); status: with which
+    exit status. alone: nothing else may run beside it. twin: an untouched one may run beside it. prefix: of the
+    command. stand_in: for tests of the runner without a GPU, not part of the zoo.
     """
 
     name: str
@@ -43,7 +43,6 @@ class Program:
     status: int = 0
     alone: bool = False
     twin: bool = True
-    refused: bool = False
     prefix: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     stand_in: bool = False

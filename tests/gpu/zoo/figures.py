@@ -31,7 +31,7 @@ class Row:
     """What became of one program. state: "unharmed", "HARMED", "skipped" or "not run". Times in ms are medians.
 
     problems: why it is harmed. notes: what else is to be known. twin_ratio: of the untouched program over the same
-    time. memory: at the points before, first, last, end; of the untouched one: twin_memory.
+    time. memory: at the points before, first, settled, last, end; of the untouched one: twin_memory.
     """
 
     name: str
@@ -130,19 +130,24 @@ def compare_own_traces(row: Row, traced: Sequence[int], untouched: Sequence[int]
         return
     usual = statistics.median(untouched)
     poor = [count for count in traced if count < usual * OWN_TRACES_LEAST]
-    row.notes.append(f"own traces: {min(traced)}-{max(traced)} events in {len(traced)}, untouched {min(untouched)}-{max(untouched)}")
+    row.notes.append(
+        f"own traces: {min(traced)}-{max(traced)} events in {len(traced)}, untouched {min(untouched)}-{max(untouched)}"
+    )
     if poor and min(untouched) >= usual * OWN_TRACES_LEAST:
-        row.harm(f"{len(poor)} of {len(traced)} of its own traces are poorer: {poor[:10]}, untouched {usual:.0f} events")
+        row.harm(
+            f"{len(poor)} of {len(traced)} of its own traces are poorer: {poor[:10]}, untouched {usual:.0f} events"
+        )
 
 
 def judge_memory(row: Row) -> None:
-    """From the first capture on memory stays where it is, beyond what the untouched program takes, too."""
+    """Once some captures have been taken memory stays where it is, beyond what the untouched program takes, too."""
     for part in ("rss", "gpu"):
-        if not {"first", "end"} <= row.memory.keys() or not getattr(row.memory["end"], part):
-            continue
-        grown = getattr(row.memory["end"], part) - getattr(row.memory["first"], part)
-        if {"first", "end"} <= row.twin_memory.keys():
-            grown -= max(0, getattr(row.twin_memory["end"], part) - getattr(row.twin_memory["first"], part))
+        grown = growth(row.memory, part) - max(0, growth(row.twin_memory, part))
         if grown > MEMORY_SLACK:
-            name = "resident" if part == "rss" else "GPU"
-            row.harm(f"{name} memory grew by {grown >> 20} MiB after the first capture")
+            row.harm(f"{'resident' if part == 'rss' else 'GPU'} memory grew by {grown >> 20} MiB")
+
+
+def growth(memory: Mapping[str, Memory], part: str) -> int:
+    """From the point at which it has settled to the end, in bytes; 0: unknown."""
+    points = [getattr(memory[point], part) for point in ("settled", "end") if point in memory]
+    return points[1] - points[0] if len(points) == 2 and all(points) else 0

@@ -24,6 +24,8 @@ END_S = 60  # a program that has not ended so long after it was told to hangs
 NOT_INHERITED = ("PYTHONPATH", "KINETO_AGENT", "KINETO_AGENT_SOCKET", "KINETO_ADDRESS")
 # So that the same program computes the same bits in every process.
 DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false"}
+# Many of them compile at the same time.
+FEW_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
 STDERR_TAIL = 2000
 
 
@@ -36,7 +38,7 @@ def environment(program: Program, folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUPY_CACHE_DIR": "cupy"}
     own = {name: str(folder / part) for name, part in caches.items()}
-    return {**kept, **DETERMINISM, **own, "HF_HUB_OFFLINE": "1", **program.environ}
+    return {**kept, **DETERMINISM, **FEW_THREADS, **own, "HF_HUB_OFFLINE": "1", **program.environ}
 
 
 def command_of(program: Program, folder: Path, toolchain: Toolchain, device: str, most_s: float) -> list[str]:

@@ -45,6 +45,7 @@ def cells(row: Row) -> list[str]:
         number(row.during_ms / row.before_ms if row.before_ms else 0, ".2f"),
         number(row.ratio, ".3f"),
         number(row.twin_ratio, ".3f"),
+        number(row.after_ms / row.untouched_ms if row.untouched_ms else 0, ".3f"),
         mib(row.memory, "rss"),
         mib(row.memory, "gpu"),
         number(row.first_record_s[0] if row.first_record_s else 0, ".2f"),
@@ -53,7 +54,7 @@ def cells(row: Row) -> list[str]:
 
 
 HEAD = (
-    "program", "state", "verdicts", "digests", "kernels", "ms", "during", "after", "twin",
+    "program", "state", "verdicts", "digests", "kernels", "ms", "during", "after", "twin", "after/untouched",
     "RSS MiB", "GPU MiB", "1st s", "med s",
 )  # fmt: skip
 
@@ -70,7 +71,9 @@ def markdown(rows: Sequence[Row], summary: str) -> str:
     for what, counts in (("warning", merged(rows, "warnings")), ("reason", merged(rows, "reasons"))):
         lines += [f"* {count} times, {what}: {text}" for text, count in counts.most_common()]
     lines += ["", "## Notes"]
-    lines += [f"* {row.name}: {'; '.join(row.notes)}" for row in rows if row.notes and row.state in ("unharmed", "HARMED")]
+    lines += [
+        f"* {row.name}: {'; '.join(row.notes)}" for row in rows if row.notes and row.state in ("unharmed", "HARMED")
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -90,15 +93,19 @@ def summary_of(rows: Sequence[Row]) -> str:
     return f"{len(rows)} programs, {captures} captures: {told}"
 
 
+LINE_HEAD = (
+    f"{'program':<29}{'state':<8}{'caps':>4}{'done':>5}{'digs':>5}{'kern':>7}{'ms':>9}{'during':>7}{'after':>7}"
+    f"{'twin':>7}{'1st s':>6}{'RSS+':>5}{'GPU+':>5} told"
+)
+
+
 def compact(rows: Sequence[Row]) -> str:
     """What is printed last: one line a program, then what failed, in as many characters as are read."""
-    head = f"{'program':<28}{'state':<8}{'caps':>5}{'done':>5}{'dig':>5}{'kern':>7}{'ms':>9}{'during':>7}{'after':>7}{'twin':>7}{'1st s':>6}  warnings"
-    lines = [head, *(line(row) for row in rows)]
-    lines.append(summary_of(rows))
+    failed = [row for row in rows if row.state in ("HARMED", "not run")]
+    lines = [LINE_HEAD, *(line(row) for row in rows), summary_of(rows)]
+    lines += [f"{row.state} {row.name}: {'; '.join(row.problems + row.notes)[:300]}" for row in failed]
     for title, counts in (("warning", merged(rows, "warnings")), ("reason", merged(rows, "reasons"))):
         lines += [f"{title} {count}x: {text[:160]}" for text, count in counts.most_common(6)]
-    failed = [row for row in rows if row.state in ("HARMED", "not run")]
-    lines += [f"{row.state} {row.name}: {'; '.join(row.problems + row.notes)[:300]}" for row in failed]
     text = "\n".join(lines)[: MOST_CHARACTERS - 200]
     room = (MOST_CHARACTERS - len(text) - 200) // max(1, len(failed))
     for row in failed:
@@ -110,12 +117,20 @@ def compact(rows: Sequence[Row]) -> str:
 def line(row: Row) -> str:
     """One program."""
     if row.state == "skipped":
-        return f"{row.name:<28}{'skip':<8}{'; '.join(row.notes)[:90]}"
+        return f"{row.name:<29}{'skip':<8}{'; '.join(row.notes)[:90]}"
     done = row.verdicts.get("DONE", 0)
     during = row.during_ms / row.before_ms if row.before_ms else 0.0
     first = row.first_record_s[0] if row.first_record_s else 0.0
+    grown = "".join(f"{grown_mib(row.memory, part):>5}" for part in ("rss", "gpu"))
     return (
-        f"{row.name:<28}{SHORT[row.state]:<8}{row.captures:>5}{done:>5}{row.compared:>5}{middle(row.kernels):>7.0f}"
+        f"{row.name:<29}{SHORT[row.state]:<8}{row.captures:>4}{done:>5}{row.compared:>5}{middle(row.kernels):>7.0f}"
         f"{row.before_ms:>9.3f}{during:>7.2f}{row.ratio:>7.3f}{row.twin_ratio:>7.3f}{first:>6.2f}"
-        f"  {len(row.warnings) or ''}"
+        f"{grown} {len(row.warnings) or ''}"
     )
+
+
+def grown_mib(memory: Mapping[str, Memory], part: str) -> str:
+    """From before the first capture to the end."""
+    if not {"before", "end"} <= memory.keys():
+        return "-"
+    return str((getattr(memory["end"], part) - getattr(memory["before"], part)) >> 20)

@@ -36,7 +36,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
 # kinetod's packages come from PYTHONPATH or an installation; those of the tests are found from here.
-sys.path[0] = str(TESTS)
+if __name__ == "__main__":
+    sys.path[0] = str(TESTS)
 
 from gpu.zoo import report  # noqa: E402
 from gpu.zoo.captures import Tracer  # noqa: E402
@@ -75,7 +76,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep-agent", default="mixed", help="default, mixed (every second capture: 0) or seconds")
     parser.add_argument("--rounds", type=int, default=4, help="of programs that end by themselves")
     parser.add_argument("--serial-timing", action="store_true", help="one at a time; a ratio above 1.02 counts as harm")
-    parser.add_argument("--captures-only", type=int, default=0, metavar="N", help="N captures over programs with graphs")
+    parser.add_argument(
+        "--captures-only", type=int, default=0, metavar="N", help="N captures over programs with graphs"
+    )
     return parser.parse_args(words)
 
 
@@ -152,7 +155,9 @@ class Zoo:
 
 def keep(folder: Path, target: Path) -> None:
     """What a failed program has written, without its caches."""
-    shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("inductor", "triton", "cupy", "own"))
+    shutil.copytree(
+        folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("inductor", "triton", "cupy", "own")
+    )
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -23,6 +23,7 @@ LEAST_END_S = 20.0
 LAST_WORDS_S = 5.0  # of a session's time are kept for the end of the program
 SLOW_REFUSAL_S, MOST_SLOW_REFUSALS = 5.0, 3
 INTO_THE_CAPTURE_S = 0.2
+SETTLED = (12, 13)  # captures after which memory may not grow any more; the agent has stayed after one of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,8 @@ class Session:
                 break
             if len(self.captures) == 1:
                 self._measure("first", both)
+            if len(self.captures) in SETTLED:
+                self._measure("settled", both)
         self._measure("last", both)
         self._wait(traced, self._after_s())
         self._measure("end", both)
@@ -227,7 +230,9 @@ class Session:
 
     def _judge_end(self, running: Running, status: int | None) -> None:
         if wrong := running.events("wrong"):
-            self.row.harm(f"wrong result: {wrong[0]['what']} (iteration {wrong[0]['iteration']})", running.stderr_tail())
+            self.row.harm(
+                f"wrong result: {wrong[0]['what']} (iteration {wrong[0]['iteration']})", running.stderr_tail()
+            )
         elif status is None:
             self.row.harm("hung: it did not end when it was asked to", running.stderr_tail())
         elif status != self.program.status:
@@ -236,11 +241,13 @@ class Session:
             self.row.harm("ended without its last words", running.stderr_tail())
 
     def _measure(self, point: str, both: list[Running]) -> None:
-        """Memory of the traced program and of its twin."""
+        """Memory of the traced program and of its twin, the most if the point comes twice."""
         for running, into in zip(both, (self.row.memory, self.row.twin_memory), strict=False):
             if running.alive() and (ready := running.events("ready")):
                 pid = int(ready[0]["pids"][0])
-                into[point] = Memory(rss=resident_bytes(pid), gpu=gpu_bytes(pid) if self.plan.device == "cuda" else 0)
+                gpu = gpu_bytes(pid) if self.plan.device == "cuda" else 0
+                last = into.get(point, Memory())
+                into[point] = Memory(rss=max(last.rss, resident_bytes(pid)), gpu=max(last.gpu, gpu))
 
     def _compare(self, traced: Running, reference: Running | None, ready_ns: int) -> None:
         untouched = reference.times() if reference is not None else None

@@ -147,14 +147,14 @@ static int ipc(Life &life, const char *self) {
     return life.close();
 }
 
-// All but some three hundredths of the GPU's memory is in use.
+// All but a hundredth of the GPU's memory is in use.
 static int full(Life &life) {
-    const size_t size = 256u << 20;
+    const size_t size = 64u << 20;
     size_t left = 0, total = 0;
     std::vector<uint32_t *> parts;
     uint32_t *part;
     CUDA(cudaMemGetInfo(&left, &total));
-    while (left > total / 100 * 3 + size && cudaMalloc(&part, size) == cudaSuccess) {
+    while (left > total / 100 + size && cudaMalloc(&part, size) == cudaSuccess) {
         number<<<(int)(size / sizeof(uint32_t) / BLOCK), BLOCK>>>(part, (int)(size / sizeof(uint32_t)));
         parts.push_back(part);
         CUDA(cudaMemGetInfo(&left, &total));

@@ -88,14 +88,16 @@ def llm_decode_own_graph(life: Life) -> None:
 
     def token() -> None:
         query = state @ weights[0]
-        keys.index_copy_(0, place, state @ weights[1])
-        values.index_copy_(0, place, state @ weights[2])
+        here = (many == place)[:, None]
+        keys.copy_(torch.where(here, state @ weights[1], keys))
+        values.copy_(torch.where(here, state @ weights[2], values))
         scores = (query @ keys.T).masked_fill(many > place, float("-inf"))
         state.copy_(torch.tanh(torch.softmax(scores, -1) @ values @ weights[3]))
         place.add_(1)
 
     def begin() -> None:
-        keys.zero_(), values.zero_(), state.fill_(1), place.zero_()
+        for one, value in ((keys, 0), (values, 0), (state, 1), (place, 0)):
+            one.fill_(value)
 
     begin()
     token()
@@ -174,10 +176,10 @@ def vision(life: Life, mode: str) -> None:
     images, labels = batches(torch, life, 8, 3, 64, 64), torch.arange(8, device=life.device)
 
     def step(number: int) -> Any:
+        optimizer.zero_grad(set_to_none=True)
         if mode:
             torch.compiler.cudagraph_mark_step_begin()
         loss = torch.nn.functional.cross_entropy(compiled(images[number % len(images)]), labels)
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         return loss.detach()

@@ -19,5 +19,9 @@ add(Program(name="cu_ends_during_captures", source="process", arguments=("ends",
 add(Program(name="cu_sigterm", source="process", arguments=("term",), end="term"))
 add(Program(name="cu_cupti_activity", source="cupti_user", arguments=("activity",)))
 add(Program(name="cu_cupti_subscriber", source="cupti_user", arguments=("subscriber",)))
-add(Program(name="cu_under_cuda_gdb", source="launches", arguments=("streams",), prefix=DEBUGGER, alone=True, twin=False))
+add(
+    Program(
+        name="cu_under_cuda_gdb", source="launches", arguments=("streams",), prefix=DEBUGGER, alone=True, twin=False
+    )
+)
 add(Program(name="cu_full_memory", source="process", arguments=("full",), alone=True, twin=False))

@@ -68,7 +68,7 @@ def cupy_streams(life: Life) -> None:
     values = [cupy.arange(k, COUNT + k, dtype=cupy.uint32) for k in range(4)]
     factors = cupy.random.RandomState(1).rand(256, 256)
     golden = factors @ factors
-    expected = [k for k in range(4)]
+    expected = list(range(4))
     cupy.cuda.Device().synchronize()
     for _ in life.loop(lambda: digest_of(cupy.asnumpy(value).tobytes() for value in values)):
         for stream, value in zip(streams, values, strict=True):

@@ -35,7 +35,9 @@ def compile_whole_step(life: Life) -> None:
     """Forward, backward and optimizer compiled with CUDA graphs."""
     torch = torch_of(life)
     model = mlp(torch, life)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-4, device=life.device), capturable=life.device == "cuda")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=torch.tensor(1e-4, device=life.device), capturable=life.device == "cuda"
+    )
     step = torch.compile(optimizer.step, mode="reduce-overhead")
 
     class Stepped:
@@ -60,9 +62,9 @@ def train_compiled(torch: Any, life: Life, model: Any, compiled: Any, optimizer:
 
 def one_step(torch: Any, compiled: Any, optimizer: Any, batch: Any) -> Any:
     """One training step."""
+    optimizer.zero_grad(set_to_none=True)
     mark(torch)
     loss = (compiled(batch) - batch).square().mean()
-    optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
     return loss.detach()
@@ -101,7 +103,7 @@ def trees_branches(life: Life) -> None:
 
 def golden_loop(torch: Any, life: Life, compiled: Any, inputs: list[Any]) -> None:
     """Inference of the inputs in turn; every result must have the bits of the first."""
-    golden = []
+    golden: list[Any] = []
     with torch.no_grad():
         for _ in range(4):
             golden = []

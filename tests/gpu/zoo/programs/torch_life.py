@@ -144,7 +144,8 @@ def mps_client(life: Life) -> None:
     environ = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
     os.environ.update(environ)
     try:
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, capture_output=True, timeout=30)
+        nobody = subprocess.DEVNULL  # a pipe would stay open in the service
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, stdout=nobody, stderr=nobody, timeout=30)
     except (OSError, subprocess.SubprocessError) as exc:
         raise Skip(f"MPS does not start: {exc}") from exc
     try:

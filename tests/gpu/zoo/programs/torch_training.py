@@ -61,7 +61,7 @@ def inference_four_streams(life: Life) -> None:
     torch = torch_of(life)
     models = [mlp(torch, life) for _ in range(4)]
     inputs = batches(torch, life, 64, 256)[:4]
-    streams = [torch.cuda.Stream() if life.device == "cuda" else None for _ in range(4)]
+    streams: list[Any] = [torch.cuda.Stream() if life.device == "cuda" else None for _ in range(4)]
     golden: list[Any] = []
     sync(torch, life)
 
