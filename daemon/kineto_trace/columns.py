@@ -51,7 +51,13 @@ DELTA_COLUMNS = frozenset(
     | {f"{ORIGIN_PREFIX}{n}" for n in ("place", "event_index", "python_id", "python_parent_id")}
 )
 # What a column is that an older version did not store; others are 0.
-_ABSENT: Mapping[str, int] = {"inputs": NO_STRING, "lines": NO_STRING, "module": -1, "total_reserved": -1, "category": NO_STRING}
+_ABSENT: Mapping[str, int] = {
+    "inputs": NO_STRING,
+    "lines": NO_STRING,
+    "module": -1,
+    "total_reserved": -1,
+    "category": NO_STRING,
+}
 
 Array = npt.NDArray[Any]
 Fetch = Callable[[str], object]

@@ -6,7 +6,6 @@ from kineto_trace.model import Trace
 from kineto_trace.target import TargetInfo
 
 MAX_VALUE = 2**62
-HEAD = "kinetod"  # the member of a file's head that says it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,9 +101,7 @@ def _samples_1(records: npt.NDArray[Any], nodes: Ints) -> Samples:
 def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
     state = (records["state"] & _STATE_MASK).astype(np.int64)
     state[state >= len(STATES)] = 0
-    return Samples(
-        records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, trie.line[nodes], state
-    )
+    return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, trie.line[nodes], state)
 
 
 def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, int]]:

@@ -60,7 +60,12 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
                 for text, ready in zip(trace.strings, arguments, strict=True)
             ]
         ),
-        lines=Texts([b',"lines":"%s"' % escaped(text) if shown else b"" for text, shown in zip(trace.strings, lines, strict=True)]),
+        lines=Texts(
+            [
+                b',"lines":"%s"' % escaped(text) if shown else b""
+                for text, shown in zip(trace.strings, lines, strict=True)
+            ]
+        ),
         base_ns=base,
         pid=trace.target.pid,
         shapes=LaunchShapes(trace.devices),

@@ -86,9 +86,7 @@ class FieldList:
         """Numbers of strings that are JSON members; NO_STRING: none."""
         self._numbered(column, strings, self.annotations.ready_text)
 
-    def _numbered(
-        self, column: npt.NDArray[np.int32], strings: Sequence[str], entry: Callable[[str], Ready]
-    ) -> None:
+    def _numbered(self, column: npt.NDArray[np.int32], strings: Sequence[str], entry: Callable[[str], Ready]) -> None:
         used = used_numbers(column, len(strings))
         if not len(used):
             return

@@ -94,7 +94,10 @@ _RENAMED = {
     "phase": SqlColumn("phase", NAMES, "", "the event's phase in the file: X complete, i instant, s and f flow, …"),
     "inputs": SqlColumn("inputs", NAMES, "", "its inputs as a JSON object with Kineto's members (Input Dims, …)"),
     "lines": SqlColumn(
-        "lines", NAMES, "", "samples: its self samples by line and state, such as `43: 12 running, 3 idle; 51: 2 running`"
+        "lines",
+        NAMES,
+        "",
+        "samples: its self samples by line and state, such as `43: 12 running, 3 idle; 51: 2 running`",
     ),
     "module": SqlColumn("module", pa.int32(), "", "calls of nn.Module: the module's number"),
 }
