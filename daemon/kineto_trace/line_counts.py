@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 STATES = ("", "running", "waiting", "idle")  # by number; the first one: unknown
 MAX_LINES = 64  # that a text names: those with the most samples
-_LINE = re.compile(r"(\d{1,9}): ([^;]+)")
+MAX_LINE = 2**31 - 1
+_LINE = re.compile(r"(?<!\d)(\d{1,10}): ([^;]+)")
 _COUNT = re.compile(r"(\d{1,9})(?: (running|waiting|idle))?")
 
 
@@ -36,6 +37,8 @@ def parse_lines(text: str) -> list[LineCount]:
     """What format_lines wrote; parts of any other form are skipped."""
     found = []
     for line, counts in _LINE.findall(text):
+        if int(line) > MAX_LINE:
+            continue
         numbers = {state: int(count) for count, state in _COUNT.findall(counts)}
         unknown, running, waiting, idle = (numbers.get(state, 0) for state in STATES)
         found.append(LineCount(int(line), (unknown, running, waiting, idle)))

@@ -2,10 +2,13 @@
 
 import struct
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kineto_agent.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
-from kineto_trace.raw import Chunk, RawSource
+from kineto_trace.raw import Chunk, RawSource, RawWriter
+
+from support.h200 import string_entry
 
 PERIOD_NS = 10_000_000  # at 100 Hz
 UNKNOWN, RUNNING, WAITING, IDLE = range(4)
@@ -73,3 +76,14 @@ def recording(
         "torn": 0,
     }
     return RawSource(**{**values, **changes})
+
+
+def write_recording(target_dir: Path, source: RawSource) -> None:
+    """Put it into a target's folder, as the daemon does."""
+    directory = target_dir / "raw" / source.source
+    with RawWriter(directory, source=source.source, format=source.format, metadata=source.metadata) as writer:
+        writer.append_buffer(source.data, sequence=0, records=source.records)
+        for space, entries in source.strings.items():
+            for key, value in entries.items():
+                writer.append_strings(string_entry(key, space, value))
+        writer.finish(metadata={}, record_bytes={}, records=source.records, dropped=0)

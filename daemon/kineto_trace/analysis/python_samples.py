@@ -22,9 +22,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LineSamples:
-    """Self samples of slices, one value per slice and line. row: of python_function. line: 0: unknown. counts: by state.
+    """Self samples of slices, one value per slice and line.
 
-    busy: running or unknown.
+    row: of python_function. line: 0: unknown. counts: by state. busy: running or unknown.
     """
 
     row: Ints

@@ -89,8 +89,9 @@ def _is_last(slices: Slices, period_ns: int) -> npt.NDArray[np.bool_]:
     threads, place = np.unique(slices.thread, return_inverse=True)
     last = np.full(len(threads), _LONG_AGO)
     np.maximum.at(last, place.reshape(-1), slices.end)
-    recorded: npt.NDArray[np.bool_] = slices.end >= slices.end.max(initial=_LONG_AGO) - 2 * period_ns
-    return recorded & (slices.end == last[place.reshape(-1)])
+    recorded = slices.end >= slices.end.max(initial=_LONG_AGO) - 2 * period_ns
+    found: npt.NDArray[np.bool_] = recorded & (slices.end == last[place.reshape(-1)])
+    return found
 
 
 def _outermost(

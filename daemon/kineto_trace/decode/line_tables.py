@@ -19,8 +19,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from kineto_trace.line_counts import MAX_LINE
+
 LNOTAB, LINETABLE, LOCATIONS = 9, 10, 11
-MAX_LINE = 2**31 - 1
 _NO_LINE = -128
 _MAX_VARINT_BYTES = 6  # of six bits each: more than any line needs
 _LONG, _NO_COLUMNS, _NONE = 14, 13, 15

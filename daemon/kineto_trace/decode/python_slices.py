@@ -143,8 +143,8 @@ def _assemble(levels: list[dict[str, Ints]], samples: Samples, ends: Ints, trie:
     for number, level in enumerate(levels):
         if number:
             level["parent"] = level["parent"] + rows[number - 1]
-        own = level["leaf"] >= 0
-        row_of_sample[level["active"][own]] = level["leaf"][own] + rows[number]
+        innermost = level["leaf"] >= 0
+        row_of_sample[level["active"][innermost]] = level["leaf"][innermost] + rows[number]
     names = ("first", "last", "frame", "samples", "line", "parent", "depth")
     joined = {name: np.concatenate([level[name] for level in levels]) for name in names}
     start = samples.time[joined["first"]]
@@ -175,7 +175,7 @@ def _line_texts(row: Ints, line: Ints, state: Ints, rows: int, strings: StringTa
     counts = np.bincount(place.reshape(-1) * len(STATES) + state[known], minlength=len(keys) * len(STATES))
     texts: dict[int, list[LineCount]] = {}
     for key, by_state in zip(keys.tolist(), counts.reshape(-1, len(STATES)).tolist(), strict=True):
-        texts.setdefault(key >> 32, []).append(LineCount(key & 0xFFFFFFFF, tuple(by_state)))
+        texts.setdefault(key >> 32, []).append(LineCount(key & 0xFFFFFFFF, tuple(by_state)))  # type: ignore[arg-type]
     found = np.full(rows, NO_STRING, np.int64)
     for number, lines in texts.items():
         found[number] = strings.add(format_lines(lines))

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 
-from kineto_trace.decode.line_tables import MAX_LINE, LineTable, line_table
+from kineto_trace.decode.line_tables import LineTable, line_table
 from kineto_trace.decode.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
-from kineto_trace.line_counts import STATES
+from kineto_trace.line_counts import MAX_LINE, STATES
 from kineto_trace.model import StringTable, Table
 from kineto_trace.raw import RawSource
 
@@ -110,7 +110,8 @@ def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, i
     place = place.reshape(-1)
 
     def count(which: npt.NDArray[Any]) -> list[int]:
-        return np.bincount(place, which, len(tids)).astype(np.int64).tolist()
+        counts: list[int] = np.bincount(place, which, len(tids)).astype(np.int64).tolist()
+        return counts
 
     columns = {
         "thread": tids.tolist(),

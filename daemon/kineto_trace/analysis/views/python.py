@@ -44,7 +44,7 @@ BY = ("function", "line")
     ),
 )
 def python_samples(context: Context, *, by: str = "line", thread: str = "", idle: bool = True) -> Answer:
-    """Where sampled Python code ran, by function and line: what ran most first, then what waited for the GIL, then idle.
+    """Where sampled Python code ran, by function and line: what ran most first, what was idle last.
 
     Only the innermost Python frame of a sample counts, with all the C code that it called. Samples of unknown state
     (of older captures) count as running.
