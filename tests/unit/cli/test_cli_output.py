@@ -90,7 +90,8 @@ def test_python_functions_are_told_with_their_hottest_lines_and_threads_with_wha
     assert python_lines(target) == [
         (
             "top Python",
-            "     1 s        100 samples  job/train.py(12): run · lines 57 (61%), 63 (20%) · 7 more waiting for the GIL",
+            "     1 s        100 samples  job/train.py(12): run · lines 57 (61%), 63 (20%)"
+            " · 7 more waiting for the GIL",
         ),
         ("", "   10 ms          1 samples  a.py(1): f · line 2"),
         ("threads", "of 411 samples 25% running, 2% waiting for the GIL, 74% idle"),

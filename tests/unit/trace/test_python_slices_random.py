@@ -90,8 +90,11 @@ def decoded(samples: list[Sample]) -> tuple[Table, list[Slice]]:
     strings = StringTable()
     table = python_stacks.decode(recording(samples, codes=CODES, nodes=NODES), strings, 0, 0).table
     names = [strings.strings[number][-1] for number in table["name"]]
-    rows = zip(table["thread"], table["depth"], names, table["start"], table.end(), table["samples"], strict=True)
-    return table, sorted(Slice(*(value if isinstance(value, str) else int(value) for value in row)) for row in rows)
+    numbers = (table["thread"], table["depth"], table["start"], table.end(), table["samples"])
+    rows = zip(names, *(column.tolist() for column in numbers), strict=True)
+    return table, sorted(
+        Slice(thread, depth, name, start, end, count) for name, thread, depth, start, end, count in rows
+    )
 
 
 @given(_ticks)
