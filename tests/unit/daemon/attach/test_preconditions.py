@@ -57,7 +57,7 @@ def test_a_zombie_is_refused() -> None:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
         assert error.reason == (
-            f"process {pid} (sleep) cannot be attached to: it, or its main thread, has ended and waits for its parent "
+            f"process {pid} (sleep) cannot be attached to: it has ended and waits for its parent to collect it "
             "(zombie); `kinetoctl ps --all` lists the others"
         )
 
