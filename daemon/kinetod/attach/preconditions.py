@@ -35,6 +35,7 @@ _FREE_THREADED_OFFSET, _COOKIE = 16, b"xdebugpy"  # _Py_DebugOffsets, from 3.13 
 NEEDED_MEMORY_BYTES = 12 << 20
 _HEAPS_BYTES, _THREADS_STACKS = 232 << 20, 3
 _DATA_BYTES = 24 << 20
+_NO_SHRINKING_BYTES = 832 << 20  # half of it: three sources with the usual limit of 128 MiB and their names
 _D_STATE_PAUSE_S = 0.01
 LOOK_S = 0.1  # at a process in state D, by doctor
 _OTHER_PYTHONS = {"pypy": "PyPy", "graalpy": "GraalPy", "jython": "Jython"}
@@ -302,7 +303,11 @@ def memory(subject: Subject) -> Finding:
         if room.left_bytes < needed:
             detail = f"{room}; an agent and a small trace take up to {format_size(needed)} {what}"
             return _problem("memory", AttachCode.LIMIT, detail, room.advice)
-    return Finding("memory", Status.OK, "; ".join(told)) if told else Finding("memory", Status.UNKNOWN, "no limit seen")
+    if not told:
+        return Finding("memory", Status.UNKNOWN, "no limit may be seen")
+    if any(room.left_bytes < _NO_SHRINKING_BYTES for room in (rooms.memory, rooms.addresses) if room is not None):
+        return Finding("memory", Status.NOTE, "; ".join(told), "the buffers of a capture may be shrunk to fit")
+    return Finding("memory", Status.OK, "; ".join(told))
 
 
 def threads(subject: Subject) -> Finding:

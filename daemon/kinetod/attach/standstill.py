@@ -23,7 +23,7 @@ def frozen(file: str) -> tuple[str, str]:
 
 
 def check(pid: int, proc: Path = PROC) -> None:
-    """Raises AttachError if it is stopped or frozen."""
+    """Raises AttachError if it is stopped or frozen. Reads nothing that a process could make wait."""
     state = read_status(proc / str(pid)).get("State", "?")[:1]
     file = frozen_by(pid, proc) if state in "SD" else ""  # a frozen one is D in version 1, S in version 2
     if state == "T":
