@@ -8,6 +8,7 @@ About an hour for each Python with all kinds, most of it asleep.
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -20,11 +21,14 @@ sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "proto
 from support.attach_harness import Row, campaign, edges, machine_library, pythons, table  # noqa: E402
 from support.attach_kills import kill_moments  # noqa: E402
 from support.attach_targets.asleep import INTERRUPTED_CALLS, PYTHON_CALLS, RAW_CALLS  # noqa: E402
+from support.attach_targets.limits import KINDS as LIMITS  # noqa: E402
+from support.attach_targets.limits import NEEDS  # noqa: E402
 from support.attachers import HelperAttacher  # noqa: E402
 
 MOST_S = 0.08  # from the start or to the end of a process
 KILLED = ("malloc", "threads", "asleep_poll", "registers_bystander")
 MAY_BE_INTERRUPTED = [f"asleep_{name}" for name in INTERRUPTED_CALLS]  # told, but nothing can be done
+CGROUPS = Path("/sys/fs/cgroup")
 MACHINE = ("registers", "registers_bystander")
 KINDS = (
     *(
@@ -43,6 +47,7 @@ KINDS = (
     *(f"asleep_{name}" for name in (*PYTHON_CALLS, *RAW_CALLS)),
     *(f"for_good_{name}" for name in PYTHON_CALLS),
     *(f"killed_{kind}" for kind in KILLED),
+    *LIMITS,
 )
 
 
@@ -59,6 +64,8 @@ def possible(kind: str, python: Path) -> bool:
     """Whether this machine and that Python have what the target needs."""
     if kind.removeprefix("killed_") in MACHINE:
         return machine_library() is not None
+    if kind in NEEDS:
+        return os.geteuid() == 0 and (CGROUPS / "unified").is_dir() and (CGROUPS / "memory").is_dir()
     if kind == "data_loader":
         return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
     return True

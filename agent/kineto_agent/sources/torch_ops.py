@@ -164,7 +164,7 @@ class TorchOpsSource:
         config = ops_native.Config(
             buffer_limit_bytes=request.buffer_limit_bytes,
             buffer_bytes=buffer_bytes(request.buffer_limit_bytes),
-            strings_bytes=_INPUTS_STRINGS_BYTES if chosen.inputs else _STRINGS_BYTES,
+            strings_bytes=min(_INPUTS_STRINGS_BYTES if chosen.inputs else _STRINGS_BYTES, request.buffer_limit_bytes),
             prefault_bytes=_PREFAULT_BYTES,
             record_inputs=chosen.inputs,
         )

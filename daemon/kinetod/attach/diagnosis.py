@@ -34,11 +34,13 @@ from kinetod.attach.preconditions import (
     examine,
     executable,
     interpreter,
+    memory,
     owner,
     permission,
     process,
     ptrace_scope,
     seccomp,
+    threads,
     tracer,
     uses_cuda,
 )
@@ -73,7 +75,7 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
     subject = _with_image(examine(pid))
     mapped = facts.read_mapped(pid)
     who = (process, owner, permission, ptrace_scope, capabilities, tracer)
-    findings = [rule(subject) for rule in (*who, _namespaces, descriptors, executable, interpreter)]
+    findings = [rule(subject) for rule in (*who, _namespaces, descriptors, memory, threads, executable, interpreter)]
     if subject.image is not None and _has_slot(subject.image):
         findings.append(_remote_debugging(subject.image))
     findings += [seccomp(subject), _libc(mapped), _agent(agent)]

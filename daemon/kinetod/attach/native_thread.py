@@ -71,8 +71,8 @@ def _checked(image: TargetImage, outcome: Outcome) -> Stop:
     error = outcome.result & 0xFFFFFFFF
     if error:
         raise AttachError(
-            AttachCode.FAILED,
-            f"process {image.pid} cannot start a thread: {os.strerror(error)};"
-            " see its limits ('ulimit -u', 'ulimit -v')",
+            AttachCode.LIMIT,
+            f"process {image.pid} cannot start a thread: {os.strerror(error)}; raise its limits: of threads"
+            " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v')",
         )
     return outcome.stop

@@ -15,6 +15,7 @@ MODULES = (
     "threads",
     "processes",
     "asleep",
+    "limits",
     "torch_run",
 )
 MOST_WRONG = 20

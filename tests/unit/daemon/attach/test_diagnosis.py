@@ -19,6 +19,7 @@ from support.waiting import until
 READY = KnownAgent(state="READY", version="1.2")
 NAMES = [
     *("process", "owner", "permission", "ptrace_scope", "capabilities", "tracer", "namespaces", "descriptors"),
+    *("memory", "threads"),
     *("executable", "interpreter", "seccomp", "libc", "agent", "method", "cuda", "cupti", "profilers", "torch"),
 ]
 
