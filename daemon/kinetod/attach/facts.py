@@ -36,6 +36,7 @@ X86_64, AARCH64 = "x86-64", "aarch64"
 
 _MAX_TEXT_BYTES = 1 << 16
 _MAX_MAPS_BYTES = 32 << 20
+_CUPTI_STAYS = "kineto-cupti-stays-"  # agent/native/attachment.c
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the same on every Linux
 _STAT_FLAGS, _PF_EXITING, _PF_KTHREAD = 6, 0x4, 0x200000  # /proc/PID/stat behind the name
 _ELF_BITS = {1: 32, 2: 64}
@@ -142,6 +143,7 @@ class MappedFacts:
     torch: str
     gpu_files: tuple[str, ...]
     profilers: tuple[str, ...] = ()  # other tools that trace it, by their libraries
+    cupti_stays: bool = False  # a capture has left CUPTI in it for good, because of CUDA graphs
 
 
 def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
@@ -228,6 +230,7 @@ def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
         torch=first(r"libtorch_python\.so") or first(r"libtorch(_cpu)?\.so"),
         gpu_files=_gpu_files(folder),
         profilers=tuple(sign.product for sign, _library in signs.of_libraries(list(names.values()))),
+        cupti_stays=bool(first("memfd:" + _CUPTI_STAYS)),
     )
 
 
