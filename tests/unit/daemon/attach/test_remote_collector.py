@@ -72,7 +72,7 @@ def no_descriptor_is_left() -> Iterator[None]:
         (answer(DEVICE, 1, result=bytes(24)), "answered something else"),
         (answer(COUNTS, 1, text=bytes(9000)), "more than was asked for"),
         (answer(COUNTS, 0, result=bytes(4)), "did not greet"),
-        (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 2"),
+        (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 3"),
         (answer(ABI, 0, code=-5, result=bytes(4), text=b"forked"), "forked"),
     ],
 )
@@ -142,6 +142,6 @@ def test_silence_ends_after_its_time() -> None:
 
 
 def test_a_greeting_is_checked() -> None:
-    read_greeting(answer(ABI, 0, result=struct.pack("=I", 2)))
+    read_greeting(answer(ABI, 0, result=struct.pack("=I", 3)))
     with pytest.raises(RemoteEnded, match="did not greet"):
-        read_greeting(answer(ABI, 1, result=struct.pack("=I", 2)))
+        read_greeting(answer(ABI, 1, result=struct.pack("=I", 3)))
