@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import gzip
+import importlib
 import json
 import sys
 import tempfile
@@ -42,8 +43,8 @@ Profile = Callable[[], AbstractContextManager[Count]]
 
 def jax_program() -> tuple[Callable[[], None], Profile]:
     """Plain jit training, and jax.profiler, whose trace is read from the file that it writes."""
-    import jax
-    import jax.numpy as jnp
+    jax: Any = importlib.import_module("jax")
+    jnp: Any = importlib.import_module("jax.numpy")
 
     def loss(weights: Any, data: Any) -> Any:
         for _ in range(6):

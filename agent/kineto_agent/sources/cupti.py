@@ -167,8 +167,9 @@ class CuptiSession:
         others = self._collector.others()
         held = subscribed == _MULTIPLE_SUBSCRIBERS and not cupti_users.only_kineto(self._maps)
         library = self.metadata["cupti_library"]
-        listens = others.listener and not others.ended
-        listens = listens and cupti_users.may_listen(others.listener, library, self._maps)
+        listens = ""
+        if others.listener and not others.ended:
+            listens = cupti_users.may_listen(others.listener, library, self._maps)
         if held or others.in_use or listens:
             known = ", ".join(cupti_users.sessions(self._maps))
             state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
