@@ -387,8 +387,8 @@ int kc_subscribe(int32_t *result) {
     if (self.dead || self.phase != PREPARED || self.gave_way) {
         return self.dead ? KC_FORKED : KC_ORDER;
     }
-    others_count(&self.api);
     *result = subscription_open(&self.api);
+    others_count(&self.api);
     return *result == CUPTI_SUCCESS ? 0 : KC_CUPTI;
 }
 

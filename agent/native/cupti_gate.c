@@ -100,6 +100,7 @@ static struct {
     _Atomic uint64_t caller;
     _Atomic(const char *) function;
     _Atomic uint32_t in_use;
+    _Atomic bool ended; /* the last thing that somebody did was to disable the last of them */
     _Atomic int64_t last_ns; /* monotonic: when somebody last came */
     _Atomic(pid_t) ours;
     _Atomic(pid_t) finalizes; /* our detach does, on the thread of any CUDA call */
@@ -164,6 +165,7 @@ static void count_use(enum effect effect) {
     do {
         next = effect == ENDS ? 0 : effect == ENABLES ? now + 1 : effect == DISABLES && now > 0 ? now - 1 : now;
     } while (!atomic_compare_exchange_weak(&gate.in_use, &now, next));
+    atomic_store(&gate.ended, next == 0 && (effect == DISABLES || effect == ENDS));
 }
 
 static void make_way(const struct gated *gated, uintptr_t caller) {
@@ -300,6 +302,8 @@ void gate_settle(void) {
 }
 
 uint32_t gate_in_use(void) { return atomic_load(&gate.in_use); }
+
+bool gate_ended(void) { return atomic_load(&gate.ended); }
 
 void gate_ours_begin(void) { atomic_store(&gate.ours, (pid_t)syscall(SYS_gettid)); }
 void gate_ours_end(void) { atomic_store(&gate.ours, 0); }

@@ -26,6 +26,8 @@ struct gate_visit gate_visit(void);
 void gate_settle(void);
 /* How many activities others have enabled and not disabled again since the gates were placed, as far as they tell. */
 uint32_t gate_in_use(void);
+/* Whether the last that others did was to disable the last of these. */
+bool gate_ended(void);
 /* Between these two this thread's calls are ours. One thread at a time. */
 void gate_ours_begin(void);
 void gate_ours_end(void);

@@ -7,7 +7,7 @@
 
 /* A recording begins: from now on `give_way` is called as cupti_gate.h says. */
 void others_expect(struct cupti_api *api, void (*give_way)(void));
-/* Counts what they have enabled. Before anything of ours is. */
+/* Looks at what they have enabled and registered. Once we have subscribed, before anything of ours is enabled. */
 void others_count(const struct cupti_api *api);
 void others_tell(struct kc_others *others);
 

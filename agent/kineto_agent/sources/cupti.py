@@ -176,9 +176,15 @@ class CuptiSession:
         """Raises SourceError if one uses CUPTI."""
         others = self._collector.others()
         held = subscribed == _MULTIPLE_SUBSCRIBERS and not cupti_users.only_kineto(self._maps)
-        if held or others.in_use:
+        library = self.metadata["cupti_library"]
+        listens = ""
+        if others.listener and not others.ended:
+            listens = cupti_users.may_listen(others.listener, library, self._maps)
+        if held or others.in_use or listens:
             known = ", ".join(cupti_users.sessions(self._maps))
             state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
+            if listens and not held and not others.in_use:
+                state = "the buffers are those of %s, which cannot be asked whether it has ended" % listens
             raise SourceError("CUPTI_BUSY", _IN_USE % (state + (", and may be " + known if known else "")))
         if others.unnoticed:
             self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))

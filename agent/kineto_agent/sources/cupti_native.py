@@ -90,14 +90,17 @@ class Others(ctypes.Structure):
 
     time_ns: int
     caller: int
+    listener: int
     in_use: int
+    ended: int
     function: bytes
     unnoticed: bytes
     _fields_ = [
         ("time_ns", ctypes.c_int64),
         ("caller", ctypes.c_uint64),
+        ("listener", ctypes.c_uint64),
         ("in_use", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("ended", ctypes.c_uint32),
         ("function", ctypes.c_char * 48),
         ("unnoticed", ctypes.c_char * 160),
     ]

@@ -26,6 +26,19 @@ def name_of(address: int, maps: str = "/proc/self/maps") -> str:
     return "the program itself"
 
 
+def may_listen(address: int, library: str, maps: str = "/proc/self/maps") -> str:
+    """Whose buffer callback this is, if he may be using it although nobody has CUPTI's subscriber; else ""."""
+    name = name_of(address, maps)
+    idle = (
+        "libtorch",
+        "libkineto_collector",
+        "memfd:",
+        os.path.basename(library),
+        *_OTHERS,
+    )  # their sessions are known otherwise, or ours
+    return "" if name.startswith(idle) else name
+
+
 def sessions(maps: str = "/proc/self/maps") -> List[str]:
     """File names of the mapped libraries that use CUPTI's subscriber only while they profile."""
     return sorted({os.path.basename(path) for stem in _OTHERS for path in mapped_files(stem, maps)})

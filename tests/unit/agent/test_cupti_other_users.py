@@ -1,6 +1,7 @@
 """Whoever else takes CUPTI into use during a recording has it, whole; and nothing is recorded while he has it."""
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from kineto_agent.sources import cupti_users
 from kineto_agent.sources.cupti_native import Collector, Others
 from kineto_agent.sources.interface import SourceError
 from support.collector import calling, fake_cuda, maps_with, recording, request, source
-from support.native import COLLECTOR, build
+from support.native import COLLECTOR, ROOT, build
 from support.sanitize import DRIVERS
 
 KERNEL = 10
@@ -112,6 +113,36 @@ def test_while_he_has_the_subscriber_nothing_is_recorded(other: OtherUser, tmp_p
     other.unsubscribe()
     with recording(["kernel"], maps=maps) as (session, _):
         assert session.stop().counts.dropped == 0
+
+
+ALREADY_THERE = """
+from support.collector import fake_cuda, recording
+from support.self_profiling import Listener
+from kineto_agent.sources.interface import SourceError
+cuda = fake_cuda()
+listener = Listener(str(cuda.path))
+
+def attempt():
+    try:
+        with recording(["kernel"]) as (session, _):
+            return session.stop().counts.records
+    except SourceError as error:
+        return error.reason_code, "the buffers are those of the program itself" in error.reason
+
+with listener.profile() as count:
+    cuda.launch(count=2)
+    print(attempt())
+    cuda.launch(count=3)
+print(count.events, attempt())
+"""
+
+
+def test_who_was_there_before_our_first_recording_keeps_his_records() -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "agent")])}
+    ran = subprocess.run(
+        [sys.executable, "-c", ALREADY_THERE], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stdout.splitlines() == ["('CUPTI_BUSY', True)", "5 0"], ran.stderr
 
 
 def test_a_cupti_that_cannot_be_watched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
