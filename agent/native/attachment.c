@@ -12,9 +12,7 @@
  *     - we recorded them without those callbacks (another tool had the subscriber), or
  *     - another tool has registered buffer callbacks since CUPTI came in: it may have recorded graphs.
  *
- *   The last is seen in libcupti itself: it keeps the two callbacks side by side in its data, so the place is where
- *   ours stand after cuptiActivityRegisterCallbacks and the answer is what stood there before (seen in libcupti of
- *   12.4, 12.6, 12.8, 12.9 and 13.0). Where no such place is found, nothing is concluded.
+ *   The last is what listener.c finds in libcupti's data; where it finds nothing, nothing is concluded.
  *
  *   The answer holds for the life of the process, and a later agent brings a library of its own. So it is written
  *   where every library finds it: in the name of a memfd of which one page, without access, is mapped for ever.
@@ -22,9 +20,7 @@
 #define _GNU_SOURCE
 #include "attachment.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,12 +28,11 @@
 #include <unistd.h>
 
 #include "kineto_collector.h"
+#include "listener.h"
 
 #define MARK "kineto-cupti-stays-"
 #define REASONS 3u
 #define MAPS_BYTES 65536u
-/* Reads all of libcupti's data, also what lies between its variables and what its threads are writing. */
-#define READS_ANY_DATA __attribute__((no_sanitize_address, no_sanitize_thread))
 
 static struct {
     uint32_t graph_launched; /* since attachment_recording_begins */
@@ -88,74 +83,10 @@ static uint32_t marks_in_maps(void) {
     return found;
 }
 
-/* ---- whose callbacks stood there before ---- */
-
-struct data_segments { /* of libcupti */
-    uintptr_t base;
-    uintptr_t *words; /* copy of the first writable segment found, then of the next */
-    size_t count;
-    const volatile uintptr_t *at;
-};
-
-READS_ANY_DATA static int copy_data(struct dl_phdr_info *info, size_t size, void *wanted) {
-    (void)size;
-    struct data_segments *data = wanted;
-    if (info->dlpi_addr != data->base) {
-        return 0;
-    }
-    for (unsigned n = 0; n < info->dlpi_phnum; n++) {
-        const ElfW(Phdr) *part = &info->dlpi_phdr[n];
-        if (part->p_type != PT_LOAD || (part->p_flags & PF_W) == 0 || data->words != NULL) {
-            continue;
-        }
-        data->at = (const volatile uintptr_t *)(info->dlpi_addr + part->p_vaddr); /* NOLINT */
-        data->count = part->p_memsz / sizeof(uintptr_t);
-        data->words = malloc(data->count * sizeof(uintptr_t));
-        for (size_t i = 0; data->words != NULL && i < data->count; i++) {
-            data->words[i] = data->at[i];
-        }
-    }
-    return 1;
-}
-
-static bool of_a_kineto_library(uintptr_t function) {
-    Dl_info info;
-    if (dladdr((void *)function, &info) == 0) { /* NOLINT */
-        return false;
-    }
-    void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    const bool ours = library != NULL && dlsym(library, "kc_abi") != NULL;
-    if (library != NULL) {
-        dlclose(library);
-    }
-    return ours;
-}
-
-READS_ANY_DATA static bool was_used_before(const struct data_segments *before) {
-    const uintptr_t requested = (uintptr_t)pool_buffer_requested;
-    const uintptr_t completed = (uintptr_t)pool_buffer_completed;
-    for (size_t i = 0; before->words != NULL && i + 1 < before->count; i++) {
-        if (before->at[i] == requested && before->at[i + 1] == completed) {
-            const uintptr_t was = before->words[i];
-            return was != 0 && was != requested && !of_a_kineto_library(was);
-        }
-    }
-    return false;
-}
-
-cupti_result attachment_register(const struct cupti_api *api) {
-    Dl_info library;
-    struct data_segments data = {0};
-    if (dladdr((void *)(uintptr_t)api->register_callbacks, &library) != 0) {
-        data.base = (uintptr_t)library.dli_fbase;
-        (void)dl_iterate_phdr(copy_data, &data);
-    }
-    const cupti_result result = api->register_callbacks(pool_buffer_requested, pool_buffer_completed);
-    if (result == CUPTI_SUCCESS && was_used_before(&data)) {
+void attachment_begins(const struct cupti_api *api) {
+    if (listener_registered(api) != 0) {
         mark(KC_STAY_USED_BEFORE);
     }
-    free(data.words);
-    return result;
 }
 
 /* ---- graphs ---- */

@@ -6,10 +6,9 @@
 #include <stdint.h>
 
 #include "cupti_api.h"
-#include "pool.h"
 
-/* Registers our buffer callbacks, and notices whose callbacks stood there before. */
-cupti_result attachment_register(const struct cupti_api *api);
+/* Before our buffer callbacks are registered: notices whose are. */
+void attachment_begins(const struct cupti_api *api);
 /* Around the time in which GPU activities are recorded, on the thread that calls the collector. `watched`: our
  * subscriber's callbacks reported the launches of graphs for the whole of that time. */
 void attachment_recording_begins(void);

@@ -439,7 +439,8 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
                       self.gave_way ? "another tool has taken CUPTI into use" : "not prepared");
     }
     (void)take_dropped(); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
-    const cupti_result result = attachment_register(&self.api);
+    attachment_begins(&self.api);
+    const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {
         return refuse_cupti(result, error, error_bytes);
     }

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "listener.h"
 
+#include <dlfcn.h>
 #include <link.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -128,6 +129,20 @@ static void search(const struct cupti_api *api) {
     free(copy);
 }
 
+/* Another agent may have brought a collector of its own before us. */
+static bool of_a_collector(uintptr_t function) {
+    Dl_info info;
+    if (dladdr((void *)function, &info) == 0) { /* NOLINT */
+        return false;
+    }
+    void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    const bool found = library != NULL && dlsym(library, "kc_abi") != NULL;
+    if (library != NULL) {
+        dlclose(library);
+    }
+    return found;
+}
+
 AS_IT_IS uint64_t listener_registered(const struct cupti_api *api) {
     if (listener.library != api->library) {
         listener.library = api->library;
@@ -138,5 +153,6 @@ AS_IT_IS uint64_t listener_registered(const struct cupti_api *api) {
         return 0;
     }
     const uintptr_t now = __atomic_load_n(listener.place, __ATOMIC_RELAXED);
-    return now == (uintptr_t)pool_buffer_requested || now == (uintptr_t)requested_meanwhile ? 0 : now;
+    const bool ours = now == (uintptr_t)pool_buffer_requested || now == (uintptr_t)requested_meanwhile;
+    return now == 0 || ours || of_a_collector(now) ? 0 : now;
 }

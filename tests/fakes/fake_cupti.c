@@ -445,6 +445,13 @@ uint64_t fake_single_calls(void) { return read_locked(&fake.single_calls); }
 int fake_is_enabled(uint32_t kind) { return kind < KINDS && fake.enabled[kind]; }
 uint64_t fake_dropped(void) { return read_locked(&fake.dropped_total); }
 uint64_t fake_finalized(void) { return read_locked(&fake.finalized); }
+void fake_unregister(void) {
+    fake_lock();
+    fake.requested = NULL;
+    fake.completed = NULL;
+    fake_unlock();
+}
+
 int fake_subscribed(void) {
     fake_lock();
     const bool subscribed = fake.callback != NULL;

@@ -31,6 +31,7 @@ uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call,
                                      * began; copies or sets enabled while kernels are not; what takes something
                                      * from the program's own Kineto */
 int fake_subscribed(void);           /* somebody has the subscriber */
+void fake_unregister(void);         /* whoever has registered callbacks is gone */
 int fake_attached(void);            /* any kind enabled or callbacks registered */
 
 /* The program's own Kineto begins to profile; ends, and gives the number of kernels it got. */

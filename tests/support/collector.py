@@ -58,7 +58,7 @@ def fake_cuda(**faults: int) -> FakeCuda:
     CUPTI may have to stay attached for the life of a process: all that says so is forgotten.
     """
     cuda = _loaded()
-    cuda.flush()
+    cuda.forget_users()
     _unmap_marks()
     another_collector()
     for key in _FAULTS:

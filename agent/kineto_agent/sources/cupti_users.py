@@ -3,6 +3,7 @@
 import os
 from typing import List
 
+from kineto_agent import mappings
 from kineto_agent.sources.cupti_library import mapped_files
 
 _KINETO = "libtorch_cpu.so"  # keeps CUPTI's subscriber for ever once it has been used
@@ -13,8 +14,7 @@ _OTHERS = ("xla_cuda_plugin", "xla_extension", "libjax_common", "libtensorflow",
 def name_of(address: int, maps: str = "/proc/self/maps") -> str:
     """File name of the library that has this address in its code; "the program itself" if that has no file."""
     try:
-        with open(maps, "rb", buffering=0) as file:
-            lines = file.read().splitlines()
+        lines = mappings.read(maps).splitlines()
     except OSError:
         return "unknown"
     for line in lines:

@@ -149,10 +149,12 @@ def test_what_was_recorded_without_the_subscriber_may_hold_graphs(tmp_path: Path
     assert "may have been launched while GPU activities were recorded" in outcome.warnings[-1]
 
 
-def test_another_tool_that_has_recorded_keeps_cupti_attached() -> None:
+def test_another_tool_that_has_recorded_keeps_cupti_attached(tmp_path: Path) -> None:
     cuda = fake_cuda()
-    cuda.register_as_another_tool()
-    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    callback = cuda.register_as_another_tool()
+    maps = tmp_path / "maps"
+    maps.write_text(f"{callback:x}-{callback + 1:x} r-xp 0 fe:00 1 /v/xla_cuda_plugin.so\n")
+    with recording(["kernel"], detach_limit_ms=5000, maps=str(maps)) as (session, _), calling(cuda):
         outcome = session.stop()
     assert outcome.detach_ns == 0
     assert "another tool's use of CUPTI" in outcome.warnings[-1]
