@@ -122,7 +122,7 @@ class Session:
     def _ready(self, running: Running) -> list[int] | None:
         """The pids of the program; None: it did not come up, which is not our doing."""
         try:
-            return running.await_ready(time.monotonic() + self.plan.ready_s)
+            return running.await_ready(time.monotonic() + self._ready_s())
         except (Ended, TimeoutError) as exc:
             self.row.state = "not run"
             what = f"ended with {running.process.returncode}" if isinstance(exc, Ended) else "took too long to come up"
@@ -132,7 +132,7 @@ class Session:
 
     def _twin_ready(self, twin: Running) -> bool:
         with contextlib.suppress(Ended, TimeoutError, Skip):
-            twin.await_ready(time.monotonic() + self.plan.ready_s)
+            twin.await_ready(time.monotonic() + self._ready_s())
             return True
         self.row.notes.append("the untouched program did not come up")
         twin.kill()
@@ -190,6 +190,9 @@ class Session:
     def _reserve_s(self) -> float:
         """What the rest of the session needs: a third of the time after the captures, at least some seconds."""
         return LAST_WORDS_S * 2 + self.plan.after_s / 3
+
+    def _ready_s(self) -> float:
+        return max(LEAST_END_S, min(self.plan.ready_s, self.plan.left_s() - LAST_WORDS_S))
 
     def _end_s(self) -> float:
         """How long to wait for an end: less where the time is over."""
