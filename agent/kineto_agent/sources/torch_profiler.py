@@ -49,13 +49,13 @@ _MIB = 1 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def flags(options: Dict[str, Any]) -> Flags:
+def flags(options: Dict[str, Any], calls: bool = False) -> Flags:
     """What to ask of torch. Modules are seen by its tracer of Python calls; FLOPs are computed from shapes."""
     modules = bool(options.get("with_modules"))
     flops = bool(options.get("with_flops"))
     return Flags(
         record_shapes=bool(options.get("record_shapes")) or flops,
-        with_stack=bool(options.get("stack_trace")) or modules,
+        with_stack=calls or modules,
         with_flops=flops,
         with_modules=modules,
     )
@@ -66,12 +66,13 @@ def prepare(request: SourceRequest, why: str) -> "TorchProfilerSession":
     if kineto_state.active():
         raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler is warming up or recording")
     why_pieces = torch_symbols.why_not()
-    recorder = Recorder(flags(request.options), None if why_pieces else torch_symbols.load())
+    calls = "python_function" in request.activity_types and bool(request.options.get("stack_trace"))
+    recorder = Recorder(flags(request.options, calls), None if why_pieces else torch_symbols.load())
     metadata = {
         "way": "torch.profiler: " + why,
         "torch_version": torch_symbols.version_text(),
         "activity_types": sorted(request.activity_types),
-        "python_rows": "all" if request.options.get("stack_trace") else "modules",
+        "python_rows": "all" if calls else "modules",
         "flops": bool(request.options.get("with_flops")),
     }
     arena = FileArena("torch_ops", request.buffer_limit_bytes)
