@@ -80,7 +80,8 @@ SPACE_OP_COMMS = 9  # key: hash of the entry, as in OP_COMMS; what torch says ab
 
 STACK_SAMPLE = struct.Struct("<qIIII")  # time ns, thread id, stack node, line, reserved
 
-PYTHON_CALL = struct.Struct("<QII")  # time ns, thread id, name: one of CALL_… or the number of a SPACE_PYTHON_CALL entry
+# time ns, thread id, name: one of CALL_… or the number of a SPACE_PYTHON_CALL entry
+PYTHON_CALL = struct.Struct("<QII")
 PYTHON_CALL_BYTES = PYTHON_CALL.size
 CALL_RETURN = 0  # of the innermost Python function of the thread
 CALL_C_RETURN = 1  # of what that one has called

@@ -2,10 +2,8 @@
  *
  * Theory of operation
  *   The interpreter calls `on_event` for each call and return on a thread that has it as its profile function, with
- *   the GIL held: so there is one writer at a time, one buffer, no lock. A record is 16 bytes: time, thread, name. A
- *   name is the number of a code object, a C function or a module; each is put into the string table when it is first
- *   seen. Code objects are kept until the end of the recording, so that no other gets the address of one. C functions
- *   and modules are not: that would keep the program's objects alive. A module's address counts with its type.
+ *   the GIL held: so there is one writer at a time, one buffer, no lock. A record is 16 bytes: time, thread, name. What
+ *   is called has a number there (python_names.c).
  *
  *   The function is set thread by thread, on threads that have none: where the program has one of its own, that stays.
  *   Which word of PyThreadState holds it is found by setting it on the calling thread. What is on a thread's stack at
@@ -17,53 +15,28 @@
 #define _GNU_SOURCE
 #include "python_calls.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "arena.h"
+#include "python_names.h"
 #include "refuse.h"
 
 #define PUBLISH_PERIOD_NS 250000000u
-#define NAMES_SLOTS (1u << 18)
-#define NAMES_MOST (NAMES_SLOTS / 4 * 3)
 #define LEFT_OUT_MOST 8u
 #define REFUSED_MOST 64u
 #define STACK_MOST 1024u
 #define THREADS_MOST 2048u
 #define STATE_WORDS 32u /* of PyThreadState, in which the profile function is looked for; all versions have more */
-#define TEXT_BYTES 1024u
 #define NO_BUFFER UINT32_MAX
 
 enum event { CALL = 0, RETURN = 3, C_CALL = 4, C_EXCEPTION = 5, C_RETURN = 6 };
-
-typedef int (*profile_function)(void *, void *, int, void *);
-
-/* What is at the beginning of objects in builds without free threading and without reference tracing. */
-struct object {
-    int64_t references;
-    struct type *type;
-};
-struct type {
-    struct object object;
-    int64_t size;
-    const char *name;
-};
-struct method {
-    const char *name;
-};
-struct c_function {
-    struct object object;
-    const struct method *method;
-    const struct object *self;
-};
 
 struct record {
     uint64_t time;
@@ -71,51 +44,6 @@ struct record {
     uint32_t name;
 };
 _Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "arena.PYTHON_CALL");
-
-struct name {
-    uint64_t key;  /* address; 0: empty */
-    uint64_t type; /* modules: of their type */
-    uint64_t value;
-    bool is_code; /* which is kept */
-};
-
-static struct {
-    void *(*main_interpreter)(void);
-    void *(*first_thread)(void *);
-    void *(*next_thread)(void *);
-    void *(*this_thread)(void);
-    int (*set_profile)(void *, profile_function, void *);
-    void *(*frame_back)(void *);
-    void *(*frame_code)(void *);
-    void (*keep)(void *);
-    void (*let_go)(void *);
-    void *(*attribute)(void *, const char *);
-    void *(*item)(void *, const char *);
-    const char *(*text)(void *);
-    long (*number)(void *);
-    void (*clear_error)(void);
-} python;
-
-static const struct {
-    const char *name;
-    size_t offset;
-} FUNCTIONS[] = {
-#define FUNCTION(field, symbol) {symbol, (size_t)((char *)&python.field - (char *)&python)}
-    FUNCTION(main_interpreter, "PyInterpreterState_Main"),
-    FUNCTION(first_thread, "PyInterpreterState_ThreadHead"),
-    FUNCTION(next_thread, "PyThreadState_Next"),
-    FUNCTION(this_thread, "PyThreadState_Get"),
-    FUNCTION(set_profile, "_PyEval_SetProfile"),
-    FUNCTION(frame_back, "PyFrame_GetBack"),
-    FUNCTION(frame_code, "PyFrame_GetCode"),
-    FUNCTION(keep, "Py_IncRef"),
-    FUNCTION(let_go, "Py_DecRef"),
-    FUNCTION(attribute, "PyObject_GetAttrString"),
-    FUNCTION(item, "PyMapping_GetItemString"),
-    FUNCTION(text, "PyUnicode_AsUTF8"),
-    FUNCTION(number, "PyLong_AsLong"),
-    FUNCTION(clear_error, "PyErr_Clear"),
-};
 
 /* A thread with at least one event. */
 struct thread {
@@ -136,14 +64,10 @@ static struct {
     uint32_t used;
     uint64_t lent_ns;
     size_t profile_word; /* of PyThreadState */
-    void *module_call;
     uint64_t recording; /* number of the current one */
     uint64_t set_ns;    /* when the function was last set on a thread */
     struct thread threads[THREADS_MOST];
     uint32_t threads_used;
-    struct name *names;
-    uint32_t names_used;
-    uint32_t next_name;
     void *left_out[LEFT_OUT_MOST];
     uint32_t left_out_count;
     void *refused[REFUSED_MOST];
@@ -205,110 +129,6 @@ static void write_record(uint64_t now, uint32_t thread, uint32_t name) {
     }
 }
 
-/* ---- names ---- */
-
-/* The slot of the key, which may be empty; NULL if there is no room for another. */
-static struct name *slot_of(uint64_t key, uint64_t type) {
-    uint64_t at = (key ^ type * 31) * 0x9E3779B97F4A7C15u >> 40 & (NAMES_SLOTS - 1);
-    while (self.names[at].key != 0 && (self.names[at].key != key || self.names[at].type != type)) {
-        at = (at + 1) & (NAMES_SLOTS - 1);
-    }
-    if (self.names[at].key == 0) {
-        if (self.names_used >= NAMES_MOST) {
-            return NULL;
-        }
-        self.names[at].key = key;
-        self.names[at].type = type;
-        self.names_used++;
-    }
-    return &self.names[at];
-}
-
-static uint32_t named(struct name *slot, const char *text, int length) {
-    const uint32_t bytes = length < 0 ? 0 : (uint32_t)length < TEXT_BYTES ? (uint32_t)length : TEXT_BYTES - 1;
-    slot->value = self.next_name | (text[0] == 'C');
-    self.next_name += 2;
-    self.result.names_lost += !arena_add_string(self.arena, slot->value, ARENA_SPACE_PYTHON_CALL, text, bytes);
-    return (uint32_t)slot->value;
-}
-
-static const char *or_unknown(const char *text) { return text != NULL ? text : "?"; }
-
-static uint32_t name_of_code(void *code) {
-    struct name *slot = slot_of((uint64_t)code, 0);
-    if (slot == NULL) {
-        self.result.names_lost++;
-        return ARENA_CALL_UNKNOWN;
-    }
-    if (slot->value != 0) {
-        return (uint32_t)slot->value;
-    }
-    char text[TEXT_BYTES];
-    python.keep(code);
-    slot->is_code = true;
-    void *file = python.attribute(code, "co_filename"), *line = python.attribute(code, "co_firstlineno");
-    void *name = python.attribute(code, "co_name");
-    const int length = snprintf(text, sizeof text, "F%s\n%ld\n%s", or_unknown(file ? python.text(file) : NULL),
-                                line ? python.number(line) : 0, or_unknown(name ? python.text(name) : NULL));
-    python.let_go(file);
-    python.let_go(line);
-    python.let_go(name);
-    python.clear_error();
-    return named(slot, text, length);
-}
-
-static uint32_t name_of_module(struct object *module) {
-    struct name *slot = slot_of((uint64_t)module, (uint64_t)module->type);
-    struct name *of_type = slot_of((uint64_t)module->type, 1);
-    if (slot == NULL || of_type == NULL) {
-        self.result.names_lost++;
-        return ARENA_CALL_UNKNOWN;
-    }
-    if (slot->value != 0) {
-        return (uint32_t)slot->value;
-    }
-    char text[TEXT_BYTES];
-    const int length = snprintf(text, sizeof text, "M%s\n%lu", module->type->name, (unsigned long)of_type->value++);
-    return named(slot, text, length);
-}
-
-static uint32_t name_of_c_function(const struct c_function *function) {
-    const struct method *method = function->method;
-    struct name *slot = slot_of((uint64_t)method, 0);
-    if (slot == NULL) {
-        self.result.names_lost++;
-        return ARENA_CALL_UNKNOWN | 1;
-    }
-    if (slot->value != 0) {
-        return (uint32_t)slot->value;
-    }
-    char text[TEXT_BYTES];
-    const char *type = function->self != NULL ? function->self->type->name : "module";
-    const int length = strcmp(type, "module") == 0
-                           ? snprintf(text, sizeof text, "C<built-in function %s>", or_unknown(method->name))
-                           : snprintf(text, sizeof text, "C<built-in method %s of %s object>",
-                                      or_unknown(method->name), type);
-    return named(slot, text, length);
-}
-
-static uint32_t name_of_frame(void *frame) {
-    void *code = python.frame_code(frame);
-    uint32_t name = 0;
-    if (code == self.module_call) {
-        void *locals = python.attribute(frame, "f_locals");
-        struct object *module = locals != NULL ? python.item(locals, "self") : NULL;
-        name = module != NULL ? name_of_module(module) : 0;
-        python.let_go(module);
-        python.let_go(locals);
-        python.clear_error();
-    }
-    if (name == 0) {
-        name = name_of_code(code);
-    }
-    python.let_go(code);
-    return name;
-}
-
 /* ---- the profile function ---- */
 
 /* What is on this thread's stack, from the frame outwards, as if it was called when the function was set. */
@@ -318,7 +138,7 @@ static void record_stack(void *frame) {
     python.keep(frame);
     while (frame != NULL) {
         if (depth < STACK_MOST) {
-            names[depth++] = name_of_frame(frame);
+            names[depth++] = python_name_of_frame(frame);
         }
         void *back = python.frame_back(frame);
         python.let_go(frame);
@@ -367,10 +187,10 @@ static int on_event(void *unused, void *frame, int what, void *argument) {
     }
     switch ((enum event)what) {
     case CALL:
-        write_record(now_ns(), own->id, name_of_frame(frame));
+        write_record(now_ns(), own->id, python_name_of_frame(frame));
         break;
     case C_CALL:
-        write_record(now_ns(), own->id, name_of_c_function(argument));
+        write_record(now_ns(), own->id, python_name_of_c_function(argument));
         break;
     case RETURN:
         write_record(now_ns(), own->id, ARENA_CALL_RETURN);
@@ -470,10 +290,7 @@ static void in_forked_child(void) {
         free(self.arena);
         self.arena = NULL;
     }
-    if (self.names != NULL) {
-        (void)madvise(self.names, NAMES_SLOTS * sizeof *self.names, MADV_DONTNEED); /* the code objects stay kept */
-        self.names_used = 0;
-    }
+    python_names_forked();
     self.phase = CLOSED;
 }
 
@@ -495,13 +312,10 @@ int kp_open(char *error, size_t error_bytes) {
     if (self.phase > OPENED) {
         return refuse(KP_ORDER, error, error_bytes, "a recording of Python's calls is still open");
     }
-    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof FUNCTIONS[0]; i++) {
-        void *found = dlsym(RTLD_DEFAULT, FUNCTIONS[i].name);
-        if (found == NULL) {
-            snprintf(error, error_bytes, "this Python has no %s", FUNCTIONS[i].name);
-            return KP_PYTHON;
-        }
-        memcpy((char *)&python + FUNCTIONS[i].offset, &found, sizeof found);
+    const char *missing = python_find();
+    if (missing != NULL) {
+        snprintf(error, error_bytes, "this Python has no %s", missing);
+        return KP_PYTHON;
     }
     self.phase = OPENED;
     return 0;
@@ -511,13 +325,8 @@ int kp_prepare(const struct kp_config *config, char *error, size_t error_bytes) 
     if (self.phase != OPENED) {
         return refuse(KP_ORDER, error, error_bytes, "not open, or a recording of Python's calls is still open");
     }
-    if (self.names == NULL) {
-        void *names = mmap(NULL, NAMES_SLOTS * sizeof *self.names, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (names == MAP_FAILED) {
-            return refuse(KP_SYSTEM, error, error_bytes, "no memory for the names of functions");
-        }
-        self.names = names;
+    if (!python_names_prepare()) {
+        return refuse(KP_SYSTEM, error, error_bytes, "no memory for the names of functions");
     }
     const char *step = "malloc";
     struct arena *arena = malloc(sizeof *arena);
@@ -538,8 +347,6 @@ int kp_prepare(const struct kp_config *config, char *error, size_t error_bytes) 
     self.left_out_count = 0;
     self.refused_count = 0;
     self.threads_used = 0;
-    self.names_used = 0;
-    self.next_name = ARENA_CALL_FIRST;
     memset(&self.result, 0, sizeof self.result);
     self.phase = PREPARED;
     return arena->fd;
@@ -564,7 +371,7 @@ int kp_start(void *module_call, char *error, size_t error_bytes) {
                       "this Python does not take a profile function as it is known, or an audit hook forbids it");
     }
     self.recording++;
-    self.module_call = module_call;
+    python_names_begin(self.arena, module_call);
     self.set_ns = now_ns();
     self.phase = RECORDING;
     self.writing = true;
@@ -603,16 +410,6 @@ int kp_counts(struct kp_counts *counts) {
     return 0;
 }
 
-static void forget_names(void) {
-    for (uint32_t i = 0; i < NAMES_SLOTS && self.names_used > 0; i++) {
-        if (self.names[i].key != 0 && self.names[i].is_code) {
-            python.let_go((void *)self.names[i].key); // NOLINT: an object
-        }
-    }
-    (void)madvise(self.names, NAMES_SLOTS * sizeof *self.names, MADV_DONTNEED); /* private: zeros again */
-    self.names_used = 0;
-}
-
 int kp_stop(struct kp_result *result) {
     memset(result, 0, sizeof *result);
     if (self.phase != RECORDING) {
@@ -626,7 +423,7 @@ int kp_stop(struct kp_result *result) {
         self.result.others += profile_of(thread) != NULL;
     }
     self.result.others += self.refused_count;
-    forget_names();
+    self.result.names_lost = python_names_end();
     arena_store(self.arena, ARENA_CLOSED, 1);
     self.phase = STOPPED;
     (void)kp_counts(&self.result.counts);

@@ -54,7 +54,8 @@ ERRORS: dict[grpc.StatusCode, type[errors.CliError]] = {
 
 def _reason_code(error: grpc.RpcError) -> str:
     """The reason in the daemon's ErrorInfo; empty if the error is gRPC's own."""
-    if all(key != STATUS_KEY for key, _ in error.trailing_metadata() or ()):
+    trailing: Any = error.trailing_metadata() or ()
+    if all(key != STATUS_KEY for key, _ in trailing):
         return ""
     from google.rpc import error_details_pb2  # 10 ms that only an error needs
     from grpc_status import rpc_status

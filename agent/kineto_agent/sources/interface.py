@@ -18,7 +18,6 @@ touching no vendor library.
 
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
 
-
 PROFILER_OPTIONS = ("with_modules", "with_flops")  # what only torch's own profiler gives
 
 

@@ -4,8 +4,8 @@ Theory of operation
     Torch starts Kineto when its profiler is prepared for the first time: libkineto_init, then the log level. On
     another thread than the one that loaded libtorch_cpu, the former prints an ERROR straight to standard error,
     whatever the log level, and leaves out torch's own initialisation: libkineto::LibkinetoApi remembers which thread
-    called registerClient. And it sets the log level from KINETO_LOG_LEVEL, so that what follows in the same call of
-    torch is printed.
+    called registerClient. And it sets the log level that the environment asks for, so that what follows in the same
+    call of torch is printed.
 
     So all this is done here, before torch's profiler is prepared: the client that torch registered is registered
     once more, from this thread (before Kineto has a profiler, that only notes the thread), then Kineto is

@@ -23,7 +23,14 @@ import time
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional
 
 from kineto_agent.debuglog import log, log_exception
-from kineto_agent.sources.interface import PROFILER_OPTIONS, SourceCounts, SourceError, SourceOutcome, SourceRequest, SourceSession
+from kineto_agent.sources.interface import (
+    PROFILER_OPTIONS,
+    SourceCounts,
+    SourceError,
+    SourceOutcome,
+    SourceRequest,
+    SourceSession,
+)
 from kineto_agent.threads import Thread, start_thread
 
 NAME = "python_calls"
@@ -181,7 +188,7 @@ def _prefixes() -> List[str]:
 def _module_call() -> int:
     """The address of the code of torch.nn.Module.__call__; 0 without torch."""
     module: Any = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
-    code = getattr(getattr(module, "__call__", None), "__code__", None)
+    code = getattr(getattr(module, "__dict__", {}).get("__call__"), "__code__", None)
     return 0 if code is None else id(code)
 
 

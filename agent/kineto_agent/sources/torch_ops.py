@@ -50,7 +50,14 @@ import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
 
 from kineto_agent.debuglog import log, log_exception
-from kineto_agent.sources.interface import PROFILER_OPTIONS, SourceCounts, SourceError, SourceOutcome, SourceRequest, SourceSession
+from kineto_agent.sources.interface import (
+    PROFILER_OPTIONS,
+    SourceCounts,
+    SourceError,
+    SourceOutcome,
+    SourceRequest,
+    SourceSession,
+)
 
 NAME = "torch_ops"
 FORMAT = "torch_ops/1"

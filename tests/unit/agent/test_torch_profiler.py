@@ -22,7 +22,8 @@ def run(plan: str, tmp_path: Path, expected: int = 0) -> Any:
 def test_modules_need_the_tracer_and_flops_the_shapes() -> None:
     assert flags({"with_modules": True}) == (False, True, False, True)
     assert flags({"with_flops": True}) == (True, False, True, False)
-    assert flags({"stack_trace": True, "record_shapes": True}) == (True, True, False, False)
+    assert flags({"stack_trace": True, "record_shapes": True}, calls=True) == (True, True, False, False)
+    assert flags({"stack_trace": True}) == (False, False, False, False)  # another source's
     assert flags({"with_stack": True}) == (False, False, False, False)  # the sampler's
 
 
