@@ -6,6 +6,7 @@ Run with "python -m support.calls_session PLAN", where PLAN is Python text that 
 from __future__ import annotations  # the agent's tests run under 3.9
 
 import os
+import queue
 import sys
 import threading
 import time
@@ -32,21 +33,28 @@ class Call(NamedTuple):
     end_ns: int  # 0: it has not returned
 
 
-def on_thread(action: Any) -> Any:
-    """What the action gives or raises on a thread like the agent's, which the threading module does not know."""
-    results: list[Any] = []
+class Agent:
+    """A thread like the agent's, which the threading module does not know."""
 
-    def run() -> None:
-        try:
-            results.append((action(), None))
-        except Exception as exc:
-            results.append((None, exc))
+    def __init__(self) -> None:
+        self._actions: Any = queue.SimpleQueue()
+        self._results: Any = queue.SimpleQueue()
+        start_thread("kineto-agent", self._run)
 
-    start_thread("kineto-agent", run).join()
-    value, error = results[0]
-    if error is not None:
-        raise error
-    return value
+    def _run(self) -> None:
+        while True:
+            try:
+                self._results.put((self._actions.get()(), None))
+            except Exception as exc:
+                self._results.put((None, exc))
+
+    def do(self, action: Any) -> Any:
+        """What the action gives or raises there."""
+        self._actions.put(action)
+        value, error = self._results.get(timeout=25)
+        if error is not None:
+            raise error
+        return value
 
 
 class Recording:
@@ -56,14 +64,15 @@ class Recording:
         source = PythonCallsSource()
         assert source.records_calls({})
         request = SourceRequest(frozenset(("python_function",)), limit_bytes, {})
-        self.session: Any = on_thread(lambda: source.prepare(request))
+        self._agent = Agent()
+        self.session: Any = self._agent.do(lambda: source.prepare(request))
         self._reader = ArenaReader(self.session.arena_fd)
         self._parts: list[bytes] = []
         self._ended = threading.Event()
         self._copier = threading.Thread(target=self._run, daemon=True)
         if copies:
             self._copier.start()
-        on_thread(self.session.start)
+        self._agent.do(self.session.start)
 
     def _run(self) -> None:
         while not self._ended.wait(COPY_PERIOD_S):
@@ -76,14 +85,14 @@ class Recording:
 
     def stop(self) -> tuple[SourceOutcome, bytes, dict[int, str]]:
         """What the session says at its end, the records, and the names by number."""
-        outcome: SourceOutcome = on_thread(self.session.stop)
+        outcome: SourceOutcome = self._agent.do(self.session.stop)
         self._ended.set()
         if self._copier.ident is not None:
             self._copier.join()
         self._copy()
         strings = self._reader.strings()
         names = {key: text for (space, key), text in strings.items() if space == arena.SPACE_PYTHON_CALL}
-        on_thread(self.session.close)
+        self._agent.do(self.session.close)
         return outcome, b"".join(self._parts), names
 
 
