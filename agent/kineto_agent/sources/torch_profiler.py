@@ -199,9 +199,8 @@ class TorchProfilerSession:
         if self._recorder.keeps_the_gil or not self._missing_ns:
             return ""
         return (
-            "torch's profiler was ended and begun again %d times, so that the process did not grow by more than it "
-            "may: %.2f s in between are missing; ask for a shorter capture or a larger buffer limit"
-            % (len(self._times) - 1, self._missing_ns / 1e9)
+            "torch's profiler recorded in %d pieces, so that the process did not grow by more than it may: %.2f s are "
+            "missing; ask for a shorter capture or a larger buffer limit" % (len(self._times), self._missing_ns / 1e9)
         )
 
     def _outcome_metadata(self) -> Dict[str, Any]:
