@@ -21,6 +21,8 @@ touching no vendor library.
 
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
 
+PROFILER_OPTIONS = ("with_modules", "with_flops")  # what only torch's own profiler gives
+
 
 class SourceError(Exception):
     """A source cannot record. reason_code is for machines (docs/errors.md), the text is for people."""

@@ -52,12 +52,18 @@ from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
 
 from kineto_agent import mappings
 from kineto_agent.debuglog import log, log_exception
-from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest, SourceSession
+from kineto_agent.sources.interface import (
+    PROFILER_OPTIONS,
+    SourceCounts,
+    SourceError,
+    SourceOutcome,
+    SourceRequest,
+    SourceSession,
+)
 
 NAME = "torch_ops"
 FORMAT = "torch_ops/1"
 ACTIVITY_TYPES = ("cpu_op", "user_annotation")
-PROFILER_OPTIONS = ("stack_trace", "with_modules", "with_flops")  # what torch's own profiler must serve
 _STOP_LIMIT_MS = 1000
 _PAGE_BYTES = 4096
 _MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: threads beyond number, each with a buffer of its own, must fit
@@ -79,15 +85,22 @@ class Way(NamedTuple):
     inputs: bool
 
 
-def way(options: Dict[str, Any], version: str, layout_known: bool) -> Way:
-    """The way for these options (wire.Start.options) where the observer works."""
+def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False) -> Way:
+    """The way for these options (wire.Start.options) where the observer works. calls: Python's are asked of us too."""
     for name in PROFILER_OPTIONS:
         if options.get(name):
             return Way("%s needs it" % name, False)
+    if calls:
+        return Way("stack_trace needs it", False)
     inputs = bool(options.get("record_shapes"))
     if inputs and not layout_known:
         return Way("record_shapes needs it, since the observer does not know the layout of torch %s" % version, True)
     return Way("", inputs)
+
+
+def calls_of(request: SourceRequest) -> bool:
+    """Whether Python's calls are asked of this source: only where sources/python_calls.py cannot."""
+    return "python_function" in request.activity_types
 
 
 def release_of(version: str) -> Tuple[int, int]:
@@ -128,12 +141,12 @@ class TorchOpsSource:
 
         version = torch_version()
         known = release_of(version) in LAYOUTS and _tensors_fit.get(True, True)
-        return bool(_unfit or way(request.options, version, known).profiler)
+        return bool(_unfit or way(request.options, version, known, calls_of(request)).profiler)
 
     def prepare(self, request: SourceRequest) -> SourceSession:
         """Choose the way and make its arena. Raises SourceError."""
         version = torch_version()
-        why = way(request.options, version, layout_known=True).profiler or "".join(_unfit)
+        why = way(request.options, version, True, calls_of(request)).profiler or "".join(_unfit)
         if not why:
             try:
                 return self._observe(request, version)
@@ -158,7 +171,7 @@ class TorchOpsSource:
         if layout is None:
             log("torch_ops: the layout of torch %s is not known", version)
         known = layout is not None and (not request.options.get("record_shapes") or tensors_fit(observer))
-        chosen = way(request.options, version, known)
+        chosen = way(request.options, version, known, calls_of(request))
         if chosen.profiler:
             raise _NeedsProfiler(chosen.profiler)
         config = ops_native.Config(

@@ -17,7 +17,7 @@ from kineto_trace import attachments
 from kineto_trace.analysis.annotations import gpu_annotations
 from kineto_trace.analysis.attribution import attribute
 from kineto_trace.analysis.links import with_evaluated_sequences
-from kineto_trace.decode import cupti, kineto_json, memory_events, python_stacks, torch_ops
+from kineto_trace.decode import cupti, exact_calls, kineto_json, memory_events, python_stacks, torch_ops
 from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.model import NO_ROW, OP_TABLES, Losses, StringTable, Table, Trace, make_table
@@ -114,6 +114,10 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, 
         records = torch_ops.decode(source, parts.strings, target.window_end_ns)
     elif source.format == kineto_json.FORMAT:
         records = kineto_json.decode(source, parts.strings)
+    elif source.format == exact_calls.FORMAT:
+        calls = exact_calls.decode(source, parts.strings, target.window_end_ns)
+        _add_tables(parts, {calls.table.kind: calls.table})
+        return calls.undecoded, 0
     elif source.format in python_stacks.FORMATS:
         samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
         _add_tables(parts, {samples.table.kind: samples.table})
