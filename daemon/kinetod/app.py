@@ -35,6 +35,7 @@ from kinetod.attach.service.client import HelperService
 from kinetod.attaching import Attacher
 from kinetod.captures.conflicts import DEADLINE_S as CONFLICTS_S
 from kinetod.captures.conflicts import Conflicts
+from kinetod.captures.device_graphs import DeviceGraphs
 from kinetod.captures.keeping_parts import start_keeping
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.services import Services
@@ -237,6 +238,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     stack.callback(executor.shutdown)
     hostname = socket.gethostname()
     helper = HelperService(config.helper_socket) if config.helper_socket is not None else None
+    helpers = helper or AttachHelpers(WARM_HELPERS)
+    stack.push_async_callback(helpers.stop)
     kubernetes = make_kubernetes(settings, helper, lambda user: store.run(store.number_of, user), stack)
     access = await make_access(settings, stack, kubernetes.users)
     services = Services(
@@ -246,6 +249,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         free_bytes=store.free_bytes,
         host=hostname,
         conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper)),
+        device_graphs=DeviceGraphs(helpers.device_graphs),
     )
     hub = AgentHub()
     gpus = GpuReader()
@@ -253,7 +257,6 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     registry = Registry(hub, privileged=helper, gpus=GpuHolders(gpus), attaching=config.attach, names=kubernetes.names)
     # the system's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
-    helpers = helper or AttachHelpers(WARM_HELPERS)
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
     keeping = await start_keeping(settings, store, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher)
@@ -317,7 +320,6 @@ async def _start_attacher(
     stack: contextlib.AsyncExitStack,
 ) -> Attacher:
     await helpers.start()
-    stack.push_async_callback(helpers.stop)
     attacher = Attacher(
         helpers,
         link,

@@ -22,6 +22,8 @@ touching no vendor library.
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
 
 PROFILER_OPTIONS = ("with_modules", "with_flops")  # what only torch's own profiler gives
+# Option of a request that the daemon adds: the file of the program whose device code launches CUDA graphs.
+DEVICE_GRAPHS = "device_graphs"
 
 
 class SourceError(Exception):

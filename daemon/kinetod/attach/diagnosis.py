@@ -44,6 +44,7 @@ from kinetod.attach.preconditions import (
     tracer,
     uses_cuda,
 )
+from kinetod.device_code import graphs
 from kinetod.profilers import findings as profilers
 
 AGENT, REMOTE_DEBUG, PENDING_CALL, COLLECTOR = "agent", "remote-debug", "pending-call", "collector"
@@ -88,7 +89,7 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
         method,
         _cuda(mapped),
         _cupti(subject, mapped),
-        _cuda_graphs(mapped),
+        _cuda_graphs(subject, mapped),
         _profilers(mapped),
         _torch(mapped),
     ]
@@ -231,13 +232,18 @@ def _cupti_finding(where: str, version: int | None) -> Finding:
     return Finding("cupti", Status.NOTE, f"{where}, of version {version}, which this kinetod does not know", advice)
 
 
-def _cuda_graphs(mapped: MappedFacts | None) -> Finding:
-    """Whether it has graphs cannot be seen from outside; what became of CUPTI at the capture before can."""
+def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
+    """Whether it has graphs cannot be seen from outside; what its device code does, and a capture before, can."""
     name = "cuda_graphs"
     if mapped is None:
         return Finding(name, Status.UNKNOWN, "its mappings may not be read")
     if not mapped.cuda:
         return Finding(name, Status.OK, "not without CUDA")
+    if file := graphs.find(subject.process.pid):
+        detail = f"device code in {file} launches graphs: recording what the GPU does could end the program"
+        return Finding(
+            name, Status.NOTE, detail, "a capture records CUDA calls only: --activities cuda_runtime,cuda_driver"
+        )
     if mapped.cupti_stays:
         detail = (
             "a capture has recorded launches of graphs, or could not exclude it: CUPTI stays until the process ends"

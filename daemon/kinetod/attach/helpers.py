@@ -27,6 +27,7 @@ from kineto_protos.units import format_duration
 from kinetod import child
 from kinetod.attach import standstill
 from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach.questions import DEVICE_GRAPHS
 from kinetod.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.link import descriptors
 from kinetod.text import clean
@@ -37,6 +38,7 @@ COMMAND = child.python("kinetod.attach.helper")
 MAX_HELPERS = 8
 MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
+LOOK_S = 2.0  # 5 ms are usual; the start of a helper, where none is warm, takes 0.3 s
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 _EXIT_S = 2.0
 _CMSG_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # one is the most; more are closed
@@ -183,6 +185,16 @@ class AttachHelpers:
         if fd is not None:
             os.close(fd)
         return answer
+
+    async def device_graphs(self, key: ProcessKey) -> str:
+        """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
+        question = {"do": DEVICE_GRAPHS, "boot_time_ns": BOOT_TIME_NS, "targets": [[key.pid, key.start_time_ns]]}
+        try:
+            return str((await self.ask(question, deadline_s=LOOK_S))["file"])
+        except TooLate as exc:
+            raise OSError(f"looking at its files took longer than {LOOK_S:g} s") from exc
+        except Crashed as exc:
+            raise OSError(f"looking at its files failed: {exc}") from exc
 
     async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
         """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""

@@ -12,12 +12,14 @@ from typing import Any
 from kinetod.attach import facts
 from kinetod.attach.service import messages
 from kinetod.attach.toolkit import find_cupti
+from kinetod.device_code import graphs
 from kinetod.identity import PROC, start_time_ns
 from kinetod.procs import JOB_ID_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES, read_private
 from kinetod.profilers.scan import look_into
 from kinetod.text import clean
 
-LOOK, SEARCH, TOOLKIT = "look", "search", "toolkit"
+LOOK, SEARCH, TOOLKIT, DEVICE_GRAPHS = "look", "search", "toolkit", "device_graphs"
+MAX_PATH_CHARS = 4096
 _VARIABLES = (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES)  # all that kineto_agent.describe reads
 _MAX_VALUE_CHARS = 256
 
@@ -51,9 +53,13 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
     if question["do"] == TOOLKIT:
         ((pid, start),) = targets
         environ = facts.environment(pid, proc) or {}
-        cupti = clean(find_cupti(pid, environ, proc) or "", 4096)
+        cupti = clean(find_cupti(pid, environ, proc) or "", MAX_PATH_CHARS)
         named = {name: clean(environ[name], _MAX_VALUE_CHARS) for name in _VARIABLES if name in environ}
         return {"cupti": cupti, "environ": named} if same(pid, start) else {"cupti": "", "environ": {}}
+    if question["do"] == DEVICE_GRAPHS:
+        ((pid, start),) = targets
+        file = clean(graphs.find(pid, proc), MAX_PATH_CHARS) if same(pid, start) else ""
+        return {"file": file if same(pid, start) else ""}
     raise ValueError(f"no question: {question['do']!r}")
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from kinetod.captures.conflicts import Conflicts
+from kinetod.captures.device_graphs import DeviceGraphs
 from kinetod.captures.room import Promises
 from kinetod.config import Config, Settings
 from kinetod.workers import WorkerPool
@@ -20,6 +21,7 @@ class Services:
     free_bytes: Callable[[], int]
     host: str
     conflicts: Conflicts
+    device_graphs: DeviceGraphs = field(default_factory=DeviceGraphs)
     promises: Promises = field(default_factory=Promises)  # of memory, to the targets that record now
 
     @property

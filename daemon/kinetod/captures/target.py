@@ -151,8 +151,7 @@ class TargetRun:
 
     def on_gone(self, died: bool, reason: str) -> None:
         """The link has ended."""
-        self._seen.gone = reason
-        self._seen.died = died
+        self._seen.gone, self._seen.died = reason, died
         self._wake.set()
 
     def _agent_state(self, message: wire.State) -> None:
@@ -224,10 +223,11 @@ class TargetRun:
 
     async def _run(self) -> None:
         await self._take_memory()
+        request = await self._services.device_graphs.noted(self.request, self.agent)
         self._move_deadline(self._config_s("agent_deadline_ns"))
         if self._stop is not None:
             self._seen.gone = "it had not been asked yet"
-        elif not self.agent.send(self.request):
+        elif not self.agent.send(request):
             self._seen.gone = self._seen.gone or "it was not connected any more"
         ending = await self._collect()
         ending = after_clock(await self._last_drain(ending), clock_offset_ns() - self._clock_offset_ns)

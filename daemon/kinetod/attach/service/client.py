@@ -39,6 +39,7 @@ ANSWER_GRACE_S = 2.0  # beyond what the service itself allows
 LOOK_DEADLINE_S = 5.0
 DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
+DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
 _UCRED = struct.Struct("3i")
 Said = TypeVar("Said", messages.Seen, messages.Found)
 _CMSG_SPACE = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # one is the most; more are closed
@@ -148,6 +149,18 @@ class HelperService:
         except Unreachable as exc:
             log.warning("%s other users' processes are not known: %s", what, self._unreachable(str(exc)))
         return answers
+
+    async def device_graphs(self, key: ProcessKey) -> str:
+        """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
+        asked = messages.DeviceCode(target=_target(key), boot_time_ns=BOOT_TIME_NS)
+        try:
+            async with _Conversation(self._path, DEVICE_CODE_DEADLINE_S) as service:
+                said, _ = await service.ask(asked)
+        except Unreachable as exc:
+            raise OSError(self._unreachable(str(exc))) from exc
+        if isinstance(said, messages.Launches):
+            return said.file
+        raise OSError(_refusal(said, key.pid).reason)
 
     async def kubelet(self) -> socket.socket:
         """A connection to the kubelet, which is the caller's. Raises Unreachable."""

@@ -103,11 +103,18 @@ class Toolkit(_Message, frozen=True, tag="toolkit"):
     boot_time_ns: Nanoseconds
 
 
+class DeviceCode(_Message, frozen=True, tag="device_code"):
+    """Whether device code of a process launches CUDA graphs. Answered by Launches or Refused."""
+
+    target: Target
+    boot_time_ns: Nanoseconds
+
+
 class Kubelet(_Message, frozen=True, tag="kubelet"):
     """A connection to the kubelet's pod-resources socket, which is root's. Answered by Connected or Refused."""
 
 
-Request = Attach | Diagnose | Look | Search | Toolkit | Kubelet
+Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet
 
 
 class Attached(_Message, frozen=True, tag="attached"):
@@ -169,6 +176,12 @@ class Tools(_Message, frozen=True, tag="tools"):
     environ: Annotated[dict[Short, Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=32)]
 
 
+class Launches(_Message, frozen=True, tag="launches"):
+    """file: with such code, as the process sees it; empty: none is seen."""
+
+    file: Annotated[str, msgspec.Meta(max_length=4096)]
+
+
 class Refused(_Message, frozen=True, tag="refused"):
     """code: an AttachCode; CALLER, REQUEST or VERSION when nothing was looked at, because of who or what asks."""
 
@@ -176,7 +189,7 @@ class Refused(_Message, frozen=True, tag="refused"):
     reason: Annotated[str, msgspec.Meta(max_length=4000)]
 
 
-Answer = Attached | Connected | Diagnosed | Seen | Found | Tools | Refused
+Answer = Attached | Connected | Diagnosed | Seen | Found | Tools | Launches | Refused
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

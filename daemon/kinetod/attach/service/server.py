@@ -29,7 +29,7 @@ from kinetod.attach.diagnosis import KnownAgent
 from kinetod.attach.diagnosis_process import DiagnosisProcess
 from kinetod.attach.helpers import AttachHelpers, Crashed, TooLate
 from kinetod.attach.interface import AttachCode, AttachError
-from kinetod.attach.questions import LOOK, SEARCH, TOOLKIT
+from kinetod.attach.questions import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
 from kinetod.attach.service import messages
 from kinetod.attach.service.policy import Owner, Policy, PolicyError, load, owner
 from kinetod.identity import ProcessKey, start_time_ns
@@ -229,6 +229,14 @@ class AttachService:
         said = await self._ask({"do": TOOLKIT, "boot_time_ns": asked.boot_time_ns, "targets": targets})
         return messages.Tools(cupti=said["cupti"], environ=said["environ"])
 
+    async def device_code(self, caller: Caller, policy: Policy, asked: messages.DeviceCode) -> messages.Launches:
+        """Raises Denied."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        self.check(caller, policy, key, asked.boot_time_ns)
+        targets = [[key.pid, key.start_time_ns]]
+        said = await self._ask({"do": DEVICE_GRAPHS, "boot_time_ns": asked.boot_time_ns, "targets": targets})
+        return messages.Launches(file=said["file"])
+
     async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
         """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
         path = policy.kubelet_socket
@@ -322,6 +330,8 @@ class _Connection:
                 said = await self._unless_it_hangs_up(service.search(caller, policy, asked))
             elif isinstance(asked, messages.Toolkit):
                 said = await self._unless_it_hangs_up(service.toolkit(caller, policy, asked))
+            elif isinstance(asked, messages.DeviceCode):
+                said = await self._unless_it_hangs_up(service.device_code(caller, policy, asked))
             else:
                 said, channel = await self._unless_it_hangs_up(service.kubelet(policy))
         except Denied as exc:
