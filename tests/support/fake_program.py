@@ -19,10 +19,13 @@ class FakeProgram:
     """The running program, after its first kernels.
 
     served: a thread of its own serves the collector, and `channel` is our end of its socket.
+    device_graphs: its file has device code that launches CUDA graphs.
     """
 
-    def __init__(self, *, served: bool = False, environ: Optional[dict[str, str]] = None) -> None:
-        command = [str(native.fake_cuda_program())]
+    def __init__(
+        self, *, served: bool = False, environ: Optional[dict[str, str]] = None, device_graphs: bool = False
+    ) -> None:
+        command = [str(native.fake_cuda_program(device_graphs=device_graphs))]
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if served:
             command += [str(theirs.fileno()), str(native.collector())]

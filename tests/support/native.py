@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from support import device_code
+
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTOR = ROOT / "agent" / "native"
 FAKES = ROOT / "tests" / "fakes"
@@ -58,12 +60,28 @@ def fake_kineto_library(*flags: str) -> Path:
     return build("libtorch_cpu.so", [FAKES / "fake_kineto_library.c"], ["-O2", "-fPIC", "-shared", *linked])
 
 
-def fake_cuda_program() -> Path:
-    """The fake "inference server" (tests/fakes/fake_cuda_program.c), linked with the fake libraries."""
+def fake_cuda_program(*, device_graphs: bool = False) -> Path:
+    """The fake "inference server" (tests/fakes/fake_cuda_program.c), linked with the fake libraries.
+
+    device_graphs: with device code that launches CUDA graphs.
+    """
     libraries = [fake_cupti(), fake_cuda()]
     places = [f"-Wl,-rpath,{library.parent}" for library in libraries]
     flags = ["-O2", "-g", "-Wl,--no-as-needed", *map(str, libraries), *places]
-    return build("fake_cuda_program", [FAKES / "fake_cuda_program.c"], flags)
+    sources = [FAKES / "fake_cuda_program.c", *([_launching_device_code()] if device_graphs else [])]
+    return build("fake_cuda_program", sources, flags)
+
+
+def _launching_device_code() -> Path:
+    """A source with the section that nvcc makes of it."""
+    content = ", ".join(map(str, device_code.fatbin(device_code.LAUNCHING)))
+    attributes = '__attribute__((section(".nv_fatbin"), used, aligned(8)))'
+    path = CACHE / "device_code" / "launching.c"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"launching.{os.getpid()}")
+    scratch.write_text(f"{attributes} static const unsigned char code[] = {{{content}}};\n")
+    scratch.replace(path)
+    return path
 
 
 def collector() -> Path:

@@ -120,7 +120,9 @@ def _cubins(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _next_container(descriptor: int, start: int, end: int) -> tuple[int, int] | None:
     """Where its entries begin and end; None: there is no further one."""
-    head = os.pread(descriptor, max(min(_GAP_BYTES + _CONTAINER.size, end - start), 0), start)
+    if start >= end:
+        return None
+    head = os.pread(descriptor, min(_GAP_BYTES + _CONTAINER.size, end - start), start)
     at = head.find(_CONTAINER_MAGIC.to_bytes(4, "little"))
     if at < 0 or at + _CONTAINER.size > len(head):
         return None

@@ -91,6 +91,17 @@ def test_a_program_without_python_is_traced_through_its_proxy(
         service.logged("toolkit by process")
 
 
+def test_the_helper_sees_that_a_program_launches_graphs_from_the_device(
+    front_end: Daemon, service: Service, tmp_path: Path
+) -> None:
+    with FakeProgram(device_graphs=True) as program:
+        result = trace(front_end, program.pid, tmp_path)
+        (found,) = result.json()["targets"]
+        assert found["verdict"] == "VERDICT_DONE"
+        assert "kernel, overhead are not recorded: device code in" in found["warnings"][0]
+        service.logged("devicecode by process")
+
+
 def test_what_the_policy_forbids_is_denied_with_the_reason(
     front_end: Daemon, service: Service, target: int, tmp_path: Path
 ) -> None:

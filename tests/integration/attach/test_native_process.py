@@ -128,3 +128,43 @@ def test_a_program_that_lives_in_malloc_is_never_harmed(busy: int, parked: int) 
             until(lambda: len(list(tasks.iterdir())) == busy + parked, "the collector's thread has left")
         assert process.poll() is None
         process.kill()
+
+
+@pytest.fixture
+def launching_program() -> Iterator[FakeProgram]:
+    with FakeProgram(device_graphs=True) as started:
+        if read_process(started.pid).access is Access.REFUSED:
+            pytest.skip("this user may not trace its own processes (ptrace_scope)")
+        yield started
+
+
+def test_of_a_program_that_launches_graphs_from_the_device_calls_are_traced_alone(
+    daemon: Daemon, launching_program: FakeProgram, tmp_path: Path
+) -> None:
+    target = trace(daemon, launching_program, tmp_path, "--duration", "300ms")
+    assert target["verdict"] == "VERDICT_DONE"
+    file = os.readlink(f"/proc/{launching_program.pid}/exe")
+    (warning,) = target["warnings"]
+    assert warning.startswith(f"gpu_memcpy, gpu_memset, kernel, overhead are not recorded: device code in {file} ")
+    found = Counter(event.get("cat") for event in events(tmp_path) if event["ph"] == "X")
+    assert (found["kernel"], found["cuda_runtime"] > 20) == (0, True)
+    assert "finalized 1 misused 0" in launching_program.ask("counts")
+
+
+def test_kernels_of_a_program_that_launches_graphs_from_the_device_are_refused(
+    daemon: Daemon, launching_program: FakeProgram, tmp_path: Path
+) -> None:
+    target = trace(daemon, launching_program, tmp_path, "--duration", "50ms", "--activities", "kernel,cuda_runtime")
+    assert (target["verdict"], target["reason_code"]) == ("VERDICT_FAILED", "CUDA_DEVICE_GRAPHS")
+    assert "--activities cuda_runtime,cuda_driver" in target["reason"]
+    allowed = trace(
+        daemon, launching_program, tmp_path, "--duration", "50ms", "--activities", "cuda_runtime,cuda_driver"
+    )
+    assert (allowed["verdict"], allowed["warnings"]) == ("VERDICT_DONE", [])
+
+
+def test_doctor_says_that_a_program_launches_graphs_from_the_device(
+    daemon: Daemon, launching_program: FakeProgram
+) -> None:
+    result = run_process(["doctor", str(launching_program.pid)], daemon.client_environ())
+    assert "launches graphs" in result.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kineto_agent.sources.cupti import KINDS, CuptiSource
-from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.interface import DEVICE_GRAPHS, SourceError
 from kineto_agent.sources.registry import choose
 from support.collector import calling, fake_cuda, maps_with, recording, request, source
 from support.native import FAKES
@@ -158,3 +158,31 @@ def test_beside_torchs_subscriber_calls_alone_are_refused(tmp_path: Path) -> Non
     with pytest.raises(SourceError, match="CUDA calls are not recorded") as caught, beside:
         raise AssertionError
     assert caught.value.reason_code == "CUPTI_BUSY"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_beside_graphs_launched_from_the_device_nothing_of_the_gpu_is_recorded(named: bool) -> None:
+    fake_cuda()
+    with pytest.raises(SourceError, match=r"kernel are not recorded: device code in /opt/server launches") as caught:
+        source().prepare(request(["kernel"], options={DEVICE_GRAPHS: "/opt/server"}, named=named))
+    assert caught.value.reason_code == "CUDA_DEVICE_GRAPHS"
+    assert "trace with --activities cuda_runtime,cuda_driver" in caught.value.reason
+
+
+def test_beside_graphs_launched_from_the_device_the_default_is_calls_alone() -> None:
+    cuda = fake_cuda()
+    options = {DEVICE_GRAPHS: "/opt/server"}
+    with recording(["kernel", "gpu_memcpy", "cuda_runtime"], options=options, named=False) as (session, reader):
+        cuda.launch()
+        warnings = session.stop().warnings
+        kinds = set(reader.record_bytes())
+    assert warnings[0].startswith(
+        "gpu_memcpy, kernel are not recorded: device code in /opt/server launches CUDA graphs"
+    )
+    assert 10 not in kinds
+
+
+def test_beside_graphs_launched_from_the_device_calls_can_be_named() -> None:
+    fake_cuda()
+    with recording(["cuda_runtime", "cuda_driver"], options={DEVICE_GRAPHS: "/opt/server"}) as (session, _):
+        assert not any("/opt/server" in warning for warning in session.stop().warnings)

@@ -12,6 +12,7 @@ MESSAGES = [
     messages.Look(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Search(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Toolkit(target=TARGET, boot_time_ns=1),
+    messages.DeviceCode(target=TARGET, boot_time_ns=1),
     messages.Kubelet(),
 ]
 HEAD = b"KATT\x01\x00"
