@@ -143,7 +143,7 @@ def test_of_a_program_that_launches_graphs_from_the_device_calls_are_traced_alon
 ) -> None:
     target = trace(daemon, launching_program, tmp_path, "--duration", "300ms")
     assert target["verdict"] == "VERDICT_DONE"
-    file = os.readlink(f"/proc/{launching_program.pid}/exe")
+    file = Path(f"/proc/{launching_program.pid}/exe").readlink()
     (warning,) = target["warnings"]
     assert warning.startswith(f"gpu_memcpy, gpu_memset, kernel, overhead are not recorded: device code in {file} ")
     found = Counter(event.get("cat") for event in events(tmp_path) if event["ph"] == "X")
