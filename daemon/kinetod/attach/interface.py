@@ -113,5 +113,8 @@ class Method(Protocol):
     def hand_over(self, target: "TargetImage", bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """Raises AttachError; then the target is as it was and has not got the code."""
 
+    def problem(self) -> AttachError | None:
+        """Why what was handed over does not run and will not; None: it runs, has run, or may still do so."""
+
     def finish(self) -> None:
         """The code has run, or is given up: take back what waits for it. Idempotent, raises nothing, waits ≤ 50 ms."""

@@ -1,8 +1,9 @@
 """What travels over the private channel into the target: the agent, and the collector library.
 
 Theory of operation
-    One packet: the text of `kineto_agent.boot.loader` with a header behind it, and sealed memfds. They are made once
-    per process and shared by all targets; the seals keep a target from changing what another one will run.
+    One packet: the texts of `kineto_agent.boot.standard` and `loader` with a header behind them, and sealed memfds.
+    They are made once per process and shared by all targets; the seals keep a target from changing what another one
+    will run.
 
     The agent's modules are sent twice, in pieces of some lines (see the loader for why): as text, for any CPython, and
     compiled, for targets that run the same CPython as this process.
@@ -18,6 +19,7 @@ import importlib.util
 import marshal
 import os
 import platform
+import re
 import select
 import socket
 import struct
@@ -32,7 +34,10 @@ import kineto_agent
 from kinetod.attach.interface import AttachCode, AttachError, Deadline
 
 _LOADER = "kineto_agent.boot.loader"
-_LEFT_OUT = ("kineto_agent.__main__", "kineto_agent.boot.inject", "kineto_agent.boot.startup", _LOADER)
+_STANDARD = "kineto_agent.boot.standard"
+_LEFT_OUT = ("kineto_agent.__main__", "kineto_agent.boot.inject", "kineto_agent.boot.startup", _LOADER, _STANDARD)
+# An import statement like others to the interpreter; the bootstrap compiles the packet with its effect.
+_FUTURE = re.compile(r"^from __future__ import annotations\b.*\n", re.MULTILINE)
 _PIECE_LINES = 40  # compiled in about half a millisecond
 _MARSHAL_VERSION = 2  # every Python reads it
 _MAX_PACKET_BYTES = 64 * 1024  # what the bootstrap makes room for
@@ -112,7 +117,8 @@ def agent() -> Payload:
     library = _folder() / "_native" / "libkineto_collector.so"
     if library.exists():
         files["library"] = library.read_bytes()
-    loader = (_folder() / "boot" / "loader.py").read_text()
+    texts = [(_folder() / "boot" / f"{name}.py").read_text() for name in ("standard", "loader")]
+    loader = "".join(_FUTURE.sub("", text) for text in texts)
     header = {
         "version": kineto_agent.__version__,
         "digest": hashlib.sha256(b"".join([loader.encode(), *files.values()])).hexdigest(),

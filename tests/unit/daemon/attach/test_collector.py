@@ -24,14 +24,14 @@ from support.descriptors import open_files
 from support.waiting import until
 
 HARNESS = Path(__file__).parent / "native" / "run_stub.c"
-GENERATOR = native.ROOT / "daemon" / "native" / "generate_collector_code.py"
+GENERATOR = native.ROOT / "daemon" / "native" / "generate_stub_code.py"
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(MACHINE not in CODE, reason="live attach does not know this machine")
 
 
 def generator() -> ModuleType:
     """The development tool as a module."""
-    spec = importlib.util.spec_from_file_location("generate_collector_code", GENERATOR)
+    spec = importlib.util.spec_from_file_location("generate_stub_code", GENERATOR)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
