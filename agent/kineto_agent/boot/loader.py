@@ -144,13 +144,15 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     agent = state.get("agent")
     if agent is not None:
         agent["end"]()
+    modules: _Modules | None = None
     if agent is None or agent["digest"] != HEADER["digest"]:
         modules = _modules(files)
-        live = modules.get(_LIVE)
-        agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
     for name in ("sources", "code"):
         for held in _held(state, files.pop(name)):
             held.close()
+    if modules is not None:
+        live = modules.get(_LIVE)
+        agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
     state["libraries"] = state.get("libraries", 0) + 1  # number of this one
     work: Callable[[], None] = agent["live"].run(channel, files.get("library", -1), state["libraries"])
     state["agent"] = agent

@@ -7,6 +7,8 @@ Theory of operation
         the one in sys.modules, if that is the interpreter's: built in, frozen, or from its own folders;
         else a private copy from those folders, which does not get into sys.modules. What it imports comes from here
         too, and its `sys` is a copy with a `modules` of its own, where enum and the like look themselves up.
+    typing is never loaded: the interpreter itself imports it by name from 3.12 on when a private copy is executed. The
+    agent's type hints get values that can be told apart (`_typing`), which is all that it needs of them.
     Of four modules the agent gets a copy with the original functions where the program has others: os (from posix),
     time, select and _thread. A built-in module that is made anew has them; up to Python 3.9 some cannot be made twice,
     there they are found by what still refers to the module.
@@ -76,11 +78,16 @@ class Standard:
     def get(self, name: str) -> Any:
         """The module. Raises LookupError if the standard library has none of that name."""
         if name not in self._found:
-            module = modules.get(name)
-            if not self._is_real(module):
-                module = self._load(name)
-            self._found[name] = _original_os(module) if name == "os" else _original(name, module)
+            self._found[name] = self._get(name)
         return self._found[name]
+
+    def _get(self, name: str) -> Any:
+        if name == "typing":
+            return _typing(self.get("collections").namedtuple)
+        module = modules.get(name)
+        if not self._is_real(module):
+            module = self._load(name)
+        return _original_os(module) if name == "os" else _original(name, module)
 
     def _is_real(self, module: Any) -> bool:
         if not isinstance(module, _Module):
@@ -230,3 +237,55 @@ def _referring(module: Any) -> list[Any]:
     """The functions of a module in C that still exist, whether or not it has them itself."""
     collector = modules.get("gc") or _native(_machinery.BuiltinImporter.find_spec("gc"))
     return [found for found in collector.get_referrers(module) if _is_own(module.__name__, found)]
+
+
+# ------------------------------------------------------------ typing
+
+
+class _Hint:
+    """A type hint, equal to one that is written in the same way."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __getitem__(self, parameters: object) -> _Hint:
+        return _Hint("%s[%r]" % (self._text, parameters))
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return repr(other) == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+# What typing.NamedTuple does not take over from the class's body either.
+_NOT_TAKEN = ("__module__", "__annotations__", "__annotate__", "__annotate_func__")
+
+
+def _typing(namedtuple: Any) -> Any:
+    """A module with the names of typing."""
+
+    class Meta(type):
+        def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+            if not bases:
+                return type.__new__(cls, name, bases, body)
+            annotate = body.get("__annotate__") or body.get("__annotate_func__")  # from 3.14 on
+            types = body.get("__annotations__") or (annotate(1) if annotate else {})
+            defaults = [body[field] for field in types if field in body]
+            made = namedtuple(name, types, defaults=defaults, module=body["__module__"])
+            made.__annotations__ = types
+            for key, value in body.items():
+                if key not in _NOT_TAKEN and key not in types:
+                    setattr(made, key, value)
+            return made
+
+    class NamedTuple(metaclass=Meta):
+        """The base of classes that are tuples."""
+
+    made = _Module("typing")
+    made.NamedTuple, made.Protocol, made.TYPE_CHECKING = NamedTuple, object, False
+    made.__getattr__ = _Hint
+    return made

@@ -11,8 +11,9 @@ Theory of operation
     nothing, and what the loader keeps for the next attach. "open" there is what a child forked meanwhile must close;
     one fork hook for the life of the process does so.
 
-    A program may close descriptors that it did not open, and use their numbers anew. So whatever is closed is looked
-    at before (device and inode), and the packet is taken only if the number still is the channel.
+    A program may close descriptors that it did not open, and use their numbers anew. So what is closed after a wait is
+    looked at before (device and inode), and the packet is taken only if the number still is the channel. That is
+    noted when the channel can be seen already: each look gives the GIL away, for 5 ms if the program wants it.
 
     No import statement: builtins.__import__ may be the program's, and so may a module of that name in its folder.
     What is needed are modules that every interpreter has imported since its start, and _socket, which is taken from
@@ -51,11 +52,11 @@ def boot(k):
   try:q=p.fstat(x if type(x)is int else x.fileno());return q.st_dev,q.st_ino
   except OSError:pass
  class Held:
-  def __init__(h,x):h.x=x;h.i=same(x);o.append(h)
+  def __init__(h,x):h.x=x;h.i=0;o.append(h)
   def close(h):
    if h in o:o.remove(h)
    x=h.x
-   if h.i and same(x)==h.i:p.close(x)if type(x)is int else x.close()
+   if not h.i or same(x)==h.i:p.close(x)if type(x)is int else x.close()
    elif type(x)is not int:x.detach()
  def close(*a):
   for h in a or o[:]:
@@ -74,6 +75,7 @@ def boot(k):
    import ctypes
    f=ctypes.CDLL(None).syscall({'x86_64':319,'aarch64':279}[p.uname()[4]],w.encode(),1)
   f=Held(f)
+  for h in r,v,f:h.i=same(h.x)
   try:
    a.settimeout(WAIT)
    a.recv(1,2)

@@ -64,7 +64,7 @@ class Handed:
             self.target.memory.write(self.address + _CANCELLED_OFFSET, b"\1\0\0\0")
 
     def problem(self) -> AttachError | None:
-        """Why the source does not run or has not run to its end; None: it may yet, or has."""
+        """Why no channel will appear, if none has. None: one may."""
         try:
             stage, _cancelled, error = _HEAD.unpack(self.target.memory.read(self.address, _HEAD.size))
             said = self.target.memory.read(self.address + _SAID_OFFSET, _SAID_BYTES) if stage == RAISED else b""
@@ -75,19 +75,25 @@ class Handed:
             return no_thread(pid, error)
         if stage == NO_STATE:
             reason = f"the interpreter of process {pid} has no memory left for a thread; see its limits ('ulimit -v')"
-            return AttachError(AttachCode.FAILED, reason)
+            return AttachError(AttachCode.UNSUITABLE, reason)
         if stage == RAISED:
             words = said.partition(b"\0")[0].decode("utf-8", "replace")
             words = "".join(char for char in words if char.isprintable())
             reason = f"process {pid} lets no code be run in it: {words}. Does an audit hook of the program forbid it?"
-            return AttachError(AttachCode.FAILED, reason)
+            return AttachError(AttachCode.UNSUITABLE, reason)
+        if stage == ENDED:
+            reason = (
+                f"process {pid} closed the agent's channel before the agent could be sent: it closes descriptors that "
+                "it did not open (as programs do that become daemons); try again"
+            )
+            return AttachError(AttachCode.UNSUITABLE, reason)
         return None
 
 
 def no_thread(pid: int, error: int) -> AttachError:
     """pthread_create failed with that error number."""
     return AttachError(
-        AttachCode.FAILED,
+        AttachCode.UNSUITABLE,
         f"process {pid} cannot start a thread: {os.strerror(error)};"
         " see its limits ('ulimit -u', 'ulimit -v', pids.max of its cgroup)",
     )

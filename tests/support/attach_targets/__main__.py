@@ -15,6 +15,9 @@ MODULES = (
     "threads",
     "processes",
     "asleep",
+    "instruments",
+    "replaced",
+    "scarce",
     "torch_run",
 )
 MOST_WRONG = 20
