@@ -13,7 +13,8 @@ Theory of operation
     time, select and _thread. A built-in module that is made anew has them; up to Python 3.9 some cannot be made twice,
     there they are found by what still refers to the module.
 
-    An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back.
+    An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
+    an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
 
     No import statement here: `modules`, which is sys.modules, is given. Every interpreter has the modules that are
     taken from it since its start.
@@ -70,6 +71,8 @@ class Standard:
                 self.get(name)
         except LookupError:
             return self._import(name, namespace, local, fromlist, level)
+        if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from sys.modules afterwards
+            modules.setdefault(name, self.get(name))
         for attribute in fromlist or ():
             if not hasattr(found, attribute) and hasattr(found, "__path__"):
                 setattr(found, attribute, self.get(name + "." + attribute))
@@ -107,6 +110,8 @@ class Standard:
         """What the import statement calls in private copies."""
         if name == "sys":
             return self._sys  # type: ignore[no-any-return]
+        if name == "enum":  # looks for the modules of its users in the `sys` that it has itself
+            return self._load(name)  # type: ignore[no-any-return]
         if level:
             package = namespace["__package__"]
             for _ in range(level - 1):

@@ -55,7 +55,8 @@ def boot(k):
   def __init__(h,x):h.x=x;h.i=0;o.append(h)
   def close(h):
    if h in o:o.remove(h)
-   x=h.x
+   x,h.x=h.x,None
+   if x is None:return
    if not h.i or same(x)==h.i:p.close(x)if type(x)is int else x.close()
    elif type(x)is not int:x.detach()
  def close(*a):

@@ -65,8 +65,7 @@ def send(channel: socket.socket, pid: int, deadline: Deadline) -> None:
     except TimeoutError:
         raise _timeout(pid) from None
     except OSError as exc:
-        reason = f"process {pid} closed its channel before the agent was sent: {exc}"
-        raise AttachError(AttachCode.GONE, reason) from exc
+        raise _ended(pid) from exc
     finally:
         channel.settimeout(None)
     _await_answer(channel, pid, deadline)
@@ -80,13 +79,20 @@ def _await_answer(channel: socket.socket, pid: int, deadline: Deadline) -> None:
     try:
         answer = channel.recv(_MAX_ANSWER_BYTES)
     except OSError as exc:
-        raise AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded: {exc}") from exc
+        raise _ended(pid) from exc
     if answer == b"K":
         return
     if not answer:
-        raise AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded")
+        raise _ended(pid)
     told = "".join(char for char in answer[1:].decode("utf-8", "replace") if char.isprintable())
     raise AttachError(AttachCode.FAILED, f"the agent cannot run in process {pid}: {told}")
+
+
+def _ended(pid: int) -> AttachError:
+    if not Path(f"/proc/{pid}").exists():
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded")
+    reason = f"process {pid} closed the agent's channel while the agent was being loaded (or is ending); try again"
+    return AttachError(AttachCode.UNSUITABLE, reason)
 
 
 def _timeout(pid: int) -> AttachError:

@@ -60,7 +60,7 @@ class Handed:
 
     def cancel(self) -> None:
         """Whoever has not begun yet does nothing."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttachError):
             self.target.memory.write(self.address + _CANCELLED_OFFSET, b"\1\0\0\0")
 
     def problem(self) -> AttachError | None:
@@ -68,7 +68,7 @@ class Handed:
         try:
             stage, _cancelled, error = _HEAD.unpack(self.target.memory.read(self.address, _HEAD.size))
             said = self.target.memory.read(self.address + _SAID_OFFSET, _SAID_BYTES) if stage == RAISED else b""
-        except OSError:  # it has ended; others tell that better
+        except (OSError, AttachError):  # it has ended; others tell that better
             return None
         pid = self.target.pid
         if stage == NO_THREAD:

@@ -25,6 +25,7 @@ class FakeMethod:
     def __init__(self, name: str, *outcomes: "AttachCode | int") -> None:
         self.name = name
         self.turns_s: list[float] = []
+        self.trouble: AttachError | None = None
         self._outcomes = list(outcomes)
 
     def hand_over(self, target: object, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
@@ -34,6 +35,9 @@ class FakeMethod:
         if isinstance(outcome, AttachCode):
             raise AttachError(outcome, f"{self.name}: {outcome}")
         return Stop(tid=1, stopped_ns=outcome)
+
+    def problem(self) -> AttachError | None:
+        return self.trouble
 
     def finish(self) -> None: ...
 
@@ -125,3 +129,17 @@ def test_code_that_never_runs_is_a_timeout() -> None:
     with pytest.raises(AttachError, match="did not come round in time") as caught:
         run(FakeMethod("pending_call", 250), FakeMethod("native_thread", 1), deadline_s=0.2)
     assert caught.value.code is AttachCode.TIMEOUT
+
+
+@pytest.mark.usefixtures("never")
+def test_code_that_cannot_run_says_why_at_once() -> None:
+    method = FakeMethod("pending_call", 250)
+    method.trouble = AttachError(AttachCode.UNSUITABLE, "no thread")
+    with pytest.raises(AttachError, match="no thread"):
+        run(method)
+
+
+def test_code_that_cannot_run_does_not_matter_where_other_code_may(late: Channels) -> None:
+    first = FakeMethod("pending_call", 250)
+    first.trouble = AttachError(AttachCode.UNSUITABLE, "no thread")
+    assert run(first, FakeMethod("native_thread", 100)).channel is late.channel

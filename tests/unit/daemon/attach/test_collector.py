@@ -97,8 +97,9 @@ def code(request: pytest.FixtureRequest) -> bytes:
         return CODE[MACHINE]
     if shutil.which("gcc") is None or shutil.which("objcopy") is None:
         pytest.skip("needs gcc and binutils")
-    compiled: Callable[[str], bytes] = generator().compile_stub
-    return compiled(MACHINE)
+    module = generator()
+    compiled: bytes = module.compile_stub(module.COLLECTOR, MACHINE)
+    return compiled
 
 
 def bring_in(harness: Harness, code: bytes) -> RemoteCollector:
