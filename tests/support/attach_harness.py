@@ -209,6 +209,11 @@ class Row:
         """Whether no target was hurt and every refusal had its reason."""
         return all(attempt.outcome in NO_HARM for attempt in (*self.attempts, *self.ends))
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no target was hurt; attaches may have failed."""
+        return not self.ends and not self.left
+
     def reasons(self) -> list[str]:
         """Why attempts were no success, most frequent first."""
         found = Counter(f"{a.outcome}: {a.reason}" for a in (*self.attempts, *self.ends) if a.outcome != "success")
@@ -276,7 +281,8 @@ def campaign(
 
 STEADY = (
     *("python", "malloc", "threads", "asleep_sleep", "asleep_poll", "for_good_sleep", "for_good_recv"),
-    *("eventlet", "gevent", "replaced", "shadowed", "veto_compile", "veto_exec", "veto_import", "at_the_limit", "monitoring"),
+    *("eventlet", "gevent", "replaced", "shadowed", "at_the_limit", "monitoring"),
+    *("veto_compile", "veto_exec", "veto_import"),
 )
 
 
