@@ -20,7 +20,7 @@ Theory of operation
     wrong address is an error there, not a crash) and believes only ids listed in /proc/self/task.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _thread
 import os
 import struct
@@ -114,7 +114,7 @@ _START = _thread.start_new_thread  # at the time of the import, mostly before ot
 
 def _unseen() -> Optional[Tuple[Any, Any]]:
     """Functions in C: the calling thread's state, and what makes a state count as being traced. None: not needed."""
-    monitoring = getattr(sys, "monitoring", None)
+    monitoring: Any = getattr(sys, "monitoring", None)
     if sys.version_info < _TRACING_BY_THREAD or not any(monitoring.get_tool(tool) for tool in range(_TOOLS)):
         return None
     try:

@@ -27,11 +27,15 @@ from __future__ import annotations  # not evaluated: typing might not be importe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import builtins
+    import marshal
+    import posix
+    import sys
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any, Union
 
-    from kineto_agent.boot.standard import Standard, builtins, marshal, posix, sys
+    from kineto_agent.boot.standard import Standard
 
     Piece = Union[bytes, tuple[int, str]]
 
@@ -141,7 +145,7 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     of state["open"].
     """
     files = dict(zip(HEADER["descriptors"], descriptors))
-    agent = state.get("agent")
+    agent: Any = state.get("agent")
     if agent is not None:
         agent["end"]()
     modules: _Modules | None = None

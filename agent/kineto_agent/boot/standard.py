@@ -136,7 +136,7 @@ class Standard:
         else:
             self._private[name] = _native(spec)
         if parent in self._private:
-            setattr(self._private[parent], last, module)
+            setattr(self._private[parent], last, self._private[name])
         self._rest()
         return self._private[name]
 
@@ -235,7 +235,7 @@ def _original(name: str, module: Any) -> Any:
 
 
 def _is_own(name: str, function: Any) -> bool:
-    return type(function) is _Builtin and getattr(function.__self__, "__name__", None) == name
+    return type(function) is _Builtin and getattr(getattr(function, "__self__", None), "__name__", None) == name
 
 
 def _referring(module: Any) -> list[Any]:

@@ -116,9 +116,7 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
                 handed.append(method)
                 handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
                 patience_s = PATIENCE_S if stop.tid in (0, image.pid) else BYSTANDER_PATIENCE_S
-            if handed and (
-                channel := _patiently(image.pid, bootstrap, min(patience_s, deadline.left_s), handed)
-            ):
+            if handed and (channel := _patiently(image.pid, bootstrap, min(patience_s, deadline.left_s), handed)):
                 return Taken(handed_over, stopped_ns, channel)
         turn_s *= 2
     while handed and not (problem := _problem(handed)):
@@ -148,9 +146,7 @@ def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadlin
         ) from exc
 
 
-def _patiently(
-    pid: int, bootstrap: Bootstrap, patience_s: float, handed: Sequence[Method]
-) -> socket.socket | None:
+def _patiently(pid: int, bootstrap: Bootstrap, patience_s: float, handed: Sequence[Method]) -> socket.socket | None:
     """The channel if it appears within that time, less if the main thread is asleep or it will not appear."""
     end = Deadline(patience_s)
     while True:

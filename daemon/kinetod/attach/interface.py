@@ -3,7 +3,7 @@
 Theory of operation
     helpers.py (in the daemon)  asks a warm helper process for one attach, with a deadline
     helper.py (the process)     inspects the target, refuses or chooses a method, runs it, hands back the channel
-    a method                    makes the target run the bootstrap: remote_debug, pending_call, native_thread
+    a method                    makes the target run the bootstrap: pending_call, native_thread
     bootstrap (in the target)   makes a socketpair, names its ends by a memfd, receives the agent, runs it
 
     A method ends when the interpreter or the new thread has the code; it does not wait for it to run. The

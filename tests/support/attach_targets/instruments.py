@@ -13,7 +13,7 @@ MOST_FOREIGN = 20
 
 
 class Seen:
-    """Events of code that is not the program's: it has a name like <this>, or runs on a thread that it did not start."""
+    """Events of code that is not the program's: its file is called <this>, or it runs on a thread of another's."""
 
     def __init__(self) -> None:
         self._main = threading.get_ident()

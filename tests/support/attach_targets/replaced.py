@@ -27,7 +27,12 @@ SHADOWS = (
     *("atexit", "signal", "ctypes", "tempfile", "shutil", "glob", "pickle", "operator", "keyword", "types", "copyreg"),
     *("_socket", "traceback", "weakref", "io", "threading", "queue", "socket", "random"),
 )
-SHADOW = "import os\nfile = os.open(%r, os.O_WRONLY | os.O_APPEND | os.O_CREAT)\nos.write(file, b'%s ')\nos.close(file)\n"
+SHADOW = """import os
+file = os.open(%r, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+os.write(file, b'%s ')
+os.close(file)
+"""
+STAY = ("io", "threading", "enum", "re", "collections")  # what the target itself cannot be without
 
 
 class Replaced(Loop):
@@ -64,9 +69,9 @@ class Shadowed(Loop):
             (folder / (name + ".py")).write_text(SHADOW % (str(self._ran), name))
         super().__init__(python_work)
         self._modules = dict(sys.modules)
-        for name in SHADOWS:  # as if nobody had imported them yet
-            if name not in ("io", "threading", "enum", "re", "collections"):
-                sys.modules.pop(name, None)
+        for name in self._modules:  # as if nobody had imported them yet
+            if name.partition(".")[0] in set(SHADOWS) - set(STAY):
+                del sys.modules[name]
         sys.path.insert(0, str(folder))
 
     def close(self) -> None:
@@ -102,10 +107,10 @@ class Gevent(Target):
     """The same with gevent, whose hubs are counted."""
 
     def __init__(self) -> None:
-        from gevent import monkey
+        from gevent import monkey  # type: ignore[import-untyped]
 
         monkey.patch_all()
-        import gevent.pool
+        import gevent.pool  # type: ignore[import-untyped]
 
         self._pool = gevent.pool.Pool(4)
         self._wanted = python_work()
@@ -120,7 +125,7 @@ class Gevent(Target):
     def close(self) -> None:
         import gc
 
-        from gevent.hub import Hub
+        from gevent.hub import Hub  # type: ignore[import-untyped]
 
         must_be("hubs", len([one for one in gc.get_objects() if isinstance(one, Hub)]), 1)
 

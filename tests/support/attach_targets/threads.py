@@ -83,7 +83,7 @@ class Subinterpreters(Target):
         other = self._interpreters.create()
         while not self._stop.is_set():
             try:
-                self._interpreters.run_string(other, "total = sum(i * i for i in range(3000))\nassert total == 8995500500")
+                self._interpreters.run_string(other, "assert sum(i * i for i in range(3000)) == 8995500500")
             except Exception as error:
                 self._wrong.append(repr(error))
                 return

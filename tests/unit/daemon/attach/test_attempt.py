@@ -120,7 +120,7 @@ def test_after_a_final_refusal_nothing_else_is_tried() -> None:
 @pytest.mark.usefixtures("never")
 def test_when_no_method_can_be_used_the_reason_is_not_the_want_of_time() -> None:
     with pytest.raises(AttachError) as caught:
-        run(FakeMethod("remote_debug", AttachCode.UNSUPPORTED), FakeMethod("native_thread", AttachCode.FAILED))
+        run(FakeMethod("pending_call", AttachCode.UNSUPPORTED), FakeMethod("native_thread", AttachCode.FAILED))
     assert caught.value.reason == "native_thread: ATTACH_FAILED"
 
 

@@ -260,7 +260,9 @@ def test_a_channel_that_the_program_has_closed_is_not_touched_again(target: Live
     kept.close()
     target.do("os.write(pairs[0][1], b'theirs')")
     until(lambda: target.threads() == 1, "the bootstrap has given up", 30)
-    assert target.ask(f"[os.fstat(number).st_ino == os.fstat(pairs[0][0]).st_ino for number in {numbers}]") == [True] * 2
+    assert (
+        target.ask(f"[os.fstat(number).st_ino == os.fstat(pairs[0][0]).st_ino for number in {numbers}]") == [True] * 2
+    )
     assert target.ask("os.read(pairs[0][0], 100).decode()") == "theirs"
 
 
