@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from kineto_agent import wire
 from kinetod.attach import bootstrap, channel, payload
+from kinetod.attach.attempt import bring_in
+from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import MAX_BOOTSTRAP_BYTES, Deadline
+from kinetod.attach.native_thread import NativeThread
 from support import native
 from support.agent_daemon import Connection, Daemon, start_request
 from support.descriptors import open_files
@@ -241,6 +244,41 @@ def test_an_audit_hook_that_forbids_shared_memory_leaves_none_behind(target: Liv
     assert (result.outcome, result.reason_code) == ("failed", "NO_SHARED_MEMORY")
     assert "no shared memory" in result.reason
     assert target.descriptors() == descriptors
+
+
+MONITOR = """
+import _thread
+main, seen, m = _thread.get_ident(), [], sys.monitoring
+m.use_tool_id(m.PROFILER_ID, "ours")
+def event(code, *more):
+    if _thread.get_ident() != main: seen.append(code.co_qualname)
+for name in ("PY_START", "PY_RETURN", "CALL", "RAISE"):
+    m.register_callback(m.PROFILER_ID, getattr(m.events, name), event)
+m.set_events(m.PROFILER_ID, m.events.PY_START | m.events.PY_RETURN | m.events.CALL | m.events.RAISE)
+"""
+
+
+def test_a_profiler_of_all_threads_sees_nothing_of_a_capture(target: LiveTarget) -> None:
+    if not target.ask("hasattr(sys, 'monitoring')"):
+        pytest.skip("sys.monitoring is there from 3.12 on")
+    target.do(MONITOR)
+    connection = native_agent(target)
+    assert record(connection).outcome == "done"
+    connection.close()
+    until(lambda: target.threads() == 1, "the agent has left")
+    assert target.ask("seen") == []
+
+
+def native_agent(target: LiveTarget) -> Connection:
+    """Brought in as the daemon does it, with a stop."""
+    boot = bootstrap.make(time.time_ns())
+    taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(30))
+    payload.send(taken.channel, target.pid, Deadline(30))
+    connection = Connection(taken.channel)
+    taken.channel.settimeout(30)
+    connection.expect(wire.Hello)
+    connection.send(wire.Welcome("0.0.0"))
+    return connection
 
 
 def test_no_module_of_the_standard_library_enters_the_program(target: LiveTarget) -> None:
