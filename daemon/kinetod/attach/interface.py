@@ -29,7 +29,7 @@ class AttachCode(StrEnum):
 
     NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
     TRACED = "ATTACH_TRACED"  # another tracer holds it
-    UNSUITABLE = "ATTACH_UNSUITABLE"  # kernel thread, pid 1, zombie, stopped, uninterruptible, ourselves
+    UNSUITABLE = "ATTACH_UNSUITABLE"  # kernel thread, pid 1, zombie, stopped, ourselves; or it does not let us in
     UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
     SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
     TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not come round

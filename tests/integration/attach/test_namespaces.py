@@ -95,7 +95,8 @@ def test_another_root_with_another_python_is_no_obstacle(attacher: HelperAttache
     with Contained(need(ROOTS[kind]), [executable, "-c", SAY + BUSY]) as target:
         methods = {succeeds(attacher, target).method for _ in range(3)}
         folder = Path(f"/proc/{target.pid}/root/tmp")
-        assert (methods, list(folder.iterdir())) == ({"pending-call"}, [])
+        assert methods <= {"pending-call", "native-thread"}
+        assert list(folder.iterdir()) == []
         assert target.end() == RIGHT
 
 
