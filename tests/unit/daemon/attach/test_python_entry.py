@@ -1,23 +1,41 @@
 """What becomes of source that was handed over, read from the page that it was given."""
 
+import importlib.util
+import os
+import shutil
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from kinetod.attach import python_entry
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Method
 from kinetod.attach.native_thread import NativeThread
 from kinetod.attach.pending_call import PendingCall
+from kinetod.attach.python_code import CODE
+from support import native
 from support.engine_target import engine_target, needs_ptrace, pythons, version_of
 from support.waiting import until
 
 pytestmark = needs_ptrace
+MACHINE = os.uname().machine
+GENERATOR = native.ROOT / "daemon" / "native" / "generate_stub_code.py"
 every_python = pytest.mark.parametrize("executable", pythons(), ids=version_of)
 every_method = pytest.mark.parametrize("make", [PendingCall, NativeThread])
 
 
 def hand_over(method: Method, pid: int, source: str) -> None:
     method.hand_over(TargetImage(pid), Bootstrap(time.time_ns(), source.encode()), Deadline(10))
+
+
+def generator() -> ModuleType:
+    """The development tool as a module."""
+    spec = importlib.util.spec_from_file_location("generate_stub_code", GENERATOR)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def problem(method: Method) -> AttachError:
@@ -36,6 +54,23 @@ def test_an_exception_is_told_and_nothing_is_printed(tmp_path: Path, executable:
         found = problem(method)
         assert (found.code, "LookupError('here')" in found.reason) == (AttachCode.UNSUITABLE, True)
         target.finish()  # which looks at standard error
+
+
+def test_the_code_compiled_here_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("gcc") is None or shutil.which("objcopy") is None:
+        pytest.skip("needs gcc and binutils")
+    module = generator()
+    monkeypatch.setattr(python_entry, "CODE", {MACHINE: module.compile_stub(module.PYTHON, MACHINE)})
+    with engine_target(tmp_path, "malloc") as target:
+        PendingCall().hand_over(TargetImage(target.pid), target.bootstrap(), Deadline(10))
+        target.until_marked()
+        target.finish()
+
+
+@pytest.mark.parametrize("code", CODE.values(), ids=len)
+def test_the_code_fits_into_what_libraries_leave_free(code: bytes) -> None:
+    assert code[-1] != 0  # zeros would look unused
+    assert len(code) <= 800
 
 
 @every_method
