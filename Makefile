@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -45,6 +45,10 @@ sanitize: $(STAMP)
 gpu: $(STAMP)
 	$(BIN)/pytest tests/gpu
 	$(BIN)/python tests/bench/overhead.py
+
+# There, too: some eighty real GPU programs, each traced and compared with an untouched run; half an hour.
+zoo: $(STAMP)
+	$(BIN)/python tests/gpu/zoo/run.py --output build/zoo
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py

@@ -21,6 +21,7 @@ Formats
     "cupti/1"          raw CUPTI activity records, as CUPTI wrote them (layout by cuptiGetVersion in
                        the metadata, observed record sizes in the header).
     "python_stacks/1"  STACK_SAMPLE records: time ns, system thread id, stack node, line of the leaf.
+    "python_calls/1"   PYTHON_CALL records: each call of Python, in the order of time, and each return.
     "torch_ops/1"      OP, OP_TENSORS and OP_COMMS records of 64 bytes, told apart by the byte at OP_KIND. What the
                        others say of an op is found by its thread and number.
     "kineto_json/1"    the bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
@@ -74,9 +75,19 @@ SPACE_THREAD_NAME = 5  # key: system thread id
 SPACE_OP_NAME = 6  # key: hash of the text, as in OP
 SPACE_OP_INPUTS = 7  # key: hash of the entry, as in OP; what the inputs of an op look like (sources/torch_ops.py)
 SPACE_TORCH_THREAD = 8  # key: system thread id; u64: torch's own number of that thread
+SPACE_PYTHON_CALL = 10  # key: number, as in PYTHON_CALL; what is called (sources/python_calls.py)
 SPACE_OP_COMMS = 9  # key: hash of the entry, as in OP_COMMS; what torch says about a collective (sources/torch_ops.py)
 
 STACK_SAMPLE = struct.Struct("<qIIII")  # time ns, thread id, stack node, line, reserved
+
+# time ns, thread id, name: one of CALL_… or the number of a SPACE_PYTHON_CALL entry
+PYTHON_CALL = struct.Struct("<QII")
+PYTHON_CALL_BYTES = PYTHON_CALL.size
+CALL_RETURN = 0  # of the innermost Python function of the thread
+CALL_C_RETURN = 1  # of what that one has called
+CALL_CUT = 2  # the thread is no longer recorded: all its calls end here
+CALL_UNKNOWN = 4  # a call whose name found no room; 5: in C
+CALL_FIRST = 16  # of the numbers; odd ones are of functions in C
 
 # start ns, end ns (0: had not ended), name, sequence number (-1: none), torch's number of the forward thread (0: none),
 # inputs (0: not recorded), system thread id, number of the op in its thread, kind, scope, flags, reserved

@@ -58,16 +58,22 @@ def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+def _fitting(buffer_bytes: int, limit_bytes: int) -> int:
+    """The size of a buffer with which the fewest buffers are within the limit."""
+    pages = min(buffer_bytes, limit_bytes // MIN_BUFFERS) // arena.PAGE_BYTES
+    return max(pages, 1) * arena.PAGE_BYTES
+
+
 class ArenaWriter:
-    """One arena and its writer. Every method but `counts` belongs to one thread at a time."""
+    """One arena and its writer, at most twice the limit. Every method but `counts` belongs to one thread at a time."""
 
     def __init__(
         self, name: str, buffer_limit_bytes: int, strings_bytes: int, buffer_bytes: int = BUFFER_BYTES
     ) -> None:
-        self.buffer_bytes = buffer_bytes
+        self.buffer_bytes = buffer_bytes = _fitting(buffer_bytes, buffer_limit_bytes)
         self._count = min(max(buffer_limit_bytes // buffer_bytes, MIN_BUFFERS), MAX_BUFFERS)
         self._strings_offset = _round_up(arena.HEADER_BYTES + self._count * arena.DESCRIPTOR_BYTES, arena.PAGE_BYTES)
-        self._strings_bytes = _round_up(strings_bytes, arena.PAGE_BYTES)
+        self._strings_bytes = _round_up(min(strings_bytes, buffer_limit_bytes), arena.PAGE_BYTES)
         self._buffers_offset = self._strings_offset + self._strings_bytes
         self.total_bytes = self._buffers_offset + self._count * buffer_bytes
         self.fd = -1

@@ -5,6 +5,8 @@ from typing import NamedTuple, Optional, Tuple, Union
 
 from kineto_agent import wire
 
+TORCH_PROFILER = "the program's own torch.profiler"
+
 
 class SessionState(enum.Enum):
     """Kineto's states; the values are those of `wire.State`."""
@@ -67,9 +69,10 @@ class ProfilerIdle(NamedTuple):
 
 
 class SourcesGaveWay(NamedTuple):
-    """The program's own profiler began at time_ns, and the sources that conflict with it have stopped."""
+    """A profiler of the program began at time_ns, and the sources that conflict with it have stopped."""
 
     time_ns: int
+    who: str = TORCH_PROFILER  # for people
 
 
 class Tick(NamedTuple):
@@ -99,6 +102,7 @@ class SourcesStopped(NamedTuple):
 
     now_ns: int
     gave_way_ns: int = 0
+    gave_way_to: str = TORCH_PROFILER
 
 
 class Released(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from kineto_agent import wire
 from kineto_agent.debuglog import log, log_exception
-from kineto_agent.events import Refusal
-from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession
+from kineto_agent.events import TORCH_PROFILER, Refusal
+from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Taken
 from kineto_agent.sources.registry import Choice, Plan
 from kineto_agent.sources.torch_guard import ProfilerGuard, UserProfiler
 
@@ -64,6 +64,15 @@ def _in_the_way(state: UserProfiler, names: List[str]) -> str:
     return "the program's own torch.profiler %s, and %s cannot record beside it" % (state.value, " and ".join(names))
 
 
+def _taken(session: SourceSession) -> Optional[Taken]:
+    ask: Optional[Callable[[], Optional[Taken]]] = getattr(session, "taken", None)
+    try:
+        return ask() if ask is not None else None
+    except Exception:  # noqa: BLE001 - stop() will say what is wrong
+        log_exception("a source cannot tell who has taken its library")
+        return None
+
+
 class Recording:
     """What the sources do for one capture. Used by the agent's thread."""
 
@@ -73,6 +82,7 @@ class Recording:
         self._guard = ProfilerGuard(self.give_way) if guard is None else guard
         self._yielding: Tuple[_Part, ...] = ()  # those that have to give way
         self.gave_way_ns = 0  # Unix ns; 0: has not
+        self.gave_way_to = TORCH_PROFILER
         self._prepared: List[_Part] = []
         self._running: List[_Part] = []
         self._outcomes: Dict[str, SourceOutcome] = {}
@@ -152,6 +162,22 @@ class Recording:
             except Exception:  # noqa: BLE001 - never into the program
                 log_exception("source %s cannot give way" % part.name)
 
+    @property
+    def may_be_taken(self) -> bool:
+        """Whether look() should be called again."""
+        return not self.gave_way_ns and any(hasattr(part.session, "taken") for part in self._running)
+
+    def look(self) -> None:
+        """Note that a session has ended by itself, for another user of its vendor's library. Never raises."""
+        for part in self._running:
+            self._look_at(part)
+
+    def _look_at(self, part: _Part) -> None:
+        taken = _taken(part.session)
+        if taken is not None and not self.gave_way_ns:
+            self.gave_way_ns = taken.time_ns
+            self.gave_way_to = "another profiler of the program (in %s)" % taken.who
+
     def _note(self, error: SourceError) -> None:
         self.problems.append(Refusal(error.reason_code, error.reason))
 
@@ -162,6 +188,7 @@ class Recording:
             part = self._running.pop()
             try:
                 outcome = self._outcomes[part.name] = part.session.stop()
+                self._look_at(part)
                 if outcome.incomplete:
                     self._note(SourceError("INCOMPLETE", "%s: %s" % (part.name, outcome.incomplete)))
             except Exception as exc:  # noqa: BLE001 - translated

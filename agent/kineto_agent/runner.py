@@ -177,7 +177,8 @@ class Agent:
             waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
         if self._deadline_ns is not None:
             waits_ns.append(self._deadline_ns - self._now_ns())
-        if self._awaits_profiler or self._guard.waits_for_torch:
+        looks = self._recording is not None and self._recording.may_be_taken
+        if self._awaits_profiler or self._guard.waits_for_torch or looks:
             waits_ns.append(_LOOK_PERIOD_NS)
         if not waits_ns:
             return None
@@ -192,9 +193,11 @@ class Agent:
 
     def _check_profiler(self) -> None:
         recording = self._recording
-        if recording is not None and recording.gave_way_ns and not self._told_of_profiler:
-            self._told_of_profiler = True
-            self._handle(events.SourcesGaveWay(recording.gave_way_ns))
+        if recording is not None and not self._told_of_profiler:
+            recording.look()
+            if recording.gave_way_ns:
+                self._told_of_profiler = True
+                self._handle(events.SourcesGaveWay(recording.gave_way_ns, recording.gave_way_to))
         if self._awaits_profiler and not self._guard.state().active:
             self._awaits_profiler = False
             self._handle(events.ProfilerIdle(self._now_ns(), self._counter.count))
@@ -358,7 +361,10 @@ class Agent:
         recording = self._recording
         if recording is not None:
             recording.stop()
-        self._handle(events.SourcesStopped(self._now_ns(), recording.gave_way_ns if recording is not None else 0))
+        stopped = events.SourcesStopped(self._now_ns())
+        if recording is not None:
+            stopped = stopped._replace(gave_way_ns=recording.gave_way_ns, gave_way_to=recording.gave_way_to)
+        self._handle(stopped)
 
     def _await_profiler(self, command: events.AwaitProfiler) -> None:
         self._guard.install()  # its end is told, which is sooner than the next look

@@ -243,14 +243,14 @@ class Session:
     def _gave_way(self, capture: _Capture, event: SourcesGaveWay) -> List[Command]:
         if not capture.recording:
             return []
-        self._cut_at_profiler(capture, event.time_ns)
+        self._cut_at_profiler(capture, event.time_ns, event.who)
         return self._process(capture, event.time_ns)
 
-    def _cut_at_profiler(self, capture: _Capture, time_ns: int) -> None:
+    def _cut_at_profiler(self, capture: _Capture, time_ns: int, who: str) -> None:
         """A window that goes on after this time is not whole."""
         if 0 < capture.window_end_ns <= time_ns or capture.outcome in ("failed", "cancelled"):
             return
-        text = "the program's own torch.profiler started during the capture, which ended what conflicts with it: "
+        text = who + " started during the capture, which ended what conflicts with it: "
         if 0 < capture.window_start_ns < time_ns:
             capture.window_end_ns = time_ns
             capture.end_as("partial", "USER_PROFILER_STARTED", text + "the window is cut short there")
@@ -371,7 +371,7 @@ class Session:
 
     def _sources_stopped(self, capture: _Capture, event: SourcesStopped) -> List[Command]:
         if event.gave_way_ns:
-            self._cut_at_profiler(capture, event.gave_way_ns)
+            self._cut_at_profiler(capture, event.gave_way_ns, event.gave_way_to)
         return self._finish(capture, event.now_ns)
 
     def _finish(self, capture: _Capture, stopped_ns: int) -> List[Command]:

@@ -56,6 +56,15 @@
 #define ARENA_OP_UNFINISHED 1
 #define ARENA_OP_ENDED_ELSEWHERE 2
 
+/* "python_calls/1": what a record's name is; kineto_agent/arena.py says what they mean */
+#define ARENA_SPACE_PYTHON_CALL 10
+#define ARENA_PYTHON_CALL_BYTES 16
+#define ARENA_CALL_RETURN 0
+#define ARENA_CALL_C_RETURN 1
+#define ARENA_CALL_CUT 2
+#define ARENA_CALL_UNKNOWN 4
+#define ARENA_CALL_FIRST 16
+
 /* header, constant after creation */
 struct arena_fixed {
     char magic[8];

@@ -12,6 +12,8 @@
 /* Numbers without a name between named ones exist; this many in a row mark the end. */
 #define GAP_MOST 64u
 
+static const char GRAPH_CALLS[] = "cu*GraphLaunch*\0cu*GraphUpload*\0";
+
 static bool matches(const char *name, const char *patterns) {
     for (const char *pattern = patterns; *pattern != 0; pattern += strlen(pattern) + 1) {
         if (fnmatch(pattern, name, 0) == 0) {
@@ -33,6 +35,7 @@ static void select_domain(struct calls *calls, const struct cupti_api *api, stru
             continue;
         }
         calls->last[domain] = cbid;
+        calls->graph[domain][cbid] = matches(name, GRAPH_CALLS);
         if (matches(name, calls->patterns[domain])) {
             calls->keep[domain][cbid] = 1;
             calls->unnamed += !arena_add_string(arena, cbid, space, name, (uint32_t)strlen(name));
@@ -42,9 +45,7 @@ static void select_domain(struct calls *calls, const struct cupti_api *api, stru
 
 void calls_select(struct calls *calls, const struct cupti_api *api, struct arena *arena) {
     for (uint32_t domain = CUPTI_DOMAIN_DRIVER_API; domain <= CUPTI_DOMAIN_RUNTIME_API; domain++) {
-        if (calls->patterns[domain][0] != 0) {
-            select_domain(calls, api, arena, domain);
-        }
+        select_domain(calls, api, arena, domain);
     }
 }
 

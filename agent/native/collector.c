@@ -27,16 +27,20 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "attachment.h"
 #include "calls.h"
 #include "clocks.h"
 #include "cupti_api.h"
+#include "cupti_gate.h"
 #include "detach.h"
 #include "kinds.h"
+#include "others.h"
 #include "pool.h"
 #include "records.h"
 #include "refuse.h"
 #include "retired.h"
 #include "subscription.h"
+#include "turn.h"
 #include "wake.h"
 #include "walk.h"
 
@@ -47,6 +51,7 @@
 #define FLUSH_FREE_LEAST 2u /* a flush uses up partly filled buffers: not when they are scarce */
 #define EXIT_LIMIT_NS 1000000000LL
 #define WRITERS_LIMIT_NS 100000000LL
+#define GIVE_WAY_LIMIT_NS 200000000LL /* for our turn, and again for the last flush: the program waits */
 
 enum phase { CLOSED, PREPARED, RECORDING, STOPPED };
 enum command { RUN, FINISH, EXIT };
@@ -69,6 +74,9 @@ static struct {
     bool abandoned;     /* the thread did not end in time */
     bool close_pending; /* kc_close came before it did */
     bool detached;
+    bool graphs_watched; /* the subscriber tells of their launches */
+    bool gave_way; /* to somebody else who uses CUPTI, and has it now */
+    struct kc_stop_result stopped;
     struct wake work;
     struct wake done;
     uint64_t cpu_ns;
@@ -206,6 +214,8 @@ static bool end_thread(enum command command, int64_t limit_ns) {
 static void in_forked_child(void) {
     __atomic_store_n(&self.dead, 1, __ATOMIC_SEQ_CST);
     pool_kill();
+    gate_kill();
+    turn_kill();
     if (self.arena != NULL && self.arena->fd >= 0) {
         close(self.arena->fd); /* else the daemon would see no end of this process */
         self.arena->fd = -1;
@@ -225,6 +235,49 @@ static void hook_process(void) {
         (void)pthread_atfork(NULL, NULL, in_forked_child);
         (void)atexit(at_exit);
     }
+}
+
+/* ---- the end of a recording ---- */
+
+static void stop_recording(int64_t limit_ns) {
+    struct kc_stop_result *result = &self.stopped;
+    memset(result, 0, sizeof *result);
+    records_close();
+    kinds_disable(&self.kinds, &self.api);
+    if (self.kinds.count > 0) {
+        attachment_recording_ends(self.graphs_watched && subscription_held());
+    }
+    (void)subscription_follow_all(&self.api, false);
+    self.phase = STOPPED;
+    self.abandoned = !end_thread(FINISH, limit_ns);
+    if (atomic_exchange(&self.thread_started, false)) { /* else an exiting process has joined it */
+        (void)(self.abandoned ? pthread_detach(self.thread) : pthread_join(self.thread, NULL));
+    }
+    result->timed_out = self.abandoned;
+    result->withheld = pool_usage(self.arena).loaned;
+    (void)kc_counts(&result->counts);
+    if (!self.abandoned) {
+        result->cpu_ns = self.cpu_ns;
+        result->names_lost = self.walker.names_lost;
+        result->irregular_records = self.walker.irregular_records;
+        result->flushes = self.flushes;
+        result->flush_result = self.flush_result;
+    }
+    result->calls_unnamed = self.calls.unnamed;
+}
+
+/* On the thread of somebody who is about to use CUPTI. */
+static void give_way(void) {
+    if (!turn_begin_within(GIVE_WAY_LIMIT_NS, detach_expire)) {
+        return;
+    }
+    if (self.phase == RECORDING) {
+        stop_recording(GIVE_WAY_LIMIT_NS);
+    }
+    self.gave_way = self.phase != CLOSED;
+    records_close();
+    subscription_close(&self.api);
+    turn_end();
 }
 
 /* ---- exported ---- */
@@ -311,7 +364,9 @@ int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) 
     self.detached = false;
     self.flush_result = CUPTI_SUCCESS;
     self.phase = PREPARED;
+    self.gave_way = false;
     hook_process();
+    others_expect(&self.api, give_way);
     return self.arena->fd;
 }
 
@@ -328,14 +383,25 @@ int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes) {
 }
 
 int kc_subscribe(int32_t *result) {
-    if (self.dead || self.phase != PREPARED) {
+    TURN;
+    if (self.dead || self.phase != PREPARED || self.gave_way) {
         return self.dead ? KC_FORKED : KC_ORDER;
     }
     *result = subscription_open(&self.api);
+    others_count(&self.api);
     return *result == CUPTI_SUCCESS ? 0 : KC_CUPTI;
 }
 
+int kc_others(struct kc_others *others) {
+    if (self.dead || self.phase == CLOSED) {
+        return self.dead ? KC_FORKED : KC_ORDER;
+    }
+    others_tell(others);
+    return 0;
+}
+
 int kc_record_calls(char *error, size_t error_bytes) {
+    TURN;
     if (self.dead || self.phase != RECORDING) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "nothing is recorded");
     }
@@ -349,6 +415,7 @@ int kc_record_calls(char *error, size_t error_bytes) {
 }
 
 int kc_yield(void) {
+    TURN;
     if (self.dead) {
         return KC_FORKED;
     }
@@ -366,10 +433,13 @@ int kc_hurry(void) {
 }
 
 int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes) {
-    if (self.dead || self.phase != PREPARED || count > KINDS_MOST) {
-        return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not prepared");
+    TURN;
+    if (self.dead || self.phase != PREPARED || self.gave_way || count > KINDS_MOST) {
+        return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes,
+                      self.gave_way ? "another tool has taken CUPTI into use" : "not prepared");
     }
     (void)take_dropped(); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
+    attachment_begins(&self.api);
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {
         return refuse_cupti(result, error, error_bytes);
@@ -385,6 +455,9 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse_system(error, error_bytes, "pthread_create", number);
     }
     self.phase = RECORDING;
+    attachment_recording_begins();
+    /* Before any kind is enabled: no launch may be missed. */
+    self.graphs_watched = count == 0 || subscription_watch_graphs(&self.api, &self.calls) == CUPTI_SUCCESS;
     kinds_enable(&self.kinds, &self.api, kinds, count, results);
     if (self.kinds.count == 0 && count > 0) {
         return refuse(KC_CUPTI, error, error_bytes, "CUPTI enabled none of the wanted activities");
@@ -403,33 +476,21 @@ int kc_counts(struct kc_counts *counts) {
 }
 
 int kc_stop(uint32_t limit_ms, struct kc_stop_result *result) {
+    TURN;
     memset(result, 0, sizeof *result);
-    if (self.dead || self.phase != RECORDING) {
+    const bool ended = self.phase == STOPPED && self.gave_way;
+    if (self.dead || (self.phase != RECORDING && !ended)) {
         return self.dead ? KC_FORKED : KC_ORDER;
     }
-    records_close();
-    (void)subscription_follow_all(&self.api, false);
-    kinds_disable(&self.kinds, &self.api);
-    self.phase = STOPPED;
-    self.abandoned = !end_thread(FINISH, limit_ms * NS_PER_MS);
-    if (atomic_exchange(&self.thread_started, false)) { /* else an exiting process has joined it */
-        (void)(self.abandoned ? pthread_detach(self.thread) : pthread_join(self.thread, NULL));
+    if (!ended) {
+        stop_recording(limit_ms * NS_PER_MS);
     }
-    result->timed_out = self.abandoned;
-    result->withheld = pool_usage(self.arena).loaned;
-    (void)kc_counts(&result->counts);
-    if (!self.abandoned) {
-        result->cpu_ns = self.cpu_ns;
-        result->names_lost = self.walker.names_lost;
-        result->irregular_records = self.walker.irregular_records;
-        result->flushes = self.flushes;
-        result->flush_result = self.flush_result;
-    }
-    result->calls_unnamed = self.calls.unnamed;
+    *result = self.stopped;
     return 0;
 }
 
 int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
+    TURN;
     memset(result, 0, sizeof *result);
     if (self.dead || self.phase != STOPPED || self.abandoned) {
         return self.dead ? KC_FORKED : KC_ORDER;
@@ -442,13 +503,13 @@ int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
     return 0;
 }
 
-int kc_close(void) {
+static int close_recording(void) {
+    TURN;
     if (self.dead || self.phase == CLOSED) {
         return self.dead ? KC_FORKED : 0;
     }
     if (self.phase == RECORDING) {
-        struct kc_stop_result ignored;
-        (void)kc_stop((uint32_t)(EXIT_LIMIT_NS / NS_PER_MS), &ignored);
+        stop_recording(EXIT_LIMIT_NS);
     }
     struct arena *arena = self.arena;
     subscription_close(&self.api);
@@ -469,6 +530,18 @@ int kc_close(void) {
         free(arena);
     }
     return 0;
+}
+
+void kc_device(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts) {
+    device_describe(index, attributes, count, facts);
+}
+
+int kc_close(void) {
+    const int code = close_recording();
+    if (!self.dead) {
+        gate_disarm(); /* not in our turn: somebody may be waiting for his */
+    }
+    return code;
 }
 
 void kc_result_text(int32_t result, char *text, size_t text_bytes) {

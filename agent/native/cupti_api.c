@@ -33,5 +33,8 @@ int cupti_api_open(struct cupti_api *api, const char *path, char *error, size_t 
     }
     CUPTI_FUNCTIONS(CUPTI_RESOLVE)
 #undef CUPTI_RESOLVE
+    void *newer = dlsym(library, "cuptiActivityGetEnabledKinds");
+    memcpy(&api->get_enabled_kinds, &newer, sizeof newer);
+    api->library = library;
     return 0; /* the library stays open: CUPTI must never be unloaded while attached */
 }

@@ -62,10 +62,15 @@ struct cupti_call { /* CUpti_CallbackData */
     uint32_t correlation;
 };
 
+/* cuptiActivityGetEnabledKinds, since CUDA 13.2. No subscriber: those of all. */
+typedef cupti_result (*cupti_get_enabled_kinds)(void *subscriber, uint32_t *kinds, uint32_t *size, uint32_t *count);
+
 struct cupti_api {
+    void *library; /* dlopen's handle, which is never closed */
 #define CUPTI_FIELD(field, symbol, parameters) cupti_result(*field) parameters;
     CUPTI_FUNCTIONS(CUPTI_FIELD)
 #undef CUPTI_FIELD
+    cupti_get_enabled_kinds get_enabled_kinds; /* NULL: this CUPTI does not have it */
 };
 
 /* Opens the library at `path` (the process's own copy if it is loaded) and resolves every function.

@@ -5,7 +5,7 @@
  *   cuptiFinalize removes them, and it is safe only inside the end of a CUDA call. So: ask the subscription
  *   for callbacks of the whole runtime and driver API, and finalize in the first end of a call that comes, on
  *   whatever thread makes it. Finalizing ends the subscription too. Without the subscription (another tool has
- *   CUPTI's only one) there is no detach.
+ *   CUPTI's only one) there is no detach, nor where attachment.c says that finalizing could end the program.
  *
  *   The requester waits with a limit, or until another thread calls it off (kc_hurry). One word decides the race
  *   between that and a callback:
@@ -20,6 +20,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "attachment.h"
 #include "subscription.h"
 #include "wake.h"
 
@@ -88,6 +89,13 @@ void detach_run(const struct cupti_api *api, int64_t limit_ns, struct kc_detach_
     memset(result, 0, sizeof *result);
     if (phase_now() == FINALIZING) {
         result->outcome = KC_DETACH_STUCK; /* since an earlier request */
+        return;
+    }
+    const uint32_t reasons = attachment_must_stay();
+    if (reasons != 0 && subscription_held()) {
+        result->outcome = KC_DETACH_MUST_STAY;
+        result->result = (int32_t)reasons;
+        subscription_close(api);
         return;
     }
     /* Nothing is armed yet: no callback can finalize CUPTI while this call is inside it. */

@@ -14,7 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI 2 /* changes with any signature or structure below */
+#include "devices.h"
+
+#define KC_ABI 3 /* changes with any signature or structure below */
 #define KC_EXPORT __attribute__((visibility("default")))
 
 enum kc_error {
@@ -60,12 +62,30 @@ enum kc_detach_outcome {
     KC_DETACH_NO_CALL = 2,              /* no CUDA call ended within the limit: stays attached */
     KC_DETACH_REFUSED = 3,              /* a CUPTI call failed, see result */
     KC_DETACH_STUCK = 4,                /* cuptiFinalize has not returned */
+    KC_DETACH_MUST_STAY = 5,            /* never tried: cuptiFinalize could end the program; result: kc_stay bits */
+};
+
+enum kc_stay {
+    KC_STAY_GRAPHS = 1,      /* CUDA graphs were launched while GPU activities were recorded */
+    KC_STAY_UNWATCHED = 2,   /* may have been: another tool had the subscriber, which tells of launches */
+    KC_STAY_USED_BEFORE = 4, /* another tool has registered buffers, and may have recorded graphs */
 };
 
 struct kc_detach_result {
     int32_t outcome; /* kc_detach_outcome */
-    int32_t result;  /* the CUPTI result behind it */
+    int32_t result;  /* the CUPTI result behind it, or kc_stay bits */
     uint64_t ns;     /* from the request until detached */
+};
+
+/* Who else in the process uses CUPTI. */
+struct kc_others {
+    int64_t time_ns;        /* Unix: one of them came during this recording, which had ended by then; 0: nobody did */
+    uint64_t caller;        /* an address in its code */
+    uint64_t listener;      /* a buffer callback of theirs that CUPTI had when we subscribed; 0: none is known */
+    uint32_t in_use;        /* activities that they had enabled then, as far as can be told */
+    uint32_t ended;         /* 1: they have disabled all that they enabled, as far as can be told */
+    char function[48];      /* of CUPTI, that it called */
+    char unnoticed[160];    /* why one may come without our noticing; empty: none may */
 };
 
 KC_EXPORT uint32_t kc_abi(void);
@@ -76,6 +96,9 @@ KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t err
 /* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls: fnmatch
  * patterns, each ended by NUL, the list by an empty one, `bytes` in all. Without this none is recorded. */
 KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes);
+/* After kc_prepare, on any thread. From then until kc_close the recording ends by itself when somebody else takes CUPTI
+ * into use, on the thread that does; kc_stop tells what there was. */
+KC_EXPORT int kc_others(struct kc_others *others);
 /* Takes CUPTI's only subscriber, which kc_record_calls and kc_detach need. Returns 0 or KC_CUPTI with CUPTI's
  * result (39: another tool has it). */
 KC_EXPORT int kc_subscribe(int32_t *result);
@@ -96,6 +119,8 @@ KC_EXPORT int kc_detach(uint32_t limit_ms, struct kc_detach_result *result);
 KC_EXPORT int kc_close(void);
 /* CUPTI's own text for one of its results. */
 KC_EXPORT void kc_result_text(int32_t result, char *text, size_t text_bytes);
+/* What CUDA says of device `index` and its `count` CUdevice_attributes (DEVICE_ATTRIBUTES at most). At any time. */
+KC_EXPORT void kc_device(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts);
 /* All of the above by packets on the socket `fd` (serve.h), for a process without Python, on a thread that is given
  * to it: blocks its signals and renames it. Returns when the other end is closed or says so; nothing is recorded then,
  * and `fd` is closed. */

@@ -75,6 +75,7 @@ struct answer {
         struct kc_stop_result stopped;
         struct kc_detach_result detached;
         struct device_facts device;
+        struct kc_others others;
     } as;
 };
 
@@ -318,6 +319,12 @@ static void do_device(struct argument argument, struct answer *answer) {
     answer->bytes = sizeof answer->as.device;
 }
 
+static void do_others(struct argument argument, struct answer *answer) {
+    (void)argument;
+    answer->code = kc_others(&answer->as.others);
+    answer->bytes = sizeof answer->as.others;
+}
+
 static void end_recording(void) {
     struct kc_stop_result stopped;
     struct kc_detach_result detached;
@@ -350,6 +357,7 @@ static void (*const COMMANDS[])(struct argument, struct answer *) = {
     [SERVE_RESULT_TEXT] = do_result_text,
     [SERVE_DEVICE] = do_device,
     [SERVE_LEAVE] = do_leave,
+    [SERVE_OTHERS] = do_others,
 };
 
 /* One packet; false at the end of it all. */

@@ -21,6 +21,7 @@
  *   RESULT_TEXT   i32 CUPTI's result           -, the text is the result
  *   DEVICE        u32 index, i32 attributes[]  device_facts
  *   LEAVE         -                            -; the server has ended everything and goes
+ *   OTHERS        -                            kc_others
  */
 #ifndef KINETO_SERVE_H
 #define KINETO_SERVE_H
@@ -48,6 +49,7 @@ enum serve_command {
     SERVE_RESULT_TEXT,
     SERVE_DEVICE,
     SERVE_LEAVE,
+    SERVE_OTHERS,
 };
 
 struct serve_request {

@@ -15,10 +15,14 @@
 
 #include <stddef.h>
 
+#include "attachment.h"
 #include "detach.h"
 #include "records.h"
 
 static void *subscriber; /* NULL: not ours */
+/* What to do at each call. A callback of the subscription before may still read while it is written. */
+enum { TELL_OF_GRAPH = 1, RECORD = 2 };
+static uint8_t wanted[CALLS_DOMAINS][CALLS_MOST];
 
 static void on_call(void *user, uint32_t domain, uint32_t cbid, const void *data) {
     const struct cupti_call *call = data;
@@ -26,16 +30,27 @@ static void on_call(void *user, uint32_t domain, uint32_t cbid, const void *data
     if (domain != CUPTI_DOMAIN_DRIVER_API && domain != CUPTI_DOMAIN_RUNTIME_API) {
         return;
     }
+    const uint8_t todo = cbid < CALLS_MOST ? __atomic_load_n(&wanted[domain][cbid], __ATOMIC_RELAXED) : 0;
+    if ((todo & TELL_OF_GRAPH) != 0) {
+        attachment_graph_launched();
+    }
     if (call->site != CUPTI_API_EXIT) {
-        records_enter(domain, cbid, call);
+        if ((todo & RECORD) != 0) {
+            records_enter(domain, cbid, call);
+        }
         return;
     }
-    records_exit(domain, cbid, call);
+    if ((todo & RECORD) != 0) {
+        records_exit(domain, cbid, call);
+    }
     detach_at_exit();
 }
 
 cupti_result subscription_open(const struct cupti_api *api) {
     void *made = NULL;
+    for (uint32_t i = 0; i < CALLS_DOMAINS * CALLS_MOST; i++) {
+        __atomic_store_n(&wanted[0][0] + i, 0, __ATOMIC_RELAXED);
+    }
     if (subscription_held()) {
         return CUPTI_SUCCESS;
     }
@@ -48,18 +63,36 @@ cupti_result subscription_open(const struct cupti_api *api) {
 
 bool subscription_held(void) { return __atomic_load_n(&subscriber, __ATOMIC_SEQ_CST) != NULL; }
 
+/* Callbacks for the calls of a domain that are marked in its table, to do this. */
+static cupti_result enable_calls(const struct cupti_api *api, void *held, uint32_t domain, const uint8_t *marked,
+                                 uint8_t todo) {
+    cupti_result result = CUPTI_SUCCESS;
+    for (uint32_t cbid = 1; cbid < CALLS_MOST && result == CUPTI_SUCCESS; cbid++) {
+        if (marked[cbid]) {
+            (void)__atomic_fetch_or(&wanted[domain][cbid], todo, __ATOMIC_SEQ_CST);
+            result = api->enable_callback(1, held, domain, cbid);
+        }
+    }
+    return result;
+}
+
+cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct calls *calls) {
+    void *held = __atomic_load_n(&subscriber, __ATOMIC_SEQ_CST);
+    cupti_result result = held == NULL ? CUPTI_ERROR_MULTIPLE_SUBSCRIBERS : calls_named(calls, CUPTI_DOMAIN_DRIVER_API);
+    for (uint32_t domain = CUPTI_DOMAIN_DRIVER_API; domain <= CUPTI_DOMAIN_RUNTIME_API && result == CUPTI_SUCCESS;
+         domain++) {
+        result = enable_calls(api, held, domain, calls->graph[domain], TELL_OF_GRAPH);
+    }
+    return result;
+}
+
 static cupti_result follow_domain(const struct cupti_api *api, void *held, const struct calls *calls,
                                   uint32_t domain) {
     if (calls->patterns[domain][0] == 0) {
         return CUPTI_SUCCESS;
     }
-    cupti_result result = calls_named(calls, domain);
-    for (uint32_t cbid = 1; cbid <= calls->last[domain] && result == CUPTI_SUCCESS; cbid++) {
-        if (calls->keep[domain][cbid]) {
-            result = api->enable_callback(1, held, domain, cbid);
-        }
-    }
-    return result;
+    const cupti_result named = calls_named(calls, domain);
+    return named != CUPTI_SUCCESS ? named : enable_calls(api, held, domain, calls->keep[domain], RECORD);
 }
 
 cupti_result subscription_follow(const struct cupti_api *api, const struct calls *calls) {

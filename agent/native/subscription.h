@@ -10,7 +10,9 @@
 /* Subscribes unless that is done. Must come before the first activity is enabled: see subscription.c. */
 cupti_result subscription_open(const struct cupti_api *api);
 bool subscription_held(void);
-/* Callbacks for the chosen calls. */
+/* Callbacks for the launches of graphs: attachment.h is told. */
+cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct calls *calls);
+/* Callbacks for the chosen calls, too. */
 cupti_result subscription_follow(const struct cupti_api *api, const struct calls *calls);
 /* Callbacks for every runtime and driver call, or for none. */
 cupti_result subscription_follow_all(const struct cupti_api *api, bool follow);

@@ -26,12 +26,31 @@ COMMANDS = {
     "version": "kinetoctl.commands.version",
     "completion": "kinetoctl.commands.completion",
 }
+SUMMARIES = {
+    "trace": "Trace running processes and bring the trace here.",
+    "report": "Analyse traces: where the time goes, and what to change.",
+    "diff": "Compare two traces: what became slower, faster, new or gone.",
+    "query": "Ask traces in SQL (DuckDB's).",
+    "open": "Show a trace in the Perfetto UI.",
+    "export": "Write a trace in another form, or the traces of several ranks as one.",
+    "memory": "Take a CUDA memory snapshot of running PyTorch processes and bring it here.",
+    "ps": "List processes that can be traced.",
+    "top": "Show the host, its GPUs and the processes on them, live.",
+    "doctor": "Can this process be traced, and if not, what to do about it?",
+    "captures": "List, show, fetch, cancel, keep, verify and delete captures.",
+    "run": "Start a command whose Python processes can be traced.",
+    "demo": "Try it all out: a daemon, a training process and a trace of it.",
+    "host": "Show the daemon's host: versions, GPUs, store, limits and checks.",
+    "version": "Show the versions of kinetoctl and of the daemon, if there is one.",
+    "completion": "Print the completion script of a shell.",
+}
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 
 
 @click.group(
     cls=LazyGroup,
     modules=COMMANDS,
+    summaries=SUMMARIES,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -14,8 +14,6 @@ from typing import Any
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr otherwise
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
@@ -23,6 +21,7 @@ from kinetoctl import errors
 from kinetoctl.channel import open_channel
 
 ERROR_DOMAIN = "kineto"
+STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
 STREAM_DEADLINE_S = 300.0  # a longer watch or fetch is opened again: a dead peer is noticed after this at the latest
 CLOSE_LIMIT_S = 1.0
 CHANNEL_OPTIONS = (
@@ -55,6 +54,12 @@ ERRORS: dict[grpc.StatusCode, type[errors.CliError]] = {
 
 def _reason_code(error: grpc.RpcError) -> str:
     """The reason in the daemon's ErrorInfo; empty if the error is gRPC's own."""
+    trailing: Any = error.trailing_metadata() or ()
+    if all(key != STATUS_KEY for key, _ in trailing):
+        return ""
+    from google.rpc import error_details_pb2  # 10 ms that only an error needs
+    from grpc_status import rpc_status
+
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an RpcError of a call is a Call
     except ValueError:  # details that contradict the status line: not from a kinetod

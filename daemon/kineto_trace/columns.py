@@ -42,7 +42,7 @@ ROW_GROUP_ROWS = 1 << 20
 DICTIONARY_BYTES = 1 << 28  # a column whose texts take more is stored without a dictionary
 MAX_TEXT_BYTES = 1 << 30  # of all strings of a trace; above, Parquet's 32-bit offsets do not do
 TEXT_COLUMNS = frozenset(
-    {"name", "category", "inputs"} | {f"{ORIGIN_PREFIX}{n}" for n in ("category", "args", "members")}
+    {"name", "category", "inputs", "lines"} | {f"{ORIGIN_PREFIX}{n}" for n in ("category", "args", "members")}
 )
 # Columns that grow steadily or by small steps; the others are dictionary-encoded.
 DELTA_COLUMNS = frozenset(
@@ -51,7 +51,13 @@ DELTA_COLUMNS = frozenset(
     | {f"{ORIGIN_PREFIX}{n}" for n in ("place", "event_index", "python_id", "python_parent_id")}
 )
 # What a column is that an older version did not store; others are 0.
-_ABSENT: Mapping[str, int] = {"inputs": NO_STRING, "module": -1, "total_reserved": -1, "category": NO_STRING}
+_ABSENT: Mapping[str, int] = {
+    "inputs": NO_STRING,
+    "lines": NO_STRING,
+    "module": -1,
+    "total_reserved": -1,
+    "category": NO_STRING,
+}
 
 Array = npt.NDArray[Any]
 Fetch = Callable[[str], object]

@@ -168,6 +168,11 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("parent", "int32", "row of the calling frame's slice; NO_ROW: none"),
         ("samples", "int32", "samples in which this slice was on the stack"),
         ("self_samples", "int32", "samples in which it was the innermost frame"),
+        ("running", "int32", "self samples in which the thread was on a CPU most of the time since its last sample"),
+        ("waiting", "int32", "self samples in which the thread waited for the GIL"),
+        ("idle", "int32", "self samples in which the thread did not run otherwise: it slept or waited"),
+        ("line", "int32", "line that most of its samples found executing in it; 0: unknown"),
+        ("lines", "int32", "number into Trace.strings: its self samples by line and state, as text; -1: unknown"),
         ("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
     ),
 }
@@ -278,11 +283,13 @@ def make_table(
     columns: Mapping[str, npt.NDArray[Any]],
     origin: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Table:
-    """A table from some columns; the others are zero."""
+    """A table from some columns; the others are zero, or what says that there is none."""
     full = {}
     for column in SCHEMAS[kind]:
         array = columns.get(column.name)
-        full[column.name] = np.zeros(length, column.dtype) if array is None else array.astype(column.dtype, copy=False)
+        if array is None:
+            array = np.full(length, NO_STRING if column.name == "lines" else 0)
+        full[column.name] = array.astype(column.dtype, copy=False)
     return Table(kind, full, origin or {})
 
 

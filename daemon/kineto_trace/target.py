@@ -29,6 +29,7 @@ class TargetInfo:
     window_start_ns: int = 0  # what lies outside the window is not part of the trace; both 0: keep everything
     window_end_ns: int = 0
     threads: dict[int, str] = field(default_factory=dict)  # system thread id -> name
+    thread_use: list[dict[str, int]] = field(default_factory=list)  # of sampled threads: see analysis/thread_use.py
     labels: dict[str, str] = field(default_factory=dict)
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
     iteration_thread: int = 0  # system thread id that steps; 0: unknown
@@ -80,6 +81,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "window_start_ns": int,
     "window_end_ns": int,
     "threads": dict,
+    "thread_use": list,
     "labels": dict,
     "iterations": list,
     "iteration_thread": int,

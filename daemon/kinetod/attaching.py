@@ -6,6 +6,7 @@ the agent is then there for the next one, and leaves when nobody comes.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -24,6 +25,34 @@ from kinetod.link import Connection, LinkServer
 log = logging.getLogger(__name__)
 
 COLLECTOR = "collector"  # the method whose channel leads to a collector without an agent
+
+
+class _Attempt:
+    """One attempt and who waits for it. Its agent is held until each of them has gone on with it."""
+
+    def __init__(self, task: "asyncio.Task[Agent]") -> None:
+        self.task = task
+        self._waiting = 0
+        self._hold = contextlib.ExitStack()
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[Agent]") -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._hold.enter_context(task.result().held())
+        self._let_go()
+
+    async def agent(self) -> Agent:
+        """The caller holds it before it awaits anything else, or the agent may leave. Raises AttachError."""
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self._waiting -= 1
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self.task.done() and not self._waiting:
+            self._hold.close()
 
 
 class Attacher:
@@ -47,7 +76,7 @@ class Attacher:
         self._keep_ns = keep_ns
         self._own_pids = own_pids
         self._proxies = proxies or Proxies()
-        self._attempts: dict[ProcessKey, asyncio.Task[Agent]] = {}
+        self._attempts: dict[ProcessKey, _Attempt] = {}
 
     def configure(self, *, deadline_ns: int, keep_ns: int) -> None:
         """For attempts from now on."""
@@ -58,9 +87,10 @@ class Attacher:
         """The agent in this process, which may have connected by itself meanwhile. Raises AttachError."""
         attempt = self._attempts.get(key)
         if attempt is None:
-            attempt = self._attempts[key] = asyncio.create_task(self._attach(key), name=f"attach {key}")
-            attempt.add_done_callback(lambda done: self._done(key, done))
-        return await asyncio.shield(attempt)
+            task = asyncio.create_task(self._attach(key), name=f"attach {key}")
+            attempt = self._attempts[key] = _Attempt(task)
+            task.add_done_callback(lambda done: self._done(key, done))
+        return await attempt.agent()
 
     def _done(self, key: ProcessKey, attempt: "asyncio.Task[Agent]") -> None:
         del self._attempts[key]
@@ -93,8 +123,6 @@ class Attacher:
         if agent.attached is not None:
             metrics.attached(attached.method, attached.latency_ns, attached.stopped_ns)
             agent.keep_ns = self._keep_ns
-            with agent.held():  # from now on it leaves unless somebody wants it
-                pass
         return agent
 
     async def _connect(self, key: ProcessKey, attached: Attached, channel: socket.socket, left_s: float) -> Connection:
@@ -114,7 +142,7 @@ class Attacher:
 
     async def stop(self) -> None:
         """Gives up what is under way."""
-        attempts = list(self._attempts.values())
+        attempts = [attempt.task for attempt in self._attempts.values()]
         for attempt in attempts:
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)

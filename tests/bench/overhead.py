@@ -50,7 +50,7 @@ TRACES = {
     "ops-only": Way("PyTorch operators only", ("--activities", OP_TYPES)),
     "all": Way("all that is on by default", ()),
     "shapes": Way("the same, with shapes", ("--record-shapes",)),
-    "stack-trace": Way("stacks by torch's profiler", ("--with-stack=trace",)),
+    "stack-trace": Way("every call of Python", ("--with-stack=trace",)),
     "live-stacks": Way("live attach, Python stacks only", ("--activities", "python_function"), live=True),
     "live-gpu": Way("live attach, GPU activities", ("--activities", GPU_TYPES), live=True, gpu=True),
 }

@@ -8,6 +8,7 @@ About an hour for each Python with all kinds, most of it asleep.
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "proto
 from support.attach_harness import Row, campaign, edges, machine_library, pythons, table  # noqa: E402
 from support.attach_kills import kill_moments  # noqa: E402
 from support.attach_targets.asleep import INTERRUPTED_CALLS, PYTHON_CALLS, RAW_CALLS  # noqa: E402
+from support.attach_targets.limits import KINDS as LIMITS  # noqa: E402
+from support.attach_targets.limits import NEEDS  # noqa: E402
 from support.attachers import HelperAttacher  # noqa: E402
 
 MOST_S = 0.08  # from the start or to the end of a process
@@ -28,6 +31,7 @@ MAY_BE_INTERRUPTED = [f"asleep_{name}" for name in INTERRUPTED_CALLS]  # told, b
 # The program does not let us in, or takes from us what we need; it must go on as it was.
 MAY_FAIL = ("veto_compile", "veto_exec", "veto_import", "closing", "little_memory")
 GREEN = ("eventlet", "gevent")  # packages
+CGROUPS = Path("/sys/fs/cgroup")
 MACHINE = ("registers", "registers_bystander")
 KINDS = (
     *(
@@ -49,6 +53,7 @@ KINDS = (
     *("profile", "trace", "profile_all", "trace_all", "monitoring", "cprofile", "at_the_limit", "subinterpreters"),
     *("replaced", "shadowed", *GREEN),
     *MAY_FAIL,
+    *LIMITS,
 )
 
 
@@ -65,6 +70,8 @@ def possible(kind: str, python: Path) -> bool:
     """Whether this machine and that Python have what the target needs."""
     if kind.removeprefix("killed_") in MACHINE:
         return machine_library() is not None
+    if kind in NEEDS:
+        return os.geteuid() == 0 and (CGROUPS / "unified").is_dir() and (CGROUPS / "memory").is_dir()
     package = "torch" if kind == "data_loader" else kind if kind in GREEN else "sys"
     return subprocess.run([python, "-c", "import " + package], capture_output=True, check=False).returncode == 0
 

@@ -142,7 +142,11 @@ uint32_t fake_driver_launch(const char *name, uint64_t duration_ns, uint32_t str
 uint32_t fake_graph_launch(const char *const *names, uint32_t count, uint64_t duration_ns, uint32_t stream) {
     static const int32_t GRID[3] = {32, 1, 1}, BLOCK[3] = {64, 1, 1};
     struct open_call call = begin(DOMAIN_RUNTIME, GRAPH_LAUNCH);
+    for (int site = 0; site < 2; site++) {
+        notify(DOMAIN_DRIVER, CU_GRAPH_LAUNCH, site, call.record.correlation, true);
+    }
     fake_lock();
+    fake.graph_recorded |= fake.enabled[KERNEL] || fake.enabled[MEMCPY] || fake.enabled[MEMSET];
     for (uint32_t i = 0; i < count; i++) {
         put_kernel(names[i], GRID, BLOCK, duration_ns, stream, call.record.correlation, i + 1);
     }

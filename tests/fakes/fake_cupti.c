@@ -34,6 +34,7 @@ static const struct call {
     {DOMAIN_RUNTIME, 165, "cudaDeviceSynchronize_v3020"}, {DOMAIN_RUNTIME, 311, "cudaGraphLaunch_v10000"},
     {DOMAIN_RUNTIME, 138, "cudaEventQuery_v3020"},     {DOMAIN_RUNTIME, 20, "cudaMalloc_v3020"},
     {DOMAIN_DRIVER, 304, "cuCtxGetCurrent"},           {DOMAIN_DRIVER, 307, "cuLaunchKernel"},
+    {DOMAIN_DRIVER, 514, "cuGraphLaunch"},
 };
 struct fake fake = {.mutex = PTHREAD_MUTEX_INITIALIZER, .filled_some = PTHREAD_COND_INITIALIZER, .version = 130001};
 
@@ -144,6 +145,9 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
 
 /* ---- CUPTI ---- */
 
+/* Each of the real library's begins with a call of its own, too. */
+__attribute__((noinline)) static void begin(void) { __atomic_fetch_add(&fake.entered, 1, __ATOMIC_RELAXED); }
+
 int cuptiGetVersion(uint32_t *version) {
     *version = (uint32_t)fake.version;
     return 0;
@@ -190,6 +194,7 @@ int cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char **name) {
 int cuptiSetThreadIdType(uint32_t type) { return type == 1 ? 0 : 1; }
 
 int cuptiActivityRegisterCallbacks(requested_fn requested, completed_fn completed) {
+    begin();
     if (requested == NULL || completed == NULL) {
         return 1;
     }
@@ -211,6 +216,7 @@ int cuptiActivityEnableDriverApi(uint32_t call, uint8_t on) {
 }
 
 int cuptiActivityEnable(uint32_t kind) {
+    begin();
     if (kind >= KINDS) {
         return 21;
     }
@@ -227,6 +233,7 @@ int cuptiActivityEnable(uint32_t kind) {
 }
 
 int cuptiActivityDisable(uint32_t kind) {
+    begin();
     if (kind >= KINDS) {
         return 21;
     }
@@ -294,6 +301,7 @@ int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, void **record) {
 }
 
 int cuptiSubscribe(void **subscriber, callback_fn callback, void *user) {
+    begin();
     if (fake.subscribe_result != 0) {
         return (int)fake.subscribe_result;
     }
@@ -349,6 +357,7 @@ int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t domain, uint
 }
 
 int cuptiFinalize(void) {
+    begin();
     fake_lock();
     if (fake.finalize_result != 0) {
         fake_unlock();
@@ -359,6 +368,7 @@ int cuptiFinalize(void) {
         fake_unlock();
         return 999;
     }
+    fake.misused += fake.graph_recorded != 0; /* a later launch of that graph ends the program */
     memset(fake.enabled, 0, sizeof fake.enabled);
     memset(&fake.current, 0, sizeof fake.current);
     fake.requested = NULL;
@@ -391,6 +401,7 @@ static const struct {
     {"flush_delay_ms", &fake.flush_delay_ms},
     {"finalize_result", &fake.finalize_result},
     {"drop_at_finalize", &fake.drop_at_finalize},
+    {"graph_recorded", &fake.graph_recorded},
 };
 
 int fake_set(const char *key, long value) {
@@ -434,6 +445,13 @@ uint64_t fake_single_calls(void) { return read_locked(&fake.single_calls); }
 int fake_is_enabled(uint32_t kind) { return kind < KINDS && fake.enabled[kind]; }
 uint64_t fake_dropped(void) { return read_locked(&fake.dropped_total); }
 uint64_t fake_finalized(void) { return read_locked(&fake.finalized); }
+void fake_unregister(void) {
+    fake_lock();
+    fake.requested = NULL;
+    fake.completed = NULL;
+    fake_unlock();
+}
+
 int fake_subscribed(void) {
     fake_lock();
     const bool subscribed = fake.callback != NULL;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* Programmable: version, subscribe_result, refuse_kind (with refuse_result), drop_next, extra_kernel_bytes,
- * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, finalize_result, drop_at_finalize. -1 for an unknown
+ * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, finalize_result, drop_at_finalize, graph_recorded. -1 for an unknown
  * key. */
 int fake_set(const char *key, long value);
 
@@ -26,10 +26,12 @@ int fake_is_enabled(uint32_t kind);
 uint64_t fake_single_calls(void); /* how often single calls were switched on or off */
 uint64_t fake_dropped(void);
 uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
-uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call; a first subscription after recording
+uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call, or after a graph was
+                                     * launched while GPU activities were recorded; a first subscription after recording
                                      * began; copies or sets enabled while kernels are not; what takes something
                                      * from the program's own Kineto */
 int fake_subscribed(void);           /* somebody has the subscriber */
+void fake_unregister(void);         /* whoever has registered callbacks is gone */
 int fake_attached(void);            /* any kind enabled or callbacks registered */
 
 /* The program's own Kineto begins to profile; ends, and gives the number of kernels it got. */

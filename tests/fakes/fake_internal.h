@@ -20,7 +20,7 @@ enum { MEMCPY = 1, MEMSET = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10, OVERHEAD = 
 enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2, DOMAINS = 5 };
 
 enum { GET_DEVICE = 17, MEMCPY_ASYNC = 41, MEMSET_ASYNC = 51, STREAM_SYNC = 131, LAUNCH = 211, GRAPH_LAUNCH = 311 };
-enum { CTX_GET_CURRENT = 304, CU_LAUNCH = 307 };
+enum { CTX_GET_CURRENT = 304, CU_LAUNCH = 307, CU_GRAPH_LAUNCH = 514 };
 
 struct kernel { /* CUpti_ActivityKernel9 (208 bytes) and 10 (216) */
     uint32_t kind;
@@ -115,6 +115,7 @@ struct fake {
     bool had_subscriber;  /* since the library was loaded */
     bool kineto;          /* the program's own Kineto profiles: fake_kineto.c */
     bool kinetos_clock;   /* it has registered its timestamp callback, for the life of the process */
+    uint64_t entered;     /* of its functions, those with which it is taken into use */
     requested_fn requested;
     completed_fn completed;
     uint8_t enabled[KINDS];
@@ -133,6 +134,7 @@ struct fake {
     uint32_t correlation;
     long version, subscribe_result, refuse_kind, refuse_result, drop_next, extra_kernel_bytes, one_wide_kernel;
     long hold_a_buffer, names_result, flush_delay_ms, finalize_result, drop_at_finalize;
+    long graph_recorded; /* a graph was launched while the device's activities were enabled */
 };
 extern struct fake fake;
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import subjects
 from support.cli import Result, run_process
 from support.daemon import Daemon, running_daemon
 from support.descriptors import open_files
@@ -110,6 +111,22 @@ def test_two_captures_in_a_row_use_the_same_agent(daemon: Daemon, tmp_path: Path
     with plain() as process:
         assert trace(daemon, process.pid, tmp_path)["attach"] is not None
         assert trace(daemon, process.pid, tmp_path)["attach"] is None
+
+
+def test_a_daemon_that_keeps_no_agents_takes_a_trace(tmp_path: Path) -> None:
+    with running_daemon("--keep-agent", "0s") as daemon, plain() as process:
+        trace(daemon, process.pid, tmp_path)
+        until(lambda: agent_state(daemon, process.pid) == "AGENT_STATE_NONE", "the agent is gone")
+
+
+def test_a_zombie_is_told_from_a_process_that_is_not_there(daemon: Daemon) -> None:
+    with subjects.zombie() as pid:
+        result = kinetoctl(daemon, "trace", "--pid", str(pid), "--duration", "300ms")
+        assert result.code != 0
+        assert (
+            f"process {pid} has ended and waits for its parent, process {os.getpid()}, to collect it" in result.stderr
+        )
+        assert "ATTACH_UNSUITABLE" in result.stderr
 
 
 def test_an_agent_that_is_not_kept_leaves_nothing_but_memory(daemon: Daemon, tmp_path: Path) -> None:

@@ -125,6 +125,17 @@ class FakeCuda:
         """One cudaStreamSynchronize: waits for the stream's simulated work."""
         self._library.fake_sync(stream)
 
+    def forget_users(self) -> None:
+        """Whoever has given buffers gets them back, and is gone."""
+        self._library.cuptiActivityFlushAll(1)
+        self._library.fake_unregister()
+
+    def register_as_another_tool(self) -> int:
+        """Some library registers its buffer callbacks, as one that records does; gives the address of the first."""
+        libc = ctypes.CDLL(None)
+        self._library.cuptiActivityRegisterCallbacks(libc.abs, libc.labs)
+        return ctypes.cast(libc.abs, ctypes.c_void_p).value or 0
+
     def kineto_begin(self) -> None:
         """The program's own torch.profiler begins to profile the GPU."""
         self._library.fake_kineto_begin()

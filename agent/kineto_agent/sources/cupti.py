@@ -11,14 +11,14 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
-from kineto_agent.sources import cupti_library
+from kineto_agent.sources import cupti_library, cupti_users
 from kineto_agent.sources.cupti_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
-from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest, Taken
 
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti_native import Collector, DetachResult, Enabled, StopResult
 
-# Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (49),
+# Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (51),
 # which hides those of graphs. They are enabled in this order: where CUPTI is attached already (torch.profiler was used
 # before), enabling copies or sets before kernels while a thread launches made libcupti 13.0 lose all kernels of that
 # thread, in our recording and in the program's next torch.profiler traces (docs/measurements.md).
@@ -58,7 +58,7 @@ _DRIVER_DOMAIN, _RUNTIME_DOMAIN = 1, 2
 
 BUFFER_BYTES = 4 << 20  # Kineto's size: 20,000 kernels
 STRINGS_BYTES = 8 << 20  # 60,000 kernel names of 120 bytes
-PREFAULT_BYTES = 32 << 20  # 8 buffers, 22-28 ms of page faults; the collector stays 4 buffers ahead of use
+PREFAULT_BYTES = 8 << 20  # 2 buffers, 6 ms of page faults; the collector's thread goes on to stay 4 ahead of use
 # A flush hands over partly filled buffers, so it bounds what a crash loses and costs a buffer each time.
 FLUSH_PERIOD_MS = 500
 STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
@@ -74,16 +74,32 @@ DETACH_VERSION = 24
 # Results that mean "another tool is in the way": NOT_COMPATIBLE, HARDWARE_BUSY, OLD_PROFILER_API_INITIALIZED,
 # MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
 _BUSY_RESULTS = (14, 26, 36, 39)
-
+_MULTIPLE_SUBSCRIBERS = 39
 
 _CALLS_LEFT_OUT = (
     "CUDA calls are not recorded, so kernels have no launches: another tool (torch.profiler, once used, is one) holds "
     "CUPTI's only subscriber, and recording calls beside it makes the program's next torch.profiler trace fail"
 )
 _GAVE_WAY = (
-    "stayed attached: the program's own torch.profiler started and has CUPTI now; CUDA calls stay slightly slower "
-    "until the process ends or a later capture detaches"
+    "stayed attached: %s started and has CUPTI now; CUDA calls stay slightly slower until the process ends or a later "
+    "capture detaches"
 )
+_STAYS = (
+    "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; CUDA calls "
+    "stay slightly slower until the process ends"
+)
+_WHY_STAYS = {  # kc_stay, see agent/native/attachment.c
+    1: "CUDA graphs (launched while GPU activities were recorded)",
+    2: "CUDA graphs that may have been launched while GPU activities were recorded (nothing told of launches, for "
+    "example since another tool had CUPTI's only subscriber)",
+    4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
+}
+_TORCH_PROFILER = "the program's own torch.profiler"
+_IN_USE = (
+    "another profiler uses CUPTI in this process (%s), and CUPTI serves one: a capture would take its records; trace "
+    "again after its end"
+)
+_UNNOTICED = "a profiler of the program that uses CUPTI and starts during a capture may get less than it wants: %s"
 
 
 class CuptiSession:
@@ -91,7 +107,8 @@ class CuptiSession:
 
     CUPTI's kinds, buffer callbacks and subscriber belong to the whole process: Kineto, once the program's own profiler
     has started it, uses the same. So the recording is over before that (give_way), and nothing of CUPTI is touched
-    afterwards: to disable a kind then would take it from Kineto.
+    afterwards: to disable a kind then would take it from Kineto. Any other user of CUPTI is noticed by the collector
+    itself (agent/native/cupti_gate.c), which ends the recording on that one's thread; taken() tells of it.
     """
 
     format = "cupti/1"
@@ -104,7 +121,9 @@ class CuptiSession:
         request: SourceRequest,
         detach_limit_ms: int,
         yields: bool = True,
+        maps: str = "/proc/self/maps",
     ) -> None:
+        self._maps = maps
         self.yields = yields
         self.arena_fd = arena_fd
         self.metadata = metadata
@@ -121,6 +140,7 @@ class CuptiSession:
         self._stopped: Optional[StopResult] = None
         self._stop_limit_ms = 0
         self._closed = False
+        self._taken: Optional[Taken] = None
 
     def start(self) -> None:
         """Enable the activities. Raises SourceError if none of them works."""
@@ -133,12 +153,16 @@ class CuptiSession:
 
     def _start(self) -> None:
         calls = [kind for kind in self._kinds if kind in _CALL_KINDS]
-        through_subscriber = self._collector.subscribe() == 0
+        subscribed = self._collector.subscribe()
+        self._look_for_others(subscribed)
+        through_subscriber = subscribed == 0
         self._kinds = [kind for kind in self._kinds if kind not in _CALL_KINDS]
         if calls and not through_subscriber:
             self._leave_out_calls()
         enabled = self._collector.start(self._kinds)
         refused = {kind: result for kind, result in enabled.results.items() if result != 0}
+        if enabled.code != 0 and self.taken() is not None:
+            raise SourceError("USER_PROFILER_STARTED", "%s started" % self._holder)
         if enabled.code != 0:
             raise self._refusal(enabled, refused)
         for kind, result in sorted(refused.items()):
@@ -147,6 +171,37 @@ class CuptiSession:
             )
         if through_subscriber:
             self._record_calls(calls)
+
+    def _look_for_others(self, subscribed: int) -> None:
+        """Raises SourceError if one uses CUPTI."""
+        others = self._collector.others()
+        held = subscribed == _MULTIPLE_SUBSCRIBERS and not cupti_users.only_kineto(self._maps)
+        library = self.metadata["cupti_library"]
+        listens = ""
+        if others.listener and not others.ended:
+            listens = cupti_users.may_listen(others.listener, library, self._maps)
+        if held or others.in_use or listens:
+            known = ", ".join(cupti_users.sessions(self._maps))
+            state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
+            if listens and not held and not others.in_use:
+                state = "the buffers are those of %s, which cannot be asked whether it has ended" % listens
+            raise SourceError("CUPTI_BUSY", _IN_USE % (state + (", and may be " + known if known else "")))
+        if others.unnoticed:
+            self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))
+
+    def taken(self) -> Optional[Taken]:
+        """Who but torch.profiler has taken CUPTI: the recording is over, and nothing of CUPTI is touched any more."""
+        if self._taken is None and not self._closed:
+            others = self._collector.others()
+            if others.time_ns:
+                self._taken = Taken(others.time_ns, cupti_users.name_of(others.caller, self._maps))
+        return self._taken
+
+    @property
+    def _holder(self) -> str:
+        """Who has got CUPTI from us."""
+        taken = self.taken()
+        return _TORCH_PROFILER if taken is None else "another user of CUPTI in the program (%s)" % taken.who
 
     def _leave_out_calls(self) -> None:
         """CUPTI could record them by itself; a program's torch.profiler raised an error in its next session then."""
@@ -175,7 +230,7 @@ class CuptiSession:
             self._gave_way = True
             if self._stopped is None:
                 self._stop_collector(GIVE_WAY_LIMIT_MS)
-                self._warnings.append(_GAVE_WAY)
+                self._warnings.append(_GAVE_WAY % self._holder)
             self._collector.yield_subscriber()
         finally:
             self._lock.release()
@@ -209,6 +264,9 @@ class CuptiSession:
         with self._lock:
             stopped = self._stop_collector(STOP_LIMIT_MS)
             self._warn_about(stopped)
+            if self.taken() is not None and not self._gave_way:
+                self._gave_way = True
+                self._warnings.append(_GAVE_WAY % self._holder)
             detach_ns = 0 if stopped.timed_out or self._gave_way else self._detach()
         return SourceOutcome(
             counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
@@ -256,8 +314,8 @@ class CuptiSession:
 
         if detach.outcome == cupti_native.DETACHED:
             return ""
-        if detach.outcome == cupti_native.NO_CALL and self._wanted:
-            return _GAVE_WAY
+        if detach.outcome != cupti_native.DETACHED and (self._wanted or self.taken() is not None):
+            return _GAVE_WAY % self._holder
         if detach.outcome == cupti_native.NO_CALL:
             return (
                 "stayed attached: the process made no CUDA call for %g s; CUDA calls stay slightly slower until the "
@@ -268,6 +326,8 @@ class CuptiSession:
                 "stayed attached: another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber; CUDA "
                 "calls stay slightly slower"
             )
+        if detach.outcome == cupti_native.MUST_STAY:
+            return _STAYS % " and of ".join(why for bit, why in _WHY_STAYS.items() if detach.result & bit)
         if detach.outcome == cupti_native.STUCK:
             return "stayed attached: cuptiFinalize has not returned"
         return "stayed attached: CUPTI refused to detach: " + self._collector.result_text(detach.result)
@@ -309,7 +369,7 @@ class CuptiSource:
         """What CUDA says about its devices and versions; only what is known."""
         from kineto_agent.sources import cupti_devices
 
-        return cupti_devices.describe(self._maps)
+        return cupti_devices.describe(collector.device)
 
     def activity_types(self) -> List[str]:
         """All of them as soon as the process has CUDA and a libcupti can be had."""
@@ -344,7 +404,7 @@ class CuptiSource:
         _keep_calls(collector, request)
         metadata = {"cupti_version": version, "cupti_library": path, **self.describe_devices(collector)}
         yields = self.would_yield(request)
-        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms, yields)
+        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms, yields, self._maps)
 
 
 def _keep_calls(collector: "Collector", request: SourceRequest) -> None:

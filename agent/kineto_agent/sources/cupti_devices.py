@@ -1,12 +1,11 @@
-"""What CUDA says about its devices and versions, from the libraries that the process has loaded.
+"""What CUDA says about its devices and versions, asked through the collector (agent/native/devices.c).
 
-No library is loaded, no context made and nothing initialised: what cannot be had that way is absent.
+No library is loaded, no context made and nothing initialised: what cannot be had that way is absent. One call a device:
+each call costs a wait for the GIL, up to 5 ms beside a busy thread, and CUDA has a function for each property.
 """
 
-import ctypes
-from typing import Any, Dict, List, Optional
-
-from kineto_agent.sources.cupti_library import mapped_files
+import struct
+from typing import Any, Callable, Dict, Sequence
 
 # Kineto's name of a device property -> CUdevice_attribute; in Kineto's order.
 ATTRIBUTES = (
@@ -22,55 +21,40 @@ ATTRIBUTES = (
     ("sharedMemPerBlockOptin", 97),
     ("sharedMemPerMultiprocessor", 81),
 )
-_NAME_BYTES = 256
+_WANTED = struct.pack("=%di" % len(ATTRIBUTES), *(number for _, number in ATTRIBUTES))
+_VALUES = 32
+FACTS = struct.Struct("=iiiIQ%di256s" % _VALUES)  # device_facts in agent/native/devices.h
+_MOST_DEVICES = 64
 
 
-def _loaded(stem: str, maps: str) -> Optional[ctypes.CDLL]:
-    for path in mapped_files(stem, maps):
-        try:
-            return ctypes.CDLL(path)
-        except OSError:
-            continue
-    return None
+def describe(ask: Callable[[int, bytes], bytes]) -> Dict[str, Any]:
+    """`devices` (as Kineto's deviceProperties), `cuda_driver_version`, `cuda_runtime_version`; only what is known.
 
-
-def _version(library: Optional[ctypes.CDLL], function: str) -> Optional[int]:
-    number = ctypes.c_int()
-    if library is None or not hasattr(library, function) or getattr(library, function)(ctypes.byref(number)) != 0:
-        return None
-    return number.value
-
-
-def _device(cuda: ctypes.CDLL, index: int) -> Dict[str, Any]:
-    handle, number, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
-    name = ctypes.create_string_buffer(_NAME_BYTES)
-    properties: Dict[str, Any] = {"id": index}
-    if cuda.cuDeviceGet(ctypes.byref(handle), index) != 0:
-        return properties
-    if cuda.cuDeviceGetName(name, _NAME_BYTES, handle) == 0:
-        properties["name"] = name.value.decode("utf-8", "replace")
-    if cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle) == 0:
-        properties["totalGlobalMem"] = size.value
-    for key, attribute in ATTRIBUTES:
-        if cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, handle) == 0:
-            properties[key] = number.value
-    return properties
-
-
-def _devices(cuda: Optional[ctypes.CDLL]) -> List[Dict[str, Any]]:
-    count = ctypes.c_int()
-    if cuda is None or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return []
-    return [_device(cuda, index) for index in range(count.value)]
-
-
-def describe(maps: str = "/proc/self/maps") -> Dict[str, Any]:
-    """`devices` (as Kineto's deviceProperties), `cuda_driver_version`, `cuda_runtime_version`; only what is known."""
-    cuda = _loaded("libcuda.so", maps)
-    found: Dict[str, Any] = {"devices": _devices(cuda)}
-    versions = {
-        "cuda_driver_version": _version(cuda, "cuDriverGetVersion"),
-        "cuda_runtime_version": _version(_loaded("libcudart.so", maps), "cudaRuntimeGetVersion"),
-    }
-    found.update((key, value) for key, value in versions.items() if value is not None)
+    ask: gives FACTS of a device, by its index and the attributes wanted; nothing if it cannot tell.
+    """
+    found: Dict[str, Any] = {"devices": []}
+    count = 1
+    while len(found["devices"]) < min(count, _MOST_DEVICES):
+        index = len(found["devices"])
+        facts = ask(index, _WANTED)
+        if len(facts) != FACTS.size:
+            break
+        count, driver, runtime, known, memory, *values, name = FACTS.unpack(facts)
+        versions = {"cuda_driver_version": driver, "cuda_runtime_version": runtime}
+        found.update((key, value) for key, value in versions.items() if value)
+        if count > 0:
+            found["devices"].append(_device(index, known, memory, values, name))
     return found
+
+
+def _device(index: int, known: int, memory: int, values: Sequence[int], name: bytes) -> Dict[str, Any]:
+    properties: Dict[str, Any] = {"id": index}
+    text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
+    if text:
+        properties["name"] = text
+    if memory:
+        properties["totalGlobalMem"] = memory
+    for bit, (key, _number) in enumerate(ATTRIBUTES):
+        if known >> bit & 1:
+            properties[key] = values[bit]
+    return properties

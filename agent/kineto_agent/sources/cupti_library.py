@@ -5,7 +5,7 @@ import os
 import sys
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from kineto_agent import env
+from kineto_agent import env, mappings
 
 # Below an entry of sys.path: where NVIDIA's wheels put the library. Newest first.
 _WHEEL_PATTERNS = ("nvidia/cu[0-9]*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/libcupti.so.*")
@@ -20,8 +20,7 @@ def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
     found: List[str] = []
     needle = b"/" + stem.encode()
     try:
-        with open(maps, "rb", buffering=0) as file:
-            content = file.read()
+        content = mappings.read(maps)
     except OSError:
         return found
     if needle not in content:

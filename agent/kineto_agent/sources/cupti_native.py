@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Dict, List, NamedTuple, Sequence
 
-from kineto_agent.sources import collector_library
+from kineto_agent.sources import collector_library, cupti_devices
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_library import Counts, NativeInterface
 
@@ -25,7 +25,8 @@ _REASONS = {
     _FORKED: "CUPTI_FORKED",
 }
 
-DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK = range(5)  # kc_detach_outcome
+DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY = range(6)  # kc_detach_outcome
+STAY_GRAPHS, STAY_UNWATCHED, STAY_USED_BEFORE = 1, 2, 4  # kc_stay: bits of a MUST_STAY's result
 
 
 class Config(ctypes.Structure):
@@ -84,6 +85,27 @@ class DetachResult(ctypes.Structure):
     _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
 
 
+class Others(ctypes.Structure):
+    """kc_others."""
+
+    time_ns: int
+    caller: int
+    listener: int
+    in_use: int
+    ended: int
+    function: bytes
+    unnoticed: bytes
+    _fields_ = [
+        ("time_ns", ctypes.c_int64),
+        ("caller", ctypes.c_uint64),
+        ("listener", ctypes.c_uint64),
+        ("in_use", ctypes.c_uint32),
+        ("ended", ctypes.c_uint32),
+        ("function", ctypes.c_char * 48),
+        ("unnoticed", ctypes.c_char * 160),
+    ]
+
+
 class Enabled(NamedTuple):
     """CUPTI's answers of kc_start."""
 
@@ -96,7 +118,7 @@ class Collector(NativeInterface):
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_abi"
-    ABI = 2
+    ABI = 3
     REASONS = _REASONS
 
     def __init__(self, path: str = LIBRARY) -> None:
@@ -149,6 +171,12 @@ class Collector(NativeInterface):
         self._library.kc_subscribe(ctypes.byref(result))
         return result.value
 
+    def others(self) -> Others:
+        """Who else uses CUPTI; zeros when nothing is recorded. Between prepare() and close(), on any thread."""
+        others = Others()
+        self._library.kc_others(ctypes.byref(others))
+        return others
+
     def record_calls(self) -> str:
         """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
         self._error.clear()
@@ -192,6 +220,12 @@ class Collector(NativeInterface):
         """Free the arena, unless CUPTI still uses it."""
         self._library.kc_close()
         self._release_cupti()
+
+    def device(self, index: int, attributes: bytes) -> bytes:
+        """cupti_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""
+        facts = ctypes.create_string_buffer(cupti_devices.FACTS.size)
+        self._library.kc_device(index, attributes, len(attributes) // 4, facts)
+        return facts.raw
 
     def result_text(self, result: int) -> str:
         """CUPTI's own words for one of its results."""

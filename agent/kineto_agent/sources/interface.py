@@ -12,11 +12,16 @@ One call comes from elsewhere: session.give_way(), on the thread of the program 
 torch.profiler, at any time from start() on, also while stop() or close() runs. A session that cannot run beside that
 profiler (`yields`) stops for good there; the others do nothing. recording.py says who calls it.
 
+A session whose vendor's library may be taken by anybody else has one more method, taken(), for the agent's thread: who
+has taken it, None if nobody. Its recording ended by itself then, and stop() gives what there was.
+
 In a forked child nobody calls a source: it gives back by itself what it inherited (descriptors, mappings),
 touching no vendor library.
 """
 
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
+
+PROFILER_OPTIONS = ("with_modules", "with_flops")  # what only torch's own profiler gives
 
 
 class SourceError(Exception):
@@ -54,6 +59,13 @@ class SourceOutcome(NamedTuple):
     detach_ns: int  # time from the request to detach until detached; 0: not detached or nothing to detach
     cpu_ns: int  # CPU time of the source's own threads
     incomplete: str = ""  # why less was recorded than was asked for; the capture is PARTIAL then
+
+
+class Taken(NamedTuple):
+    """Somebody else in the program has taken what a session needs, and the session ended by itself before that."""
+
+    time_ns: int  # Unix
+    who: str  # for people: "xla_cuda_plugin.so"
 
 
 class SourceSession(Protocol):

@@ -19,10 +19,10 @@ _API = "_ZN9libkineto3apiEv"
 _IS_ACTIVE = "_ZN9libkineto21ActivityProfilerProxy8isActiveEv"
 _VTABLE = "_ZTVN9libkineto21ActivityProfilerProxyE"
 _WORD = struct.Struct("=Q")
-_PROFILER = 8  # in libkineto::LibkinetoApi: after the reference to the ConfigLoader
+PROFILER = 8  # in libkineto::LibkinetoApi: after the reference to the ConfigLoader
 _CONTROLLER = 24  # in ActivityProfilerProxy: after the virtual table, cpuOnly_ and the ConfigLoader
 _FIRST_METHOD = 16  # in a virtual table
-_LIBRARY = "libtorch_cpu.so"
+LIBRARY = "libtorch_cpu.so"
 
 
 class _Functions:
@@ -43,19 +43,20 @@ class _Functions:
         """Raises OSError."""
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            profiler = _word(memory, self._api() + _PROFILER)
+            profiler = word(memory, self._api() + PROFILER)
             if not profiler:
                 return False
-            if _word(memory, profiler) != self._vtable + _FIRST_METHOD:
+            if word(memory, profiler) != self._vtable + _FIRST_METHOD:
                 raise OSError("Kineto's profiler is of an unknown class")
-            if not _word(memory, profiler + _CONTROLLER):
+            if not word(memory, profiler + _CONTROLLER):
                 return False
         finally:
             os.close(memory)
         return bool(self._is_active(profiler))
 
 
-def _word(memory: int, address: int) -> int:
+def word(memory: int, address: int) -> int:
+    """What lies there. memory: /proc/self/mem, open. Raises OSError."""
     data = os.pread(memory, _WORD.size, address)
     if len(data) != _WORD.size:
         raise OSError("address %#x cannot be read" % address)
@@ -81,9 +82,9 @@ def active() -> Optional[bool]:
 
 
 def _find(torch: Any) -> Optional[_Functions]:
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", _LIBRARY)
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", LIBRARY)
     try:
-        return _Functions(path if os.path.exists(path) else _LIBRARY)
+        return _Functions(path if os.path.exists(path) else LIBRARY)
     except (ImportError, OSError, AttributeError) as exc:
         log("this torch does not say whether its profiler is active: %s", exc)
         return None

@@ -30,7 +30,7 @@ _TYPES_OF_OPTIONS = {
     "profile_memory": "cpu_instant_event",
     "execution_trace": "execution_trace",
 }
-_EXACT_CALLS = "stack_trace"  # python_function comes from torch's tracer then, not from samples
+_EXACT_CALLS = "stack_trace"  # python_function is every call then, not samples
 
 
 class Choice(NamedTuple):
@@ -50,9 +50,11 @@ class Plan(NamedTuple):
 def sources() -> List[Source]:
     """The sources of this process in the order in which they start, made when first needed. Never raises."""
     if "python_stacks" not in _sources:
+        from kineto_agent.sources.python_calls import PythonCallsSource
         from kineto_agent.sources.python_stacks import PythonStacksSource
 
         _sources["python_stacks"] = PythonStacksSource()
+        _sources["python_calls"] = PythonCallsSource()
     if "cupti" not in _sources and _has_nvidia():
         try:
             from kineto_agent.sources.cupti import CuptiSource
@@ -110,7 +112,8 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     options = options or {}
     offered = {name: frozenset(types) for name, types in offers(available).items()}
     if options.get(_EXACT_CALLS):
-        offered = _with_exact_calls(offered)
+        calls = [source.name for source in available if getattr(source, "records_calls", _no)(options)]
+        offered = _with_exact_calls(offered, calls[:1] or [_TORCH_OPS])
     everything: FrozenSet[str] = frozenset().union(*offered.values())
     there = ", ".join(sorted(everything)) or "nothing"
     unknown = sorted(set(wanted) - ACTIVITY_TYPES - everything)
@@ -131,11 +134,16 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     return Plan(choices, missing)
 
 
-def _with_exact_calls(offered: Dict[str, FrozenSet[str]]) -> Dict[str, FrozenSet[str]]:
-    """torch traces Python's calls, nobody samples them. Without torch in the process nobody can."""
+def _no(_options: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:
+    """One source records Python's calls, nobody samples them. torch's profiler can only where torch is."""
     changed = {name: types - {"python_function"} for name, types in offered.items()}
-    if changed.get(_TORCH_OPS):
-        changed[_TORCH_OPS] |= {"python_function"}
+    for name in names:
+        if changed.get(name) or name != _TORCH_OPS:
+            changed[name] |= {"python_function"}
     return changed
 
 

@@ -44,18 +44,26 @@ Inputs (SPACE_OP_INPUTS)
         numbers      u32 n, i64 values                         of more than 30 the first 29 and the last
 """
 
+import os
 import re
 import struct
 import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
 
+from kineto_agent import mappings
 from kineto_agent.debuglog import log, log_exception
-from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest, SourceSession
+from kineto_agent.sources.interface import (
+    PROFILER_OPTIONS,
+    SourceCounts,
+    SourceError,
+    SourceOutcome,
+    SourceRequest,
+    SourceSession,
+)
 
 NAME = "torch_ops"
 FORMAT = "torch_ops/1"
 ACTIVITY_TYPES = ("cpu_op", "user_annotation")
-PROFILER_OPTIONS = ("stack_trace", "with_modules", "with_flops")  # what torch's own profiler must serve
 _STOP_LIMIT_MS = 1000
 _PAGE_BYTES = 4096
 _MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: threads beyond number, each with a buffer of its own, must fit
@@ -64,7 +72,7 @@ _PREFAULT_BYTES = 16 * 1024 * 1024  # 0.25 s of 1 M ops/s, until the daemon give
 _STRINGS_BYTES = 1024 * 1024  # some 10,000 names
 _INPUTS_STRINGS_BYTES = 16 * 1024 * 1024  # some 24,000 forms of inputs
 _RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(\.post\d+)?(\+.*)?")
-_LIBRARY = "/libtorch_cpu.so"
+_LIBRARY = b"/libtorch_cpu.so"
 _mapped: Dict[str, str] = {}  # "path" -> where libtorch_cpu is
 _unfit: List[str] = []  # why the observer can never work in this process
 _tensors_fit: Dict[bool, bool] = {}  # True -> the layout of tensors was found right, or wrong
@@ -77,15 +85,22 @@ class Way(NamedTuple):
     inputs: bool
 
 
-def way(options: Dict[str, Any], version: str, layout_known: bool) -> Way:
-    """The way for these options (wire.Start.options) where the observer works."""
+def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False) -> Way:
+    """The way for these options (wire.Start.options) where the observer works. calls: Python's are asked of us too."""
     for name in PROFILER_OPTIONS:
         if options.get(name):
             return Way("%s needs it" % name, False)
+    if calls:
+        return Way("stack_trace needs it", False)
     inputs = bool(options.get("record_shapes"))
     if inputs and not layout_known:
         return Way("record_shapes needs it, since the observer does not know the layout of torch %s" % version, True)
     return Way("", inputs)
+
+
+def calls_of(request: SourceRequest) -> bool:
+    """Whether Python's calls are asked of this source: only where sources/python_calls.py cannot."""
+    return "python_function" in request.activity_types
 
 
 def release_of(version: str) -> Tuple[int, int]:
@@ -103,11 +118,10 @@ def torch_version() -> str:
 def library_path() -> str:
     """Where this process has libtorch_cpu from; "": it has none."""
     if "path" not in _mapped:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            for line in maps:
-                if line.rstrip("\n").endswith(_LIBRARY):
-                    _mapped["path"] = line.rstrip("\n").split(None, 5)[5]
-                    break
+        for line in mappings.read().splitlines():
+            if line.endswith(_LIBRARY):
+                _mapped["path"] = os.fsdecode(line.split(None, 5)[5])
+                break
     return _mapped.get("path", "")
 
 
@@ -127,12 +141,12 @@ class TorchOpsSource:
 
         version = torch_version()
         known = release_of(version) in LAYOUTS and _tensors_fit.get(True, True)
-        return bool(_unfit or way(request.options, version, known).profiler)
+        return bool(_unfit or way(request.options, version, known, calls_of(request)).profiler)
 
     def prepare(self, request: SourceRequest) -> SourceSession:
         """Choose the way and make its arena. Raises SourceError."""
         version = torch_version()
-        why = way(request.options, version, layout_known=True).profiler or "".join(_unfit)
+        why = way(request.options, version, True, calls_of(request)).profiler or "".join(_unfit)
         if not why:
             try:
                 return self._observe(request, version)
@@ -157,13 +171,13 @@ class TorchOpsSource:
         if layout is None:
             log("torch_ops: the layout of torch %s is not known", version)
         known = layout is not None and (not request.options.get("record_shapes") or tensors_fit(observer))
-        chosen = way(request.options, version, known)
+        chosen = way(request.options, version, known, calls_of(request))
         if chosen.profiler:
             raise _NeedsProfiler(chosen.profiler)
         config = ops_native.Config(
             buffer_limit_bytes=request.buffer_limit_bytes,
             buffer_bytes=buffer_bytes(request.buffer_limit_bytes),
-            strings_bytes=_INPUTS_STRINGS_BYTES if chosen.inputs else _STRINGS_BYTES,
+            strings_bytes=min(_INPUTS_STRINGS_BYTES if chosen.inputs else _STRINGS_BYTES, request.buffer_limit_bytes),
             prefault_bytes=_PREFAULT_BYTES,
             record_inputs=chosen.inputs,
         )

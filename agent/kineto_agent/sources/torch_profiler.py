@@ -8,8 +8,9 @@ Theory of operation
     outcome says how much time that was.
 
     Torch keeps all events in the process, some 0.25 KB each, and takes 2 KB more for each when the session ends. Its
-    number of events cannot be asked for, but the process's growth can: a session that has grown by MOST_GROWTH times
-    the buffer limit is ended by the same thread, and the outcome says when.
+    number of events cannot be asked for, but the process's growth can: before the end would make that MOST_GROWTH
+    times the buffer limit, the same thread ends the session, writes it, gives the memory back and begins another. The
+    outcome says how much time is missing.
 
     All sessions are written as JSON by Kineto itself, each into a private file, whose bytes go through the arena; the
     daemon reads them (decode/kineto_json.py). Each document begins with the byte DOCUMENT, as in RFC 7464.
@@ -25,6 +26,7 @@ Theory of operation
 
 import _thread
 import atexit
+import contextlib
 import os
 import time
 from typing import Any, Dict, List, Optional, Set
@@ -41,21 +43,22 @@ DOCUMENT = b"\x1e"
 FIRST_PIECE_S = 0.02
 SHORTEST_PIECE_S = 0.005
 LONGEST_PIECE_S = 2.0
-MOST_GROWTH = 2  # of resident memory, in buffer limits: 1 M events with the default limit of 128 MiB
-_WATCH_S = 0.1
+MOST_GROWTH = 2  # of resident memory, in buffer limits: 0.1 M events with the default limit of 128 MiB
+END_GROWTH = 10  # of it at the end of a session, for what it was before: 5 to 11 were measured, 9 with shapes and calls
+_WATCH_S = 0.02
 MAX_STALL_NS = 200_000_000
 _EXIT_LIMIT_S = 60.0  # for a torch that never returns
 _MIB = 1 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def flags(options: Dict[str, Any]) -> Flags:
+def flags(options: Dict[str, Any], calls: bool = False) -> Flags:
     """What to ask of torch. Modules are seen by its tracer of Python calls; FLOPs are computed from shapes."""
     modules = bool(options.get("with_modules"))
     flops = bool(options.get("with_flops"))
     return Flags(
         record_shapes=bool(options.get("record_shapes")) or flops,
-        with_stack=bool(options.get("stack_trace")) or modules,
+        with_stack=calls or modules,
         with_flops=flops,
         with_modules=modules,
     )
@@ -66,16 +69,19 @@ def prepare(request: SourceRequest, why: str) -> "TorchProfilerSession":
     if kineto_state.active():
         raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler is warming up or recording")
     why_pieces = torch_symbols.why_not()
-    recorder = Recorder(flags(request.options), None if why_pieces else torch_symbols.load())
+    calls = "python_function" in request.activity_types and bool(request.options.get("stack_trace"))
+    recorder = Recorder(flags(request.options, calls), None if why_pieces else torch_symbols.load())
     metadata = {
         "way": "torch.profiler: " + why,
         "torch_version": torch_symbols.version_text(),
         "activity_types": sorted(request.activity_types),
-        "python_rows": "all" if request.options.get("stack_trace") else "modules",
+        "python_rows": "all" if calls else "modules",
         "flops": bool(request.options.get("with_flops")),
     }
     arena = FileArena("torch_ops", request.buffer_limit_bytes)
-    return TorchProfilerSession(recorder, arena, metadata, why_pieces, MOST_GROWTH * request.buffer_limit_bytes)
+    return TorchProfilerSession(
+        recorder, arena, metadata, why_pieces, MOST_GROWTH * request.buffer_limit_bytes // END_GROWTH
+    )
 
 
 class PieceLength:
@@ -116,8 +122,6 @@ class TorchProfilerSession:
         self._pid = os.getpid()
         self._over = False  # no new session may begin
         self._most_growth_bytes = most_growth_bytes
-        self._began_ns = 0  # monotonic
-        self._ended_early = ""
         self._stopping = _thread.allocate_lock()  # released to end the thread that cuts
         self._worker: Optional[Thread] = None
         self._length = PieceLength()
@@ -137,7 +141,6 @@ class TorchProfilerSession:
             atexit.register(self._at_exit)
             _sessions.add(self)
             self._recorder.begin()
-        self._began_ns = time.monotonic_ns()
         self._stopping.acquire()
         try:
             self._worker = start_thread("kineto-torch", self._cut if self._recorder.keeps_the_gil else self._watch)
@@ -181,7 +184,7 @@ class TorchProfilerSession:
             self._warnings,
             detach_ns=0,
             cpu_ns=self._cpu_ns,
-            incomplete=self._ended_early,
+            incomplete=self._incomplete(),
         )
 
     def close(self) -> None:
@@ -190,6 +193,15 @@ class TorchProfilerSession:
             self.stop()
         self._leave()
         self._arena.close()
+
+    def _incomplete(self) -> str:
+        """Why ops are missing, where memory is the reason."""
+        if self._recorder.keeps_the_gil or not self._missing_ns:
+            return ""
+        return (
+            "torch's profiler recorded in %d pieces, so that the process did not grow by more than it may: %.2f s are "
+            "missing; ask for a shorter capture or a larger buffer limit" % (len(self._times), self._missing_ns / 1e9)
+        )
 
     def _outcome_metadata(self) -> Dict[str, Any]:
         way = self.metadata["way"]
@@ -259,21 +271,36 @@ class TorchProfilerSession:
 
     def _watch(self) -> None:
         began_ns = time.thread_time_ns()
+        try:
+            self._watch_on()
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            with self._lock:
+                self._end()
+                self._warn("the recording ended early: " + _text(exc))
+        self._cpu_ns += time.thread_time_ns() - began_ns
+
+    def _watch_on(self) -> None:
         first_bytes = resident_bytes()
         while not self._stopping.acquire(timeout=_WATCH_S):
-            grown = resident_bytes() - first_bytes
-            if grown > self._most_growth_bytes:
-                with self._lock:
-                    if not self._over:
-                        self._ended_early = (
-                            "torch's profiler was ended after %.1f s, since the process had grown by %d MiB meanwhile: "
-                            "ask for a shorter capture or a larger buffer limit"
-                            % ((time.monotonic_ns() - self._began_ns) / 1e9, grown // _MIB)
-                        )
-                        self._end()
-                self._stopping.acquire()
-                break
-        self._cpu_ns += time.thread_time_ns() - began_ns
+            if resident_bytes() - first_bytes <= self._most_growth_bytes:
+                continue
+            with self._lock:
+                if self._over:
+                    break
+                begun_ns = time.monotonic_ns()
+                self._end_piece()
+            with self._write_lock:
+                self._write_piece()
+            _give_memory_back()
+            with self._lock:
+                if self._over:
+                    self._missing_ns += time.monotonic_ns() - begun_ns
+                    break
+                if kineto_state.active():  # the program's own has begun, unseen by the guard
+                    raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began")
+                first_bytes = resident_bytes()
+                self._recorder.begin()
+                self._missing_ns += time.monotonic_ns() - begun_ns
 
     def _cut(self) -> None:
         began_ns = time.thread_time_ns()
@@ -323,6 +350,14 @@ class TorchProfilerSession:
         """Nobody calls this session here any more."""
         self._recorder.forget_in_child()
         self._leave()
+
+
+def _give_memory_back() -> None:
+    """What malloc keeps of an ended session would hide how much the next one takes. It leaves the GIL meanwhile."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def resident_bytes() -> int:

@@ -27,7 +27,7 @@ import tempfile
 import time
 from typing import Any, List, NamedTuple, Optional
 
-from kineto_agent.sources import kineto_gate, kineto_state, torch_symbols
+from kineto_agent.sources import kineto_gate, kineto_start, kineto_state, torch_symbols
 from kineto_agent.sources.interface import SourceError
 
 PAUSE_S = 0.02  # between the end of collection and of the session; 720 of 720 rounds went well with it
@@ -86,8 +86,9 @@ class Recorder:
         try:
             with kineto_gate.kept_off():
                 with torch_symbols.quiet():
+                    kineto_start.start_quietly()
+                with torch_symbols.quiet():  # again: starting Kineto sets what it keeps quiet
                     self._autograd._prepare_profiler(self._config, self._activities)
-                with torch_symbols.quiet():  # again: preparing for the first time sets what it keeps quiet
                     self._autograd._enable_profiler(self._config, self._activities, self._scopes)
         except RuntimeError as exc:
             raise SourceError(
@@ -145,10 +146,11 @@ class Recorder:
         result, end_ns = self._results.pop(0)
         begin_ns = time.monotonic_ns()
         try:
-            if self._functions is None:
-                result.save(file.path)
-            else:
-                self._functions.save(result, file.path)
+            with torch_symbols.quiet_kineto:
+                if self._functions is None:
+                    result.save(file.path)
+                else:
+                    self._functions.save(result, file.path)
             saved_ns = time.monotonic_ns()
             file.take()
         except (OSError, RuntimeError) as exc:
@@ -188,6 +190,11 @@ class PrivateFile:
         self._pid = os.getpid()
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:  # where Kineto cannot make its file, it says so on the program's standard error
+            os.close(os.open(self.path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except OSError:
+            self.close()
+            raise
 
     def take(self) -> None:
         """Open what was written; it has no name any more. Raises OSError."""

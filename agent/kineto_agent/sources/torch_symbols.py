@@ -18,6 +18,7 @@ Theory of operation
     be written is only logged by it, and not there afterwards.
 """
 
+import _thread
 import contextlib
 import ctypes
 import os
@@ -34,10 +35,6 @@ _DISABLE = "_ZN5torch8autograd8profiler15disableProfilerEv"
 _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 _DESTROY = "_ZN5torch8autograd8profiler14ProfilerResultD1Ev"
 _DELETE = "_ZdlPv"
-_LOG_LEVELS = (
-    ("_ZN9libkineto6Logger14severityLevel_E", 6),  # above all; its "USDT" is above its errors
-    ("FLAGS_caffe2_log_level", 2),  # c10's: errors
-)
 
 
 class _String(ctypes.Structure):
@@ -126,21 +123,54 @@ def load() -> Optional[ProfilerFunctions]:
     return _loaded[0]
 
 
+class _LogLevel:
+    """A log level that is kept up as long as anybody wants it so."""
+
+    def __init__(self, name: str, silent: int) -> None:
+        self._name = name
+        self._silent = silent
+        self._lock = _thread.allocate_lock()
+        self._wanted = 0
+        self._changed: List[Tuple[ctypes.c_int, int]] = []  # the level, and its value before
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._wanted += 1
+            try:
+                level = ctypes.c_int.in_dll(library(), self._name)
+            except (OSError, ValueError, KeyError):
+                return
+            if level.value < self._silent:
+                self._changed.append((level, level.value))
+                level.value = self._silent
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if not self._wanted:
+                self._put_back()
+
+    def _put_back(self) -> None:
+        changed, self._changed = self._changed, []
+        for level, before in reversed(changed):
+            if level.value == self._silent:  # the library has not set it itself
+                level.value = before
+
+    def after_fork_in_child(self) -> None:
+        """Whoever wanted it so, or held the lock, is not here."""
+        self._lock = _thread.allocate_lock()
+        self._wanted = 0
+        self._put_back()
+
+
+quiet_kineto = _LogLevel("_ZN9libkineto6Logger14severityLevel_E", 6)  # above all; its "USDT" is above its errors
+_quiet_c10 = _LogLevel("FLAGS_caffe2_log_level", 2)  # errors: others of the program may have some to tell
+for _level in (quiet_kineto, _quiet_c10):
+    os.register_at_fork(after_in_child=_level.after_fork_in_child)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Kineto and torch write only errors to the program's standard error meanwhile, where that can be had."""
-    changed: List[Tuple[ctypes.c_int, int, int]] = []
-    for name, silent in _LOG_LEVELS:
-        try:
-            level = ctypes.c_int.in_dll(library(), name)
-        except (OSError, ValueError, KeyError):
-            continue
-        if level.value < silent:
-            changed.append((level, level.value, silent))
-            level.value = silent
-    try:
+    """Kineto and torch write nothing but c10's errors to the program's standard error meanwhile. Any thread."""
+    with quiet_kineto, _quiet_c10:
         yield
-    finally:
-        for level, before, silent in changed:
-            if level.value == silent:  # the library has not set it itself
-                level.value = before

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -10,15 +10,16 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client import Client
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.fleet.ask import ask, errors, exit_code, values
-from kinetoctl.fleet.client import HostClient
 from kinetoctl.fleet.options import named_places, place_options
-from kinetoctl.fleet.places import Place
 from kinetoctl.output import names
 from kinetoctl.output.console import print_table
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.targets import Selection, selector_options
+
+if TYPE_CHECKING:
+    from kinetoctl.fleet.client import HostClient
+    from kinetoctl.fleet.places import Place
 
 Shown = tuple[list[pb.Process], ExitCode]
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
@@ -59,10 +60,11 @@ def _agent(process: pb.Process) -> str:
     return names.agent_state(process.agent_state)
 
 
-def _of_hosts(places: Sequence[Place], selector: pb.Selector, every: bool, settings: Settings) -> Shown:
+def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, every: bool, settings: Settings) -> Shown:
     """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
+    from kinetoctl.fleet.ask import ask, errors, exit_code, values  # 60 ms that one host does not need
 
-    async def processes(client: HostClient, place: Place) -> list[pb.Process]:
+    async def processes(client: "HostClient", place: "Place") -> list[pb.Process]:
         return await client.processes(place.selected(selector), include_without_agent=every)
 
     answers = ask(places, processes, timeout_s=settings.timeout_s)

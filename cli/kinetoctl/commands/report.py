@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
-OVERVIEW = ("overview", "findings", "kernels", "operators")  # without --view, of one trace
+OVERVIEW = ("overview", "findings", "kernels", "operators", "python_samples")  # without --view, of one trace
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
 JOB_OVERVIEW = ("ranks", "rank_waits", "step_spread", "collective_summary", "overview", "findings")  # of a job's ranks
 JOB_FINDINGS = 3  # of each rank
@@ -32,6 +32,7 @@ JOB_FINDINGS = 3  # of each rank
 SHORT = {
     "kernels": 5,
     "operators": 5,
+    "python_samples": 5,
     "ranks": 16,
     "rank_waits": 8,
     "step_spread": 8,
@@ -175,6 +176,8 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
         results = run_views(requests, sources, executor=executor)
     if not options.views and len(sources) >= MANY_RANKS:
         results = [common_findings(result) if result.view == "findings" else result for result in results]
+    if not options.views:  # a trace without samples of Python needs no empty table of them
+        results = [result for result in results if result.view != "python_samples" or len(result)]
     own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
     note = f"{wanted} has no such figures: these are the right ones"
     return {

@@ -131,8 +131,7 @@ def _fleet_request(
     type=click.Choice(STACKS),
     is_flag=False,
     flag_value="sample",
-    help="Python stacks beside what --activities names. --with-stack=trace: every call instead of samples, by torch's "
-    "profiler.",
+    help="Python stacks beside what --activities names. --with-stack=trace: every call instead of samples.",
 )
 @click.option(
     "--stack-hz",

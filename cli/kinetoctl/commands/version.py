@@ -1,6 +1,7 @@
 """`kinetoctl version`."""
 
-from importlib import metadata
+import sys
+from pathlib import Path
 
 import click
 
@@ -12,7 +13,12 @@ DISTRIBUTION = "kinetod"
 
 
 def client_version() -> str:
-    """The version of this installation."""
+    """The version of this installation, from the name of its metadata's folder: to read what is in it takes 20 ms."""
+    for folder in sys.path:
+        for found in Path(folder).glob(f"{DISTRIBUTION}-*.dist-info"):
+            return found.name.removeprefix(f"{DISTRIBUTION}-").removesuffix(".dist-info")
+    from importlib import metadata
+
     return metadata.version(DISTRIBUTION)
 
 

@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from kineto_protos import endpoints
-from kineto_protos.options import Parsed
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.channel import show_token
 from kinetoctl.errors import KubeDenied, KubeFailed, NoKinetod, NoSuchPod, PodNotRunning
+from kinetoctl.fleet.defaults import KINETOD_NAMESPACE
 from kinetoctl.fleet.slurm import few
 from kinetoctl.fleet.tunnels import Tunnels
 
 DEADLINE_S = (5.0, 30.0)  # to connect, and between two parts of an answer
 PAGE = 500
-KINETOD_NAMESPACE = "kineto"
 KINETOD_LABELS = "app.kubernetes.io/name=kinetod"
 CERTIFICATES_PORT, TOKENS_PORT = "grpc", "tokens"  # as the manifests call them
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # RFC 1123
@@ -91,9 +90,6 @@ def parse_kube(text: str) -> KubeTarget:
     if not _NAME.fullmatch(namespace) or (slash and not _NAME.fullmatch(pod)):
         raise ValueError(f"expected NAMESPACE/POD, or NAMESPACE with -l, got {text!r:.200}")
     return KubeTarget(namespace=namespace, pod=pod)
-
-
-KUBE = Parsed("pod", parse_kube)
 
 
 def kube_places(

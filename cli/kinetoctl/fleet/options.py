@@ -1,20 +1,22 @@
 """The options that name hosts, shared by the commands that can ask many of them."""
 
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from kineto_protos import endpoints
-from kineto_protos.options import Parsed
 
-from kinetoctl.fleet.kube import KINETOD_NAMESPACE, KUBE, TUNNELS
-from kinetoctl.fleet.places import DEFAULT_TEMPLATE, Place, PlaceOptions, parse_template, places
-from kinetoctl.fleet.slurm import SLURM_JOB
+from kinetoctl.fleet.defaults import DEFAULT_TEMPLATE, KINETOD_NAMESPACE
+from kinetoctl.lazy import parsed
 from kinetoctl.settings import current
 
+if TYPE_CHECKING:
+    from kinetoctl.fleet.places import Place
+
 F = TypeVar("F", bound=Callable[..., Any])
-TEMPLATE = Parsed("address", parse_template)
+TEMPLATE = parsed("address", "kinetoctl.fleet.places:parse_template")
+SLURM_JOB = parsed("job", "kinetoctl.fleet.slurm:parse_slurm_job")
+KUBE = parsed("pod", "kinetoctl.fleet.kube:parse_kube")
 
 _HOST_OPTIONS = (
     click.option(
@@ -61,7 +63,10 @@ _KUBE_OPTIONS = (
     ),
 )
 _OPTIONS = (*_HOST_OPTIONS, *_KUBE_OPTIONS)
-PLACE_OPTIONS = tuple(field.name for field in fields(PlaceOptions))  # the parameters of a command that name hosts
+PLACE_OPTIONS = (  # the parameters of a command that name hosts: the fields of PlaceOptions
+    *("hosts", "lists", "host_address", "slurm_job"),
+    *("kube", "kube_selector", "kube_context", "kubeconfig", "kinetod_namespace"),
+)
 
 
 def place_options(function: F) -> F:
@@ -74,14 +79,20 @@ def place_options(function: F) -> F:
     return function
 
 
-def named_places(values: dict[str, Any]) -> list[Place]:
+def named_places(values: dict[str, Any]) -> "list[Place]":
     """The hosts that the options name, which are taken out of a command's values; none: ask --address.
 
     Raises UsageError, CliError.
     """
+    given = {name: values.pop(name) for name in PLACE_OPTIONS}
+    if not any(given.values()):
+        return []
+    from kinetoctl.fleet.kube import TUNNELS  # 30 ms, with what they import, that one host does not need
+    from kinetoctl.fleet.places import PlaceOptions, places
+
     settings = current()
     click.get_current_context().call_on_close(TUNNELS.close)
-    options = PlaceOptions(**{name: values.pop(name) for name in PLACE_OPTIONS})
+    options = PlaceOptions(**given)
     try:
         return places(options, lambda note: None if settings.quiet else click.echo(note, err=True))
     except ValueError as exc:

@@ -12,13 +12,11 @@ from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.errors import UsageProblem
-from kinetoctl.fleet.kube import KINETOD_NAMESPACE, KubeOptions, KubeTarget, kube_places
+from kinetoctl.fleet.defaults import ADDRESS_FIELD, DEFAULT_TEMPLATE, HOST_FIELD, KINETOD_NAMESPACE
+from kinetoctl.fleet.kube import KubeOptions, KubeTarget, kube_places
 from kinetoctl.fleet.slurm import Run, SlurmJob, expand, few, node_addresses, run_slurm
 from kinetoctl.parsing import parse_address
 
-HOST_FIELD = "{host}"
-ADDRESS_FIELD = "{address}"  # what the cluster says that the host's address is; where it says nothing, its name
-DEFAULT_TEMPLATE = f"{HOST_FIELD}:50051"
 MAX_FILE_CHARS = 1 << 22
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -15,7 +15,6 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kineto_protos.options import Parsed
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.errors import JobNotRunning, NoSuchJob, SlurmFailed
@@ -67,9 +66,6 @@ def _numbers(text: str) -> Iterable[int]:
         if last < first or stride == 0 or last - first > MAX_TASKS:
             raise ValueError(f"expected tasks of an array like 1-3,7, got {item!r}")
         yield from range(first, last + 1, stride)
-
-
-SLURM_JOB = Parsed("job", parse_slurm_job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import click
-import yaml
 from kineto_protos.plain import plain as plain
 
 
@@ -13,4 +12,6 @@ def emit(value: Any, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(value, indent=2, ensure_ascii=False))
     else:
+        import yaml  # 10 ms that no other form needs
+
         click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)

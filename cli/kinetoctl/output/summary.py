@@ -66,6 +66,31 @@ def _top_lines(label: str, stats: Iterable[tuple[str, pb.KernelStat]], unit: str
         yield label if position == 0 else "", f"{amount}  {units.shortened(name, NAME_WIDTH)}"
 
 
+def _python_lines(summary: pb.Summary) -> Iterator[Line]:
+    """The functions that ran most, with their lines; then what other samples were of, and threads without Python."""
+    for position, stat in enumerate(summary.top_functions):
+        amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} samples"
+        name = units.shortened(units.function_name(stat.name), NAME_WIDTH)
+        yield "top Python" if position == 0 else "", f"{amount}  {name}{_hot_lines(stat)}"
+    states = summary.python_samples
+    if known := states.running + states.waiting + states.idle:
+        parts = [f"{states.running / known:.0%} running", f"{states.waiting / known:.0%} waiting for the GIL"]
+        yield "threads", f"of {units.count(known)} samples {', '.join(parts)}, {states.idle / known:.0%} idle"
+    for position, thread in enumerate(summary.native_threads):
+        amount = f"{format_duration(thread.cpu_ns):>8}  {thread.cpu_fraction:>10.1%} of a core"
+        name = units.shortened(thread.name or "unnamed", NAME_WIDTH)
+        yield "no Python" if position == 0 else "", f"{amount}  {name} (thread {thread.thread})"
+
+
+def _hot_lines(stat: pb.KernelStat) -> str:
+    """' · line 57' or ' · lines 57 (61%), 63 (20%)', the one with the most samples first; what waited for the GIL."""
+    shares = [f"{entry.line} ({entry.count / max(stat.count, 1):.0%})" for entry in stat.lines]
+    text = f" · lines {', '.join(shares)}" if len(shares) > 1 else ""
+    if len(stat.lines) == 1:
+        text = f" · line {stat.lines[0].line}"
+    return text + (f" · {units.count(stat.waiting)} more waiting for the GIL" if stat.waiting else "")
+
+
 def _way_lines(counts: Iterable[pb.SourceCounts]) -> Iterator[Line]:
     for each in counts:
         if each.way:
@@ -129,10 +154,10 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
         lines += _window_lines(target)
         lines += _iteration_lines(target.summary)
         lines += _content_lines(target.summary)
-        kernels, functions = target.summary.top_kernels, target.summary.top_functions
+        kernels = target.summary.top_kernels
         lines += _top_lines("top ops", ((stat.name, stat) for stat in target.summary.top_ops), TIMES)
         lines += _top_lines("top kernels", ((stat.name, stat) for stat in kernels), TIMES)
-        lines += _top_lines("top Python", ((units.function_name(stat.name), stat) for stat in functions), "samples")
+        lines += _python_lines(target.summary)
         lines += _way_lines(target.counts)
         lines.append(_loss_line(target))
         lines += _attach_lines(target)

@@ -22,6 +22,7 @@ from kineto_trace.analysis.views import (  # noqa: F401
     op_delay,
     operators,
     overview,
+    python,
     queue,
     ranks,
     recommendations,

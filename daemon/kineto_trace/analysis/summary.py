@@ -6,11 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.intervals import covered
+from kineto_trace.analysis.python_samples import WAITING, line_samples, state_counts
+from kineto_trace.analysis.thread_use import is_native, thread_use, window_ns
 from kineto_trace.analysis.threads import nest_tables
 from kineto_trace.decode.iterations import whole_iterations
+from kineto_trace.line_counts import STATES
 from kineto_trace.model import GPU_TABLES, UNTIMED_TABLES, Trace
 
 TOP = 5
+TOP_LINES = 3
 NO_GPU = -1.0
 
 
@@ -25,6 +29,8 @@ def summarize(trace: Trace) -> dict[str, Any]:
         "top_kernels": top_kernels(trace),
         "top_ops": top_ops(trace),
         "top_functions": top_functions(trace),
+        "python_samples": python_states(trace),
+        "native_threads": native_threads(trace),
         "window_start_ns": trace.window_start_ns,
         "window_end_ns": trace.window_end_ns,
         "out_of_window": trace.losses.out_of_window,
@@ -65,10 +71,48 @@ def top_ops(trace: Trace) -> list[dict[str, Any]]:
 
 
 def top_functions(trace: Trace) -> list[dict[str, Any]]:
-    """The Python functions that most samples found innermost; total_ns is samples times the sampling period."""
-    table = trace.table("python_function")
-    samples = table["self_samples"].astype(np.int64)
-    return _top(trace, table["name"], samples, samples * trace.sample_period_ns)
+    """The Python functions that ran in the most samples, each with the lines that did.
+
+    total_ns is these samples times the sampling period; waiting: further samples, in which it waited for the GIL.
+    """
+    found = line_samples(trace)
+    name = trace.table("python_function")["name"][found.row].astype(np.int64)
+    busy = found.busy
+    best = _top(trace, name, busy, busy * trace.sample_period_ns)
+    numbers = {trace.strings[number]: number for number in np.unique(name).tolist()}
+    for entry in best:
+        own = np.flatnonzero(name == numbers[entry["name"]])
+        entry["waiting"] = int(found.counts[own, WAITING].sum())
+        lines = np.unique(found.line[own])
+        counts = np.bincount(np.searchsorted(lines, found.line[own]), busy[own], len(lines)).astype(np.int64)
+        entry["lines"] = [
+            {"line": int(lines[place]), "count": int(counts[place])}
+            for place in np.argsort(-counts, kind="stable")[:TOP_LINES].tolist()
+            if lines[place] and counts[place]
+        ]
+    return best
+
+
+def python_states(trace: Trace) -> dict[str, int]:
+    """The samples of Python threads by what the thread did; empty without samples."""
+    counts = state_counts(trace.table("python_function")).sum(axis=0)
+    names = ("unknown", *STATES[1:])
+    return {name: int(count) for name, count in zip(names, counts, strict=True)} if counts.any() else {}
+
+
+def native_threads(trace: Trace) -> list[dict[str, Any]]:
+    """The threads without Python that used the most CPU time."""
+    uses = [use for use in thread_use(trace.target) if is_native(use) and use.cpu_ns][:TOP]
+    names = trace.target.threads
+    return [
+        {
+            "thread": use.thread,
+            "name": names.get(use.thread, ""),
+            "cpu_ns": use.cpu_ns,
+            "cpu_fraction": use.cpu_ns / window_ns(trace),
+        }
+        for use in uses
+    ]
 
 
 def _top(

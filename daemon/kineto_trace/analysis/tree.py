@@ -8,13 +8,11 @@ Theory of operation
     Events with the same interval nest Python frame, annotation, op from outside to inside, and within one kind by
     order of record.
 
-    Sampled Python slices (rows with samples) begin and end at sampling ticks, somewhere inside ops. A slice that
-    begins inside an event and outlives it was running before that event, as its caller: it begins where the event
-    begins. A slice that began before an event and ends inside it ends where the event begins if it was last seen
-    before that, else where the event ends. So slices do not cut ops.
+    Sampled Python slices (rows with samples) begin and end with samples, somewhere inside ops; python_snap.py moves
+    their ends so that they do not cut ops.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.threads import Ints, Nested, ends, last_end, nest, nest_tables
+from kineto_trace.analysis.python_snap import Slices, snapped
+from kineto_trace.analysis.threads import Ints, ends, last_end, nest, nest_tables
 from kineto_trace.codec import Events
 from kineto_trace.model import API_TABLES, NO_ROW, OP_TABLES, Table
 
@@ -127,7 +126,7 @@ def build(tables: Mapping[str, Table], window_end_ns: int, *, sample_period_ns: 
         parts.append(_whole(PYTHON, python, np.flatnonzero(python["samples"] == 0)))
         sampled = np.flatnonzero(python["samples"] > 0)
         if sample_period_ns and len(sampled):
-            parts.append(_snapped(_whole(PYTHON, python, sampled), tables, window_end_ns, sample_period_ns))
+            parts.append(_snapped(python, sampled, tables, window_end_ns, sample_period_ns))
     for number, kind in enumerate(KINDS):
         table = tables.get(kind)
         if number != PYTHON and table is not None and len(table):
@@ -165,38 +164,17 @@ def _tree(parts: list[_Rows], window_end_ns: int) -> EventTree:
     )
 
 
-def _snapped(slices: _Rows, tables: Mapping[str, Table], window_end_ns: int, period_ns: int) -> _Rows:
-    """Sampled slices that overlap no op, annotation or call in part, as far as samples can tell."""
+def _snapped(table: Table, rows: Ints, tables: Mapping[str, Table], window_end_ns: int, period_ns: int) -> _Rows:
+    """Sampled slices that overlap no op, annotation, call or exact Python call in part."""
+    slices = _whole(PYTHON, table, rows)
     others = [tables[kind] for kind in (*OP_TABLES, *API_TABLES) if kind in tables and len(tables[kind])]
+    exact = np.flatnonzero(table["samples"] == 0)
+    others += [table.take(exact)] if len(exact) else []
     if not others:
         return slices
     nested = nest_tables(others, max(window_end_ns, last_end(others)))
-    begins, stops = nested.events.start, nested.tree.end
-    inside = _outermost(nested, slices.thread, slices.start, lambda rows, place: stops[place] < slices.end[rows])
-    start = np.where(inside >= 0, begins[inside], slices.start)
-    inside = _outermost(nested, slices.thread, slices.end, lambda rows, place: begins[place] > start[rows])
-    last_seen = np.maximum(slices.start, slices.end - period_ns)
-    moved = np.where(begins[inside] > last_seen, begins[inside], stops[inside])
-    end = np.where(inside >= 0, moved, slices.end)
+    place = np.full(len(table) + 1, NO_ROW)  # the last one is for "no caller"
+    place[rows] = np.arange(len(rows))
+    callers = Slices(slices.thread, slices.start, slices.end, place[table["parent"][rows]], table["depth"][rows])
+    start, end = snapped(callers, nested, period_ns)
     return _Rows(slices.kind, slices.row, slices.thread, start, end)
-
-
-def _outermost(
-    nested: Nested,
-    thread: npt.NDArray[Any],
-    time: Ints,
-    wanted: Callable[[npt.NDArray[Any], npt.NDArray[np.int32]], npt.NDArray[np.bool_]],
-) -> npt.NDArray[np.int32]:
-    """For each moment the outermost event around it that is wanted, -1: none.
-
-    `wanted` says it for rows and places; it must be false for all that is around an event for which it is false.
-    """
-    found = np.full(len(time), -1, np.int32)
-    above = nested.innermost(thread, time)
-    rows = np.arange(len(time))
-    while len(rows):
-        rows = rows[above[rows] >= 0]
-        rows = rows[wanted(rows, above[rows])]
-        found[rows] = above[rows]
-        above[rows] = nested.tree.parent[above[rows]]
-    return found

@@ -1,13 +1,13 @@
-"""Stack samples ("python_stacks/1") to python_function slices.
+"""Stack samples ("python_stacks/1" and "/2") to python_function slices and what each thread did.
 
 Theory of operation
-    A sample says: at this time, this thread was at this node of the stack trie. A node stands for a whole
-    stack prefix, so that a function's slice is a run of consecutive samples of one thread that share the
-    node at one depth. All threads are sampled at the same ticks: a run ends at the next tick, or, when the
-    thread is not there at the next tick, after two sampling periods at the latest.
+    A sample says: at this time, this thread was at this node of the stack trie. A node stands for a whole stack
+    prefix. In format 2 a node has an instruction, so that every frame has its line (line_tables.py), and a sample says
+    whether the thread ran, waited for the GIL or was idle, and its CPU time; threads without Python frames are
+    sampled too (node 0). In format 1 the sample itself has the line of the innermost frame, and no more is known.
 
-    The samples are sorted by thread and time; then every depth is one pass over those that are that deep,
-    from the deepest up. All of it is array work.
+    Both become one form, `Samples` over a `Trie`, of which python_slices.py makes the slices. Nothing that the records
+    say is believed: numbers that refer to nothing, cut values and impossible lines are left out or count as unknown.
 """
 
 import struct
@@ -19,16 +19,23 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 
-from kineto_trace.model import NO_MODULE, NO_ROW, StringTable, Table, make_table
+from kineto_trace.decode.line_tables import LineTable, line_table
+from kineto_trace.decode.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
+from kineto_trace.line_counts import MAX_LINE, STATES
+from kineto_trace.model import StringTable, Table
 from kineto_trace.raw import RawSource
 
-FORMAT = "python_stacks/1"
-MAX_DEPTH = 1024  # frames; deeper nodes are not believed
+FORMAT_1, FORMAT = "python_stacks/1", "python_stacks/2"
+FORMATS = (FORMAT_1, FORMAT)
 DEFAULT_HZ = 100
-_NODE = struct.Struct("<II")  # parent node, code number
-_SAMPLE = np.dtype([("time", "<i8"), ("thread", "<u4"), ("node", "<u4"), ("line", "<u4"), ("reserved", "<u4")])
-
-Ints = npt.NDArray[np.int64]
+MAX_THREADS = 4096  # of which the use is told: those with the most CPU time
+_NODE_1 = struct.Struct("<II")  # parent node, code number
+_NODE = struct.Struct("<IIi")  # parent node, code number, offset of the instruction in bytes; -1: unknown
+_CODE = struct.Struct("<IBII")  # first line, kind of line table, bytes of the file's name, bytes of the function's name
+_SAMPLE_1 = np.dtype([("time", "<i8"), ("thread", "<u4"), ("node", "<u4"), ("line", "<u4"), ("reserved", "<u4")])
+_SAMPLE = np.dtype([("time", "<i8"), ("thread", "<u4"), ("node", "<u4"), ("state", "<u4"), ("cpu_us", "<u4")])
+_MAX_TIME_NS = 1 << 62
+_STATE_MASK, _HAS_GIL = 0xFF, 0x100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,162 +48,160 @@ class StackSamples:
     out_of_window: int
     period_ns: int
     threads: Mapping[int, str]  # names that the source gave
-
-
-@dataclass(frozen=True, slots=True)
-class _Trie:
-    """Nodes by index (1 …; 0: none): the parent's index, the depth (outermost: 0), the name's number."""
-
-    keys: npt.NDArray[np.uint64]  # node keys, ascending; index = position + 1
-    parent: Ints
-    depth: Ints
-    name: Ints
-
-    def index(self, nodes: npt.NDArray[Any]) -> Ints:
-        """The index of each node key; 0 for keys that are not in the table."""
-        if not len(self.keys):
-            return np.zeros(len(nodes), np.int64)
-        at = np.searchsorted(self.keys, nodes)
-        at[at == len(self.keys)] = 0
-        return np.where(self.keys[at] == nodes, at + 1, 0)
+    thread_use: list[dict[str, int]]  # as TargetInfo has it; empty for format 1
 
 
 def decode(source: RawSource, strings: StringTable, window_start_ns: int, window_end_ns: int) -> StackSamples:
     """Slices of the samples inside the window (both 0: of all); names go into `strings`."""
     hz = source.metadata.get("hz")
     period = 1_000_000_000 // (hz if isinstance(hz, int) and hz > 0 else DEFAULT_HZ)
-    samples, cut = _samples(source)
-    total = len(samples)
+    old = source.format == FORMAT_1
+    records, cut = _records(source, _SAMPLE_1 if old else _SAMPLE)
+    total = len(records)
+    records = records[(records["time"] >= 0) & (records["time"] < _MAX_TIME_NS)]
+    sane = len(records)
     if window_end_ns:
-        samples = samples[(samples["time"] >= window_start_ns) & (samples["time"] < window_end_ns)]
-    inside = len(samples)
+        records = records[(records["time"] >= window_start_ns) & (records["time"] < window_end_ns)]
+    inside = len(records)
     trie = _trie(source, strings)
-    nodes = trie.index(samples["node"])
-    samples, nodes = samples[nodes > 0], nodes[nodes > 0]
-    table = _slices(samples["time"].astype(np.int64), samples["thread"], nodes, trie, period)
+    nodes = trie.index(records["node"])
+    known = (nodes > 0) | ((records["node"] == 0) & (not old))
+    records, nodes = records[known], nodes[known]
+    samples = _samples_1(records, nodes) if old else _samples(records, nodes, trie)
     return StackSamples(
-        table=table,
+        table=slices(samples, trie, max(period, 1), strings),
         records=total,
-        undecoded=cut + inside - len(samples),
-        out_of_window=total - inside,
+        undecoded=cut + total - sane + inside - len(records),
+        out_of_window=sane - inside,
         period_ns=period,
         threads={
             tid: name.decode("utf-8", "replace") for tid, name in source.strings.get(SPACE_THREAD_NAME, {}).items()
         },
+        thread_use=[] if old else _thread_use(records, samples),
     )
 
 
-def _samples(source: RawSource) -> tuple[npt.NDArray[Any], int]:
+def _records(source: RawSource, layout: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
     """All samples, and the number of cut ones."""
     size = STACK_SAMPLE.size
     parts = [
-        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], _SAMPLE)
+        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], layout)
         for chunk in source.chunks
     ]
     cut = sum(1 for chunk in source.chunks if chunk.size % size)
-    return (np.concatenate(parts) if parts else np.empty(0, _SAMPLE)), cut
+    return (np.concatenate(parts) if parts else np.empty(0, layout)), cut
 
 
-def _trie(source: RawSource, strings: StringTable) -> _Trie:
-    codes = {
-        number: strings.add(_function_name(text)) for number, text in source.strings.get(SPACE_PYTHON_CODE, {}).items()
+def _samples_1(records: npt.NDArray[Any], nodes: Ints) -> Samples:
+    line = np.where(records["line"] <= MAX_LINE, records["line"], 0).astype(np.int64)
+    unknown = np.zeros(len(records), np.int64)
+    return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, line, unknown)
+
+
+def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
+    state = (records["state"] & _STATE_MASK).astype(np.int64)
+    state[state >= len(STATES)] = 0
+    return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, trie.line[nodes], state)
+
+
+def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, int]]:
+    """What each thread did, those with the most CPU time first."""
+    tids, place = np.unique(samples.thread, return_inverse=True)
+    place = place.reshape(-1)
+
+    def count(which: npt.NDArray[Any]) -> list[int]:
+        counts: list[int] = np.bincount(place, which, len(tids)).astype(np.int64).tolist()
+        return counts
+
+    columns = {
+        "thread": tids.tolist(),
+        "samples": count(np.ones(len(place))),
+        "python": count(samples.node > 0),
+        **{name: count(samples.state == number) for number, name in enumerate(STATES) if name},
+        "has_gil": count((records["state"] & _HAS_GIL) != 0),
+        "cpu_ns": count(records["cpu_us"].astype(np.float64) * 1000),
     }
-    keys, parents, depths, names = [], [0], [-1], [0]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return sorted(rows, key=lambda row: -row["cpu_ns"])[:MAX_THREADS]
+
+
+# ------------------------------------------------------------ stacks
+
+
+@dataclass(slots=True)
+class _Code:
+    """One code object of the string table; its line table is read when a line of it is wanted."""
+
+    name: int
+    first_line: int
+    kind: int
+    raw: bytes
+    table: LineTable | None = None
+
+    def line(self, offset: int) -> int:
+        """The line of the instruction there; the first line where that is unknown."""
+        if offset < 0 or not self.raw:
+            return self.first_line
+        if self.table is None:
+            self.table = line_table(self.kind, self.first_line, self.raw)
+        return self.table.line(offset)
+
+
+def _trie(source: RawSource, strings: StringTable) -> Trie:
+    old = source.format == FORMAT_1
+    codes = {}
+    for number, raw in source.strings.get(SPACE_PYTHON_CODE, {}).items():
+        code = _code_1(raw, strings) if old else _code(raw, strings)
+        if code is not None:
+            codes[number] = code
+    layout = _NODE_1 if old else _NODE
+    keys, lines = [], [0]
+    frames = [0]  # for each node its frame: function below the caller's frame, whatever the lines
+    parents, depths, names = [0], [-1], [0]  # of frames
     index: dict[int, int] = {0: 0}
+    known: dict[tuple[int, int], int] = {}
+    callers = [0]  # of nodes
     for key, raw in sorted(source.strings.get(SPACE_STACK_NODE, {}).items()):
-        if len(raw) != _NODE.size:
+        if len(raw) != layout.size or not key:
             continue
-        parent, code = _NODE.unpack(raw)
+        parent, number, *offset = layout.unpack(raw)
         above = index.get(parent)  # a parent has the smaller number, so that it is here already
-        if above is None or code not in codes or depths[above] + 1 >= MAX_DEPTH:
+        code = codes.get(number)
+        if above is None or code is None or depths[frames[above]] + 1 >= MAX_DEPTH:
             continue
+        frame = known.setdefault((frames[above], code.name), len(parents))
+        if frame == len(parents):
+            parents.append(frames[above])
+            depths.append(depths[frames[above]] + 1)
+            names.append(code.name)
         keys.append(key)
         index[key] = len(keys)
-        parents.append(above)
-        depths.append(depths[above] + 1)
-        names.append(codes[code])
-    return _Trie(
-        np.array(keys, np.uint64), np.array(parents, np.int64), np.array(depths, np.int64), np.array(names, np.int64)
-    )
+        callers.append(above)
+        frames.append(frame)
+        lines.append(0 if old else code.line(offset[0]))
+    integers = (np.array(column, np.int64) for column in (callers, frames, lines, depths, names))
+    return Trie(np.array(keys, np.uint64), *integers)
 
 
-def _function_name(raw: bytes) -> str:
-    """Kineto's form: 'file(first line): function'."""
+def _code_1(raw: bytes, strings: StringTable) -> _Code:
     file, _, rest = raw.partition(b"\0")
     line, _, function = rest.partition(b"\0")
-    return "%s(%s): %s" % tuple(part.decode("utf-8", "replace") for part in (file, line, function))
+    return _Code(_function_name(file, line, function, strings), 0, 0, b"")
 
 
-def _slices(times: Ints, threads: npt.NDArray[np.uint32], nodes: Ints, trie: _Trie, period: int) -> Table:
-    order = np.lexsort((times, threads))
-    times, threads, nodes = times[order], threads[order], nodes[order]
-    joined, ends = _continuity(times, threads, period)
-    depth = trie.depth[nodes]
-    levels: list[dict[str, Ints]] = []
-    current = nodes.copy()
-    children: dict[str, Ints] | None = None
-    for level in range(int(depth.max(initial=-1)), -1, -1):
-        active = np.flatnonzero(depth >= level)
-        runs = _runs(active, current, joined, depth == level)
-        if children is not None:
-            children["parent"] = runs["run_of_sample"][np.searchsorted(active, children["first"])]
-        runs["depth"] = np.full(len(runs["first"]), level)
-        levels.append(runs)
-        children = runs
-        current[active] = trie.parent[current[active]]
-    return _assemble(levels[::-1], times, ends, threads, trie)
+def _code(raw: bytes, strings: StringTable) -> _Code | None:
+    if len(raw) < _CODE.size:
+        return None
+    first_line, kind, file_bytes, name_bytes = _CODE.unpack_from(raw)
+    name_at = _CODE.size + file_bytes
+    table_at = name_at + name_bytes
+    if table_at > len(raw):
+        return None
+    file, function = raw[_CODE.size : name_at], raw[name_at:table_at]
+    name = _function_name(file, b"%d" % first_line, function, strings)
+    return _Code(name, first_line if first_line <= MAX_LINE else 0, kind, raw[table_at:])
 
 
-def _continuity(times: Ints, threads: npt.NDArray[np.uint32], period: int) -> tuple[npt.NDArray[np.bool_], Ints]:
-    """For every sample: whether it continues the one before it, and until when its frames were running."""
-    ticks = np.unique(times)
-    tick = np.searchsorted(ticks, times)
-    joined = np.zeros(len(times), np.bool_)
-    joined[1:] = (threads[1:] == threads[:-1]) & (tick[1:] - tick[:-1] <= 1)
-    following = np.append(ticks, ticks[-1:] + period)[tick + 1] if len(ticks) else times
-    ends = np.minimum(following, times + 2 * period)
-    continued = np.flatnonzero(joined)
-    ends[continued - 1] = times[continued]  # the thread was seen again: no limit
-    return joined, ends
-
-
-def _runs(active: Ints, current: Ints, joined: npt.NDArray[np.bool_], leaf: npt.NDArray[np.bool_]) -> dict[str, Ints]:
-    """Runs of samples that share the node at one depth: first and last sample, node, counts."""
-    node = current[active]
-    begins = np.ones(len(active), np.bool_)
-    begins[1:] = (active[1:] - active[:-1] != 1) | ~joined[active[1:]] | (node[1:] != node[:-1])
-    starts = np.flatnonzero(begins)
-    counts = np.diff(np.append(starts, len(active)))
-    return {
-        "first": active[starts],
-        "last": active[starts + counts - 1],
-        "node": node[starts],
-        "samples": counts,
-        "self_samples": np.add.reduceat(leaf[active].astype(np.int64), starts),
-        "run_of_sample": np.cumsum(begins) - 1,
-        "parent": np.full(len(starts), NO_ROW),
-    }
-
-
-def _assemble(levels: list[dict[str, Ints]], times: Ints, ends: Ints, threads: Any, trie: _Trie) -> Table:
-    """One table from the runs of all depths, outermost first; parents become row numbers."""
-    if not levels:
-        return make_table("python_function", 0, {})
-    above = 0
-    for upper, lower in zip(levels, levels[1:], strict=False):
-        lower["parent"] = lower["parent"] + above
-        above += len(upper["first"])
-    joined = {name: np.concatenate([level[name] for level in levels]) for name in levels[0] if name != "run_of_sample"}
-    start = times[joined["first"]]
-    columns = {
-        "start": start,
-        "duration": ends[joined["last"]] - start,
-        "name": trie.name[joined["node"]],
-        "thread": threads[joined["first"]],
-        "depth": joined["depth"],
-        "parent": joined["parent"],
-        "samples": joined["samples"],
-        "self_samples": joined["self_samples"],
-        "module": np.full(len(start), NO_MODULE),
-    }
-    return make_table("python_function", len(start), columns)
+def _function_name(file: bytes, line: bytes, function: bytes, strings: StringTable) -> int:
+    """Kineto's form: 'file(first line): function'."""
+    return strings.add("%s(%s): %s" % tuple(part.decode("utf-8", "replace") for part in (file, line, function)))

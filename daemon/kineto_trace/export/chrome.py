@@ -20,7 +20,7 @@ from kineto_trace.export import chrome_meta
 from kineto_trace.export.chrome_fields import Names
 from kineto_trace.export.chrome_sections import Section, sections
 from kineto_trace.export.launch_shapes import LaunchShapes
-from kineto_trace.export.text import TextSink, name_text
+from kineto_trace.export.text import TextSink, escaped, name_text
 from kineto_trace.export.verbatim import is_verbatim, write_rows, write_verbatim
 from kineto_trace.model import NO_STRING, OP_TABLES, Trace
 from kineto_trace.target import TargetInfo
@@ -51,13 +51,19 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
         write_verbatim(trace, sink)
         return
     base = base_ns(trace.window_start_ns)
-    arguments = _arguments(trace)
+    arguments, lines = _arguments(trace), _lines(trace)
     names = Names(
         texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
         arguments=Texts(
             [
                 b"," + text.encode("utf-8", "replace") if ready else b""
                 for text, ready in zip(trace.strings, arguments, strict=True)
+            ]
+        ),
+        lines=Texts(
+            [
+                b',"lines":"%s"' % escaped(text) if shown else b""
+                for text, shown in zip(trace.strings, lines, strict=True)
             ]
         ),
         base_ns=base,
@@ -84,6 +90,14 @@ def _arguments(trace: Trace) -> list[bool]:
     return [bool(value) for value in ready.tolist()]
 
 
+def _lines(trace: Trace) -> list[bool]:
+    """For each string: whether it says the lines of a sampled slice."""
+    found = np.zeros(len(trace.strings), np.bool_)
+    numbers = trace.table("python_function")["lines"]
+    found[numbers[numbers != NO_STRING]] = True
+    return [bool(value) for value in found.tolist()]
+
+
 def head_texts(trace: Trace, base: int) -> dict[str, str]:
     """The members of the file beside its events, each as JSON text."""
     target = trace.target
@@ -104,12 +118,20 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         "records_undecoded": trace.losses.undecoded,
         "chunks_torn": trace.losses.torn,
         "records_out_of_window": trace.losses.out_of_window,
+        **_stack_samples(trace),
         **_clock(target),
     }
     values["displayTimeUnit"] = "ms"
     values["baseTimeNanoseconds"] = base
     # HTA finds the rank by a pattern that needs the space after the colon: the separators matter.
     return {name: json.dumps(value, separators=(", ", ": ")) for name, value in values.items()}
+
+
+def _stack_samples(trace: Trace) -> dict[str, Any]:
+    """What each sampled thread did, and how often it was looked at."""
+    if not trace.target.thread_use:
+        return {}
+    return {"sample_period_ns": trace.sample_period_ns, "threads": trace.target.thread_use}
 
 
 def _clock(target: TargetInfo) -> dict[str, int]:

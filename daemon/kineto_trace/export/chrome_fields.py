@@ -20,6 +20,7 @@ class Names:
 
     texts: Texts  # the trace's strings, as names
     arguments: Texts  # those that are ready arguments (inputs of operators), each with a comma before it
+    lines: Texts  # lines of sampled slices as arguments, likewise
     base_ns: int  # of all times in the file
     pid: int
     shapes: LaunchShapes

@@ -97,6 +97,11 @@ def _sampled(rows: Columns, names: Names, parent: Field) -> Fields:
         Field(b',"Python thread":', UNSIGNED, rows["thread"]),
         Field(b',"samples":', SIGNED, rows["samples"]),
         Field(b',"self samples":', SIGNED, rows["self_samples"]),
+        Field(b',"running samples":', OPTIONAL, rows["running"]),
+        Field(b',"samples waiting for the GIL":', OPTIONAL, rows["waiting"]),
+        Field(b',"idle samples":', OPTIONAL, rows["idle"]),
+        Field(b',"line":', OPTIONAL, rows["line"]),
+        Field(b"", TEXT, rows["lines"], names.lines),
         CLOSE,
     ]
 

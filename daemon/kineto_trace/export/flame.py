@@ -2,11 +2,12 @@
 
 Theory of operation
     A stack is a node of a tree over frames; equal stacks are one node. The tree of events (analysis/tree.py) is mapped
-    to it level by level: two events are the same stack if their parents are and their names are. Three graphs:
+    to it level by level: two events are the same stack if their parents are and their names are. Four graphs:
 
     - host: time in which each op, annotation or Python frame ran itself, without what it called
     - gpu: time of kernels, copies and fills, each below the stack that launched it
-    - samples: how often each Python frame was seen running itself
+    - samples: how often each line of a Python frame was seen running itself, or waiting for the GIL
+    - idle: how often it was seen off the CPU otherwise
 
     Outermost is the thread. Times are ns; times of overlapping GPU work add up.
 """
@@ -23,11 +24,13 @@ from kineto_agent import __version__
 
 from kineto_trace.analysis.context import Context
 from kineto_trace.analysis.parts import calls, gpu
+from kineto_trace.analysis.python_samples import IDLE, WAITING, line_samples
 from kineto_trace.analysis.tree import KINDS, EventTree, build
 from kineto_trace.codec import Interner
 from kineto_trace.model import NO_ROW, StringTable, Table
 
 NO_LAUNCH = "launch not in the trace"
+GIL = "waiting for the GIL"
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 Ints = npt.NDArray[np.int64]
@@ -39,6 +42,7 @@ class Graph(StrEnum):
     HOST = "host"
     GPU = "gpu"
     SAMPLES = "samples"
+    IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,8 @@ class Stacks:
 
 def stacks(context: Context, graph: Graph) -> Stacks:
     """The stacks of a trace with their weights; empty if nothing of the kind was recorded."""
-    if graph is Graph.SAMPLES:
-        return _sampled(context)
+    if graph in (Graph.SAMPLES, Graph.IDLE):
+        return _sampled(context, graph)
     tree = context.get(event_tree)
     return _host(context, tree) if graph is Graph.HOST else _gpu(context, tree)
 
@@ -165,14 +169,30 @@ def _gpu(context: Context, tree: EventTree) -> Stacks:
     return builder.finish(stack, work.end - work.start)
 
 
-def _sampled(context: Context) -> Stacks:
+def _sampled(context: Context, graph: Graph) -> Stacks:
+    """Below each innermost frame its lines, and below a line what its thread waited for."""
     builder = _Builder(context)
     table = context.trace.table("python_function")
     if not table["samples"].any():
         return builder.finish(np.empty(0, np.int64), np.empty(0, np.int64))
     threads = builder.add(np.full(len(table), -1), builder.thread_frames(table["thread"]))
     stack = builder.tree(table["parent"], _depths(table), threads, table["name"])
-    return builder.finish(stack, table["self_samples"].astype(np.int64))
+    found = line_samples(context.trace)
+    seen = found.busy if graph is Graph.SAMPLES else found.counts[:, IDLE]
+    leaf = _lines(builder, stack[found.row], found.line)
+    waiting = np.flatnonzero(found.counts[:, WAITING] * (graph is Graph.SAMPLES))
+    waits = builder.add(leaf[waiting], np.full(len(waiting), builder.frame(GIL)))
+    return builder.finish(np.append(leaf, waits), np.append(seen, found.counts[waiting, WAITING]))
+
+
+def _lines(builder: _Builder, stack: Ints, line: Ints) -> Ints:
+    """The stacks with the line as their innermost frame, where it is known."""
+    known = np.flatnonzero(line > 0)
+    numbers, place = np.unique(line[known], return_inverse=True)
+    frames = np.array([builder.frame(f"line {number}") for number in numbers.tolist()], np.int64)
+    found = stack.copy()
+    found[known] = builder.add(stack[known], frames[place.reshape(-1)])
+    return found
 
 
 def _depths(table: Table) -> npt.NDArray[Any]:
@@ -217,7 +237,9 @@ def _folded_frame(text: str) -> str:
 def speedscope(graphs: Mapping[Graph, Stacks], name: str) -> bytes:
     """One profile per graph that has any weight; GPU time first, then host time."""
     numbers = StringTable()
-    profiles = [_profile(graph, graphs[graph], numbers) for graph in _ORDER if graph in graphs and len(graphs[graph])]
+    profiles = [
+        _profile(graph, graphs[graph], numbers) for graph in _ORDER if graph in graphs and graphs[graph].weight.any()
+    ]
     value = {
         "$schema": SCHEMA,
         "name": name,
@@ -229,8 +251,13 @@ def speedscope(graphs: Mapping[Graph, Stacks], name: str) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-_ORDER = (Graph.GPU, Graph.HOST, Graph.SAMPLES)
-_TITLES = {Graph.GPU: "GPU time by launching stack", Graph.HOST: "host time", Graph.SAMPLES: "Python samples"}
+_ORDER = (Graph.GPU, Graph.HOST, Graph.SAMPLES, Graph.IDLE)
+_TITLES = {
+    Graph.GPU: "GPU time by launching stack",
+    Graph.HOST: "host time",
+    Graph.SAMPLES: "Python samples",
+    Graph.IDLE: "Python samples, idle",
+}
 
 
 def _profile(graph: Graph, found: Stacks, numbers: StringTable) -> dict[str, Any]:
@@ -242,7 +269,7 @@ def _profile(graph: Graph, found: Stacks, numbers: StringTable) -> dict[str, Any
     return {
         "type": "sampled",
         "name": _TITLES[graph],
-        "unit": "none" if graph is Graph.SAMPLES else "nanoseconds",
+        "unit": "none" if graph in (Graph.SAMPLES, Graph.IDLE) else "nanoseconds",
         "startValue": 0,
         "endValue": sum(weights),
         "samples": samples,

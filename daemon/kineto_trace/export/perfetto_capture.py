@@ -130,6 +130,11 @@ class CaptureParts:
         if self._trace.sample_period_ns:
             fields.signed("samples", table["samples"])
             fields.signed("self samples", table["self_samples"])
+            fields.optional("running samples", table["running"])
+            fields.optional("samples waiting for the GIL", table["waiting"])
+            fields.optional("idle samples", table["idle"])
+            fields.optional("line", table["line"])
+            fields.texts("lines", table["lines"], self._trace.strings)
             times = nested_python(self._trace, table)
             start, end = times.get("start", start), start + table["duration"]
             if times:

@@ -3,7 +3,7 @@
 Annotations have the names of Kineto's JSON arguments; what a row does not have (no graph, no op) is left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,14 +78,21 @@ class FieldList:
         self.fields.append(Field(0, READY, column, ready=table))
         self.readies.append(entries)
 
+    def texts(self, name: str, column: npt.NDArray[np.int32], strings: Sequence[str]) -> None:
+        """Numbers of strings that are values of one annotation; NO_STRING: none."""
+        self._numbered(column, strings, lambda text: self.annotations.ready({name: text}))
+
     def members(self, column: npt.NDArray[np.int32], strings: Sequence[str]) -> None:
         """Numbers of strings that are JSON members; NO_STRING: none."""
+        self._numbered(column, strings, self.annotations.ready_text)
+
+    def _numbered(self, column: npt.NDArray[np.int32], strings: Sequence[str], entry: Callable[[str], Ready]) -> None:
         used = used_numbers(column, len(strings))
         if not len(used):
             return
         numbers = np.full(len(strings) + 1, NOT_READY, np.uint32)
         numbers[used] = np.arange(len(used))
-        self.ready(numbers[column], [self.annotations.ready_text(strings[number]) for number in used.tolist()])
+        self.ready(numbers[column], [entry(strings[number]) for number in used.tolist()])
 
 
 def used_numbers(column: AnyArray, limit: int) -> Ints:

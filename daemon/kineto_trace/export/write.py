@@ -122,7 +122,9 @@ FORMATS: Mapping[str, TraceFormat] = {
         ),
         TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, ns", _folded(Graph.HOST)),
         TraceFormat("folded-gpu", ".gpu.folded", "of GPU time below the launching stacks, ns", _folded(Graph.GPU)),
-        TraceFormat("folded-samples", ".samples.folded", "of Python stack samples", _folded(Graph.SAMPLES)),
+        TraceFormat(
+            "folded-samples", ".samples.folded", "of Python stack samples by line, not idle", _folded(Graph.SAMPLES)
+        ),
         TraceFormat("store", "", "folder of typed columns in Parquet: what this library opens fastest", _store),
     )
 }

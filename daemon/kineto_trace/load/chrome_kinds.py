@@ -162,6 +162,10 @@ KINDS: dict[str, tuple[Arg, ...]] = {
         Arg("samples", "samples", I32),
         Arg("self samples", "self_samples", I32),
         Arg("finished", "finished", BOOL),
+        Arg("line", "line", I32),
+        Arg("running samples", "running", I32),
+        Arg("samples waiting for the GIL", "waiting", I32),
+        Arg("idle samples", "idle", I32),
     ),
     "flow": (Arg("Ev Idx", "event_index", I64),),
     "other": (

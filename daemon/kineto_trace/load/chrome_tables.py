@@ -36,6 +36,7 @@ from kineto_trace.model import (
     API_TABLES,
     FILE_TABLES,
     NO_ROW,
+    NO_STRING,
     OP_TABLES,
     SCHEMAS,
     TEXT_ID,
@@ -49,6 +50,7 @@ FLOW_CATEGORIES = ("fwdbwd", "forward_backward")
 _UNKNOWN_DEVICE = 0xFFFFFFFF
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_LINES = re.compile(r'"lines": ?"([0-9:;, a-z]+)"')
 _MEMCPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
 _MEMSET = re.compile(r"Memset \(([\w ]+)\)")
 
@@ -138,7 +140,7 @@ def _number(value: int, strings: Sequence[str]) -> int | None:
 # ---- tables
 
 
-def _table(kind: str, columns: Columns, tracks: Tracks, strings: Sequence[str]) -> Table:
+def _table(kind: str, columns: Columns, tracks: Tracks, strings: list[str]) -> Table:
     schema = {column.name for column in SCHEMAS[kind]}
     track = columns.pop("track")
     present = columns["present"]
@@ -151,6 +153,8 @@ def _table(kind: str, columns: Columns, tracks: Tracks, strings: Sequence[str]) 
         origin["args"] = np.full(len(args), -1, np.int32)
     else:
         origin["args"] = args
+    if "lines" in schema:
+        columns["lines"] = _sampled_lines(args, strings)
     if "id" in columns and kind != "flow":
         origin["member_id"] = columns.pop("id")
     phase = columns.pop("phase")
@@ -168,6 +172,20 @@ def _table(kind: str, columns: Columns, tracks: Tracks, strings: Sequence[str]) 
         _callers(columns)
     origin.update((name, columns.pop(name)) for name in list(columns) if name not in schema)
     return make_table(kind, len(present), columns, origin)
+
+
+def _sampled_lines(args: AnyArray, strings: list[str]) -> AnyArray:
+    """The numbers of the texts that say the lines of sampled slices; each distinct text of arguments is read once."""
+    found = np.full(len(strings) + 1, NO_STRING, np.int32)  # the last place is for rows without arguments
+    numbers: dict[str, int] = {}
+    for number in distinct(args[args >= 0]).tolist():
+        told = _LINES.search(strings[number])
+        if told is not None:
+            if told[1] not in numbers:
+                numbers[told[1]] = len(strings)
+                strings.append(told[1])
+            found[number] = numbers[told[1]]
+    return found[args]
 
 
 def _defaults(kind: str, columns: Columns, count: int) -> None:

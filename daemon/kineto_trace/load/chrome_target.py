@@ -45,6 +45,7 @@ def describe(head: Mapping[str, str], loaded: Loaded) -> Description:
         framework=_text(ours.get("framework")),
         python_version=_text(ours.get("python_version")),
         threads=threads,
+        thread_use=ours["threads"] if isinstance(ours.get("threads"), list) else [],
         labels={str(k): str(v) for k, v in ours["labels"].items()} if isinstance(ours.get("labels"), dict) else {},
         options={names[0]: True for key, names in OPTION_KEYS.items() if value(head, key)},
         clock_offset_ns=_whole(ours.get("clock_offset_ns")),

@@ -7,7 +7,7 @@ Theory of operation
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from kineto_trace import attachments
 from kineto_trace.analysis.annotations import gpu_annotations
 from kineto_trace.analysis.attribution import attribute
 from kineto_trace.analysis.links import with_evaluated_sequences
-from kineto_trace.decode import cupti, kineto_json, memory_events, python_stacks, torch_ops
+from kineto_trace.decode import cupti, exact_calls, kineto_json, memory_events, python_stacks, torch_ops
 from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.model import NO_ROW, OP_TABLES, Losses, StringTable, Table, Trace, make_table
@@ -45,6 +45,7 @@ class _Parts:
     warnings: list[str]
     losses: Losses
     metadata: dict[str, Any]
+    thread_use: list[dict[str, int]] = field(default_factory=list)
     sample_period_ns: int = 0
 
 
@@ -57,7 +58,9 @@ def load_target(target_dir: Path) -> Loaded:
     start, end = target.window_start_ns, target.window_end_ns
     if not end:  # the agent never said what the window was
         start, end = whole_extent(parts.tables)
-    target = replace(target, threads=parts.threads, window_start_ns=start, window_end_ns=end)
+    target = replace(
+        target, threads=parts.threads, thread_use=parts.thread_use, window_start_ns=start, window_end_ns=end
+    )
     tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
     tables = relate(add_iterations(tables, parts.strings, target), parts.strings)
     trace = Trace(
@@ -111,10 +114,15 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, 
         records = torch_ops.decode(source, parts.strings, target.window_end_ns)
     elif source.format == kineto_json.FORMAT:
         records = kineto_json.decode(source, parts.strings)
-    elif source.format == python_stacks.FORMAT:
+    elif source.format == exact_calls.FORMAT:
+        calls = exact_calls.decode(source, parts.strings, target.window_end_ns)
+        _add_tables(parts, {calls.table.kind: calls.table})
+        return calls.undecoded, 0
+    elif source.format in python_stacks.FORMATS:
         samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
         _add_tables(parts, {samples.table.kind: samples.table})
         parts.threads = {**samples.threads, **parts.threads}
+        parts.thread_use = samples.thread_use
         parts.sample_period_ns = samples.period_ns
         return samples.undecoded, samples.out_of_window
     elif source.format == memory_events.FORMAT:

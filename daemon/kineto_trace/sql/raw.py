@@ -17,7 +17,7 @@ from kineto_trace.load.chrome_kinds import FIRST_ARG_BIT, KINDS
 from kineto_trace.model import API_TABLES, GPU_TABLES, Table
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
 
-_TEXTS = frozenset({"name", "category", "inputs"})  # numbers into Trace.strings
+_TEXTS = frozenset({"name", "category", "inputs", "lines"})  # numbers into Trace.strings
 _JSON_MEMBERS = frozenset({"inputs", "args"})  # JSON members without braces
 _TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # by the event's pid, tid or phase
 _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory

@@ -93,6 +93,12 @@ _RENAMED = {
     "category": SqlColumn("category", NAMES, "", "the category in the file"),
     "phase": SqlColumn("phase", NAMES, "", "the event's phase in the file: X complete, i instant, s and f flow, …"),
     "inputs": SqlColumn("inputs", NAMES, "", "its inputs as a JSON object with Kineto's members (Input Dims, …)"),
+    "lines": SqlColumn(
+        "lines",
+        NAMES,
+        "",
+        "samples: its self samples by line and state, such as `43: 12 running, 3 idle; 51: 2 running`",
+    ),
     "module": SqlColumn("module", pa.int32(), "", "calls of nn.Module: the module's number"),
 }
 # Column of the model -> the values that mean "there is none".
@@ -100,6 +106,8 @@ MISSING: dict[str, tuple[int, ...]] = {
     "name": (-1,),
     "category": (-1,),
     "inputs": (-1,),
+    "line": (0,),
+    "lines": (-1,),
     "correlation": (0,),
     "external_id": (0,),
     "graph_id": (0,),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinetod.attach import bootstrap as bootstraps
-from kinetod.attach import collector, payload
+from kinetod.attach import collector, payload, standstill
 from kinetod.attach.channel import await_channel
 from kinetod.attach.image import PROC, TargetImage
 from kinetod.attach.interface import AttachCode, Attached, AttachError, Bootstrap, Deadline, Method, Stop
@@ -40,9 +40,10 @@ FIRST_TURN_S = 0.25
 PATIENCE_S = 0.25
 BYSTANDER_PATIENCE_S = 0.02
 PARKED_S = 0.01
-LOOK_S = 0.05  # between two looks at why a channel does not appear
-# Codes after which no other method is tried: the process is gone, or the kernel says no.
-_FINAL = frozenset({AttachCode.GONE, AttachCode.NOT_PERMITTED, AttachCode.UNSUITABLE})
+LOOK_EVERY_S = 0.25  # whether the process has been stopped or frozen meanwhile
+_D_STATE_PATIENCE_SHARE = 0.5  # of the time; the other half is for getting in
+# Codes after which no other method is tried: the process is gone or stands still, or the kernel says no.
+_FINAL = frozenset({AttachCode.GONE, AttachCode.NOT_PERMITTED, AttachCode.UNSUITABLE, AttachCode.LIMIT})
 
 
 def warm_up() -> None:
@@ -55,7 +56,7 @@ def warm_up() -> None:
 def attach(request: "Request") -> tuple[Attached, socket.socket]:
     """The channel, at whose other end the agent (or the collector) runs. Raises AttachError."""
     pid = request.key.pid
-    image = suitable_image(pid)
+    image = suitable_image(pid, request.deadline.left_s * _D_STATE_PATIENCE_SHARE)
     request.check_process()  # again: what has been looked at since is this process
     if image.python is None:
         stop, channel = collector.bring_in(image, request.token, request.deadline)
@@ -118,11 +119,14 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
                 patience_s = PATIENCE_S if stop.tid in (0, image.pid) else BYSTANDER_PATIENCE_S
             if handed and (channel := _patiently(image.pid, bootstrap, min(patience_s, deadline.left_s), handed)):
                 return Taken(handed_over, stopped_ns, channel)
+            standstill.check(image.pid)
         turn_s *= 2
     while handed and not (problem := _problem(handed)):
-        if channel := await_channel(image.pid, bootstrap.token, Deadline(min(LOOK_S, deadline.left_s))):
+        last = deadline.passed
+        if channel := await_channel(image.pid, bootstrap.token, Deadline(min(LOOK_EVERY_S, deadline.left_s))):
             return Taken(handed_over, stopped_ns, channel)
-        if deadline.passed:
+        standstill.check(image.pid)
+        if last:
             raise _timeout(image.pid, error)
     problem = _problem(handed)
     if problem is not None:

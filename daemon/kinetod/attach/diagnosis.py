@@ -34,11 +34,13 @@ from kinetod.attach.preconditions import (
     examine,
     executable,
     interpreter,
+    memory,
     owner,
     permission,
     process,
     ptrace_scope,
     seccomp,
+    threads,
     tracer,
     uses_cuda,
 )
@@ -73,14 +75,21 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
     subject = _with_image(examine(pid))
     mapped = facts.read_mapped(pid)
     who = (process, owner, permission, ptrace_scope, capabilities, tracer)
-    findings = [rule(subject) for rule in (*who, _namespaces, descriptors, executable, interpreter)]
+    findings = [rule(subject) for rule in (*who, _namespaces, descriptors, memory, threads, executable, interpreter)]
     findings += [seccomp(subject), _libc(mapped), _agent(agent)]
     usable = agent.state in (_READY, _BUSY)
     if usable:
         findings = [_not_needed(finding) for finding in findings]
     blocked = any(finding.status is Status.PROBLEM for finding in findings)
     method = _method(subject, usable=usable, blocked=blocked)
-    findings += [method, _cuda(mapped), _cupti(subject, mapped), _profilers(mapped), _torch(mapped)]
+    findings += [
+        method,
+        _cuda(mapped),
+        _cupti(subject, mapped),
+        _cuda_graphs(mapped),
+        _profilers(mapped),
+        _torch(mapped),
+    ]
     chosen = "" if method.status is Status.PROBLEM else method.detail.partition(":")[0]
     return Diagnosis(method=chosen, findings=tuple(findings))
 
@@ -201,6 +210,24 @@ def _cupti_finding(where: str, version: int | None) -> Finding:
         return Finding("cupti", Status.OK, f"{where}, of CUDA {RELEASES[version]} (version {version})")
     advice = "GPU activities need a kinetod that knows it: a newer one"
     return Finding("cupti", Status.NOTE, f"{where}, of version {version}, which this kinetod does not know", advice)
+
+
+def _cuda_graphs(mapped: MappedFacts | None) -> Finding:
+    """Whether it has graphs cannot be seen from outside; what became of CUPTI at the capture before can."""
+    name = "cuda_graphs"
+    if mapped is None:
+        return Finding(name, Status.UNKNOWN, "its mappings may not be read")
+    if not mapped.cuda:
+        return Finding(name, Status.OK, "not without CUDA")
+    if mapped.cupti_stays:
+        detail = (
+            "a capture has recorded launches of graphs, or could not exclude it: CUPTI stays until the process ends"
+        )
+        return Finding(name, Status.NOTE, detail, "CUDA calls are slightly slower already; more captures add nothing")
+    detail = (
+        "if it launches any during a capture, CUPTI stays attached afterwards, since detaching would end the program"
+    )
+    return Finding(name, Status.OK, detail)
 
 
 def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:

@@ -22,6 +22,9 @@ from enum import Enum
 from pathlib import Path
 
 from kinetod.attach.memory import Iovec
+from kinetod.limits.cgroups import frozen_by
+from kinetod.limits.memory import Room, address_room, data_room, memory_room, stack_bytes
+from kinetod.limits.tasks import TaskRoom, task_room
 from kinetod.profilers import signs
 
 PROC = Path("/proc")
@@ -33,10 +36,12 @@ X86_64, AARCH64 = "x86-64", "aarch64"
 
 _MAX_TEXT_BYTES = 1 << 16
 _MAX_MAPS_BYTES = 32 << 20
+_CUPTI_STAYS = "kineto-cupti-stays-"  # agent/native/attachment.c
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the same on every Linux
 _STAT_FLAGS, _PF_EXITING, _PF_KTHREAD = 6, 0x4, 0x200000  # /proc/PID/stat behind the name
 _ELF_BITS = {1: 32, 2: 64}
 _ELF_MACHINES = {3: "i386", 40: "arm", 62: X86_64, 183: AARCH64}
+NEEDED_THREADS = 8  # an agent starts up to four, and the program goes on starting its own
 _FEW_DESCRIPTORS = 64  # that few are counted one by one
 _SECTION_NAME_BYTES = 1 << 16
 _LIBPYTHON = re.compile(r"libpython3\.\d+[a-z]*\.so")
@@ -71,6 +76,17 @@ class Executable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rooms:
+    """What limits leave to a process. None: nothing can be seen that could be reached."""
+
+    memory: Room | None = None
+    addresses: Room | None = None  # RLIMIT_AS
+    data: Room | None = None  # RLIMIT_DATA
+    threads: TaskRoom | None = None  # a limit that leaves fewer than NEEDED_THREADS
+    stack_bytes: int = 8 << 20  # of a new thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
     """One process. user ids: real, effective, saved, of the file system."""
 
@@ -93,7 +109,12 @@ class ProcessFacts:
     access: Access
     free_descriptors: int | None = None  # below its limit, at least; None: cannot be told
     descriptor_limit: int = 0  # RLIMIT_NOFILE
+    hard_descriptor_limit: int = 0
     files_visible: bool  # whether /proc/PID/fd can be read
+    thread_count: int = 1
+    switches: int = 0  # how often the main thread has left the processor
+    frozen_by: str = ""  # the file of the control group that it is frozen by
+    rooms: Rooms = Rooms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +143,7 @@ class MappedFacts:
     torch: str
     gpu_files: tuple[str, ...]
     profilers: tuple[str, ...] = ()  # other tools that trace it, by their libraries
+    cupti_stays: bool = False  # a capture has left CUPTI in it for good, because of CUDA graphs
 
 
 def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
@@ -131,7 +153,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
     if not status:
         raise ProcessLookupError(f"there is no process {pid}")
     tracer = _number(status.get("TracerPid"))
-    limit = _descriptor_limit(folder)
+    limit, hard_limit = _descriptor_limits(folder)
     uids = _numbers(status.get("Uid"))
     return ProcessFacts(
         pid=pid,
@@ -153,7 +175,12 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
         access=_access(pid),
         free_descriptors=_free_descriptors(folder, limit),
         descriptor_limit=limit,
+        hard_descriptor_limit=hard_limit,
         files_visible=_files_visible(folder),
+        thread_count=_number(status.get("Threads")),
+        switches=sum(_number(status.get(f"{kind}_ctxt_switches")) for kind in ("voluntary", "nonvoluntary")),
+        frozen_by=frozen_by(pid, proc),
+        rooms=_rooms(pid, proc),
     )
 
 
@@ -203,6 +230,7 @@ def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
         torch=first(r"libtorch_python\.so") or first(r"libtorch(_cpu)?\.so"),
         gpu_files=_gpu_files(folder),
         profilers=tuple(sign.product for sign, _library in signs.of_libraries(list(names.values()))),
+        cupti_stays=bool(first("memfd:" + _CUPTI_STAYS)),
     )
 
 
@@ -235,13 +263,23 @@ def read_status(folder: Path) -> dict[str, str]:
     return {}
 
 
-def _descriptor_limit(folder: Path) -> int:
-    """The soft limit; 0: unlimited or unknown."""
+def _rooms(pid: int, proc: Path) -> Rooms:
+    return Rooms(
+        memory=memory_room(pid, proc),
+        addresses=address_room(pid, proc),
+        data=data_room(pid, proc),
+        threads=task_room(pid, NEEDED_THREADS, proc),
+        stack_bytes=stack_bytes(pid, proc),
+    )
+
+
+def _descriptor_limits(folder: Path) -> tuple[int, int]:
+    """The soft and the hard limit; 0: unlimited or unknown."""
     with contextlib.suppress(OSError, IndexError):
         for line in read_file(folder / "limits").decode("ascii", "replace").split("\n"):
             if line.startswith("Max open files"):
-                return _number(line.split()[3])
-    return 0
+                return _number(line.split()[3]), _number(line.split()[4])
+    return 0, 0
 
 
 def _free_descriptors(folder: Path, limit: int) -> int | None:

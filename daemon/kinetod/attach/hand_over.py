@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kinetod.attach import trampoline
+from kinetod.attach import standstill, trampoline
 from kinetod.attach.image import Mapping, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Deadline, Stop
 from kinetod.attach.machine import Machine, Point, this_machine
@@ -37,6 +37,7 @@ _RETRY_STEPS = 7  # pauses of different lengths, so as not to fall in step with 
 _POLL_S = 30e-6
 _SLOW_POLL_S = 0.001
 _SLOW_AFTER_S = 0.02
+_LOOK_EVERY_S = 0.05  # whether it has been stopped or frozen meanwhile
 _LOCK_RETRY_S = 0.005
 _MAX_MAP_FAILURES = 8
 
@@ -80,6 +81,7 @@ def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> Outcome:
             try:
                 return in_own_thread(lambda: _HandOver(image, plan, deadline).run())
             except StuckError as error:
+                standstill.check(image.pid)
                 if deadline.passed:
                     raise AttachError(
                         AttachCode.TIMEOUT,
@@ -210,6 +212,7 @@ class _HandOver:
     def _await_result(self, tid: int, work: Work, frame: Frame) -> Outcome | None:
         """None: the region could not be mapped there, another address may do."""
         began = time.monotonic()
+        look_at = began + _LOOK_EVERY_S
         while True:
             found = trampoline.read_result(self._image, work)
             if found is not None:
@@ -220,16 +223,20 @@ class _HandOver:
                 return None
             if error:
                 raise AttachError(
-                    AttachCode.FAILED,
-                    f"process {self._image.pid} cannot map a page: {os.strerror(error)}; see its limits ('ulimit -v')",
+                    AttachCode.LIMIT,
+                    f"process {self._image.pid} cannot map a page: {os.strerror(error)}; raise its limit of addresses"
+                    " ('ulimit -v')",
                 )
             if thread_state(self._image, self._image.pid) == "X":
                 raise gone(self._image.pid)
+            if time.monotonic() >= look_at:
+                standstill.check(self._image.pid)
+                look_at = time.monotonic() + _LOOK_EVERY_S
             if self._deadline.passed:
                 raise AttachError(
                     AttachCode.TIMEOUT,
-                    f"thread {tid} of process {self._image.pid} has the code but did not run it in time"
-                    " (stopped or frozen); it may still do so",
+                    f"thread {tid} of process {self._image.pid} has the code but did not run it in time: is the"
+                    " machine overloaded? Try again",
                 )
             time.sleep(_POLL_S if time.monotonic() - began < _SLOW_AFTER_S else _SLOW_POLL_S)
 

@@ -25,6 +25,7 @@ from typing import Any
 from kineto_protos.units import format_duration
 
 from kinetod import child
+from kinetod.attach import standstill
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.link import descriptors
@@ -160,6 +161,7 @@ class AttachHelpers:
                 AttachCode.FAILED, f"process {key.pid}: the daemon cannot start an attach helper: {exc.strerror}"
             ) from exc
         except TooLate:
+            standstill.check(key.pid)
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "

@@ -29,8 +29,10 @@ class AttachCode(StrEnum):
 
     NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
     TRACED = "ATTACH_TRACED"  # another tracer holds it
-    UNSUITABLE = "ATTACH_UNSUITABLE"  # kernel thread, pid 1, zombie, stopped, ourselves; or it does not let us in
+    # kernel thread, pid 1, zombie, stopped, frozen, uninterruptible, ourselves; or it does not let us in
+    UNSUITABLE = "ATTACH_UNSUITABLE"
     UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
+    LIMIT = "ATTACH_LIMIT"  # too little memory, address space, threads or descriptors are left to it
     SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
     TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not come round
     GONE = "ATTACH_GONE"  # it ended meanwhile

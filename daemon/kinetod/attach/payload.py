@@ -31,6 +31,7 @@ from pathlib import Path
 
 import kineto_agent
 
+from kinetod.attach import standstill
 from kinetod.attach.interface import AttachCode, AttachError, Deadline
 
 _LOADER = "kineto_agent.boot.loader"
@@ -42,6 +43,7 @@ _PIECE_LINES = 40  # compiled in about half a millisecond
 _MARSHAL_VERSION = 2  # every Python reads it
 _MAX_PACKET_BYTES = 64 * 1024  # what the bootstrap makes room for
 _MAX_ANSWER_BYTES = 1024
+_LOOK_EVERY_S = 0.25  # whether it has been stopped or frozen meanwhile
 _ELF_HEADER = struct.Struct("<4sBB10xHH")  # magic, class, byte order, (rest of e_ident), e_type, e_machine
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _ELF_CLASS_64 = 2
@@ -74,8 +76,10 @@ def send(channel: socket.socket, pid: int, deadline: Deadline) -> None:
 def _await_answer(channel: socket.socket, pid: int, deadline: Deadline) -> None:
     poller = select.poll()
     poller.register(channel, select.POLLIN)
-    if not poller.poll(deadline.left_s * 1000):
-        raise _timeout(pid)
+    while not poller.poll(min(_LOOK_EVERY_S, deadline.left_s) * 1000):
+        standstill.check(pid)
+        if deadline.passed:
+            raise _timeout(pid)
     try:
         answer = channel.recv(_MAX_ANSWER_BYTES)
     except OSError as exc:

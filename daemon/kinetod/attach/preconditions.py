@@ -15,19 +15,29 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-from kinetod.attach import facts, seccomp_reader
+from kineto_protos.units import format_size
+
+from kinetod.attach import facts, seccomp_reader, standstill
 from kinetod.attach.facts import AARCH64, X86_64, Access, OwnFacts, ProcessFacts
 from kinetod.attach.image import TargetImage
-from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.interface import AttachCode, AttachError, Deadline
 from kinetod.attach.seccomp import DEADLY, Filter, SeccompError, forbidden
 
 NEWEST_TRIED = (3, 15)
 HOST_INIT = 1
 # Channel (3), agent and library that come over it (3), its wake-up and arenas, with room for a second attach.
 NEEDED_DESCRIPTORS = 16
+_USUAL_DESCRIPTORS = 1024
 START_WITH_AGENT = "start it with the agent: `kinetoctl run -- <command>`"
 _FREE_THREADED_OFFSET, _COOKIE = 16, b"xdebugpy"  # _Py_DebugOffsets, from 3.13 on
-_D_STATE_TRIES, _D_STATE_PAUSE_S = 6, 0.01
+# What an attach with a first, small trace takes: 4.4 MiB of memory, 154 MiB of addresses (at times 208; heaps and
+# stacks of two threads), 28 MiB of data segments were measured; with room for the program beside it.
+NEEDED_MEMORY_BYTES = 12 << 20
+_HEAPS_BYTES, _THREADS_STACKS = 232 << 20, 3
+_DATA_BYTES = 24 << 20
+_NO_SHRINKING_BYTES = 832 << 20  # half of it: three sources with the usual limit of 128 MiB and their names
+_D_STATE_PAUSE_S = 0.01
+LOOK_S = 0.1  # at a process in state D, by doctor
 _OTHER_PYTHONS = {"pypy": "PyPy", "graalpy": "GraalPy", "jython": "Jython"}
 _MAX_CALLS_NAMED = 4
 
@@ -61,14 +71,18 @@ class Subject:
     image: TargetImage | None = None
     image_problem: AttachError | None = None
     filters: tuple[Filter, ...] | None = None  # None: not read
+    moves: bool = False  # it was in state D at every look, but ran in between
 
 
 Rule = Callable[[Subject], Finding]
 
 
-def check(pid: int, image: TargetImage | None) -> None:
-    """Raises AttachError with the first reason not to attach; without an image only those that need none."""
-    subject = replace(examine(pid), image=image)
+def check(pid: int, image: TargetImage | None, patience_s: float = LOOK_S) -> None:
+    """Raises AttachError with the first reason not to attach; without an image only those that need none.
+
+    patience_s: for a process that waits in the kernel.
+    """
+    subject = replace(examine(pid, patience_s), image=image)
     _raise_first(subject, RULES)
     if image is None:
         return
@@ -79,29 +93,30 @@ def check(pid: int, image: TargetImage | None) -> None:
     _raise_first(subject, (seccomp,))
 
 
-def suitable_image(pid: int) -> TargetImage:
+def suitable_image(pid: int, patience_s: float = LOOK_S) -> TargetImage:
     """The image of a process that can be attached to. Raises AttachError."""
     try:
         image = TargetImage(pid)
     except AttachError:
         check(pid, None)  # may know better why
         raise
-    check(pid, image)
+    check(pid, image, patience_s)
     return image
 
 
-def examine(pid: int) -> Subject:
-    """Raises AttachError if there is no such process."""
+def examine(pid: int, patience_s: float = LOOK_S) -> Subject:
+    """Raises AttachError if there is no such process. patience_s: how long one in state D is looked at."""
+    deadline = Deadline(patience_s)
     try:
-        process = facts.read_process(pid)
-        for _ in range(_D_STATE_TRIES):
-            if process.state != "D":
+        process = first = facts.read_process(pid)
+        while process.state == "D" and not process.frozen_by and process.switches == first.switches:
+            if deadline.passed:
                 break
-            time.sleep(_D_STATE_PAUSE_S)  # most waits for a device or a page are short
+            time.sleep(_D_STATE_PAUSE_S)
             process = facts.read_process(pid)
     except ProcessLookupError as exc:
         raise AttachError(AttachCode.GONE, f"there is no process {pid} on this host (any more)") from exc
-    return Subject(process=process, own=facts.read_own())
+    return Subject(process=process, own=facts.read_own(), moves=process.switches != first.switches)
 
 
 def _raise_first(subject: Subject, rules: tuple[Rule, ...]) -> None:
@@ -131,20 +146,21 @@ def process(subject: Subject) -> Finding:
         detail = "it is the daemon itself or a process of its own"
         return _problem("process", unsuitable, detail, "name another process")
     if found.state in "ZX" or found.exiting:
-        detail = (
-            "it, or its main thread, has ended and waits for its parent (zombie)"
-            if found.state == "Z"
-            else "it is ending"
-        )
+        detail = _ended(found) if found.state == "Z" else "it is ending"
         return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists the others")
-    if found.state == "D":
-        detail = "it waits in the kernel and cannot be interrupted (state D): a device or a network file system"
-        return _problem("process", unsuitable, detail, "try again; if it stays so, look at that device")
+    if found.frozen_by:
+        return _problem("process", unsuitable, *standstill.frozen(found.frozen_by))
+    if found.state == "D" and not subject.moves:
+        return _problem("process", unsuitable, standstill.D_STATE, standstill.D_STATE_ADVICE)
     if found.state == "T":
-        return _problem(
-            "process", unsuitable, "it is stopped (SIGSTOP or Ctrl-Z)", f"let it go on: kill -CONT {found.pid}"
-        )
+        return _problem("process", unsuitable, *standstill.stopped(found.pid))
     return Finding("process", Status.OK, f"{found.name}, state {found.state}")
+
+
+def _ended(found: ProcessFacts) -> str:
+    if found.thread_count > 1:
+        return "its main thread has ended, which alone runs what is handed to the interpreter"
+    return "it has ended and waits for its parent to collect it (zombie)"
 
 
 def tracer(subject: Subject) -> Finding:
@@ -260,9 +276,47 @@ def descriptors(subject: Subject) -> Finding:
         return Finding(name, Status.UNKNOWN, "its limit and open files may not be seen")
     if free < NEEDED_DESCRIPTORS:
         detail = f"it has {max(free, 0)} free descriptors of {limit}; an agent needs up to {NEEDED_DESCRIPTORS}"
-        advice = f"raise its limit: `prlimit --pid {subject.process.pid} --nofile={2 * limit}:`"
-        return _problem(name, AttachCode.UNSUITABLE, detail, advice)
+        return _problem(name, AttachCode.LIMIT, detail, _more_descriptors(subject.process))
     return Finding(name, Status.OK, f"{free} of {limit} are free")
+
+
+def _more_descriptors(found: ProcessFacts) -> str:
+    """The soft limit cannot exceed the hard one, which root alone may raise."""
+    wanted = max(2 * found.descriptor_limit, _USUAL_DESCRIPTORS)
+    if wanted <= found.hard_descriptor_limit:
+        return f"raise its limit: `prlimit --pid {found.pid} --nofile={wanted}:`"
+    return f"raise both of its limits, as root: `prlimit --pid {found.pid} --nofile={wanted}:{wanted}`"
+
+
+def memory(subject: Subject) -> Finding:
+    """What a trace takes must not make the kernel kill, nor the program's next allocation fail."""
+    rooms, told = subject.process.rooms, []
+    heaps = _THREADS_STACKS * rooms.stack_bytes
+    for room, needed, what in (
+        (rooms.memory, NEEDED_MEMORY_BYTES, "of memory"),
+        (rooms.addresses, heaps + _HEAPS_BYTES, "of addresses, mostly reserved and not used"),
+        (rooms.data, heaps + _DATA_BYTES, "of data segments"),
+    ):
+        if room is None:
+            continue
+        told.append(str(room))
+        if room.left_bytes < needed:
+            detail = f"{room}; an agent and a small trace take up to {format_size(needed)} {what}"
+            return _problem("memory", AttachCode.LIMIT, detail, room.advice)
+    if not told:
+        return Finding("memory", Status.UNKNOWN, "no limit may be seen")
+    if any(room.left_bytes < _NO_SHRINKING_BYTES for room in (rooms.memory, rooms.addresses) if room is not None):
+        return Finding("memory", Status.NOTE, "; ".join(told), "the buffers of a capture may be shrunk to fit")
+    return Finding("memory", Status.OK, "; ".join(told))
+
+
+def threads(subject: Subject) -> Finding:
+    """The agent starts some."""
+    room = subject.process.rooms.threads
+    if room is None:
+        return Finding("threads", Status.OK, "no limit of threads is near")
+    detail = f"it may start {max(room.left, 0)} more threads below {room.limit}; an attach wants {facts.NEEDED_THREADS}"
+    return _problem("threads", AttachCode.LIMIT, detail, room.advice)
 
 
 def _run_with(capability: str) -> str:
@@ -354,5 +408,5 @@ def seccomp(subject: Subject) -> Finding:
 
 
 # In the order in which they explain things. The second part needs the image.
-RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities, descriptors)
+RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities, descriptors, memory, threads)
 IMAGE_RULES: tuple[Rule, ...] = (interpreter,)

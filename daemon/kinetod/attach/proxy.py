@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kineto_agent import describe, wire
 from kineto_agent.events import Conclude
@@ -121,10 +120,6 @@ class RemoteCuptiSource(CuptiSource):
     def load_collector(self) -> Collector:
         """The one that is there."""
         return self._collector
-
-    def describe_devices(self, collector: Collector) -> dict[str, Any]:
-        """What its CUDA says."""
-        return self._collector.describe()
 
 
 class ProxyAgent(Agent):

@@ -213,7 +213,8 @@ def traced(pid: int, tracer: int) -> AttachError:
 def job_stopped(pid: int) -> AttachError:
     """The error for a process that job control has stopped."""
     return AttachError(
-        AttachCode.UNSUITABLE, f"process {pid} is stopped (SIGSTOP or job control); continue it with 'kill -CONT {pid}'"
+        AttachCode.UNSUITABLE,
+        f"process {pid} cannot be attached to: it is stopped (SIGSTOP or Ctrl-Z); let it go on: kill -CONT {pid}",
     )
 
 

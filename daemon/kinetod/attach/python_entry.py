@@ -74,8 +74,8 @@ class Handed:
         if stage == NO_THREAD:
             return no_thread(pid, error)
         if stage == NO_STATE:
-            reason = f"the interpreter of process {pid} has no memory left for a thread; see its limits ('ulimit -v')"
-            return AttachError(AttachCode.UNSUITABLE, reason)
+            reason = f"the interpreter of process {pid} has no memory left for a thread: raise its limits ('ulimit -v')"
+            return AttachError(AttachCode.LIMIT, reason)
         if stage == RAISED:
             words = said.partition(b"\0")[0].decode("utf-8", "replace")
             words = "".join(char for char in words if char.isprintable())
@@ -93,7 +93,7 @@ class Handed:
 def no_thread(pid: int, error: int) -> AttachError:
     """pthread_create failed with that error number."""
     return AttachError(
-        AttachCode.UNSUITABLE,
-        f"process {pid} cannot start a thread: {os.strerror(error)};"
-        " see its limits ('ulimit -u', 'ulimit -v', pids.max of its cgroup)",
+        AttachCode.LIMIT,
+        f"process {pid} cannot start a thread: {os.strerror(error)}; raise its limits: of threads"
+        " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v')",
     )

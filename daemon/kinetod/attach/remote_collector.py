@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from kineto_agent.sources import cupti_devices
 from kineto_agent.sources.cupti_native import (
@@ -23,6 +23,7 @@ from kineto_agent.sources.cupti_native import (
     Config,
     DetachResult,
     Enabled,
+    Others,
     StopResult,
 )
 from kineto_agent.sources.interface import SourceError
@@ -37,16 +38,13 @@ _FDS_SPACE = socket.CMSG_SPACE(4 * _INT.size)
 
 (
     _ABI, _OPEN, _PREPARE, _KEEP_CALLS, _SUBSCRIBE, _RECORD_CALLS, _YIELD, _START, _COUNTS, _STOP, _DETACH, _CLOSE,
-    _RESULT_TEXT, _DEVICE, _LEAVE,
-) = range(1, 16)  # fmt: skip
+    _RESULT_TEXT, _DEVICE, _LEAVE, _OTHERS,
+) = range(1, 17)  # fmt: skip
 
 _LIMIT_S = 10.0  # opening a library and backing an arena with memory on a busy machine
 _SYSTEM = -2
 _NOT_ASKED = -1
 _ENDED = "its collector's thread has ended"
-_MOST_DEVICES = 64
-_DEVICE_VALUES = 32
-_FACTS = struct.Struct(f"=iiiIQ{_DEVICE_VALUES}i256s")  # device_facts
 
 _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 
@@ -232,6 +230,10 @@ class RemoteCollector(Collector):
         result: int = _INT.unpack(answer.result)[0] if answer.result else _NOT_ASKED
         return result
 
+    def others(self) -> Others:
+        """Who else uses CUPTI; zeros when nothing is recorded."""
+        return self._structure(Others, _OTHERS)
+
     def record_calls(self) -> str:
         """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
         answer = self._quietly(_RECORD_CALLS)
@@ -273,22 +275,9 @@ class RemoteCollector(Collector):
 
     # ------------------------------------------------------------ beyond it
 
-    def describe(self) -> dict[str, Any]:
-        """As cupti_devices.describe, of the other process."""
-        wanted = struct.pack(f"={len(cupti_devices.ATTRIBUTES)}i", *(number for _, number in cupti_devices.ATTRIBUTES))
-        found: dict[str, Any] = {"devices": []}
-        count = 1
-        while len(found["devices"]) < min(count, _MOST_DEVICES):
-            index = len(found["devices"])
-            facts = self._quietly(_DEVICE, _UINT.pack(index) + wanted, _FACTS.size).result
-            if not facts:
-                break
-            count, driver, runtime, known, memory, *values, name = _FACTS.unpack(facts)
-            versions = {"cuda_driver_version": driver, "cuda_runtime_version": runtime}
-            found.update((key, value) for key, value in versions.items() if value)
-            if count > 0:
-                found["devices"].append(_device(index, known, memory, values, name))
-        return found
+    def device(self, index: int, attributes: bytes) -> bytes:
+        """As Collector.device; nothing if the process is gone."""
+        return self._quietly(_DEVICE, _UINT.pack(index) + attributes, cupti_devices.FACTS.size).result
 
     def leave(self, limit_s: float = _LIMIT_S) -> None:
         """End whatever is recorded, take CUPTI out and let the thread end. Nothing can be asked afterwards."""
@@ -309,16 +298,3 @@ def _check_abi_of(collector: RemoteCollector) -> None:
         _check_abi(collector._asked(_ABI, size=_UINT.size).result)
     except RemoteEnded as exc:
         raise SourceError("COLLECTOR_MISSING", str(exc)) from exc
-
-
-def _device(index: int, known: int, memory: int, values: Sequence[int], name: bytes) -> dict[str, Any]:
-    properties: dict[str, Any] = {"id": index}
-    text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
-    if text:
-        properties["name"] = text
-    if memory:
-        properties["totalGlobalMem"] = memory
-    for bit, (key, _number) in enumerate(cupti_devices.ATTRIBUTES):
-        if known >> bit & 1:
-            properties[key] = values[bit]
-    return properties

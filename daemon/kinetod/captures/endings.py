@@ -1,5 +1,6 @@
 """Ends that come from this host itself: its disk, its clock."""
 
+import asyncio
 import time
 
 from kineto_protos.units import format_duration, format_size
@@ -7,10 +8,13 @@ from kineto_protos.units import format_duration, format_size
 from kinetod.captures.spool import DiskFull, StoreLost
 from kinetod.captures.verdict import Ending, Outcome, worse
 from kinetod.errors import VerdictReason
+from kinetod.identity import Identity, how_it_ended
 
 CLOCK_SET_NS = 250_000_000  # less is adjusted smoothly by time services, or is the time between two readings
 CANNOT_WRITE = (VerdictReason.DISK_FULL, VerdictReason.STORE_IO)
 _READINGS = 3
+_EXIT_STATUS_TRIES = 10
+_EXIT_STATUS_PERIOD_S = 0.03
 
 
 def ending_of_disk(exc: DiskFull) -> Ending:
@@ -48,3 +52,12 @@ def after_clock(ending: Ending, set_by_ns: int) -> Ending:
         "times outside the window and is not in the trace"
     )
     return worse(ending, Ending(Outcome.PARTIAL, VerdictReason.CLOCK_SET, reason))
+
+
+async def exit_status(identity: Identity) -> str:
+    """How the process ended; known only a moment after its files are closed, and not on every kernel."""
+    for _ in range(_EXIT_STATUS_TRIES):
+        if how := how_it_ended(identity):
+            return f": {how}"
+        await asyncio.sleep(_EXIT_STATUS_PERIOD_S)
+    return ""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kineto_agent.wire import PROTOCOL_VERSION
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -18,10 +19,11 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod import __version__
 from kinetod.access.policy import Action, Caller, listed, may, needed, sees_all
 from kinetod.agents import Agent
+from kinetod.attach.facts import read_status
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.attaching import Attacher
 from kinetod.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason
-from kinetod.identity import ProcessKey
+from kinetod.identity import PROC, ProcessKey
 from kinetod.registry import Candidate, Match, Registry, add_agent
 
 MAX_TARGETS = 512  # they travel in one message
@@ -167,7 +169,15 @@ def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
 
 
 def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
-    """The error for a process that there is not, or that the caller may not know of."""
+    """The error for a process that there is not, that has ended, or that the caller may not know of."""
+    parent, uid = _zombies_parent(pid)
+    if parent and (sees_all(caller, Action.SEE_PROCESS) or uid == caller.uid):
+        return Precondition(
+            Reason.ATTACH_UNSUITABLE,
+            f"process {pid} has ended and waits for its parent, process {parent}, to collect it (zombie); "
+            "`kinetoctl ps --all` lists the others",
+            pid=pid,
+        )
     if sees_all(caller, Action.SEE_PROCESS):
         return NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
     return NotPermitted(
@@ -175,6 +185,14 @@ def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
         f"process {pid} is none of {caller}, or there is none; {needed(action)} may {action} of another user",
         pid=pid,
     )
+
+
+def _zombies_parent(pid: int, proc: Path = PROC) -> tuple[int, int]:
+    """The parent and the user of a process that has ended; (0, 0): it is none."""
+    fields = read_status(proc / str(pid))
+    if fields.get("State", "")[:1] != "Z":
+        return 0, 0
+    return int(fields["PPid"]), int(fields["Uid"].split()[0])
 
 
 def not_yours(process: pb.Process, own_uid: int) -> NotPermitted | None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kinetod.captures.conflicts import Conflicts
+from kinetod.captures.room import Promises
 from kinetod.config import Config, Settings
 from kinetod.workers import WorkerPool
 
@@ -19,6 +20,7 @@ class Services:
     free_bytes: Callable[[], int]
     host: str
     conflicts: Conflicts
+    promises: Promises = field(default_factory=Promises)  # of memory, to the targets that record now
 
     @property
     def config(self) -> Config:

@@ -36,7 +36,15 @@ from kinetod.captures.conversion import Converted, convert, overhead_of
 from kinetod.captures.counts import noted_ways, source_counts
 from kinetod.captures.deadlines import after_acceptance, in_state, may_wait
 from kinetod.captures.description import describe_target
-from kinetod.captures.endings import CANNOT_WRITE, after_clock, clock_offset_ns, ending_of_disk, ending_of_trace_limit
+from kinetod.captures.endings import (
+    CANNOT_WRITE,
+    after_clock,
+    clock_offset_ns,
+    ending_of_disk,
+    ending_of_trace_limit,
+    exit_status,
+)
+from kinetod.captures.room import MemoryShare
 from kinetod.captures.services import Services
 from kinetod.captures.spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.verdict import (
@@ -51,7 +59,6 @@ from kinetod.captures.verdict import (
     worse,
 )
 from kinetod.errors import VerdictReason
-from kinetod.identity import how_it_ended
 from kinetod.text import clean
 from kinetod.workers import DecodeError
 
@@ -60,8 +67,6 @@ log = logging.getLogger(__name__)
 DRAIN_PERIOD_S = 0.1
 COUNTS_PERIOD_S = 0.2
 STOP_GRACE_S = 5.0
-EXIT_STATUS_TRIES = 10
-EXIT_STATUS_PERIOD_S = 0.03
 _MAX_WARNINGS = 32
 _STATES = {"WARMUP": pb.TARGET_STATE_WARMUP, "COLLECT": pb.TARGET_STATE_COLLECT, "PROCESS": pb.TARGET_STATE_PROCESS}
 T = TypeVar("T")
@@ -111,6 +116,7 @@ class TargetRun:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._seen = _Seen()
+        self._memory = MemoryShare(services.promises, target.pid)
         self._stop: Ending | None = None
         self._begun = False
         self._deadline = 0.0
@@ -214,8 +220,10 @@ class TargetRun:
             for _, fd in self._seen.arenas:
                 os.close(fd)
             self._spool.close()
+            self._memory.give_back()
 
     async def _run(self) -> None:
+        await self._take_memory()
         self._move_deadline(self._config_s("agent_deadline_ns"))
         if self._stop is not None:
             self._seen.gone = "it had not been asked yet"
@@ -224,10 +232,15 @@ class TargetRun:
         ending = await self._collect()
         ending = after_clock(await self._last_drain(ending), clock_offset_ns() - self._clock_offset_ns)
         if self._seen.result is None and ending.code == VerdictReason.TARGET_EXITED:
-            ending = replace(ending, reason=ending.reason + await self._exit_status())
+            ending = replace(ending, reason=ending.reason + await exit_status(self.agent.identity))
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
         await self._store(await self._services.conflicts.explained(ending, self.target.process.uid))
+
+    async def _take_memory(self) -> None:
+        taken = await self._in_thread(self._memory.take, self.request, self.agent.hello.sources)
+        self.request, self._stop = taken.request, self._stop or taken.refused
+        self.target.warnings.extend(filter(None, [taken.warning]))
 
     # collecting
 
@@ -238,6 +251,8 @@ class TargetRun:
             await self._open_arenas()
             await self._note_window()
             await self._drain()
+            if self._stop is None and self._memory.due() and (ending := await self._in_thread(self._memory.shortage)):
+                self.stop(ending)
             if self._loop.time() >= self._deadline and self._ending() is None:
                 self._deadline_passed()
         return ending
@@ -340,14 +355,6 @@ class TargetRun:
             self.target.collected_ns = now_ns
         self._move_deadline(in_state(state, self.request, self._config, now_ns))
         self._on_change()
-
-    async def _exit_status(self) -> str:
-        """How the process ended; known only a moment after its files are closed, and not on every kernel."""
-        for _ in range(EXIT_STATUS_TRIES):
-            if how := how_it_ended(self.agent.identity):
-                return f": {how}"
-            await asyncio.sleep(EXIT_STATUS_PERIOD_S)
-        return ""
 
     # arenas
 

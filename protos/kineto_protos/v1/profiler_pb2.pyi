@@ -355,18 +355,54 @@ class TraceFile(_message.Message):
     verified_ns: int
     def __init__(self, format: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., damage: _Optional[str] = ..., verified_ns: _Optional[int] = ...) -> None: ...
 
+class LineStat(_message.Message):
+    __slots__ = ("line", "count")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    line: int
+    count: int
+    def __init__(self, line: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
 class KernelStat(_message.Message):
-    __slots__ = ("name", "count", "total_ns")
+    __slots__ = ("name", "count", "total_ns", "lines", "waiting")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     name: str
     count: int
     total_ns: int
-    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., total_ns: _Optional[int] = ...) -> None: ...
+    lines: _containers.RepeatedCompositeFieldContainer[LineStat]
+    waiting: int
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., total_ns: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[LineStat, _Mapping]]] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class SampleStates(_message.Message):
+    __slots__ = ("running", "waiting", "idle", "unknown")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    idle: int
+    unknown: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., idle: _Optional[int] = ..., unknown: _Optional[int] = ...) -> None: ...
+
+class ThreadStat(_message.Message):
+    __slots__ = ("thread", "name", "cpu_ns", "cpu_fraction")
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    CPU_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    thread: int
+    name: str
+    cpu_ns: int
+    cpu_fraction: float
+    def __init__(self, thread: _Optional[int] = ..., name: _Optional[str] = ..., cpu_ns: _Optional[int] = ..., cpu_fraction: _Optional[float] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("activities", "gpu_busy_fraction", "top_kernels", "top_functions", "window_start_ns", "window_end_ns", "out_of_window", "top_ops", "iterations", "first_iteration")
+    __slots__ = ("activities", "gpu_busy_fraction", "top_kernels", "top_functions", "window_start_ns", "window_end_ns", "out_of_window", "top_ops", "iterations", "first_iteration", "python_samples", "native_threads")
     class ActivitiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +420,8 @@ class Summary(_message.Message):
     TOP_OPS_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     FIRST_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_THREADS_FIELD_NUMBER: _ClassVar[int]
     activities: _containers.ScalarMap[str, int]
     gpu_busy_fraction: float
     top_kernels: _containers.RepeatedCompositeFieldContainer[KernelStat]
@@ -394,7 +432,9 @@ class Summary(_message.Message):
     top_ops: _containers.RepeatedCompositeFieldContainer[KernelStat]
     iterations: int
     first_iteration: int
-    def __init__(self, activities: _Optional[_Mapping[str, int]] = ..., gpu_busy_fraction: _Optional[float] = ..., top_kernels: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., top_functions: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., window_start_ns: _Optional[int] = ..., window_end_ns: _Optional[int] = ..., out_of_window: _Optional[int] = ..., top_ops: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., iterations: _Optional[int] = ..., first_iteration: _Optional[int] = ...) -> None: ...
+    python_samples: SampleStates
+    native_threads: _containers.RepeatedCompositeFieldContainer[ThreadStat]
+    def __init__(self, activities: _Optional[_Mapping[str, int]] = ..., gpu_busy_fraction: _Optional[float] = ..., top_kernels: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., top_functions: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., window_start_ns: _Optional[int] = ..., window_end_ns: _Optional[int] = ..., out_of_window: _Optional[int] = ..., top_ops: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., iterations: _Optional[int] = ..., first_iteration: _Optional[int] = ..., python_samples: _Optional[_Union[SampleStates, _Mapping]] = ..., native_threads: _Optional[_Iterable[_Union[ThreadStat, _Mapping]]] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("pid", "start_time_ns", "process", "state", "verdict", "reason_code", "reason", "counts", "overhead", "files", "summary", "state_since_ns", "warnings", "requested_ns", "collecting_ns", "collected_ns", "stored_ns", "attach")

@@ -100,7 +100,8 @@ class ProfilerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ListProcesses(self, request, context):
-        """Processes on this host that can be traced, and those that could be with an agent.
+        """Processes on this host that a capture with the same selector would take. include_without_agent: all that meet its
+        conditions and have an agent, are Python or use a GPU.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

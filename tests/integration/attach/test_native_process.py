@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_agent.sources import cupti_devices
 from kinetod.attach import collector
 from kinetod.attach.facts import Access, read_process
 from kinetod.attach.image import TargetImage
@@ -122,7 +123,7 @@ def test_a_program_that_lives_in_malloc_is_never_harmed(busy: int, parked: int) 
         for _ in range(20):
             _stop, channel = collector.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(20))
             remote = RemoteCollector(channel)
-            assert remote.describe() == {"devices": []}
+            assert cupti_devices.describe(remote.device) == {"devices": []}
             remote.leave()
             until(lambda: len(list(tasks.iterdir())) == busy + parked, "the collector's thread has left")
         assert process.poll() is None

@@ -18,6 +18,7 @@ MODULES = (
     "instruments",
     "replaced",
     "scarce",
+    "limits",
     "torch_run",
 )
 MOST_WRONG = 20

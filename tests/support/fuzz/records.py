@@ -21,6 +21,7 @@ from kinetod.captures.description import checked_iterations
 from kinetod.text import clean
 from kinetod.workers import DecodeError, WorkerPool
 
+from support import stack_records
 from support.fuzz import mutate
 from support.fuzz.loop import Case, Failure
 from support.h200 import RECORDINGS, metadata_of, recording, string_entry, strings_of, target_of
@@ -71,17 +72,22 @@ def recorded(name: str) -> Original:
 def stacks(start: int) -> Source:
     """Samples of Python stacks."""
     code = b"".join(
-        string_entry(number, arena.SPACE_PYTHON_CODE, f"train.py\0{number}\0f{number}".encode()) for number in range(6)
+        string_entry(
+            number,
+            arena.SPACE_PYTHON_CODE,
+            stack_records.code(number, "train.py", f"f{number}", kind=9 + number % 3, table=bytes(range(0, 256, 5))),
+        )
+        for number in range(6)
     )
     nodes = b"".join(
-        string_entry(number, arena.SPACE_STACK_NODE, struct.pack("<II", number // 2, number % 6))
+        string_entry(number, arena.SPACE_STACK_NODE, stack_records.node(number // 2, number % 6, 2 * number))
         for number in range(1, 12)
     )
     samples = b"".join(
-        arena.STACK_SAMPLE.pack(start + at * 1_000_000, 7 + at % 2, 1 + at % 11, at, 0) for at in range(150)
+        arena.STACK_SAMPLE.pack(start + at * 1_000_000, 7 + at % 2, at % 12, at % 4, at) for at in range(150)
     )
     names = string_entry(7, arena.SPACE_THREAD_NAME, b"MainThread")
-    return _source("python_stacks", "python_stacks/1", {"hz": 1000}, samples, code + nodes + names)
+    return _source("python_stacks", "python_stacks/2", {"hz": 1000}, samples, code + nodes + names)
 
 
 def ops(start: int) -> Source:

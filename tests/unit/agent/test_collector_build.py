@@ -11,9 +11,11 @@ from support import native
 
 EXPORTED = {
     "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls", "kc_yield",
-    "kc_counts", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_result_text", "kc_serve",
+    "kc_counts", "kc_others", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device", "kc_result_text", "kc_serve",
     "ko_abi", "ko_open", "ko_describe_tensor", "ko_prepare", "ko_start", "ko_counts", "ko_stop", "ko_close",
     "kg_up", "kg_down",
+    "kp_abi", "kp_open", "kp_prepare", "kp_leave_out", "kp_start", "kp_look", "kp_counts", "kp_stop", "kp_close",
+    "kp_forked",
 }  # fmt: skip
 
 

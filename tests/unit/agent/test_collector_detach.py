@@ -1,7 +1,9 @@
 """CUPTI is out of the process after a capture, or the user is told why not."""
 
+from pathlib import Path
+
 import pytest
-from support.collector import calling, fake_cuda, recording
+from support.collector import another_collector, calling, fake_cuda, maps_with, recording
 
 
 def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
@@ -51,10 +53,11 @@ def test_after_staying_attached_the_next_capture_records_and_detaches() -> None:
     assert outcome.warnings == []
 
 
-def test_a_subscriber_of_another_tool_is_respected() -> None:
+def test_a_subscriber_of_another_tool_is_respected(tmp_path: Path) -> None:
     cuda = fake_cuda(subscribe_result=39)
     finalized = cuda.finalized
-    with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
+    beside = maps_with(tmp_path, "libtorch_cpu.so")
+    with recording(detach_limit_ms=5000, maps=beside) as (session, _), calling(cuda):
         outcome = session.stop()
     assert "another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber" in outcome.warnings[0]
     assert cuda.finalized == finalized
@@ -85,3 +88,73 @@ def test_many_detaches_race_with_their_time_limit() -> None:
                 warnings = session.stop().warnings
             assert all(w.startswith("stayed attached: the process made no CUDA call") for w in warnings)
     assert cuda.misused == 0
+
+
+def test_after_a_graph_was_launched_cupti_stays_for_the_life_of_the_process() -> None:
+    cuda = fake_cuda()
+    finalized = cuda.finalized
+    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+        cuda.graph_launch(["a", "b"])
+        first = session.stop()
+    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+        second = session.stop()
+    for outcome in (first, second):
+        assert [w for w in outcome.warnings if w.startswith("stays attached because of CUDA graphs (launched")]
+        assert outcome.detach_ns == 0
+    assert cuda.finalized == finalized
+    assert not cuda.subscribed
+
+
+def test_a_later_agent_knows_that_cupti_must_stay() -> None:
+    cuda = fake_cuda()
+    with recording(["kernel"]) as (session, _):
+        cuda.graph_launch(["a"])
+        session.stop()
+    another_collector()
+    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+        assert session.stop().detach_ns == 0
+    assert cuda.misused == 0
+
+
+@pytest.mark.parametrize("kind", ["kernel", "gpu_memcpy", "gpu_memset"])
+def test_whatever_is_recorded_of_the_gpu_a_graph_keeps_cupti_attached(kind: str) -> None:
+    cuda = fake_cuda()
+    with recording([kind], detach_limit_ms=5000) as (session, _), calling(cuda):
+        cuda.graph_launch(["a"])
+        assert session.stop().detach_ns == 0
+    assert cuda.misused == 0
+
+
+def test_a_graph_launched_before_or_after_a_recording_or_beside_calls_alone_does_not_keep_cupti() -> None:
+    cuda = fake_cuda()
+    misused = cuda.misused
+    cuda.graph_launch(["a"])
+    with recording(["cuda_runtime"], detach_limit_ms=5000) as (session, _), calling(cuda):
+        cuda.graph_launch(["a"])
+        assert session.stop().detach_ns > 0
+    cuda.graph_launch(["a"])
+    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+        assert session.stop().detach_ns > 0
+    assert cuda.misused == misused
+
+
+def test_what_was_recorded_without_the_subscriber_may_hold_graphs(tmp_path: Path) -> None:
+    cuda = fake_cuda(subscribe_result=39)
+    with recording(["kernel"], maps=maps_with(tmp_path, "libtorch_cpu.so")) as (session, _):
+        session.stop()
+    cuda.set("subscribe_result", 0)
+    with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+        outcome = session.stop()
+    assert outcome.detach_ns == 0
+    assert "may have been launched while GPU activities were recorded" in outcome.warnings[-1]
+
+
+def test_another_tool_that_has_recorded_keeps_cupti_attached(tmp_path: Path) -> None:
+    cuda = fake_cuda()
+    callback = cuda.register_as_another_tool()
+    maps = tmp_path / "maps"
+    maps.write_text(f"{callback:x}-{callback + 1:x} r-xp 0 fe:00 1 /v/xla_cuda_plugin.so\n")
+    with recording(["kernel"], detach_limit_ms=5000, maps=str(maps)) as (session, _), calling(cuda):
+        outcome = session.stop()
+    assert outcome.detach_ns == 0
+    assert "another tool's use of CUPTI" in outcome.warnings[-1]

@@ -1,18 +1,14 @@
 """Device properties from the process's own libcuda."""
 
 import ctypes
-from pathlib import Path
 
-from kineto_agent.sources import cupti_devices
+from kineto_agent.sources import cupti_devices, cupti_native
 from support.native import fake_cuda
 
 
-def test_devices_are_described_with_kinetos_keys(tmp_path: Path) -> None:
-    library = fake_cuda()
-    ctypes.CDLL(str(library))
-    maps = tmp_path / "maps"
-    maps.write_text(f"7f00-7f01 r-xp 0 fe:00 1 {library}\n")
-    assert cupti_devices.describe(str(maps)) == {
+def test_devices_are_described_with_kinetos_keys() -> None:
+    ctypes.CDLL(str(fake_cuda()))
+    assert cupti_devices.describe(cupti_native.load().device) == {
         "devices": [
             {
                 "id": 0,
@@ -35,7 +31,21 @@ def test_devices_are_described_with_kinetos_keys(tmp_path: Path) -> None:
     }
 
 
-def test_without_cuda_nothing_is_invented(tmp_path: Path) -> None:
-    maps = tmp_path / "maps"
-    maps.write_text("")
-    assert cupti_devices.describe(str(maps)) == {"devices": []}
+def test_what_is_not_told_is_not_invented() -> None:
+    assert cupti_devices.describe(lambda index, attributes: b"") == {"devices": []}
+    assert cupti_devices.describe(lambda index, attributes: bytes(cupti_devices.FACTS.size)) == {"devices": []}
+
+
+def test_a_process_that_names_more_devices_than_it_describes_ends_the_list() -> None:
+    facts = cupti_devices.FACTS.pack(8, 13000, 0, 0, 1 << 30, *[0] * 32, b"A GPU")
+    asked: list[int] = []
+
+    def ask(index: int, attributes: bytes) -> bytes:
+        asked.append(index)
+        return facts if index == 0 else b""
+
+    assert cupti_devices.describe(ask) == {
+        "devices": [{"id": 0, "name": "A GPU", "totalGlobalMem": 1 << 30}],
+        "cuda_driver_version": 13000,
+    }
+    assert asked == [0, 1]

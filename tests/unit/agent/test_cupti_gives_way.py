@@ -1,12 +1,13 @@
 """A CUPTI recording is over before the program's own Kineto begins, and takes nothing from it afterwards."""
 
 import threading
+from pathlib import Path
 from typing import Any, Callable, List
 
 import pytest
 from kineto_agent.sources.cupti import CuptiSession
 from kineto_agent.sources.interface import SourceError
-from support.collector import calling, fake_cuda, recording, request, source
+from support.collector import calling, fake_cuda, maps_with, recording, request, source
 from support.waiting import until
 
 STAYS = "stayed attached: the program's own torch.profiler started and has CUPTI now"
@@ -32,10 +33,10 @@ def test_it_stops_and_lets_go_of_the_subscriber() -> None:
     assert cuda.misused == misused
 
 
-def test_without_the_subscriber_it_gives_way_too() -> None:
+def test_without_the_subscriber_it_gives_way_too(tmp_path: Path) -> None:
     cuda = fake_cuda(subscribe_result=39)
     misused = cuda.misused
-    with recording(named=False) as (session, reader):
+    with recording(named=False, maps=maps_with(tmp_path, "libtorch_cpu.so")) as (session, reader):
         cuda.launch(count=2)
         session.give_way()
         cuda.kineto_begin()

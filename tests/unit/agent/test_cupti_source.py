@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from kineto_agent.sources.cupti import KINDS, CuptiSource
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.registry import choose
-from support.collector import calling, fake_cuda, recording, request, source
+from support.collector import calling, fake_cuda, maps_with, recording, request, source
 from support.native import FAKES
 
 
@@ -102,7 +103,8 @@ def test_calls_without_names_are_refused_rather_than_recorded_all() -> None:
         cuda.launch()
         warnings = session.stop().warnings
         sizes = reader.record_bytes()
-    assert warnings == ["CUDA calls are not recorded: CUPTI refused: CUPTI_ERROR_NOT_INITIALIZED (15)"]
+    assert warnings[0] == "CUDA calls are not recorded: CUPTI refused: CUPTI_ERROR_NOT_INITIALIZED (15)"
+    assert warnings[1].startswith("stays attached because of CUDA graphs that may have been launched")
     assert 5 not in sizes
 
 
@@ -127,10 +129,10 @@ def test_synchronizations_are_recorded_on_request_only() -> None:
     ]  # fmt: skip
 
 
-def test_beside_another_subscriber_calls_are_left_out_by_default() -> None:
+def test_beside_torchs_subscriber_calls_are_left_out_by_default(tmp_path: Path) -> None:
     cuda = fake_cuda(subscribe_result=39)
     runtime = cuda.written(5)
-    with recording(named=False) as (session, reader):
+    with recording(named=False, maps=maps_with(tmp_path, "libtorch_cpu.so")) as (session, reader):
         cuda.launch(count=3)
         outcome = session.stop()
         records = reader.records()
@@ -139,9 +141,10 @@ def test_beside_another_subscriber_calls_are_left_out_by_default() -> None:
     assert outcome.warnings[0].startswith("CUDA calls are not recorded, so kernels have no launches: another tool")
 
 
-def test_beside_another_subscriber_named_calls_are_said_to_be_missing() -> None:
+def test_beside_torchs_subscriber_named_calls_are_said_to_be_missing(tmp_path: Path) -> None:
     cuda = fake_cuda(subscribe_result=39)
-    with recording(["cuda_runtime", "kernel"]) as (session, reader):
+    beside = maps_with(tmp_path, "libtorch_cpu.so")
+    with recording(["cuda_runtime", "kernel"], maps=beside) as (session, reader):
         cuda.launch(count=3)
         outcome = session.stop()
         records = reader.records()
@@ -149,8 +152,9 @@ def test_beside_another_subscriber_named_calls_are_said_to_be_missing() -> None:
     assert outcome.incomplete.startswith("CUDA calls are not recorded")
 
 
-def test_beside_another_subscriber_calls_alone_are_refused() -> None:
+def test_beside_torchs_subscriber_calls_alone_are_refused(tmp_path: Path) -> None:
     fake_cuda(subscribe_result=39)
-    with pytest.raises(SourceError, match="CUDA calls are not recorded") as caught, recording(["cuda_runtime"]):
+    beside = recording(["cuda_runtime"], maps=maps_with(tmp_path, "libtorch_cpu.so"))
+    with pytest.raises(SourceError, match="CUDA calls are not recorded") as caught, beside:
         raise AssertionError
     assert caught.value.reason_code == "CUPTI_BUSY"

@@ -1,5 +1,5 @@
 import sys
-from typing import Any, FrozenSet, List
+from typing import Any, FrozenSet, List, Mapping
 
 import pytest
 from kineto_agent import env
@@ -104,21 +104,44 @@ def test_python_stacks_are_in_every_process(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv(env.CUPTI_LIBRARY, raising=False)
     monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ())
     monkeypatch.setattr(registry, "_sources", {})
-    assert [source.name for source in registry.sources()] == ["python_stacks"]
+    assert [source.name for source in registry.sources()] == ["python_stacks", "python_calls"]
 
 
 def test_cupti_is_loaded_where_there_could_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ("/",))
     monkeypatch.setattr(registry, "_sources", {})
-    assert [source.name for source in registry.sources()] == ["python_stacks", "cupti"]
+    assert [source.name for source in registry.sources()] == ["python_stacks", "python_calls", "cupti"]
 
 
 def torch_ops() -> Source:
     return Named("torch_ops", "cpu_op", "user_annotation")
 
 
-def test_exact_stacks_are_torchs_and_nobody_samples() -> None:
+class Calls(Named):
+    """Records every call of Python."""
+
+    def records_calls(self, options: Mapping[str, Any]) -> bool:
+        return not options.get("with_modules")
+
+
+def test_exact_calls_have_a_source_of_their_own_and_nobody_samples() -> None:
+    available: List[Source] = [STACKS, Calls("python_calls"), torch_ops()]
+    assert chosen(registry.choose(available, [], {"stack_trace": True})) == [
+        ("python_calls", ["python_function"]),
+        ("torch_ops", ["cpu_op", "user_annotation"]),
+    ]
+    assert chosen(registry.choose(available[:2], [], {"stack_trace": True})) == [("python_calls", ["python_function"])]
+
+
+def test_exact_calls_come_from_torchs_profiler_where_that_is_needed_anyway() -> None:
+    plan = registry.choose(
+        [STACKS, Calls("python_calls"), torch_ops()], [], {"stack_trace": True, "with_modules": True}
+    )
+    assert chosen(plan) == [("torch_ops", ["cpu_op", "python_function", "user_annotation"])]
+
+
+def test_exact_stacks_are_torchs_where_nobody_else_can_and_nobody_samples() -> None:
     plan = registry.choose([GPU, STACKS, torch_ops()], [], {"stack_trace": True})
     assert chosen(plan) == [
         ("cupti", ["gpu_memcpy", "kernel"]),
@@ -126,7 +149,7 @@ def test_exact_stacks_are_torchs_and_nobody_samples() -> None:
     ]
 
 
-def test_exact_stacks_are_missing_without_torch() -> None:
+def test_exact_stacks_are_missing_where_nobody_can_record_them() -> None:
     plan = registry.choose([GPU, STACKS], [], {"stack_trace": True})
     assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"])]
     assert plan.missing == ["python_function"]

@@ -17,6 +17,7 @@ from support.waiting import until
 
 pytest.importorskip("kinetod", reason="the daemon's half is not for this Python")
 
+from kineto_agent.sources import cupti_devices
 from kineto_agent.sources.cupti_native import Config, Enabled
 from kineto_agent.sources.interface import SourceError
 from kinetod.attach.remote_collector import RemoteCollector
@@ -101,7 +102,7 @@ def test_a_second_recording_follows_the_first(program: Program) -> None:
 
 
 def test_devices_are_described(program: Program) -> None:
-    found = program.remote.describe()
+    found = cupti_devices.describe(program.remote.device)
     assert found["cuda_driver_version"] == 13000
     (device,) = found["devices"]
     assert (device["name"], device["numSms"], device["totalGlobalMem"]) == ("Fake H200", 132, 141 << 30)
@@ -213,7 +214,7 @@ def test_a_request_with_a_wrong_argument_is_refused_and_the_next_is_served(
     program.channel.send(struct.pack("=4sII", b"KSRQ", command, 7) + argument)
     code = struct.unpack_from("=4sIIi", program.channel.recv(8192))[3]
     assert code == -4
-    assert program.remote.describe()["devices"]
+    assert cupti_devices.describe(program.remote.device)["devices"]
 
 
 @pytest.mark.parametrize("packet", [b"x", b"KSRQ", b"XXXX" + bytes(8), b"KSRQ" + bytes(9000)])

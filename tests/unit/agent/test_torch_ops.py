@@ -15,7 +15,7 @@ def request(**options: Any) -> SourceRequest:
     return SourceRequest(frozenset(("cpu_op",)), 64 * MIB, options)
 
 
-@pytest.mark.parametrize("option", ["stack_trace", "with_modules", "with_flops"])
+@pytest.mark.parametrize("option", ["with_modules", "with_flops"])
 def test_what_only_torchs_profiler_can_record_is_left_to_it(option: str) -> None:
     assert way({option: True}, "2.13.0", layout_known=True) == Way("%s needs it" % option, False)
 
@@ -73,7 +73,10 @@ def test_the_way_through_torchs_profiler_yields(monkeypatch: pytest.MonkeyPatch)
     source = TorchOpsSource()
     assert not source.would_yield(request())
     assert not source.would_yield(request(record_shapes=True))
-    assert source.would_yield(request(stack_trace=True))
+    assert source.would_yield(request(with_flops=True))
+    assert not source.would_yield(request(stack_trace=True))  # sources/python_calls.py records the calls
+    calls = frozenset(("cpu_op", "python_function"))
+    assert source.would_yield(request(stack_trace=True)._replace(activity_types=calls))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.99.0", _C=None))
     assert not source.would_yield(request())
     assert source.would_yield(request(record_shapes=True))

@@ -69,6 +69,36 @@ def test_a_live_attach_is_told_with_what_it_took() -> None:
     assert line == "pending-call: in the process after 700 µs, no thread stopped"
 
 
+def python_lines(target: pb.Target) -> list[tuple[str, str]]:
+    lines = target_lines(captures.capture(target), target, {})
+    first = next(place for place, (label, _) in enumerate(lines) if label == "top Python")
+    return lines[first : next(place for place, (label, _) in enumerate(lines) if label == "dropped")]
+
+
+def test_python_functions_are_told_with_their_hottest_lines_and_threads_with_what_they_did() -> None:
+    target = full_target()
+    del target.summary.top_functions[:]
+    lines = [pb.LineStat(line=57, count=61), pb.LineStat(line=63, count=20)]
+    target.summary.top_functions.add(
+        name="/srv/job/train.py(12): run", count=100, total_ns=1_000_000_000, lines=lines, waiting=7
+    )
+    target.summary.top_functions.add(
+        name="a.py(1): f", count=1, total_ns=10_000_000, lines=[pb.LineStat(line=2, count=1)]
+    )
+    target.summary.python_samples.CopyFrom(pb.SampleStates(running=101, waiting=7, idle=303))
+    target.summary.native_threads.add(thread=77, name="pt_autograd_0", cpu_ns=1_200_000_000, cpu_fraction=0.4)
+    assert python_lines(target) == [
+        (
+            "top Python",
+            "     1 s        100 samples  job/train.py(12): run · lines 57 (61%), 63 (20%)"
+            " · 7 more waiting for the GIL",
+        ),
+        ("", "   10 ms          1 samples  a.py(1): f · line 2"),
+        ("threads", "of 411 samples 25% running, 2% waiting for the GIL, 74% idle"),
+        ("no Python", "   1.2 s       40.0% of a core  pt_autograd_0 (thread 77)"),
+    ]
+
+
 def test_the_way_in_which_operators_were_recorded_is_told() -> None:
     target = full_target()
     target.counts.add(source="torch_ops", records=9, way="observer, torch 2.13.0")

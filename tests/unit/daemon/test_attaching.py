@@ -1,6 +1,7 @@
 """From an attach to an agent that leaves again, with a helper that is itself the target."""
 
 import asyncio
+import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -129,6 +130,37 @@ def test_an_agent_that_nobody_wants_leaves_after_its_time() -> None:
         await until_gone(parts.hub, key)
 
     run(scenario, keep_ns=SECOND_NS // 50)
+
+
+def test_an_agent_that_is_not_kept_is_there_for_all_who_asked_for_it() -> None:
+    async def scenario(parts: Parts) -> None:
+        key = parts.helper_key()
+
+        async def one() -> Agent:
+            agent = await parts.attacher.attach(key)
+            with agent.held():
+                await a_few_turns()
+                assert parts.hub.get(key) is agent
+            return agent
+
+        assert len(set(await asyncio.gather(*(one() for _ in range(3))))) == 1
+        await until_gone(parts.hub, key)
+
+    run(scenario, keep_ns=0)
+
+
+def test_an_agent_whose_callers_have_hung_up_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(parts: Parts) -> None:
+        key = parts.helper_key()
+        caller = asyncio.create_task(parts.attacher.attach(key))
+        await asyncio.sleep(0)
+        caller.cancel()
+        while "was brought in by scripted" not in caplog.text:
+            await asyncio.sleep(0.002)
+        await until_gone(parts.hub, key)
+
+    caplog.set_level(logging.INFO)
+    run(scenario, keep_ns=0)
 
 
 def test_an_agent_stays_while_it_is_held_or_captures_and_leaves_after_the_last_capture() -> None:

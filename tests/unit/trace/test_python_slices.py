@@ -77,12 +77,17 @@ def test_threads_are_apart() -> None:
     ]
 
 
-def test_a_thread_that_misses_a_tick_has_ended_its_slices() -> None:
-    assert slices([(1, 7, 1), (1, 8, 1), (2, 7, 1), (3, 7, 1), (3, 8, 1)]) == [
-        ("a.py(1): main", 7, 1, 3, NO_ROW),
+def test_a_thread_that_misses_two_ticks_has_ended_its_slices() -> None:
+    samples = [(tick, 7, 1) for tick in range(1, 5)] + [(1, 8, 1), (4, 8, 1)]
+    assert slices(samples) == [
+        ("a.py(1): main", 7, 1, 4, NO_ROW),
         ("a.py(1): main", 8, 1, 1, NO_ROW),
-        ("a.py(1): main", 8, 3, 1, NO_ROW),
+        ("a.py(1): main", 8, 4, 1, NO_ROW),
     ]
+
+
+def test_one_sample_that_could_not_be_taken_does_not_end_a_slice() -> None:
+    assert slices([(1, 7, 1), (1, 8, 1), (2, 7, 1), (3, 7, 1), (3, 8, 1)])[1] == ("a.py(1): main", 8, 1, 3, NO_ROW)
 
 
 def test_a_tick_that_nobody_saw_does_not_end_a_slice() -> None:

@@ -94,7 +94,9 @@ def test_sources_come_together_in_one_trace(tmp_path: Path) -> None:
     add_stacks(make_spool(tmp_path, "mlp-cupti26"), [(start, 9, 1), (start + 10_000_000, 9, 1)])
     conversion = convert_target(tmp_path, formats=["chrome-json"])
     assert conversion.summary["activities"]["python_function"] == 1
-    assert conversion.summary["top_functions"] == [{"name": "train.py(12): main", "count": 2, "total_ns": 20_000_000}]
+    assert conversion.summary["top_functions"] == [
+        {"name": "train.py(12): main", "count": 2, "total_ns": 20_000_000, "waiting": 0, "lines": []}
+    ]
     assert conversion.records_dropped == 4
     names = [row for row in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if row["ph"] == "M"]
     assert any(row["args"].get("name") == "thread 9 (loader)" for row in names)

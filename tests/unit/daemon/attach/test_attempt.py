@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from kinetod.attach import attempt
+from kinetod.attach import attempt, standstill
 from kinetod.attach.attempt import bring_in
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Stop
@@ -143,3 +143,22 @@ def test_code_that_cannot_run_does_not_matter_where_other_code_may(late: Channel
     first = FakeMethod("pending_call", 250)
     first.trouble = AttachError(AttachCode.UNSUITABLE, "no thread")
     assert run(first, FakeMethod("native_thread", 100)).channel is late.channel
+
+
+@pytest.mark.usefixtures("never")
+def test_a_process_that_is_stopped_meanwhile_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(pid: int) -> None:
+        raise AttachError(AttachCode.UNSUITABLE, f"process {pid} is stopped")
+
+    monkeypatch.setattr(standstill, "check", stopped)
+    second = FakeMethod("native_thread", 1)
+    with pytest.raises(AttachError, match="is stopped"):
+        run(FakeMethod("pending_call", 250), second)
+    assert second.turns_s == []
+
+
+@pytest.mark.usefixtures("never")
+def test_a_limit_that_a_method_meets_is_the_reason_at_once() -> None:
+    with pytest.raises(AttachError) as caught:
+        run(FakeMethod("pending_call", 250), FakeMethod("native_thread", AttachCode.LIMIT))
+    assert (caught.value.code, caught.value.reason) == (AttachCode.LIMIT, "native_thread: ATTACH_LIMIT")

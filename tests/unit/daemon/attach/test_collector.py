@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from kineto_agent.sources import cupti_devices
 from kinetod.attach import collector
 from kinetod.attach.channel import await_channel
 from kinetod.attach.collector_code import CODE
@@ -113,7 +114,7 @@ def bring_in(harness: Harness, code: bytes) -> RemoteCollector:
 def test_the_thread_serves_the_collector_without_its_code(harness: Harness, code: bytes) -> None:
     remote = bring_in(harness, code)
     harness.wipe()
-    assert remote.describe() == {"devices": []}
+    assert cupti_devices.describe(remote.device) == {"devices": []}
     assert (Path(f"/proc/{harness.pid}/task").is_dir(), harness.threads()) == (True, 2)
     assert len(harness.descriptors()) == 1
     remote.leave()

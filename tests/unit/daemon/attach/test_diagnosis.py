@@ -19,7 +19,9 @@ from support.waiting import until
 READY = KnownAgent(state="READY", version="1.2")
 NAMES = [
     *("process", "owner", "permission", "ptrace_scope", "capabilities", "tracer", "namespaces", "descriptors"),
-    *("executable", "interpreter", "seccomp", "libc", "agent", "method", "cuda", "cupti", "profilers", "torch"),
+    *("memory", "threads"),
+    *("executable", "interpreter", "seccomp", "libc", "agent", "method"),
+    *("cuda", "cupti", "cuda_graphs", "profilers", "torch"),
 ]
 
 
@@ -71,6 +73,16 @@ def test_a_cupti_that_is_not_loaded_is_found_in_the_environment(tmp_path: Path) 
         found = finding(diagnose(pid), "cupti")
     assert found.status is Status.OK
     assert found.detail == f"{cupti}, not loaded yet, of CUDA 12.9 (version 28)"
+
+
+def test_cupti_that_had_to_stay_because_of_graphs_is_told() -> None:
+    mark = (
+        "import os, mmap; fd = os.memfd_create('kineto-cupti-stays-1'); os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096)"
+    )
+    program = f"import ctypes; ctypes.CDLL({str(native.fake_cuda())!r})"
+    for text, status in ((program, Status.OK), (f"{program}; {mark}", Status.NOTE)):
+        with subjects.python(text) as pid:
+            assert finding(diagnose(pid), "cuda_graphs").status is status
 
 
 def test_whether_torchs_profiler_is_at_work_cannot_be_seen() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,11 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kinetod.attach import preconditions
-from kinetod.attach.facts import Access, OwnFacts, ProcessFacts, Seccomp, read_own
+from kinetod.attach import preconditions, standstill
+from kinetod.attach.facts import Access, OwnFacts, ProcessFacts, Rooms, Seccomp, read_own
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.preconditions import Finding, Status, check, suitable_image
 from kinetod.attach.seccomp import Filter
+from kinetod.limits.memory import Room
 from support import native, subjects
 from support.daemon import IMPORT_PATH, as_user
 from support.seccomp_host import ERRNO, KILL_PROCESS, Host, all_but
@@ -57,7 +59,7 @@ def test_a_zombie_is_refused() -> None:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
         assert error.reason == (
-            f"process {pid} (sleep) cannot be attached to: it, or its main thread, has ended and waits for its parent "
+            f"process {pid} (sleep) cannot be attached to: it has ended and waits for its parent to collect it "
             "(zombie); `kinetoctl ps --all` lists the others"
         )
 
@@ -338,3 +340,69 @@ def test_a_filter_that_looks_at_the_caller_is_refused() -> None:
     looks = Filter(bytes.fromhex("2000000008000000" + "060000000000ff7f"))
     finding = preconditions.seccomp(subject(FILTERED, PRIVILEGED, filters=(looks,)))
     assert "looks at where in the program a call is made" in finding.detail
+
+
+# what it may take
+
+
+def rooms(**left: int) -> ProcessFacts:
+    memory, addresses, data = (
+        Room(left[name], f"limit {name}", "raise it") if name in left else None
+        for name in ("memory", "addresses", "data")
+    )
+    return process_facts(rooms=Rooms(memory=memory, addresses=addresses, data=data, stack_bytes=8 << 20))
+
+
+@pytest.mark.parametrize("left", [{"memory": 11 << 20}, {"addresses": 255 << 20}, {"data": 47 << 20}])
+def test_a_process_with_too_little_left_is_refused(left: dict[str, int]) -> None:
+    finding = preconditions.memory(subject(rooms(**left)))
+    assert (finding.status, finding.code, finding.advice) == (Status.PROBLEM, AttachCode.LIMIT, "raise it")
+    assert f"left below limit {next(iter(left))}; an agent and a small trace take up to" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("left", "status"),
+    [({}, Status.UNKNOWN), ({"memory": 12 << 20, "data": 48 << 20}, Status.NOTE), ({"memory": 1 << 30}, Status.OK)],
+)
+def test_a_process_with_enough_left_is_no_problem(left: dict[str, int], status: Status) -> None:
+    assert preconditions.memory(subject(rooms(**left))).status is status
+
+
+@pytest.mark.parametrize(
+    ("limit", "hard", "option"), [(64, 4096, "1024:"), (64, 64, "1024:1024"), (1024, 0, "2048:2048")]
+)
+def test_advice_for_more_descriptors_is_within_the_hard_limit(limit: int, hard: int, option: str) -> None:
+    found = process_facts(free_descriptors=3, descriptor_limit=limit, hard_descriptor_limit=hard)
+    finding = preconditions.descriptors(subject(found))
+    assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.LIMIT)
+    assert finding.advice.endswith(f"`prlimit --pid 4242 --nofile={option}`")
+
+
+def test_a_process_whose_main_thread_has_ended_is_not_called_a_zombie() -> None:
+    finding = preconditions.process(subject(process_facts(state="Z", thread_count=3)))
+    assert finding.detail == "its main thread has ended, which alone runs what is handed to the interpreter"
+
+
+# standing still
+
+
+def test_a_frozen_process_is_refused_with_the_file_that_thaws_it() -> None:
+    finding = preconditions.process(subject(process_facts(state="D", frozen_by="/sys/fs/cgroup/x/freezer.state")))
+    assert finding.detail == "its control group is frozen"
+    assert "`echo THAWED > /sys/fs/cgroup/x/freezer.state`" in finding.advice
+
+
+def test_a_process_that_waits_in_the_kernel_but_runs_in_between_is_suitable() -> None:
+    waits = process_facts(state="D")
+    assert preconditions.process(subject(waits)).status is Status.PROBLEM
+    assert preconditions.process(subject(waits, moves=True)).status is Status.OK
+
+
+def test_a_process_that_stands_still_later_is_told(tmp_path: Path) -> None:
+    with subjects.stopped() as pid:
+        with pytest.raises(AttachError, match=r"Ctrl-Z\); let it go on: kill -CONT"):
+            standstill.check(pid)
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: subjects.state(pid) != "T", "it goes on")
+        standstill.check(pid)
+    standstill.check(7, tmp_path)  # gone: others say so

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from kineto_agent.sources import cupti_devices
 from kineto_agent.sources.cupti_native import Config
 from kineto_agent.sources.interface import SourceError
 from kinetod.attach.remote_collector import RemoteCollector, RemoteEnded, read_greeting
@@ -72,7 +73,7 @@ def no_descriptor_is_left() -> Iterator[None]:
         (answer(DEVICE, 1, result=bytes(24)), "answered something else"),
         (answer(COUNTS, 1, text=bytes(9000)), "more than was asked for"),
         (answer(COUNTS, 0, result=bytes(4)), "did not greet"),
-        (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 2"),
+        (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 3"),
         (answer(ABI, 0, code=-5, result=bytes(4), text=b"forked"), "forked"),
     ],
 )
@@ -127,7 +128,7 @@ def test_a_result_that_is_missing_is_an_error_where_it_is_needed() -> None:
 def test_devices_without_end_are_cut() -> None:
     facts = struct.pack("=iiiIQ32i256s", 2**31 - 1, 1, 2, 2**32 - 1, 5, *range(32), b"\xff" * 256)
     liar = Liar(*(answer(DEVICE, number, result=facts) for number in range(1, 65)))
-    found = liar.remote.describe()
+    found = cupti_devices.describe(liar.remote.device)
     assert len(found["devices"]) == 64
     assert (found["cuda_driver_version"], found["cuda_runtime_version"]) == (1, 2)
     assert set(found["devices"][0]["name"]) == {"\ufffd"}
@@ -142,6 +143,6 @@ def test_silence_ends_after_its_time() -> None:
 
 
 def test_a_greeting_is_checked() -> None:
-    read_greeting(answer(ABI, 0, result=struct.pack("=I", 2)))
+    read_greeting(answer(ABI, 0, result=struct.pack("=I", 3)))
     with pytest.raises(RemoteEnded, match="did not greet"):
-        read_greeting(answer(ABI, 1, result=struct.pack("=I", 2)))
+        read_greeting(answer(ABI, 1, result=struct.pack("=I", 3)))

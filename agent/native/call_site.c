@@ -1,0 +1,450 @@
+/* Theory of operation
+ *
+ * Who has looked a function up before us calls its entry, so only the function itself can tell. Its first instructions
+ * are short (push %rbp), and a thread may have been put aside between any two of them: nothing may be written over
+ * them. But what they lead to is a direct call of the library's own, and its displacement is one operand. Changing that
+ * is one store: a thread takes the old way or the new one, and where threads stand does not matter. The new way
+ * is a stub, which keeps all registers, calls us and goes on to where the call went. The function's own
+ * instructions run where they are, so nothing has to be moved.
+ *
+ * The store is atomic if it lies within eight aligned bytes. Where the displacement crosses that limit, its
+ * bytes before the limit stay as they are, and the stub is put where they are right: 256 bytes apart, 64 KiB or 16 MiB.
+ *
+ * The instructions before the call are decoded, for their lengths and for what they push: that finds the function's
+ * return address, hence who called it. Whatever the decoder does not know ends the search. Nothing is ever changed
+ * but a displacement of a call that was found so.
+ *
+ * The code's page becomes writable for the store and never ceases to be executable. A system that allows that not
+ * (SELinux's execmod, PaX) refuses, and nothing has changed. Stubs stay mapped for ever; a forked child has them, too.
+ */
+#define _GNU_SOURCE
+#include "call_site.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define WORD 8u
+
+#if defined(__x86_64__)
+
+#define INSTRUCTIONS_MOST 64u
+#define PATHS_MOST 8u
+#define RSP 4u
+#define STUB_BYTES 128u
+#define AREA_BYTES 8192u
+#define AREAS_MOST 16u
+#define REACH (1900ll << 20) /* less than the 2 GiB of a displacement, with the library's own size to spare */
+#define STRIDE (1ll << 20)
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+/* ---- decoding ---- */
+
+enum flow { NEXT, BRANCH, JUMP, CALL, RETURN, END };
+
+struct instruction {
+    enum flow flow;
+    uint32_t length;
+    int32_t pushed;  /* bytes; negative: popped */
+    int32_t distance; /* BRANCH, JUMP and CALL: from the next instruction */
+};
+
+struct operand {
+    uint32_t length; /* with its ModRM byte */
+    uint32_t mode;
+    uint32_t reg;
+    uint32_t rm;
+};
+
+static int32_t read_i32(const uint8_t *at) {
+    int32_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static struct operand operand_at(const uint8_t *at, uint32_t rex) {
+    struct operand operand = {1, at[0] >> 6, ((at[0] >> 3) & 7) | (rex & 4) << 1, (at[0] & 7) | (rex & 1) << 3};
+    const uint32_t low = at[0] & 7;
+    if (operand.mode == 3) {
+        return operand;
+    }
+    const bool no_base = operand.mode == 0 && (low == 5 || (low == 4 && (at[1] & 7) == 5));
+    operand.length += (low == 4) + (operand.mode == 1 ? 1 : operand.mode == 2 || no_base ? 4 : 0);
+    return operand;
+}
+
+/* How instructions with a ModRM byte are told apart: what they write, and what follows the operand. */
+enum form { UNKNOWN, TO_RM, TO_REG, READS, TO_RM_8, READS_8 };
+
+static enum form form_of(uint8_t opcode) {
+    switch (opcode) {
+    case 0x01: case 0x09: case 0x21: case 0x29: case 0x31: case 0x88: case 0x89: return TO_RM;
+    case 0x03: case 0x0b: case 0x23: case 0x2b: case 0x33: case 0x63: case 0x8a: case 0x8b: case 0x8d: return TO_REG;
+    case 0x38: case 0x39: case 0x3a: case 0x3b: case 0x84: case 0x85: return READS;
+    case 0x80: case 0xc0: case 0xc1: case 0xc6: return TO_RM_8;
+    default: return UNKNOWN;
+    }
+}
+
+static enum form form_of_0f(uint8_t opcode) {
+    switch (opcode) {
+    case 0x10: case 0x11: case 0x12: case 0x13: case 0x16: case 0x17: case 0x1e: case 0x1f: case 0x28: case 0x29:
+    case 0x57: case 0x6c: case 0x6f: case 0x7f: case 0xd6: case 0xef: case 0xa3: return READS;
+    case 0xb6: case 0xb7: case 0xbe: case 0xbf: return TO_REG;
+    case 0xba: return READS_8;
+    default: return opcode >= 0x40 && opcode <= 0x4f ? TO_REG /* cmov */ : opcode >= 0x90 && opcode <= 0x9f ? READS : UNKNOWN;
+    }
+}
+
+static struct instruction with_operand(enum form form, const uint8_t *at, uint32_t before, uint32_t rex) {
+    const struct operand operand = operand_at(at, rex);
+    const bool to_stack_pointer = (form == TO_REG && operand.reg == RSP) ||
+                                  ((form == TO_RM || form == TO_RM_8) && operand.mode == 3 && operand.rm == RSP);
+    const uint32_t more = form == TO_RM_8 || form == READS_8;
+    return (struct instruction){form == UNKNOWN || to_stack_pointer ? END : NEXT, before + operand.length + more, 0, 0};
+}
+
+/* 81 and 83: an operation with a number. */
+static struct instruction with_number(const uint8_t *at, uint32_t before, uint32_t rex, bool narrow) {
+    const struct operand operand = operand_at(at, rex);
+    const uint8_t *number = at + operand.length;
+    const int32_t value = narrow ? (int8_t)*number : read_i32(number);
+    struct instruction result = {NEXT, before + operand.length + (narrow ? 1 : 4), 0, 0};
+    const uint32_t operation = operand.reg & 7;
+    if (operand.mode == 3 && operand.rm == RSP && operation != 7) { /* 7 compares */
+        result.pushed = operation == 5 ? value : -value;
+        result.flow = operation == 5 || operation == 0 ? NEXT : END;
+    }
+    return result;
+}
+
+static struct instruction after_0f(const uint8_t *at, uint32_t before, uint32_t rex) {
+    if (*at >= 0x80 && *at <= 0x8f) {
+        return (struct instruction){BRANCH, before + 5, 0, read_i32(at + 1)};
+    }
+    return with_operand(form_of_0f(*at), at + 1, before + 1, rex);
+}
+
+static struct instruction decode(const uint8_t *at) {
+    uint32_t n = 0;
+    uint32_t rex = 0;
+    bool narrow = false; /* 16 bits: then no number may follow */
+    for (; at[n] == 0x66 || at[n] == 0xf2 || at[n] == 0xf3; n++) {
+        narrow |= at[n] == 0x66;
+    }
+    if ((at[n] & 0xf0) == 0x40) {
+        rex = at[n++];
+    }
+    const uint8_t opcode = at[n++];
+    if (opcode >= 0x50 && opcode <= 0x57) {
+        return (struct instruction){NEXT, n, 8, 0};
+    }
+    if (opcode >= 0x58 && opcode <= 0x5f) {
+        return (struct instruction){opcode == 0x58 + RSP && !(rex & 1) ? END : NEXT, n, -8, 0};
+    }
+    if (opcode >= 0x70 && opcode <= 0x7f) {
+        return (struct instruction){BRANCH, n + 1, 0, (int8_t)at[n]};
+    }
+    if (opcode >= 0xb8 && opcode <= 0xbf && !narrow) {
+        return (struct instruction){opcode == 0xb8 + RSP && !(rex & 1) ? END : NEXT, n + (rex & 8 ? 8 : 4), 0, 0};
+    }
+    switch (opcode) {
+    case 0x0f: return after_0f(at + n, n, rex);
+    case 0x3c: case 0xa8: return (struct instruction){NEXT, n + 1, 0, 0};
+    case 0x3d: case 0xa9: return (struct instruction){narrow ? END : NEXT, n + 4, 0, 0};
+    case 0x81: return narrow ? (struct instruction){END, 0, 0, 0} : with_number(at + n, n, rex, false);
+    case 0x83: return with_number(at + n, n, rex, true);
+    case 0x90: return (struct instruction){NEXT, n, 0, 0};
+    case 0xc3: return (struct instruction){RETURN, n, 0, 0};
+    case 0xc7: {
+        struct instruction stored = with_operand(TO_RM, at + n, n, rex);
+        stored.length += 4;
+        stored.flow = narrow ? END : stored.flow;
+        return stored;
+    }
+    case 0xe8: return (struct instruction){CALL, n + 4, 0, read_i32(at + n)};
+    case 0xe9: return (struct instruction){JUMP, n + 4, 0, read_i32(at + n)};
+    case 0xeb: return (struct instruction){JUMP, n + 1, 0, (int8_t)at[n]};
+    default: return with_operand(form_of(opcode), at + n, n, rex);
+    }
+}
+
+/* ---- finding ---- */
+
+struct search {
+    uint8_t *begin;
+    uint8_t *end;
+    struct call_site *sites;
+    uint32_t most;
+    uint32_t count;
+    struct {
+        uint8_t *at;
+        int32_t depth;
+    } paths[PATHS_MOST];
+    uint32_t paths_count;
+    bool lost; /* on one of them */
+};
+
+static bool within(const struct search *search, const uint8_t *at) { return at >= search->begin && at < search->end; }
+
+static void add_path(struct search *search, uint8_t *at, int32_t depth) {
+    for (uint32_t i = 0; i < search->paths_count; i++) {
+        if (search->paths[i].at == at) {
+            return;
+        }
+    }
+    if (search->paths_count < PATHS_MOST && within(search, at)) {
+        search->paths[search->paths_count].at = at;
+        search->paths[search->paths_count++].depth = depth;
+    }
+}
+
+static void add_site(struct search *search, uint8_t *next, int32_t distance, int32_t depth) {
+    for (uint32_t i = 0; i < search->count; i++) {
+        if (search->sites[i].next == next) {
+            return;
+        }
+    }
+    if (search->count < search->most && depth >= 0) {
+        search->sites[search->count++] = (struct call_site){next - 4, next, next + distance, (uint32_t)depth, NULL};
+    }
+}
+
+static void follow(struct search *search, uint8_t *at, int32_t depth) {
+    for (uint32_t n = 0; n < INSTRUCTIONS_MOST && within(search, at); n++) {
+        const struct instruction found = decode(at);
+        uint8_t *next = at + found.length;
+        uint8_t *target = next + found.distance;
+        if (found.flow == RETURN) {
+            return;
+        }
+        if (found.flow == END || next > search->end) {
+            break;
+        }
+        if (found.flow == CALL || (found.flow == JUMP && !within(search, target))) {
+            if (found.length >= 5) {
+                add_site(search, next, found.distance, depth + (found.flow == CALL ? 8 : 0));
+            }
+            return;
+        }
+        if (found.flow == BRANCH) {
+            add_path(search, target, depth);
+        }
+        depth += found.pushed;
+        at = found.flow == JUMP ? target : next;
+    }
+    search->lost = true;
+}
+
+uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *sites, uint32_t most) {
+    struct search search = {.begin = function, .end = function + bytes, .sites = sites, .most = most};
+    follow(&search, function, 0);
+    const bool on_main_path = search.count > 0;
+    for (uint32_t i = 0; i < search.paths_count; i++) {
+        follow(&search, search.paths[i].at, search.paths[i].depth);
+    }
+    return on_main_path || !search.lost ? search.count : 0;
+}
+
+/* ---- stubs ---- */
+
+struct area {
+    uint8_t *at;
+    bool taken[AREA_BYTES / 16]; /* by sixteen bytes, as stubs may have to begin at any byte */
+};
+
+static const uint8_t STUB_HEAD[] = {
+    0x48, 0x8d, 0x64, 0x24, 0x80,                   /* lea -128(%rsp),%rsp: below it may be in use */
+    0x9c,                                           /* pushf */
+    0x50, 0x51, 0x52, 0x56, 0x57,                   /* push %rax, %rcx, %rdx, %rsi, %rdi */
+    0x41, 0x50, 0x41, 0x51, 0x41, 0x52, 0x41, 0x53, /* push %r8 ... %r11 */
+    0x55,                                           /* push %rbp */
+    0x48, 0x89, 0xe5,                               /* mov %rsp,%rbp */
+    0x48, 0x81, 0xec, 0x00, 0x02, 0x00, 0x00,       /* sub $512,%rsp */
+    0x48, 0x83, 0xe4, 0xf0,                         /* and $-16,%rsp */
+    0x48, 0x0f, 0xae, 0x04, 0x24,                   /* fxsave64 (%rsp) */
+    0xfc,                                           /* cld */
+    0x48, 0x8d, 0xb5, 0xd8, 0x00, 0x00, 0x00,       /* lea 216(%rbp),%rsi: %rsp as it was */
+    0x48, 0xbf,                                     /* mov $user,%rdi */
+};
+static const uint8_t STUB_CALL[] = {0x48, 0xb8}; /* mov $reached,%rax */
+static const uint8_t STUB_TAIL[] = {
+    0xff, 0xd0,                                     /* call *%rax */
+    0x48, 0x0f, 0xae, 0x0c, 0x24,                   /* fxrstor64 (%rsp) */
+    0x48, 0x89, 0xec,                               /* mov %rbp,%rsp */
+    0x5d,                                           /* pop %rbp */
+    0x41, 0x5b, 0x41, 0x5a, 0x41, 0x59, 0x41, 0x58, /* pop %r11 ... %r8 */
+    0x5f, 0x5e, 0x5a, 0x59, 0x58,                   /* pop %rdi, %rsi, %rdx, %rcx, %rax */
+    0x9d,                                           /* popf */
+    0x48, 0x8d, 0xa4, 0x24, 0x80, 0x00, 0x00, 0x00, /* lea 128(%rsp),%rsp */
+    0xe9,                                           /* jmp callee */
+};
+_Static_assert(sizeof STUB_HEAD + sizeof STUB_CALL + sizeof STUB_TAIL + 8 + 8 + 4 <= STUB_BYTES, "STUB_BYTES");
+
+static uint8_t *append(uint8_t *at, const void *bytes, size_t count) {
+    memcpy(at, bytes, count);
+    return at + count;
+}
+
+static void write_stub(const struct call_site *site, void *user, call_site_reached reached) {
+    uint8_t *at = append(site->stub, STUB_HEAD, sizeof STUB_HEAD);
+    at = append(at, &user, sizeof user);
+    at = append(at, STUB_CALL, sizeof STUB_CALL);
+    at = append(at, &reached, sizeof reached);
+    at = append(at, STUB_TAIL, sizeof STUB_TAIL);
+    const int32_t distance = (int32_t)(site->callee - (at + sizeof distance));
+    memcpy(at, &distance, sizeof distance);
+}
+
+/* How many bytes of the displacement, the low ones, have to stay as they are. */
+static uint32_t bytes_kept(const struct call_site *site) {
+    const uint32_t offset = (uint32_t)((uintptr_t)site->displacement % WORD);
+    return offset + 4 <= WORD ? 0 : WORD - offset;
+}
+
+static bool fits(const struct call_site *site, const uint8_t *stub) {
+    const uint32_t kept = bytes_kept(site);
+    const uint64_t difference = (uint64_t)(stub - site->next) ^ (uint64_t)(site->callee - site->next);
+    return (difference & ((1ull << 8 * kept) - 1)) == 0;
+}
+
+static bool take_room(struct area *area, struct call_site *site) {
+    for (uint32_t offset = 0; offset + STUB_BYTES <= AREA_BYTES; offset++) {
+        if (!fits(site, area->at + offset)) {
+            continue;
+        }
+        const uint32_t first = offset / 16, last = (offset + STUB_BYTES - 1) / 16;
+        bool taken = false;
+        for (uint32_t i = first; i <= last; i++) {
+            taken |= area->taken[i];
+        }
+        if (!taken) {
+            memset(&area->taken[first], true, last - first + 1);
+            site->stub = area->at + offset;
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint8_t *map_at(intptr_t address) {
+    void *wanted = (void *)address; /* NOLINT */
+    void *made = mmap(wanted, AREA_BYTES, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (made == MAP_FAILED) {
+        return NULL;
+    }
+    if (made != wanted) { /* an old kernel took it for a hint */
+        munmap(made, AREA_BYTES);
+        return NULL;
+    }
+    return made;
+}
+
+/* Below the library first: above it the stack may have to grow. */
+static uint8_t *map_for(const struct call_site *site) {
+    const uint32_t kept = bytes_kept(site);
+    const int64_t stride = kept == 3 ? 1ll << 24 : STRIDE;
+    const int64_t low = (int64_t)(site->callee - site->next) & ((1ll << 8 * kept) - 1);
+    for (int sign = -1; sign <= 1; sign += 2) {
+        for (int64_t away = stride; away < REACH; away += stride) {
+            const intptr_t stub = (intptr_t)site->next + (sign * away & ~(stride - 1)) + low;
+            uint8_t *made = stub > (intptr_t)AREA_BYTES ? map_at(stub & ~(intptr_t)4095) : NULL;
+            if (made != NULL) {
+                return made;
+            }
+        }
+    }
+    return NULL;
+}
+
+static bool find_room(struct call_site *site, struct area *areas, uint32_t *count) {
+    for (uint32_t i = 0; i < *count; i++) {
+        const int64_t away = areas[i].at - site->next;
+        if (away > -REACH && away < REACH && take_room(&areas[i], site)) {
+            return true;
+        }
+    }
+    uint8_t *made = *count < AREAS_MOST ? map_for(site) : NULL;
+    if (made == NULL) {
+        return false;
+    }
+    areas[*count].at = made;
+    return take_room(&areas[(*count)++], site);
+}
+
+int call_sites_prepare(struct call_site *sites, void *const *users, uint32_t count, call_site_reached reached) {
+    struct area areas[AREAS_MOST];
+    uint32_t made = 0;
+    int error = 0;
+    memset(areas, 0, sizeof areas);
+    for (uint32_t i = 0; i < count && error == 0; i++) {
+        error = find_room(&sites[i], areas, &made) ? 0 : ENOMEM;
+    }
+    for (uint32_t i = 0; i < count && error == 0; i++) {
+        write_stub(&sites[i], users[i], reached);
+    }
+    for (uint32_t i = 0; i < made && error == 0; i++) {
+        error = mprotect(areas[i].at, AREA_BYTES, PROT_READ | PROT_EXEC) == 0 ? 0 : errno;
+    }
+    for (uint32_t i = 0; i < made && error != 0; i++) {
+        munmap(areas[i].at, AREA_BYTES);
+    }
+    return error;
+}
+
+/* ---- redirecting ---- */
+
+static int32_t towards(const struct call_site *site, bool stub) {
+    return (int32_t)((stub ? site->stub : site->callee) - site->next);
+}
+
+int call_site_redirect(const struct call_site *site, bool to_stub) {
+    const uint32_t kept = bytes_kept(site);
+    uint8_t *changed = site->displacement + kept;
+    uint8_t *begin = changed - (uintptr_t)changed % WORD;
+    uint64_t *word = (uint64_t *)(void *)begin;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uint8_t *page_at = begin - (uintptr_t)begin % page;
+    const int32_t before = towards(site, !to_stub), after = towards(site, to_stub);
+    uint64_t expected = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    uint64_t wanted = expected;
+    if (read_i32(site->displacement) != before) {
+        return read_i32(site->displacement) == after ? 0 : EBUSY; /* somebody else has changed it */
+    }
+    memcpy((uint8_t *)&wanted + (changed - begin), (const uint8_t *)&after + kept, sizeof after - kept);
+    if (mprotect(page_at, page, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) {
+        return errno;
+    }
+    const bool done = __atomic_compare_exchange_n(word, &expected, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    (void)mprotect(page_at, page, PROT_READ | PROT_EXEC);
+    return done ? 0 : EBUSY;
+}
+
+#else /* no decoder for this architecture */
+
+uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *sites, uint32_t most) {
+    (void)function;
+    (void)bytes;
+    (void)sites;
+    (void)most;
+    return 0;
+}
+
+int call_sites_prepare(struct call_site *sites, void *const *users, uint32_t count, call_site_reached reached) {
+    (void)sites;
+    (void)users;
+    (void)reached;
+    return count == 0 ? 0 : ENOSYS;
+}
+
+int call_site_redirect(const struct call_site *site, bool to_stub) {
+    (void)site;
+    (void)to_stub;
+    return ENOSYS;
+}
+
+#endif

@@ -1,0 +1,105 @@
+/* Redirects the first calls of a real libcupti's functions and back, in a process without a GPU.
+ *
+ *   drive_call_site LIBCUPTI
+ *
+ * The functions fail without a driver: they must do so in the same way through a stub. Exits with 0 if they do, and
+ * with 2 if this libcupti cannot even be asked (13.2 recurses for ever).
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "call_site.h"
+#include "check.h"
+
+#define SITES_OF_ONE 4u
+#define FUNCTIONS 3u
+
+static const char *const NAMES[FUNCTIONS] = {"cuptiActivityRegisterCallbacks", "cuptiSubscribe", "cuptiActivityEnable"};
+static void *functions[FUNCTIONS];
+static struct call_site sites[FUNCTIONS * SITES_OF_ONE];
+static uint32_t site_count;
+static uint32_t visits;
+static bool by_us;
+
+static void reached(void *user, const uint8_t *stack) {
+    const struct call_site *site = user;
+    Dl_info caller, own;
+    void *address;
+    memcpy(&address, stack + site->depth, sizeof address);
+    CHECK(dladdr((void *)reached, &own) != 0);
+    by_us = dladdr(address, &caller) != 0 && caller.dli_fbase == own.dli_fbase;
+    visits++;
+    /* Whatever a function may change of the registers. */
+    __asm__ volatile("xor %%eax, %%eax; mov %%rax, %%rcx; mov %%rax, %%rdx; mov %%rax, %%rsi; mov %%rax, %%rdi;"
+                     "mov %%rax, %%r8; mov %%rax, %%r9; mov %%rax, %%r10; mov %%rax, %%r11; pcmpeqd %%xmm0, %%xmm0" ::
+                         : "rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "xmm0", "cc");
+}
+
+static void answers(int *results) {
+    void *subscriber = NULL;
+    results[0] = ((int (*)(void *, void *))functions[0])((void *)answers, (void *)answers);
+    results[1] = ((int (*)(void **, void *, void *))functions[1])(&subscriber, (void *)answers, NULL);
+    results[2] = ((int (*)(uint32_t))functions[2])(10);
+}
+
+static void find(void *library) {
+    for (uint32_t i = 0; i < FUNCTIONS; i++) {
+        Dl_info info;
+        ElfW(Sym) *symbol = NULL;
+        functions[i] = dlsym(library, NAMES[i]);
+        CHECK(functions[i] != NULL && dladdr1(functions[i], &info, (void **)&symbol, RTLD_DL_SYMENT) != 0);
+        const uint32_t found = call_sites_find(functions[i], symbol->st_size, sites + site_count, SITES_OF_ONE);
+        CHECK(found > 0);
+        site_count += found;
+    }
+}
+
+static bool can_be_asked(void) {
+    const pid_t child = fork();
+    int results[FUNCTIONS], status = -1;
+    if (child == 0) {
+        answers(results);
+        _exit(0);
+    }
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+static void redirect(bool to_stub) {
+    for (uint32_t i = 0; i < site_count; i++) {
+        CHECK(call_site_redirect(&sites[i], to_stub) == 0);
+    }
+}
+
+int main(int count, char **arguments) {
+    int before[FUNCTIONS], gated[FUNCTIONS], after[FUNCTIONS];
+    void *users[FUNCTIONS * SITES_OF_ONE];
+    CHECK(count == 2);
+    void *library = dlopen(arguments[1], RTLD_NOW);
+    CHECK(library != NULL);
+    find(library);
+    for (uint32_t i = 0; i < site_count; i++) {
+        users[i] = &sites[i];
+    }
+    CHECK(call_sites_prepare(sites, users, site_count, reached) == 0);
+    if (!can_be_asked()) {
+        redirect(true);
+        redirect(false);
+        return 2;
+    }
+    answers(before);
+    redirect(true);
+    answers(gated);
+    CHECK(visits >= FUNCTIONS && by_us);
+    redirect(false);
+    visits = 0;
+    answers(after);
+    CHECK(visits == 0);
+    CHECK(memcmp(before, gated, sizeof before) == 0 && memcmp(before, after, sizeof before) == 0);
+    return 0;
+}

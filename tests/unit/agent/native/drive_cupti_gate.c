@@ -1,0 +1,219 @@
+/* Drives the collector while another user of CUPTI comes at any moment, in one program, for the sanitizers.
+ *
+ *   drive_cupti_gate LIBCUPTI
+ *
+ * The other user looked CUPTI's functions up before us. Whatever our captures do, each of his calls succeeds and he gets
+ * all of his kernels. In between a child is forked that uses CUPTI's functions, too. Exits with 0 if that is so.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "kineto_collector.h"
+
+#define CAPTURES 60
+#define KERNELS 100u
+#define KERNEL_BYTES 216u
+#define KERNEL_KIND 10u
+#define BUFFER_BYTES (256u << 10)
+
+static const char *library_path;
+static int (*fake_set)(const char *, long);
+static void (*launch_many)(const char *, uint32_t, uint64_t, uint32_t);
+static uint32_t (*set_memory)(uint64_t, uint64_t, uint32_t);
+
+static struct {
+    int (*subscribe)(void **, void (*)(void *, uint32_t, uint32_t, const void *), void *);
+    int (*unsubscribe)(void *);
+    int (*listen)(void (*)(uint8_t **, size_t *, size_t *), void (*)(void *, uint32_t, uint8_t *, size_t, size_t));
+    int (*enable)(uint32_t);
+    int (*disable)(uint32_t);
+    int (*flush)(uint32_t);
+} cupti;
+
+static atomic_bool goes_on;
+static atomic_uint sessions;
+static uint8_t buffer_of_his[1 << 16] __attribute__((aligned(8)));
+static atomic_bool lent;
+static atomic_uint got_bytes;
+
+static void *symbol(void *library, const char *name) {
+    void *found = dlsym(library, name);
+    CHECK(found != NULL);
+    return found;
+}
+
+static void look_up(void) {
+    void *library = dlopen(library_path, RTLD_NOW | RTLD_GLOBAL);
+    CHECK(library != NULL);
+    *(void **)&fake_set = symbol(library, "fake_set");
+    *(void **)&launch_many = symbol(library, "fake_launch_many");
+    *(void **)&set_memory = symbol(library, "fake_memset");
+    *(void **)&cupti.subscribe = symbol(library, "cuptiSubscribe");
+    *(void **)&cupti.unsubscribe = symbol(library, "cuptiUnsubscribe");
+    *(void **)&cupti.listen = symbol(library, "cuptiActivityRegisterCallbacks");
+    *(void **)&cupti.enable = symbol(library, "cuptiActivityEnable");
+    *(void **)&cupti.disable = symbol(library, "cuptiActivityDisable");
+    *(void **)&cupti.flush = symbol(library, "cuptiActivityFlushAll");
+}
+
+/* ---- the other user ---- */
+
+static void wants_buffer(uint8_t **buffer, size_t *size, size_t *records) {
+    *buffer = atomic_exchange(&lent, true) ? NULL : buffer_of_his;
+    *size = *buffer == NULL ? 0 : sizeof buffer_of_his;
+    *records = 0;
+}
+
+static void returns_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+    (void)context, (void)stream, (void)size;
+    if (buffer == buffer_of_his) {
+        atomic_fetch_add(&got_bytes, (unsigned)valid);
+        atomic_store(&lent, false);
+    }
+}
+
+static void on_call(void *user, uint32_t domain, uint32_t call, const void *data) {
+    (void)user, (void)domain, (void)call, (void)data;
+}
+
+static void profile_himself(void) {
+    void *subscriber = NULL;
+    atomic_store(&got_bytes, 0);
+    CHECK(cupti.subscribe(&subscriber, on_call, NULL) == 0);
+    CHECK(cupti.listen(wants_buffer, returns_buffer) == 0);
+    CHECK(cupti.enable(KERNEL_KIND) == 0);
+    launch_many("his", KERNELS, 10, 1);
+    CHECK(cupti.disable(KERNEL_KIND) == 0);
+    CHECK(cupti.flush(1) == 0);
+    CHECK(atomic_load(&got_bytes) == KERNELS * KERNEL_BYTES);
+    CHECK(cupti.unsubscribe(subscriber) == 0);
+    atomic_fetch_add(&sessions, 1);
+}
+
+static void *profile_now_and_then(void *unused) {
+    (void)unused;
+    for (unsigned round = 0; atomic_load(&goes_on); round++) {
+        profile_himself();
+        usleep(60000 + 7000 * (round % 23));
+    }
+    return NULL;
+}
+
+static void *call_cuda(void *unused) {
+    (void)unused;
+    while (atomic_load(&goes_on)) {
+        set_memory(1, 1, 0);
+        usleep(200);
+    }
+    return NULL;
+}
+
+/* ---- ours ---- */
+
+static void prepare(void) {
+    char error[256] = "";
+    uint32_t version = 0;
+    CHECK(kc_open(library_path, &version, error, sizeof error) == 0);
+    const struct kc_config config = {.buffer_limit_bytes = 64ull * BUFFER_BYTES,
+                                     .buffer_bytes = BUFFER_BYTES,
+                                     .strings_bytes = 64u << 10,
+                                     .prefault_bytes = BUFFER_BYTES,
+                                     .flush_period_ms = 2,
+                                     .kernel_name_offset = 104,
+                                     .may_decline = 1};
+    CHECK(kc_prepare(&config, error, sizeof error) >= 0);
+    CHECK(kc_keep_calls(2, "cudaMem*\0", 10) == 0);
+}
+
+static bool start(void) {
+    const uint32_t kinds[] = {KERNEL_KIND, 2};
+    int32_t results[2], subscribed = -1;
+    char error[256] = "";
+    if (kc_subscribe(&subscribed) != 0 || kc_start(kinds, 2, results, error, sizeof error) != 0) {
+        return false;
+    }
+    (void)kc_record_calls(error, sizeof error);
+    return true;
+}
+
+static struct kc_others others(void) {
+    struct kc_others found;
+    CHECK(kc_others(&found) == 0);
+    CHECK(found.unnoticed[0] == 0);
+    return found;
+}
+
+/* True if it gave way. */
+static bool capture(int number) {
+    struct kc_stop_result stopped;
+    struct kc_detach_result detached;
+    prepare();
+    if (start()) {
+        usleep(1000 * (unsigned)(number * 7 % 40));
+        CHECK(kc_stop(20000, &stopped) == 0);
+        if (others().time_ns == 0) {
+            (void)kc_detach(100, &detached);
+        }
+    }
+    const bool gave_way = others().time_ns != 0;
+    CHECK(kc_close() == 0);
+    return gave_way;
+}
+
+static void a_visitor_ends_the_recording(void) {
+    struct kc_stop_result stopped;
+    prepare();
+    CHECK(start());
+    CHECK(others().time_ns == 0);
+    launch_many("ours", 5, 10, 1);
+    profile_himself();
+    const struct kc_others visit = others();
+    CHECK(visit.time_ns != 0 && strcmp(visit.function, "cuptiSubscribe") == 0);
+    CHECK(visit.caller - (uintptr_t)profile_himself < 4096);
+    CHECK(kc_stop(20000, &stopped) == 0);
+    CHECK(stopped.counts.records == 5 && !stopped.timed_out);
+    CHECK(kc_close() == 0);
+}
+
+static void a_forked_child_passes(void) {
+    prepare();
+    CHECK(start());
+    const pid_t child = fork();
+    if (child == 0) {
+        _exit(cupti.enable(KERNEL_KIND) == 0 && cupti.disable(KERNEL_KIND) == 0 ? 0 : 1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(others().time_ns == 0);
+    CHECK(kc_close() == 0);
+}
+
+int main(int count, char **arguments) {
+    pthread_t other, caller;
+    int gave_way = 0;
+    CHECK(count == 2);
+    library_path = arguments[1];
+    look_up();
+    CHECK(fake_set("version", 130001) == 0);
+    a_visitor_ends_the_recording();
+    a_forked_child_passes();
+    atomic_store(&goes_on, true);
+    CHECK(pthread_create(&other, NULL, profile_now_and_then, NULL) == 0);
+    CHECK(pthread_create(&caller, NULL, call_cuda, NULL) == 0);
+    for (int i = 0; i < CAPTURES; i++) {
+        gave_way += capture(i);
+    }
+    atomic_store(&goes_on, false);
+    pthread_join(other, NULL);
+    pthread_join(caller, NULL);
+    printf("%d captures gave way, %u of his sessions are whole\n", gave_way, atomic_load(&sessions));
+    return 0;
+}

@@ -1,0 +1,82 @@
+from array import array
+
+from gpu.zoo import figures, report
+from gpu.zoo.captures import Capture
+from gpu.zoo.figures import Memory, Row
+
+SECOND = 1_000_000_000
+
+
+def recorded(begin_s: float, end_s: float) -> Capture:
+    """A capture with the defaults whose request lies 0.1 s before its window, its file 0.1 s after it."""
+    begin, end = int(begin_s * SECOND), int(end_s * SECOND)
+    return Capture(
+        kind="", verdict="DONE", kernels=7, begin_ns=begin, end_ns=end, requested_ns=begin - SECOND // 10,
+        stored_ns=end + SECOND // 10,
+    )  # fmt: skip
+
+
+def test_a_median_counts_iterations_that_lie_wholly_in_a_window() -> None:
+    times = array("q", [0, 1_000_000, 2_000_000, 9_000_000, 10_000_000, 12_000_000])
+    assert figures.median_ms(times, [(0, 2_000_000), (9_500_000, 12_000_000)]) == 1.0
+    assert figures.median_ms(times, [(20_000_000, 30_000_000)]) == 0.0
+
+
+def test_iterations_are_timed_before_during_and_after_the_captures() -> None:
+    slow = array("q", range(10 * SECOND, 12 * SECOND, 4_000_000))
+    times = array("q", range(0, 10 * SECOND, 2_000_000)) + slow + array("q", range(12 * SECOND, 20 * SECOND, 3_000_000))
+    row = Row(name="x")
+    figures.time_iterations(row, times, [recorded(10, 11), recorded(11.2, 12)], 0, times)
+    assert (row.before_ms, row.during_ms, row.after_ms) == (2.0, 4.0, 3.0)
+    assert row.ratio == row.twin_ratio == 1.5
+
+
+def test_digests_at_common_iterations_must_be_equal() -> None:
+    row = Row(name="x")
+    figures.compare_digests(row, {100: "a", 200: "b", 300: "c"}, {100: "a", 200: "b"})
+    assert (row.state, row.compared) == ("unharmed", 2)
+    figures.compare_digests(row, {100: "a", 200: "x"}, {100: "a", 200: "b"})
+    assert row.problems == ["changed results: 1 of 2 digests differ, the first at iteration 200"]
+
+
+def test_poorer_traces_of_its_own_are_harm() -> None:
+    row = Row(name="x")
+    figures.compare_own_traces(row, [1000, 995], [1000, 1001])
+    assert row.state == "unharmed"
+    figures.compare_own_traces(row, [1000, 0], [1000, 1001])
+    assert row.problems == ["1 of 2 of its own traces are poorer: [0], untouched 1000 events"]
+
+
+def test_own_traces_that_vary_without_us_too_prove_nothing() -> None:
+    row = Row(name="x")
+    figures.compare_own_traces(row, [1000, 500], [1000, 400, 1001])
+    assert row.state == "unharmed"
+
+
+def test_memory_may_not_grow_more_than_that_of_the_untouched_program() -> None:
+    row = Row(
+        name="x", memory={"settled": Memory(rss=1 << 30, gpu=5), "end": Memory(rss=(1 << 30) + (200 << 20), gpu=5)}
+    )
+    row.twin_memory = {"settled": Memory(rss=1 << 30), "end": Memory(rss=(1 << 30) + (190 << 20))}
+    figures.judge_memory(row)
+    assert row.state == "unharmed"
+    row.twin_memory = {}
+    figures.judge_memory(row)
+    assert row.problems == ["resident memory grew by 200 MiB"]
+
+
+def test_what_is_printed_last_is_read_to_its_end() -> None:
+    rows = [Row(name=f"program_{number}", captures=65, verdicts={"DONE": 65}) for number in range(80)]
+    for row in rows[:10]:
+        row.harm("died with status -6 after capture 3", "word " * 400)
+    text = report.compact(rows)
+    assert len(text) <= report.MOST_CHARACTERS
+    assert "80 programs, 5200 captures: 70 unharmed, 10 HARMED, 0 skipped, 0 not run" in text
+    assert "HARMED program_9: died with status -6 after capture 3" in text
+
+
+def test_the_table_tells_warnings_and_who_was_left_out() -> None:
+    told = Row(name="a", warnings={"stays attached because of CUDA graphs": 3})
+    table = report.markdown([told, Row(name="b", state="skipped", notes=["one GPU"])], "two")
+    assert "* 3 times, warning: stays attached because of CUDA graphs" in table
+    assert "## Skipped: 1\n* b: one GPU" in table
