@@ -13,7 +13,8 @@ Theory of operation
 
     A program may close descriptors that it did not open, and use their numbers anew. So what is closed after a wait is
     looked at before (device and inode), and the packet is taken only if the number still is the channel. That is
-    noted when the channel can be seen already: each look gives the GIL away, for 5 ms if the program wants it.
+    noted when the channel can be seen already: each look may give the GIL away, for 5 ms if the program wants it. What
+    such a look has seen may be past; it is repeated until one took less than 0.1 ms.
 
     No import statement: builtins.__import__ may be the program's, and so may a module of that name in its folder.
     What is needed are modules that every interpreter has imported since its start, and _socket, which is taken from
@@ -30,6 +31,7 @@ _SOURCE = """\
 __name__='kineto_boot'
 def boot(k):
  y,p,F,X,I=[modules[n]for n in('sys','posix','_frozen_importlib','_frozen_importlib_external','_imp')]
+ C=getattr(modules.get('time'),'perf_counter',int)
  B,E,S=F.BuiltinImporter,X.ExtensionFileLoader,'_socket'
  N=modules.get(S)
  l=getattr(N,'__loader__',0)
@@ -49,8 +51,12 @@ def boot(k):
   if x<k:n.pop(x,m)
  o=s['open']
  def same(x):
-  try:q=p.fstat(x if type(x)is int else x.fileno());return q.st_dev,q.st_ino
-  except OSError:pass
+  for _ in range(50):
+   t=C()
+   try:q=p.fstat(x if type(x)is int else x.fileno())
+   except OSError:return
+   if C()-t<1e-4:break
+  return q.st_dev,q.st_ino
  class Held:
   def __init__(h,x):h.x=x;h.i=0;o.append(h)
   def close(h):
@@ -76,7 +82,7 @@ def boot(k):
    import ctypes
    f=ctypes.CDLL(None).syscall({'x86_64':319,'aarch64':279}[p.uname()[4]],w.encode(),1)
   f=Held(f)
-  for h in r,v,f:h.i=same(h.x)
+  for h in r,v,f:h.i=same(h.x)or 1
   try:
    a.settimeout(WAIT)
    a.recv(1,2)
@@ -84,6 +90,7 @@ def boot(k):
    g,c,_,_=a.recvmsg(65536,N.CMSG_SPACE(32),0x40000040)
   finally:close(v,f)
   d=[Held(x)for c in c for x in memoryview(c[2]).cast('i')]
+  for h in d:h.i=same(h.x)or 1
   n={'__name__':'kineto_loader','__builtins__':__builtins__,'modules':modules}
   exec(compile(g,'<kineto-loader>','exec',0x1000000),n)
   return n['load'](s,a,[h.x for h in d])

@@ -36,7 +36,7 @@ UNWILLING = {
     "veto_compile": "the program allows no compile",
     "veto_exec": "the program allows no exec",
     "veto_import": "the program allows no",
-    "closing": "closed",
+    "closing": "",
     "little_memory": "",
 }
 REGISTERS = ("registers", "registers_bystander")

@@ -21,7 +21,7 @@ class Closing(Loop):
         self._own: List[int] = []
 
     def lap(self) -> None:
-        for _ in range(20):
+        for _ in range(250):  # some 50 ms
             super().lap()
         self._check()
         os.closerange(3, MOST_DESCRIPTORS)
