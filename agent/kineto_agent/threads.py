@@ -4,7 +4,15 @@ Theory of operation
     `threading` is never imported from here: up to CPython 3.12 the thread that imports it first becomes its
     "MainThread", and the agent may be brought into a program that has not imported it yet. Our threads are made by
     `_thread` and do not show in threading.enumerate(); where the program has imported `threading`, it is asked for
-    the program's own threads.
+    the program's own threads. Only the interpreter's own function makes them: what gevent, eventlet or a debugger has
+    put in its place makes greenlets, or threads that are traced.
+
+    Signals that the program should get are blocked by the new thread itself. The kernel gives them to the main thread
+    first, and a mask that the starting thread changed might not be changed back: a handler may raise in between.
+
+    From CPython 3.12 on the tools of sys.monitoring (cProfile, coverage, debuggers) are called on every thread of the
+    interpreter. A thread whose state counts as being traced is spared; that is done by functions in C alone before the
+    first of ours runs there.
 
     Python knows a thread by its pthread_t, everybody else by the kernel's thread id. `threading` knows both for
     its own threads. For any other thread the kernel's id stands somewhere in the pthread structure that pthread_t
@@ -12,26 +20,25 @@ Theory of operation
     wrong address is an error there, not a crash) and believes only ids listed in /proc/self/task.
 """
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import os
-import signal
 import struct
 import sys
+from collections import deque
+from itertools import chain
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from kineto_agent.debuglog import log_exception
 
 OWN_PREFIX = "kineto-"  # names of the agent's own threads; no sampler shows them
 _TASKS = "/proc/self/task"
-_SYNCHRONOUS = (
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGABRT,
-    signal.SIGTRAP,
-    signal.SIGSYS,
-)
+_SYNCHRONOUS = {
+    *(_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL),
+    *(_signal.SIGABRT, _signal.SIGTRAP, _signal.SIGSYS),
+}
+_TRACING_BY_THREAD = (3, 12)
+_TOOLS = 6  # of sys.monitoring
 _PTHREAD_SCAN_BYTES = 2304  # glibc's and musl's structures are about this long
 _INT = struct.Struct("i")
 
@@ -59,6 +66,8 @@ class Thread:
 
     def run(self, target: Callable[[], None]) -> None:
         """The thread itself."""
+        # A thread may have the C library's own signals blocked; naming them would be a warning on the program's stderr.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _SYNCHRONOUS)
         self.ident, self.native_id = _thread.get_ident(), _thread.get_native_id()
         _ours[self.ident] = self
         try:
@@ -78,22 +87,53 @@ os.register_at_fork(after_in_child=_ours.clear)
 def start_thread(name: str, target: Callable[[], None]) -> Thread:
     """A thread to which the kernel gives no signal that the program should get. Raises RuntimeError."""
     thread = Thread(name)
-    valid = set(signal.valid_signals())
-    # A thread may have the C library's own signals blocked; naming them would be a warning on the program's stderr.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, valid - set(_SYNCHRONOUS)) & valid
-    try:
-        _start_new_thread()(thread.run, (target,))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    start, first = _start_new_thread(), _unseen()
+
+    def run() -> None:
+        thread.run(target)
+
+    if first is None:
+        start(run, ())
+    else:
+        start(*_in_turn(*first, run))
     return thread
 
 
 def _start_new_thread() -> Any:
-    """The interpreter's function, also where gevent has put its own in its place."""
-    patched = getattr(sys.modules.get("gevent.monkey"), "saved", None)
-    if isinstance(patched, dict):
-        return patched.get("_thread", {}).get("start_new_thread", _thread.start_new_thread)
-    return _thread.start_new_thread
+    """The interpreter's function, also where others have put theirs in its place. Raises RuntimeError."""
+    saved = getattr(sys.modules.get("gevent.monkey"), "saved", None)
+    kept = saved.get("_thread", {}) if isinstance(saved, dict) else {}
+    for found in (_START, _thread.start_new_thread, kept.get("start_new_thread")):
+        if type(found) is type(len):
+            return found
+    raise RuntimeError("the program has put a function of its own in the place of _thread.start_new_thread")
+
+
+_START = _thread.start_new_thread  # at the time of the import, mostly before others replace it
+
+
+def _unseen() -> Optional[Tuple[Any, Any]]:
+    """Functions in C: the calling thread's state, and what makes a state count as being traced. None: not needed."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if sys.version_info < _TRACING_BY_THREAD or not any(monitoring.get_tool(tool) for tool in range(_TOOLS)):
+        return None
+    try:
+        import ctypes
+
+        library = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions are shared with the program
+        state, trace = library.PyThreadState_Get, library.PyThreadState_EnterTracing
+    except (ImportError, OSError, AttributeError):
+        return None
+    state.restype, state.argtypes = ctypes.c_void_p, ()
+    trace.restype, trace.argtypes = None, (ctypes.c_void_p,)
+    return state, trace
+
+
+def _in_turn(state: Any, trace: Any, run: Callable[[], None]) -> Tuple[Any, Tuple[Any, ...]]:
+    """A function in C with its arguments that calls `trace(state())`, then `run()`, and has no frame of its own."""
+    import _operator
+
+    return deque, (chain(map(trace, map(_operator.call, (state,))), map(_operator.call, (run,))), 0)
 
 
 def program_threads() -> List[Any]:

@@ -61,10 +61,10 @@ AGENT = (
     Call("memfd_create", 319, 279, ((_POINTER, 1), (_POINTER, 3))),
     Call("clone3", 435, 435, ((_POINTER, 88),), FALLS_BACK),
     Call("clone", 56, 220, ((_CLONE_THREAD, _POINTER, _POINTER, _POINTER, _POINTER),)),
-    Call("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000))),
+    Call("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000), (_FD, _POINTER, 0x40000040))),
     Call("sendmsg", 46, 211, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x4000))),
     Call("sendto", 44, 206, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 100, 0x4000, 0, 0))),
-    Call("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0),)),
+    Call("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 1, 2, 0, 0))),
     Call("poll", 7, None, ((_POINTER, 1, 1000),)),
     Call("ppoll", None, 73, ((_POINTER, 1, _POINTER, 0, 8),)),
     Call("pselect6", 270, 72, ((0, 0, 0, 0, _POINTER, 0),)),  # time.sleep, up to Python 3.10

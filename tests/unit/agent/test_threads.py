@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from types import ModuleType
-from typing import Dict, List
+from typing import Callable, Dict, List, Tuple
 
 import pytest
 from kineto_agent.threads import NativeIds, command_name, start_thread, thread_names
@@ -159,3 +159,27 @@ def test_where_gevent_has_taken_thread_starting_the_interpreters_own_is_used(mon
     monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
     monkeypatch.setattr(_thread, "start_new_thread", greenlet)
     assert start_thread("kineto-test", lambda: None).join(20)
+
+
+def test_a_function_of_the_programs_that_starts_threads_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greenlet(*_arguments: object) -> None:
+        raise AssertionError("no thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", greenlet)
+    ran: List[int] = []
+    start_thread("kineto-test", lambda: ran.append(_thread.get_native_id())).join()
+    assert ran and ran[0] != _thread.get_native_id()
+
+
+def test_a_starting_thread_has_its_signals_open_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that raises while they are blocked would leave them so."""
+    masks: List[set] = []  # type: ignore[type-arg]
+
+    def start(function: Callable[..., None], arguments: Tuple[object, ...]) -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        _thread.start_new_thread(function, arguments)
+
+    monkeypatch.setattr("kineto_agent.threads._start_new_thread", lambda: start)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    start_thread("kineto-test", lambda: None).join()
+    assert masks == [before]
