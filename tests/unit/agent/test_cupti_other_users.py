@@ -172,13 +172,13 @@ def _drives(name: str, parts: Sequence[Path], *arguments: str) -> int:
 
 
 @pytest.mark.skipif(not _REAL, reason="no nvidia-cuda-cupti wheel is installed")
-@pytest.mark.parametrize("layout", ["roomy", "dense"])
+@pytest.mark.parametrize("layout", ["roomy", "dense", "full"])
 @pytest.mark.parametrize("path", _REAL)
 def test_the_real_library_answers_through_its_gates_as_without(path: str, layout: str) -> None:
     parts = [COLLECTOR / name for name in ("call_site.c", "call_stub.c", "room.c")]
     assert _drives("drive_call_site", parts, path, layout) in (0, _NOT_WITHOUT_DRIVER)
 
 
-@pytest.mark.parametrize("layout", ["dense", "full"])
-def test_gates_are_placed_where_a_program_leaves_hardly_any_room(layout: str) -> None:
+@pytest.mark.parametrize("layout", ["dense", "full", "none"])
+def test_gates_are_placed_where_a_program_leaves_hardly_any_room_or_their_lack_is_said(layout: str) -> None:
     assert _drives("drive_cupti_gate", sorted(COLLECTOR.glob("*.c")), str(fake_cupti()), layout) == 0
