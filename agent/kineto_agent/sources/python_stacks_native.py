@@ -101,13 +101,13 @@ class Sampler(NativeInterface):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._library.ks_ticks.restype = ctypes.c_uint64
-        # The same library: its functions keep the GIL when they are called through this.
+        # The same library: what is called through this keeps the GIL, so that only one thread at a time is inside.
         self._with_gil: Any = ctypes.PyDLL(path, handle=self._library._handle)
 
     def open(self, numbers: StackLayout) -> None:
         """Read memory by this layout from now on."""
         places = _Layout(_runtime_address(), id(CodeType), id(FrameType), *numbers)
-        self._check(self._library.ks_open(ctypes.byref(places), *self._error.room))
+        self._check(self._with_gil.ks_open(ctypes.byref(places), *self._error.room))
 
     def look(self) -> Tuple[List[Tuple[int, int]], bool]:
         """The caller's stack from this method on: address of the code, offset of the instruction. Has it the GIL?"""
