@@ -96,7 +96,7 @@ struct ks_stop_result {
     uint64_t missed_ticks;
     uint64_t truncated_stacks;
     uint64_t torn_samples;
-    uint64_t partial_stacks;    /* without the innermost calls, which ended faster than they could be read */
+    uint64_t partial_stacks;    /* of threads that went on meanwhile; the innermost calls may be missing */
     uint64_t unnamed_samples;   /* dropped because a table is full */
     uint64_t threads_left_out;  /* the most at a tick */
     uint64_t longest_period_ns; /* between ticks; more than was asked for where the rate was lowered */

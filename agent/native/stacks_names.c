@@ -1,8 +1,8 @@
 /* See stacks_names.h.
  *
- * A code object is known by its address together with what it points to, as read for this very sample: when it is freed
- * and another one is made in its place, that one differs in at least one of them, or is the same function compiled
- * again. Its texts are read once, and only believed if the code object is still the same one afterwards.
+ * A code object is known by its address together with what it points to and the hashes that Python keeps of its name and
+ * file, all read for this very sample: a program that makes and frees code gets the same addresses again and again, for
+ * the code and for its texts. The texts are read once, and only believed if all is the same afterwards.
  *
  * A stack is a chain of nodes: (parent node, code number, offset of the instruction). Both tables are open-addressed
  * and of a fixed size; their memory is only touched as far as it is used. A full one costs the sample, which is counted.
@@ -64,7 +64,7 @@ static uint32_t mix(uint64_t value) {
 
 static bool same_code(const struct code_identity *a, const struct code_identity *b) {
     return a->address == b->address && a->filename == b->filename && a->name == b->name && a->lines == b->lines &&
-           a->first_line == b->first_line && a->units == b->units;
+           a->texts == b->texts && a->first_line == b->first_line && a->units == b->units;
 }
 
 static void put_u32(uint8_t *to, uint32_t value) {
@@ -74,7 +74,7 @@ static void put_u32(uint8_t *to, uint32_t value) {
 }
 
 static bool code_is_still(struct walker_of_stacks *walker, const struct code_identity *code) {
-    struct stack *one = &walker->previous; /* free between two walks */
+    struct stack *one = &walker->second; /* free between two walks */
     struct code_identity now;
     one->depth = 1;
     one->frames[0].code = code->address;

@@ -26,8 +26,8 @@ struct stack {
 struct walker_of_stacks {
     const struct ks_layout *layout;
     struct memory memory;
-    struct stack stack;    /* what walk_stack has found */
-    struct stack previous; /* of the attempt before */
+    struct stack stack;  /* what walk_stack has found */
+    struct stack second; /* what a second look has found */
 };
 
 /* A thread state. */
@@ -42,7 +42,7 @@ struct python_thread {
 
 enum walk {
     WALK_WHOLE,
-    WALK_PARTIAL, /* the innermost calls ended faster than they could be read */
+    WALK_PARTIAL, /* the thread went on meanwhile; calls shorter than the look may be missing */
     WALK_TORN,
     WALK_EMPTY, /* no Python frame */
 };
@@ -61,12 +61,13 @@ uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter);
 /* The thread state that holds this GIL, 0 if none does. */
 uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil);
 
-/* What identifies a code object, read each time: its memory may have become another one's. */
+/* What identifies a code object, read each time: its memory may have become another one's, and that of its texts too. */
 struct code_identity {
     uint64_t address;
     uint64_t filename;
     uint64_t name;
     uint64_t lines;
+    uint64_t texts; /* made of the lengths and hashes of both texts */
     uint32_t first_line;
     uint32_t units; /* of bytecode; 0: not known */
 };
