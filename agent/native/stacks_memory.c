@@ -74,6 +74,22 @@ bool memory_gather(const struct memory *memory, void *to, const uint64_t *addres
     return true;
 }
 
+bool memory_read_pieces(const struct memory *memory, const struct memory_piece *pieces, uint32_t count) {
+    struct iovec local[MEMORY_PIECES_MOST];
+    struct iovec remote[MEMORY_PIECES_MOST];
+    size_t total = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!memory->vm && !memory_read(memory, pieces[i].to, pieces[i].address, pieces[i].bytes)) {
+            return false;
+        }
+        local[i] = (struct iovec){.iov_base = pieces[i].to, .iov_len = pieces[i].bytes};
+        remote[i].iov_base = (void *)(uintptr_t)pieces[i].address; // NOLINT: never followed
+        remote[i].iov_len = pieces[i].bytes;
+        total += pieces[i].bytes;
+    }
+    return !memory->vm || process_vm_readv(getpid(), local, count, remote, count, 0) == (ssize_t)total;
+}
+
 static const uint8_t *page(struct memory *memory, uint64_t address) {
     for (uint32_t i = 0; i < MEMORY_PAGES; i++) {
         if (memory->address[i] == address) {

@@ -29,6 +29,17 @@ uint64_t memory_word(const struct memory *memory, uint64_t address); /* 0: not t
 /* `count` pieces of `bytes` each, one behind the other. */
 bool memory_gather(const struct memory *memory, void *to, const uint64_t *addresses, uint32_t count, size_t bytes);
 
+struct memory_piece {
+    void *to;
+    uint64_t address;
+    size_t bytes;
+};
+
+#define MEMORY_PIECES_MOST 16u
+
+/* Pieces of any length, one right after the other, in their order. */
+bool memory_read_pieces(const struct memory *memory, const struct memory_piece *pieces, uint32_t count);
+
 /* The same as memory_read through whole pages that are kept until memory_forget. */
 bool memory_peek(struct memory *memory, void *to, uint64_t address, size_t bytes);
 void memory_forget(struct memory *memory);

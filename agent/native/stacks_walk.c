@@ -5,21 +5,21 @@
  *   an argument of a system call, every object is checked by its type, every chain is bounded, a thread state must name
  *   the interpreter in whose list it was found.
  *
- *   A walk counts as whole if the thread's innermost frame was the same before and after it, and if it ended at the
- *   frame where the thread's stack ended last time (a frame that is just being made has no caller yet). Otherwise a
- *   second walk tells what of the first is true: frames that both found in the same places were there all the time in
- *   between. These are the stack then, and the call that the first walk saw made from the innermost of them. Only calls
- *   that were shorter than a walk (some microseconds) can be missing; their time goes to their callers.
+ *   What changes fast is the inner end of a stack. It is read between two looks at which frame is the innermost, all in
+ *   one system call (`hold`, some 0.3 us): what both of these frames have below them was there all the time. The rest
+ *   is walked once before and once after that, and must be the same. So a stack is never put together from pieces of
+ *   different moments, and only a call shorter than the hold can be missing; its time goes to its caller.
  *
- *   It is always the first walk that counts. To drop such samples, or to repeat until the thread holds still, would be a
- *   choice in favour of code that makes few calls: functions of 20 us were found with shares 5 points too low that way.
+ *   An attempt that fails is repeated at once. To wait until the thread holds still would be a choice in favour of code
+ *   that makes few calls: functions of 20 us were found with shares 5 points too low that way.
  */
 #include "stacks_walk.h"
 
 #include <string.h>
 
-#define ATTEMPTS 4u
-#define CHAIN_MOST 2048u /* frames of all kinds */
+#define ATTEMPTS 6u
+#define HOLD_FRAMES 8u
+#define HOLD_BYTES MEMORY_PAGE_BYTES
 #define FRAME_BYTES_MOST 160u
 #define CODE_BYTES_MOST 256u
 #define CODES_AT_ONCE 32u
@@ -98,20 +98,17 @@ static uint64_t innermost(const struct walker_of_stacks *walker, const struct py
     return found == 0 ? 0 : memory_word(&walker->memory, found + layout->cframe_frame);
 }
 
-/* One frame; `*shown` is false for one of the interpreter's own. */
-static bool read_frame(struct walker_of_stacks *walker, uint64_t address, struct walked_frame *frame, uint64_t *previous,
-                       bool *shown) {
-    const struct ks_layout *layout = walker->layout;
-    uint8_t bytes[FRAME_BYTES_MOST];
-    const uint32_t last = FARTHER(FARTHER(layout->frame_code, layout->frame_previous),
-                                        FARTHER(layout->frame_instruction, layout->frame_owner));
-    const uint32_t size = last + (uint32_t)sizeof(uint64_t);
-    if (size > sizeof bytes || !memory_peek(&walker->memory, bytes, address, size)) {
-        return false;
-    }
-    *shown = true;
-    *previous = word_in(bytes, layout->frame_previous);
+static uint32_t frame_bytes(const struct ks_layout *layout) {
+    return FARTHER(FARTHER(layout->frame_code, layout->frame_previous),
+                   FARTHER(layout->frame_instruction, layout->frame_owner)) +
+           (uint32_t)sizeof(uint64_t);
+}
+
+/* False: there is no frame in these bytes. */
+static bool decode_frame(const struct ks_layout *layout, const uint8_t *bytes, uint64_t address,
+                         struct walked_frame *frame) {
     frame->address = address;
+    frame->previous = word_in(bytes, layout->frame_previous);
     frame->code = word_in(bytes, layout->frame_code);
     if (layout->frames == KS_FRAME_OBJECTS) {
         int32_t instruction;
@@ -121,97 +118,210 @@ static bool read_frame(struct walker_of_stacks *walker, uint64_t address, struct
     }
     frame->code &= ~(uint64_t)TAGS;
     frame->instruction = word_in(bytes, layout->frame_instruction);
-    *shown = bytes[layout->frame_owner] < layout->least_shim_owner;
-    return !*shown || frame->code != 0;
+    if (bytes[layout->frame_owner] >= layout->least_shim_owner) {
+        frame->code = 0;
+        return true;
+    }
+    return frame->code != 0;
 }
 
-static bool walk_once(struct walker_of_stacks *walker, uint64_t from, struct stack *stack) {
-    uint64_t address = from;
-    stack->depth = 0;
-    stack->truncated = false;
-    stack->outermost = 0;
+/* Follows the chain from `address`, appending to `stack`. False: it leads nowhere. */
+static bool walk_on(struct walker_of_stacks *walker, uint64_t address, struct stack *stack) {
+    uint8_t bytes[FRAME_BYTES_MOST];
+    const uint32_t size = frame_bytes(walker->layout);
     memory_forget(&walker->memory);
-    for (uint32_t i = 0; address != 0; i++) {
-        uint64_t previous;
-        bool shown;
-        if (i >= CHAIN_MOST || stack->depth == STACK_DEPTH_MOST) {
+    while (address != 0) {
+        if (stack->depth == FRAMES_MOST) {
             stack->truncated = true;
-            stack->outermost = 0;
             return true;
         }
-        if (!read_frame(walker, address, &stack->frames[stack->depth], &previous, &shown)) {
+        struct walked_frame *frame = &stack->frames[stack->depth];
+        if (size > sizeof bytes || !memory_peek(&walker->memory, bytes, address, size) ||
+            !decode_frame(walker->layout, bytes, address, frame)) {
             return false;
         }
-        stack->depth += shown;
-        stack->outermost = address;
-        address = previous;
+        stack->depth++;
+        address = frame->previous;
     }
     return true;
 }
 
-static bool same_place(const struct walked_frame *a, const struct walked_frame *b) {
-    return a->address == b->address && a->code == b->code;
+/* ---- the inner end ---- */
+
+/* Bytes that were read while `from` and `to` were the innermost frames, one after the other. */
+struct hold {
+    uint64_t from;
+    uint64_t to;
+    uint32_t pieces;
+    uint64_t addresses[HOLD_FRAMES];
+    uint32_t bytes_each;
+    uint8_t bytes[HOLD_BYTES];
+};
+
+/* A frame object lies alone, the frames since 3.11 lie side by side: the page of the innermost one is taken then. */
+static void choose_pieces(const struct walker_of_stacks *walker, struct hold *hold) {
+    const struct stack *stack = &walker->stack;
+    if (walker->layout->frames != KS_FRAME_OBJECTS) {
+        hold->pieces = 1;
+        hold->bytes_each = MEMORY_PAGE_BYTES;
+        hold->addresses[0] = stack->frames[0].address & ~(uint64_t)(MEMORY_PAGE_BYTES - 1);
+        return;
+    }
+    hold->pieces = stack->depth < HOLD_FRAMES ? stack->depth : HOLD_FRAMES;
+    hold->bytes_each = frame_bytes(walker->layout);
+    for (uint32_t i = 0; i < hold->pieces; i++) {
+        hold->addresses[i] = stack->frames[i].address;
+    }
 }
 
-/* Cuts walker->stack down to what walker->second has found too. False: nothing. */
-static bool keep_common(struct walker_of_stacks *walker) {
-    const struct stack *second = &walker->second;
-    struct stack *first = &walker->stack;
-    if (first->depth == 0 || second->depth == 0) {
-        return false;
+static bool take_hold(const struct walker_of_stacks *walker, const struct python_thread *thread, struct hold *hold) {
+    const struct ks_layout *layout = walker->layout;
+    const uint64_t pointer = thread->address + layout->thread_frame;
+    uint64_t cframe = 0;
+    struct memory_piece pieces[HOLD_FRAMES + 4];
+    uint64_t outer[2] = {0, 0}; /* the thread's _PyCFrame before and after */
+    uint32_t count = 0;
+    uint64_t innermost_at = pointer;
+    choose_pieces(walker, hold);
+    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+        cframe = memory_word(&walker->memory, pointer);
+        innermost_at = cframe + layout->cframe_frame;
+        pieces[count++] = (struct memory_piece){&outer[0], pointer, sizeof outer[0]};
     }
-    /* From the outside in; each of the two may be truncated at another frame. */
-    uint32_t a = first->depth;
-    uint32_t b = second->depth;
-    while (a > 0 && first->frames[a - 1].address != second->frames[second->depth - 1].address) {
-        a--;
+    pieces[count++] = (struct memory_piece){&hold->from, innermost_at, sizeof hold->from};
+    for (uint32_t i = 0; i < hold->pieces; i++) {
+        pieces[count++] =
+            (struct memory_piece){hold->bytes + (size_t)i * hold->bytes_each, hold->addresses[i], hold->bytes_each};
     }
-    while (a == 0 && b > 0 && second->frames[b - 1].address != first->frames[first->depth - 1].address) {
-        b--;
+    pieces[count++] = (struct memory_piece){&hold->to, innermost_at, sizeof hold->to};
+    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+        pieces[count++] = (struct memory_piece){&outer[1], pointer, sizeof outer[1]};
     }
-    a = a == 0 ? first->depth : a;
-    if (b == 0 || !same_place(&first->frames[a - 1], &second->frames[b - 1])) {
-        return false;
-    }
-    while (a > 0 && b > 0 && same_place(&first->frames[a - 1], &second->frames[b - 1])) {
-        a--;
-        b--;
-    }
-    const uint32_t cut = a > 1 ? a - 1 : 0; /* the call that was seen made stays */
-    first->depth -= cut;
-    memmove(first->frames, first->frames + cut, first->depth * sizeof first->frames[0]);
-    return true;
+    return memory_read_pieces(&walker->memory, pieces, count) && outer[0] == cframe && outer[1] == cframe;
 }
 
-/* A second look at what walker->stack is the first of. */
-static enum walk confirm(struct walker_of_stacks *walker, const struct python_thread *thread, bool still,
-                         uint64_t *outermost) {
-    if (!walk_once(walker, innermost(walker, thread), &walker->second)) {
+static bool held_frame(const struct walker_of_stacks *walker, const struct hold *hold, uint64_t address,
+                       struct walked_frame *frame) {
+    const uint32_t size = frame_bytes(walker->layout);
+    for (uint32_t i = 0; i < hold->pieces; i++) {
+        const uint64_t offset = address - hold->addresses[i];
+        if (offset < hold->bytes_each && hold->bytes_each - offset >= size) {
+            return decode_frame(walker->layout, hold->bytes + (size_t)i * hold->bytes_each + offset, address, frame);
+        }
+    }
+    return false;
+}
+
+/* Is `address` below `from` in what is held, or what comes next below it? */
+static bool is_below(const struct walker_of_stacks *walker, const struct hold *hold, uint64_t from, uint64_t address) {
+    struct walked_frame frame;
+    for (uint32_t i = 0; i < FRAMES_MOST && from != address; i++) {
+        const bool held = held_frame(walker, hold, from, &frame);
+        if (!held && i == 0) { /* just called, in the next page: it may still be there */
+            uint8_t bytes[FRAME_BYTES_MOST];
+            if (!memory_read(&walker->memory, bytes, from, frame_bytes(walker->layout)) ||
+                !decode_frame(walker->layout, bytes, from, &frame)) {
+                return false;
+            }
+        } else if (!held) {
+            return false;
+        }
+        from = frame.previous;
+    }
+    return from == address && address != 0;
+}
+
+/* Puts what was there during the whole hold into walker->second. `*next` is the frame below that. False: nothing. */
+static bool keep_held(struct walker_of_stacks *walker, const struct hold *hold, uint64_t *next) {
+    struct stack *kept = &walker->second;
+    uint64_t address = hold->from;
+    struct walked_frame frame;
+    kept->depth = 0;
+    kept->truncated = false;
+    while (address != 0 && kept->depth < FRAMES_MOST && held_frame(walker, hold, address, &frame)) {
+        if (kept->depth > 0 || address == hold->to || is_below(walker, hold, hold->to, address)) {
+            kept->frames[kept->depth++] = frame;
+        }
+        address = frame.previous;
+    }
+    *next = address;
+    return kept->depth > 0 || (address != 0 && is_below(walker, hold, hold->to, address));
+}
+
+/* ---- a whole stack ---- */
+
+/* Whether the outer parts of both stacks, from `address` on, are the same. 0: both have all of it. */
+static bool same_below(const struct stack *before, const struct stack *now, uint32_t from_now, uint64_t address) {
+    uint32_t i = 0;
+    while (i < before->depth && before->frames[i].address != address) {
+        i++;
+    }
+    if (address == 0) {
+        return true;
+    }
+    for (uint32_t j = from_now; i < before->depth && j < now->depth; i++, j++) {
+        if (before->frames[i].address != now->frames[j].address || before->frames[i].code != now->frames[j].code) {
+            return false;
+        }
+        if (i + 1 == before->depth || j + 1 == now->depth) {
+            return before->truncated || now->truncated || (i + 1 == before->depth && j + 1 == now->depth);
+        }
+    }
+    return false;
+}
+
+/* Leaves what is shown in walker->stack. */
+static void show(struct walker_of_stacks *walker) {
+    const struct stack *from = &walker->second;
+    struct stack *to = &walker->stack;
+    to->depth = 0;
+    to->truncated = from->truncated;
+    for (uint32_t i = 0; i < from->depth; i++) {
+        if (from->frames[i].code == 0) {
+            continue;
+        }
+        if (to->depth == STACK_DEPTH_MOST) {
+            to->truncated = true;
+            return;
+        }
+        to->frames[to->depth++] = from->frames[i];
+    }
+}
+
+static enum walk attempt(struct walker_of_stacks *walker, const struct python_thread *thread, uint64_t *outermost) {
+    struct stack *before = &walker->stack;
+    struct stack *now = &walker->second;
+    struct hold hold;
+    uint64_t next;
+    const uint64_t from = innermost(walker, thread);
+    before->depth = 0;
+    before->truncated = false;
+    if (from == 0) {
+        return WALK_EMPTY;
+    }
+    if (!walk_on(walker, from, before) || !take_hold(walker, thread, &hold) || !keep_held(walker, &hold, &next)) {
         return WALK_TORN;
     }
-    const struct stack *first = &walker->stack;
-    if (first->outermost != walker->second.outermost && !first->truncated && !walker->second.truncated) {
+    const uint32_t held = now->depth;
+    if (!walk_on(walker, next, now) || !same_below(before, now, held, next)) {
         return WALK_TORN;
     }
-    *outermost = first->outermost;
-    if (still) {
-        return first->depth == 0 ? WALK_EMPTY : WALK_WHOLE;
+    const uint64_t last = now->frames[now->depth - 1].address;
+    if (!now->truncated && last != *outermost && last != before->frames[before->depth - 1].address) {
+        return WALK_TORN; /* a frame that is being made has no caller yet */
     }
-    return keep_common(walker) ? WALK_PARTIAL : WALK_TORN;
+    *outermost = now->truncated ? 0 : last;
+    show(walker);
+    if (walker->stack.depth == 0) {
+        return WALK_EMPTY;
+    }
+    return hold.from == hold.to ? WALK_WHOLE : WALK_PARTIAL;
 }
 
 enum walk walk_stack(struct walker_of_stacks *walker, const struct python_thread *thread, uint64_t *outermost) {
     enum walk found = WALK_TORN;
     for (uint32_t i = 0; i < ATTEMPTS && found == WALK_TORN; i++) {
-        const uint64_t before = innermost(walker, thread);
-        if (!walk_once(walker, before, &walker->stack)) {
-            continue;
-        }
-        const bool still = innermost(walker, thread) == before;
-        if (still && (walker->stack.truncated || walker->stack.outermost == *outermost)) {
-            return walker->stack.depth == 0 ? WALK_EMPTY : WALK_WHOLE;
-        }
-        found = confirm(walker, thread, still, outermost);
+        found = attempt(walker, thread, outermost);
     }
     return found;
 }

@@ -11,23 +11,25 @@
 
 struct walked_frame {
     uint64_t address;
-    uint64_t code;
+    uint64_t previous;
+    uint64_t code; /* 0: one of the interpreter's own */
     uint64_t instruction; /* as it stands in the frame */
 };
+
+#define FRAMES_MOST (2 * STACK_DEPTH_MOST) /* with those of the interpreter's own */
 
 /* One thread's frames, innermost first. */
 struct stack {
     uint32_t depth;
     bool truncated;
-    uint64_t outermost; /* the last frame of the chain, shown or not; 0 if truncated */
-    struct walked_frame frames[STACK_DEPTH_MOST];
+    struct walked_frame frames[FRAMES_MOST];
 };
 
 struct walker_of_stacks {
     const struct ks_layout *layout;
     struct memory memory;
-    struct stack stack;  /* what walk_stack has found */
-    struct stack second; /* what a second look has found */
+    struct stack stack;  /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
+    struct stack second;
 };
 
 /* A thread state. */
