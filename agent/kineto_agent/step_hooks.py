@@ -17,9 +17,11 @@ Rules
 import functools
 import sys
 import time
-from types import FrameType, ModuleType
-from typing import Any, Callable, Dict, Optional
+from types import ModuleType
+from typing import Any, Callable, Dict
 
+from kineto_agent.debuglog import log_exception
+from kineto_agent.sources.interface import SourceError
 from kineto_agent.steps import StepCounter
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
@@ -88,14 +90,17 @@ def _between_steps(module: Any, action: Callable[[], None]) -> bool:
 
 
 def _runs(module: Any) -> bool:
-    """Whether a thread executes a function of the module, or one called by it."""
-    for frame in sys._current_frames().values():
-        inner: Optional[FrameType] = frame
-        while inner is not None:
-            if inner.f_globals is module.__dict__:
-                return True
-            inner = inner.f_back
-    return False
+    """Whether a thread executes a function of the module, or one called by it; also where that cannot be known.
+
+    Not by sys._current_frames(), which crashes CPython 3.12 and 3.13 if an interpreter has a GIL of its own.
+    """
+    try:
+        from kineto_agent.sources import python_stacks_native
+
+        return python_stacks_native.checked().runs_file(getattr(module, _REGISTER).__code__.co_filename)
+    except (ImportError, AttributeError, SourceError):
+        log_exception("the hooks of optimizers")
+        return True
 
 
 class _Shadow:

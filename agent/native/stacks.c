@@ -42,6 +42,7 @@
 #define STACK_BYTES (256u << 10)
 #define INTERPRETERS_MOST 256u
 #define THREADS_MOST 8192u
+#define FILE_BYTES_MOST 4096u
 
 static struct {
     bool process_hooks;
@@ -171,7 +172,7 @@ int ks_look(struct ks_frame *frames, uint32_t most, uint32_t *holds_gil, char *e
     if (walk_stack(walker, &own.thread, &outermost) != WALK_WHOLE || !walk_codes(walker, &walker->stack, codes)) {
         return refuse(KS_UNREAD, error, error_bytes, "the stack of the thread that asks is not where it should be");
     }
-    *holds_gil = walk_gil_holder(walker, walk_gil(walker, own.interpreter)) == own.thread.address;
+    *holds_gil = walk_gil_holder(walker, walk_gil(walker, own.interpreter)) == own.thread.id;
     const uint32_t depth = walker->stack.depth < most ? walker->stack.depth : most;
     for (uint32_t i = 0; i < depth; i++) {
         frames[i] = (struct ks_frame){.code = walker->stack.frames[i].code,
@@ -185,21 +186,49 @@ int ks_read_text(uint64_t address, char *text, uint32_t bytes) {
     return self.opened ? walk_text(&self.looker, address, text, bytes) : KS_ORDER;
 }
 
+struct wanted {
+    uint64_t code; /* 0: any code of the file */
+    const char *file;
+};
+
+static bool is_of_file(uint64_t text, const char *file) {
+    char found[FILE_BYTES_MOST];
+    const int32_t length = walk_text(&self.looker, text, found, sizeof found);
+    return length >= 0 && (size_t)length == strlen(file) && memcmp(found, file, (size_t)length) == 0;
+}
+
 static bool is_inside(const struct python_thread *thread, uint64_t interpreter, void *argument) {
-    const uint64_t code = *(const uint64_t *)argument;
+    const struct wanted *wanted = argument;
     const struct stack *stack = &self.looker.stack;
+    struct code_identity codes[STACK_DEPTH_MOST];
     uint64_t outermost = 0;
     (void)interpreter;
     const enum walk walked = walk_stack(&self.looker, thread, &outermost);
-    for (uint32_t i = 0; (walked == WALK_WHOLE || walked == WALK_PARTIAL) && i < stack->depth; i++) {
-        if (stack->frames[i].code == code) {
+    if ((walked != WALK_WHOLE && walked != WALK_PARTIAL) || !walk_codes(&self.looker, stack, codes)) {
+        return false;
+    }
+    uint64_t looked_at = 0;
+    for (uint32_t i = 0; i < stack->depth; i++) {
+        if (codes[i].address == wanted->code) {
             return true;
         }
+        if (wanted->code == 0 && codes[i].filename != looked_at && is_of_file(codes[i].filename, wanted->file)) {
+            return true;
+        }
+        looked_at = codes[i].filename;
     }
     return false;
 }
 
-int ks_runs(uint64_t code) { return self.opened ? any_thread(is_inside, &code) : KS_ORDER; }
+int ks_runs(uint64_t code) {
+    struct wanted wanted = {.code = code};
+    return self.opened ? any_thread(is_inside, &wanted) : KS_ORDER;
+}
+
+int ks_runs_file(const char *file) {
+    struct wanted wanted = {.file = file};
+    return self.opened ? any_thread(is_inside, &wanted) : KS_ORDER;
+}
 
 /* ---- recording ---- */
 

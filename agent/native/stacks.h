@@ -2,7 +2,7 @@
  *
  *   ks_open -> ks_look* -> ks_read_text* -> ks_prepare -> ks_start -> ks_name*, ks_counts* -> ks_stop -> ks_close
  *
- * ks_open, ks_look, ks_read_text and ks_runs may be called at any time; the rest is for one recording at a time. All on
+ * ks_open, ks_look, ks_read_text, ks_runs and ks_runs_file may be called at any time; the rest is for one recording at a time. All on
  * one thread at a time (the agent's). Functions return 0 (or what is said) on success and a negative ks_error
  * otherwise; those with an `error` buffer put a text into it.
  */
@@ -114,6 +114,8 @@ KC_EXPORT int ks_look(struct ks_frame *frames, uint32_t most, uint32_t *holds_gi
 KC_EXPORT int ks_read_text(uint64_t address, char *text, uint32_t bytes);
 /* 1 if a thread of any interpreter is inside this code object, 0 if none is. */
 KC_EXPORT int ks_runs(uint64_t code);
+/* The same for any code object of this file. */
+KC_EXPORT int ks_runs_file(const char *file);
 /* Makes the arena; returns its descriptor, which stays the sampler's. */
 KC_EXPORT int ks_prepare(const struct ks_config *config, char *error, size_t error_bytes);
 KC_EXPORT int ks_start(char *error, size_t error_bytes);

@@ -23,20 +23,21 @@ static bool read_vm(void *to, uint64_t address, size_t bytes) {
 bool memory_open(struct memory *memory) {
     static const uint64_t probe = 0x6b696e65746f6d65u;
     uint64_t found = 0;
-    memory->fd = -1;
+    memory->file = false;
     memory_forget(memory);
     memory->vm = read_vm(&found, (uint64_t)(uintptr_t)&probe, sizeof found) && found == probe;
     if (!memory->vm) {
         memory->fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+        memory->file = memory->fd >= 0;
     }
     return memory->vm ||
            (memory_read(memory, &found, (uint64_t)(uintptr_t)&probe, sizeof found) && found == probe);
 }
 
 void memory_close(struct memory *memory) {
-    if (memory->fd >= 0) {
+    if (memory->file) {
         close(memory->fd);
-        memory->fd = -1;
+        memory->file = false;
     }
 }
 
@@ -44,7 +45,7 @@ bool memory_read(const struct memory *memory, void *to, uint64_t address, size_t
     if (memory->vm) {
         return read_vm(to, address, bytes);
     }
-    return memory->fd >= 0 && address <= INT64_MAX && pread(memory->fd, to, bytes, (off_t)address) == (ssize_t)bytes;
+    return memory->file && address <= INT64_MAX && pread(memory->fd, to, bytes, (off_t)address) == (ssize_t)bytes;
 }
 
 uint64_t memory_word(const struct memory *memory, uint64_t address) {

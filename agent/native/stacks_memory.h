@@ -11,8 +11,9 @@
 
 /* A reader and the pages that it has read last. Used by one thread. */
 struct memory {
-    int fd;   /* /proc/self/mem where process_vm_readv is forbidden, else -1 */
-    bool vm;  /* process_vm_readv works */
+    bool vm;   /* process_vm_readv works */
+    bool file; /* it is forbidden: `fd` is /proc/self/mem */
+    int fd;
     uint32_t next;
     uint64_t address[MEMORY_PAGES]; /* 0: empty */
     uint8_t bytes[MEMORY_PAGES][MEMORY_PAGE_BYTES];

@@ -225,7 +225,7 @@ static void sample_python_thread(struct sampler *sampler, const struct tick *tic
     }
     task->tick = tick->number;
     task->cpu_ns = cpu_ns;
-    write_sample(sampler, tick, task, used_ns, holder == thread->address);
+    write_sample(sampler, tick, task, used_ns, holder == thread->id);
 }
 
 static void sample_native_thread(struct sampler *sampler, const struct tick *tick, struct task *task) {

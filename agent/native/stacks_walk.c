@@ -10,16 +10,23 @@
  *   is walked once before and once after that, and must be the same. So a stack is never put together from pieces of
  *   different moments, and only a call shorter than the hold can be missing; its time goes to its caller.
  *
- *   An attempt that fails is repeated at once. To wait until the thread holds still would be a choice in favour of code
+ *   A thread that calls and returns too fast even for that is walked three times: what the first and the last walk have
+ *   in common, and the call that the one in the middle saw made from there. To wait until the thread holds still would be a choice in favour of code
  *   that makes few calls: functions of 20 us were found with shares 5 points too low that way.
  */
+#define _GNU_SOURCE
 #include "stacks_walk.h"
 
 #include <string.h>
+#include <time.h>
+
+#include "wake.h"
 
 #define ATTEMPTS 6u
 #define HOLD_FRAMES 8u
 #define HOLD_BYTES MEMORY_PAGE_BYTES
+#define HOLD_TIMES_SHORTEST 3
+#define HOLD_LEAST_LIMIT_NS 1500
 #define FRAME_BYTES_MOST 160u
 #define CODE_BYTES_MOST 256u
 #define CODES_AT_ONCE 32u
@@ -84,7 +91,8 @@ uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil) {
         return 0;
     }
     memcpy(&locked, bytes + walker->layout->gil_locked, sizeof locked);
-    return locked == 1 ? word_in(bytes, walker->layout->gil_holder) : 0;
+    const uint64_t holder = locked == 1 ? word_in(bytes, walker->layout->gil_holder) : 0;
+    return holder == 0 ? 0 : memory_word(&walker->memory, holder + walker->layout->thread_id);
 }
 
 /* ---- frames ---- */
@@ -159,12 +167,12 @@ struct hold {
 };
 
 /* A frame object lies alone, the frames since 3.11 lie side by side: the page of the innermost one is taken then. */
-static void choose_pieces(const struct walker_of_stacks *walker, struct hold *hold) {
+static void choose_pieces(const struct walker_of_stacks *walker, uint64_t innermost, struct hold *hold) {
     const struct stack *stack = &walker->stack;
     if (walker->layout->frames != KS_FRAME_OBJECTS) {
         hold->pieces = 1;
         hold->bytes_each = MEMORY_PAGE_BYTES;
-        hold->addresses[0] = stack->frames[0].address & ~(uint64_t)(MEMORY_PAGE_BYTES - 1);
+        hold->addresses[0] = innermost & ~(uint64_t)(MEMORY_PAGE_BYTES - 1);
         return;
     }
     hold->pieces = stack->depth < HOLD_FRAMES ? stack->depth : HOLD_FRAMES;
@@ -174,7 +182,15 @@ static void choose_pieces(const struct walker_of_stacks *walker, struct hold *ho
     }
 }
 
-static bool take_hold(const struct walker_of_stacks *walker, const struct python_thread *thread, struct hold *hold) {
+/* Whether the call was not interrupted: the frame that was the innermost before may be so again then. */
+static bool in_time(struct walker_of_stacks *walker, int64_t took_ns) {
+    if (walker->shortest_hold_ns == 0 || took_ns < walker->shortest_hold_ns) {
+        walker->shortest_hold_ns = took_ns;
+    }
+    return took_ns <= HOLD_LEAST_LIMIT_NS || took_ns <= HOLD_TIMES_SHORTEST * walker->shortest_hold_ns;
+}
+
+static bool take_hold(struct walker_of_stacks *walker, const struct python_thread *thread, struct hold *hold) {
     const struct ks_layout *layout = walker->layout;
     const uint64_t pointer = thread->address + layout->thread_frame;
     uint64_t cframe = 0;
@@ -182,10 +198,12 @@ static bool take_hold(const struct walker_of_stacks *walker, const struct python
     uint64_t outer[2] = {0, 0}; /* the thread's _PyCFrame before and after */
     uint32_t count = 0;
     uint64_t innermost_at = pointer;
-    choose_pieces(walker, hold);
     if (layout->frames == KS_FRAMES_BY_CFRAME) {
         cframe = memory_word(&walker->memory, pointer);
         innermost_at = cframe + layout->cframe_frame;
+    }
+    choose_pieces(walker, memory_word(&walker->memory, innermost_at), hold);
+    if (layout->frames == KS_FRAMES_BY_CFRAME) {
         pieces[count++] = (struct memory_piece){&outer[0], pointer, sizeof outer[0]};
     }
     pieces[count++] = (struct memory_piece){&hold->from, innermost_at, sizeof hold->from};
@@ -197,7 +215,9 @@ static bool take_hold(const struct walker_of_stacks *walker, const struct python
     if (layout->frames == KS_FRAMES_BY_CFRAME) {
         pieces[count++] = (struct memory_piece){&outer[1], pointer, sizeof outer[1]};
     }
-    return memory_read_pieces(&walker->memory, pieces, count) && outer[0] == cframe && outer[1] == cframe;
+    const int64_t began = clock_ns(CLOCK_MONOTONIC);
+    const bool read = memory_read_pieces(&walker->memory, pieces, count) && outer[0] == cframe && outer[1] == cframe;
+    return read && in_time(walker, clock_ns(CLOCK_MONOTONIC) - began);
 }
 
 static bool held_frame(const struct walker_of_stacks *walker, const struct hold *hold, uint64_t address,
@@ -288,34 +308,95 @@ static void show(struct walker_of_stacks *walker) {
     }
 }
 
-static enum walk attempt(struct walker_of_stacks *walker, const struct python_thread *thread, uint64_t *outermost) {
-    struct stack *before = &walker->stack;
+/* How many outer frames both have in the same places. */
+static uint32_t agreed(const struct stack *one, const struct stack *other) {
+    uint32_t a = one->depth;
+    uint32_t b = other->depth;
+    if (one->truncated || other->truncated) { /* maybe at different frames: from the outer one of those that both have */
+        while (a > 0 && one->frames[a - 1].address != other->frames[b - 1].address) {
+            a--;
+        }
+        for (a = a > 0 ? a : one->depth; b > 0 && other->frames[b - 1].address != one->frames[a - 1].address;) {
+            b--;
+        }
+    }
+    const uint32_t ends = b;
+    while (a > 0 && b > 0 && one->frames[a - 1].address == other->frames[b - 1].address &&
+           one->frames[a - 1].code == other->frames[b - 1].code) {
+        a--;
+        b--;
+    }
+    return ends - b;
+}
+
+static bool walk_anew(struct walker_of_stacks *walker, const struct python_thread *thread, struct stack *stack) {
+    stack->depth = 0;
+    stack->truncated = false;
+    const uint64_t from = innermost(walker, thread);
+    return from != 0 && walk_on(walker, from, stack) && stack->depth > 0;
+}
+
+/* For a thread that is too quick for a hold: what it had below it before and after a walk in the middle was there all
+ * the time, and the call that this walk saw made from there is true. Puts them into walker->second. */
+static bool keep_agreed(struct walker_of_stacks *walker, const struct python_thread *thread) {
+    const struct stack *before = &walker->stack;
+    struct stack *middle = &walker->third;
+    struct stack *after = &walker->second;
+    if (!walk_anew(walker, thread, middle) || !walk_anew(walker, thread, after)) {
+        return false;
+    }
+    const uint32_t kept = agreed(before, after);
+    if (kept == 0 || after->frames[after->depth - 1].address != before->frames[before->depth - 1].address) {
+        return false;
+    }
+    const struct walked_frame *inner = &after->frames[after->depth - kept];
+    uint32_t at = 0;
+    while (at < middle->depth && (middle->frames[at].address != inner->address || middle->frames[at].code != inner->code)) {
+        at++;
+    }
+    uint32_t called = at == middle->depth ? 0 : at > 0 && middle->frames[at - 1].code != 0 ? 1 : 2;
+    called = called > at ? 0 : called; /* with the interpreter's own frame in between */
+    memmove(after->frames + called, inner, kept * sizeof *inner);
+    memcpy(after->frames, middle->frames + (at - called), called * sizeof *inner);
+    after->depth = kept + called;
+    return true;
+}
+
+static bool keep_whole(struct walker_of_stacks *walker, const struct python_thread *thread, uint64_t outermost,
+                       bool *partial) {
+    const struct stack *before = &walker->stack;
     struct stack *now = &walker->second;
     struct hold hold;
     uint64_t next;
-    const uint64_t from = innermost(walker, thread);
-    before->depth = 0;
-    before->truncated = false;
-    if (from == 0) {
-        return WALK_EMPTY;
-    }
-    if (!walk_on(walker, from, before) || !take_hold(walker, thread, &hold) || !keep_held(walker, &hold, &next)) {
-        return WALK_TORN;
+    if (!take_hold(walker, thread, &hold) || !keep_held(walker, &hold, &next)) {
+        return false;
     }
     const uint32_t held = now->depth;
     if (!walk_on(walker, next, now) || !same_below(before, now, held, next)) {
-        return WALK_TORN;
+        return false;
     }
     const uint64_t last = now->frames[now->depth - 1].address;
-    if (!now->truncated && last != *outermost && last != before->frames[before->depth - 1].address) {
-        return WALK_TORN; /* a frame that is being made has no caller yet */
+    *partial = hold.from != hold.to;
+    /* A frame that is being made has no caller yet. */
+    return now->truncated || last == outermost || last == before->frames[before->depth - 1].address;
+}
+
+static enum walk attempt(struct walker_of_stacks *walker, const struct python_thread *thread, uint64_t *outermost) {
+    const struct stack *found = &walker->second;
+    bool partial = true;
+    if (innermost(walker, thread) == 0) {
+        return WALK_EMPTY;
     }
-    *outermost = now->truncated ? 0 : last;
+    if (!walk_anew(walker, thread, &walker->stack) ||
+        (!keep_whole(walker, thread, *outermost, &partial) && !keep_agreed(walker, thread))) {
+        return WALK_TORN;
+    }
+    *outermost = found->truncated ? 0 : found->frames[found->depth - 1].address;
     show(walker);
     if (walker->stack.depth == 0) {
         return WALK_EMPTY;
     }
-    return hold.from == hold.to ? WALK_WHOLE : WALK_PARTIAL;
+    return partial ? WALK_PARTIAL : WALK_WHOLE;
 }
 
 enum walk walk_stack(struct walker_of_stacks *walker, const struct python_thread *thread, uint64_t *outermost) {

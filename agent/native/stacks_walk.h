@@ -30,6 +30,8 @@ struct walker_of_stacks {
     struct memory memory;
     struct stack stack;  /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
     struct stack second;
+    struct stack third;
+    int64_t shortest_hold_ns; /* so far */
 };
 
 /* A thread state. */
@@ -60,7 +62,8 @@ enum walk walk_stack(struct walker_of_stacks *walker, const struct python_thread
 
 /* Where the interpreter's GIL is, 0 if that is not known. */
 uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter);
-/* The thread state that holds this GIL, 0 if none does. */
+/* The thread (pthread_t) that holds this GIL, 0 if none does. Not the thread state: up to 3.11 a thread that goes over to
+ * another interpreter keeps the GIL that it took for the first one. */
 uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil);
 
 /* What identifies a code object, read each time: its memory may have become another one's, and that of its texts too. */

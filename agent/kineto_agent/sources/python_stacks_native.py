@@ -126,6 +126,10 @@ class Sampler(NativeInterface):
         """Whether a thread of any interpreter is inside this code."""
         return bool(self._with_gil.ks_runs(ctypes.c_uint64(id(code))) > 0)
 
+    def runs_file(self, file: str) -> bool:
+        """Whether a thread of any interpreter is inside code of this file."""
+        return bool(self._with_gil.ks_runs_file(file.encode("utf-8", "replace")) > 0)
+
     def prepare(self, config: Config) -> int:
         """Make the arena; gives its file descriptor, which stays the sampler's."""
         return self._check(self._library.ks_prepare(ctypes.byref(config), *self._error.room))
@@ -172,8 +176,11 @@ def checked() -> Sampler:
     numbers = layout(sys.version_info[:2], ctypes.string_at(_runtime_address(), TABLE_BYTES))
     if numbers is None or _pointer_bits() != 64:
         raise _unreadable("this agent does not know where this build keeps them")
-    sampler.open(numbers)
-    frames, holds_gil = sampler.look()
+    try:
+        sampler.open(numbers)
+        frames, holds_gil = sampler.look()
+    except SourceError as exc:
+        raise _unreadable(exc.reason) from exc
     wrong = next(_differences(sampler, numbers, frames), None)
     if wrong is not None:
         raise _unreadable(wrong)
