@@ -18,7 +18,7 @@ import functools
 import sys
 import time
 from types import ModuleType
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 from kineto_agent.debuglog import log_exception
 from kineto_agent.sources.interface import SourceError

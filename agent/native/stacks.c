@@ -10,6 +10,7 @@
  *
  *   stacks_memory.c  reads memory by a system call: a wrong address is an error, never a fault.
  *   stacks_walk.c    finds threads and frames, and tells a stack that changed meanwhile.
+ *   stacks_code.c    reads code objects and texts.
  *   stacks_names.c   gives numbers to code objects and stacks, and writes what they stand for.
  *   stacks_tasks.c   the kernel's threads: CPU time, name, what they wait for.
  *   stacks_thread.c  the thread: at each tick one record for each Python thread, and for each other one that has run.

@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define OWN_PREFIX "kineto-"    /* threads.py: OWN_PREFIX */
+#define OWN_PREFIX "kineto-" /* names of the agent's threads; no other thread's name begins so */
 #define NAME_LOOKS 3u           /* a thread of ours has its name within so many refreshes */
 #define CPU_CLOCK_OF_THREAD 6u  /* CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED */
 #define LISTING_BYTES 8192u

@@ -2,12 +2,20 @@
 #ifndef KINETO_STACKS_WALK_H
 #define KINETO_STACKS_WALK_H
 
-#include <sys/types.h>
+#include <string.h>
 
 #include "stacks.h"
 #include "stacks_memory.h"
 
+#define FARTHER(a, b) ((a) > (b) ? (a) : (b))
+
 #define STACK_DEPTH_MOST 256u /* frames; of a deeper stack the innermost ones are kept */
+
+static inline uint64_t word_in(const uint8_t *bytes, uint32_t offset) {
+    uint64_t word;
+    memcpy(&word, bytes + offset, sizeof word);
+    return word;
+}
 
 struct walked_frame {
     uint64_t address;

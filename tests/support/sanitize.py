@@ -1,4 +1,4 @@
-"""Runs the collector, the observer of operators and the stack sampler under sanitizers: `python -m support.sanitize [SANITIZERS]…`."""
+"""Runs the C parts of the agent under sanitizers: `python -m support.sanitize [SANITIZERS]…`."""
 
 import os
 import subprocess

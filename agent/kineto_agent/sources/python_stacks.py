@@ -62,9 +62,7 @@ class PythonStacksSource:
             reason = "stacks cannot be sampled: this Python has no ctypes (%s)" % exc
             raise SourceError("STACKS_UNREADABLE", reason) from exc
         sampler = python_stacks_native.checked()
-        config = python_stacks_native.Config(
-            request.buffer_limit_bytes, BUFFER_BYTES, _STRINGS_BYTES, hz, MAX_LOAD_PPM
-        )
+        config = python_stacks_native.Config(request.buffer_limit_bytes, BUFFER_BYTES, _STRINGS_BYTES, hz, MAX_LOAD_PPM)
         return PythonStacksSession(hz, sampler, sampler.prepare(config))
 
 
@@ -127,7 +125,9 @@ class PythonStacksSession:
         """For people."""
         warnings = []
         if result.timed_out:
-            warnings.append("the stack sampler did not end in %.0f s: its last samples are lost" % (_STOP_LIMIT_MS / 1e3))
+            warnings.append(
+                "the stack sampler did not end in %.0f s: its last samples are lost" % (_STOP_LIMIT_MS / 1e3)
+            )
         if result.longest_period_ns > _S // self._hz:
             text = "stacks were sampled at down to %.0f Hz instead of %d Hz: one sample of all threads took %.2f ms"
             lowest = _S / result.longest_period_ns

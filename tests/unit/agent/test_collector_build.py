@@ -14,8 +14,8 @@ EXPORTED = {
     "kc_counts", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_result_text", "kc_serve",
     "ko_abi", "ko_open", "ko_describe_tensor", "ko_prepare", "ko_start", "ko_counts", "ko_stop", "ko_close",
     "kg_up", "kg_down",
-    "ks_abi", "ks_open", "ks_look", "ks_read_text", "ks_runs", "ks_runs_file", "ks_prepare", "ks_start", "ks_name", "ks_counts", "ks_ticks",
-    "ks_stop", "ks_close",
+    "ks_abi", "ks_open", "ks_look", "ks_read_text", "ks_runs", "ks_runs_file", "ks_prepare", "ks_start", "ks_name",
+    "ks_counts", "ks_ticks", "ks_stop", "ks_close",
 }  # fmt: skip
 
 

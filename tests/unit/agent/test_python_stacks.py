@@ -1,14 +1,15 @@
 import ctypes
-import os
 import sys
 import threading
 import time
-from typing import Callable, Dict, Iterator, List
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Set
 
 import pytest
 from kineto_agent import arena
 from kineto_agent.sources import python_stacks as module
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.threads import start_thread
 from support.agent_daemon import Sample, code_of
 from support.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
 from support.waiting import until
@@ -34,6 +35,10 @@ def spin(recorder: Recorder, ticks: int = 10) -> None:
     end = time.monotonic() + 20
     while recorder.session.ticks() < ticks and time.monotonic() < end:
         pass
+
+
+def descriptors() -> Set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
 
 def own(samples: List[Sample]) -> List[Sample]:
@@ -100,9 +105,16 @@ def test_threads_have_the_programs_names_for_them(record: Record) -> None:
 
 
 def test_threads_of_the_agent_are_not_shown(record: Record) -> None:
+    done = threading.Event()
+
+    def wait() -> None:
+        done.wait(20)
+
+    start_thread("kineto-test", wait)
     recorder = record()
     spin(recorder, 15)
     recorder.stop()
+    done.set()
     assert not [name for name in recorder.names().values() if name.startswith("kineto")]
 
 
@@ -156,7 +168,8 @@ def test_a_full_table_of_stacks_is_counted_and_said(record: Record, monkeypatch:
 def test_a_sampler_that_costs_too_much_slows_down_and_says_so(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOAD_PPM", 100)
     recorder = record(stack_sample_hz=1000)
-    until(lambda: recorder.session.counts().records and time.sleep(0.6) is None, "half a second has passed")
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 0.7, "the load of half a second is known")
     recorder.wait(2)
     recorder.stop()
     assert recorder.outcome.warnings[0].startswith("stacks were sampled at down to ")
@@ -237,8 +250,8 @@ def test_without_a_wish_the_rate_is_100_hz(options: Dict[str, object]) -> None:
 
 def test_what_the_thread_opens_is_not_among_the_programs_descriptors(record: Record) -> None:
     recorder = record(stack_sample_hz=1000)
-    here = set(os.listdir("/proc/self/fd"))
+    here = descriptors()
     with Waiter():
         for _ in range(500):
-            assert set(os.listdir("/proc/self/fd")) == here
+            assert descriptors() == here
     recorder.stop()

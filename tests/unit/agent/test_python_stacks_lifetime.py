@@ -173,5 +173,9 @@ def test_subinterpreters_are_sampled_and_survive_also_with_a_gil_of_their_own() 
 def test_nothing_asks_for_the_frames_of_all_threads() -> None:
     """sys._current_frames() crashes CPython 3.12 and 3.13 with own-GIL subinterpreters."""
     sources = (TESTS.parent / "agent" / "kineto_agent").rglob("*.py")
-    calling = [path.name for path in sources if "sys._current_frames()." in path.read_text() or "= sys._current_frames" in path.read_text()]
+    calling = [
+        path.name
+        for path in sources
+        if "sys._current_frames()." in path.read_text() or "= sys._current_frames" in path.read_text()
+    ]
     assert calling == []
