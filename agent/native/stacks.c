@@ -170,7 +170,9 @@ int ks_look(struct ks_frame *frames, uint32_t most, uint32_t *holds_gil, char *e
     if (!knows_tid(&own.thread)) {
         return refuse(KS_UNREAD, error, error_bytes, "the system's id of a thread is not where it should be");
     }
-    if (walk_stack(walker, &own.thread, &outermost) != WALK_WHOLE || !walk_codes(walker, &walker->stack, codes)) {
+    /* A partial one is whole here, since this thread stands still; the caller compares it anyway. */
+    const enum walk walked = walk_stack(walker, &own.thread, &outermost);
+    if ((walked != WALK_WHOLE && walked != WALK_PARTIAL) || !walk_codes(walker, &walker->stack, codes)) {
         return refuse(KS_UNREAD, error, error_bytes, "the stack of the thread that asks is not where it should be");
     }
     *holds_gil = walk_gil_holder(walker, walk_gil(walker, own.interpreter)) == own.thread.id;
@@ -205,8 +207,11 @@ static bool is_inside(const struct python_thread *thread, uint64_t interpreter, 
     uint64_t outermost = 0;
     (void)interpreter;
     const enum walk walked = walk_stack(&self.looker, thread, &outermost);
-    if ((walked != WALK_WHOLE && walked != WALK_PARTIAL) || !walk_codes(&self.looker, stack, codes)) {
+    if (walked == WALK_EMPTY) {
         return false;
+    }
+    if (walked == WALK_TORN || !walk_codes(&self.looker, stack, codes)) {
+        return true; /* it may be */
     }
     uint64_t looked_at = 0;
     for (uint32_t i = 0; i < stack->depth; i++) {

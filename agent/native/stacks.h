@@ -112,7 +112,8 @@ KC_EXPORT int ks_open(const struct ks_layout *layout, char *error, size_t error_
 KC_EXPORT int ks_look(struct ks_frame *frames, uint32_t most, uint32_t *holds_gil, char *error, size_t error_bytes);
 /* A str object as UTF-8, cut to `bytes`; returns its length. */
 KC_EXPORT int ks_read_text(uint64_t address, char *text, uint32_t bytes);
-/* 1 if a thread of any interpreter is inside this code object, 0 if none is. */
+/* 1 if a thread of any interpreter is inside this code object, or cannot be read, 0 if none is. The caller keeps the
+ * GIL, so that the threads of its interpreter stand still. */
 KC_EXPORT int ks_runs(uint64_t code);
 /* The same for any code object of this file. */
 KC_EXPORT int ks_runs_file(const char *file);

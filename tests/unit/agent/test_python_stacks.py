@@ -105,12 +105,14 @@ def test_threads_have_the_programs_names_for_them(record: Record) -> None:
 
 
 def test_threads_of_the_agent_are_not_shown(record: Record) -> None:
-    done = threading.Event()
+    started, done = threading.Event(), threading.Event()
 
     def wait() -> None:
+        started.set()
         done.wait(20)
 
     start_thread("kineto-test", wait)
+    assert started.wait(20)
     recorder = record()
     spin(recorder, 15)
     recorder.stop()

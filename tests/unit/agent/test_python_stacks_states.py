@@ -146,7 +146,7 @@ def test_a_thread_without_python_is_there_by_the_kernels_name_while_it_runs(spin
     recorder = Recorder(stack_sample_hz=200)
     recorder.wait(60)
     samples = of_thread(recorder.stop(), tid)
-    assert len(samples) > 30
+    assert len(samples) > 10
     assert {sample.stack for sample in samples} == {()}
     assert share(samples, arena.STACK_RUNNING) > 0.8
     assert recorder.names()[tid] == "omp_worker"
