@@ -81,12 +81,15 @@ def _between_steps(module: Any, action: Callable[[], None]) -> bool:
     module runs; after a sleep this thread has just got the GIL and keeps it for some milliseconds. False: there was
     no such moment, nothing is done.
     """
+    if len(getattr(module, _HOOKS, ())) <= 1:
+        action()
+        return True
     runs = _who_runs(module)
     for _ in range(_QUIET_TRIES):
+        time.sleep(_QUIET_PAUSE_S)
         if len(getattr(module, _HOOKS, ())) <= 1 or not runs():
             action()
             return True
-        time.sleep(_QUIET_PAUSE_S)
     return False
 
 

@@ -225,7 +225,7 @@ def server_command(kind: str, python: str) -> List[str]:
     if kind == "uwsgi":
         return [
             str(here / "uwsgi"), "--http-socket", "127.0.0.1:%d" % PORT, "--master", "--processes", "1",
-            "--enable-threads", "--lazy-apps", "--module", "stacks:application", "--disable-logging", "--need-app",
+            "--enable-threads", "--lazy-apps", "--die-on-term", "--module", "stacks:application", "--disable-logging", "--need-app",
         ]  # fmt: skip
     return [
         str(here / "gunicorn"), "--bind", "127.0.0.1:%d" % PORT, "--workers", "1", "--worker-class",

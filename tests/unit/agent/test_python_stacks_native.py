@@ -108,4 +108,4 @@ def test_looking_does_not_disturb_a_recording(recorder: Recorder) -> None:
             assert module.checked().runs(code)
         recorder.wait(5)
         samples = of_thread(recorder.stop(), waiter.tid)
-    assert {plain(sample.stack)[-3] for sample in samples} <= {"inner", "outer", "run"}
+    assert sum("inner" in plain(sample.stack) for sample in samples) >= len(samples) - 3  # it starts
