@@ -120,14 +120,15 @@ class Sampling:
         self._recorder = Recorder(stack_sample_hz=hz)
 
     def result(self, thread: int = 0) -> Dict[str, float]:
-        """Samples in `heavy` and all of them, of one thread or of all that are in `loop`."""
+        """Samples in `heavy` and all of them: of one thread, which is not in Python all the time, or of all in `loop`."""
         samples = [each for each in self._recorder.stop() if each.stack]
         outcome = self._recorder.outcome
         self._recorder.close()
         own = [each for each in samples if (each.thread_id == thread if thread else "loop" in each.stack)]
         heavy = sum(any(name.endswith("heavy") for name in each.stack) for each in own)
         told = {name: outcome.metadata[name] for name in ("ticks", "torn_samples", "partial_stacks")}
-        return {"heavy": heavy, "all": len(own), "cpu_s": outcome.cpu_ns / 1e9, **told}
+        every = outcome.metadata["ticks"] if thread else len(own)
+        return {"heavy": heavy, "all": every, "cpu_s": outcome.cpu_ns / 1e9, **told}
 
 
 def run_loop(kind: str, seconds: float, hz: int) -> Dict[str, Any]:
@@ -225,7 +226,8 @@ def server_command(kind: str, python: str) -> List[str]:
     if kind == "uwsgi":
         return [
             str(here / "uwsgi"), "--http-socket", "127.0.0.1:%d" % PORT, "--master", "--processes", "1",
-            "--enable-threads", "--lazy-apps", "--die-on-term", "--module", "stacks:application", "--disable-logging", "--need-app",
+            "--enable-threads", "--lazy-apps", "--die-on-term", "--need-app", "--disable-logging", "--module",
+            "stacks:application",
         ]  # fmt: skip
     return [
         str(here / "gunicorn"), "--bind", "127.0.0.1:%d" % PORT, "--workers", "1", "--worker-class",
