@@ -139,18 +139,14 @@ static void write_sample(struct sampler *sampler, const struct tick *tick, struc
 
 /* ---- one thread ---- */
 
-/* CPU time since this was last asked; `*cpu_ns` is the clock. False: there is no such thread. */
-static bool cpu_used(struct task *task, uint64_t *cpu_ns, uint64_t *used_ns) {
-    if (!task_cpu_ns(task->tid, cpu_ns)) {
-        return false;
-    }
-    if (*cpu_ns < task->cpu_ns) { /* another thread has the id of one that ended */
+/* CPU time since this was last asked; cpu_ns is the clock. */
+static uint64_t cpu_used(struct task *task, uint64_t cpu_ns) {
+    if (cpu_ns < task->cpu_ns) { /* another thread has the id of one that ended */
         task->cpu_ns = 0;
         task->settled = task->named = false;
         task->looks_at_name = 0;
     }
-    *used_ns = *cpu_ns - task->cpu_ns;
-    return true;
+    return cpu_ns - task->cpu_ns;
 }
 
 static enum task_state state_now(const struct task *task, uint64_t cpu_ns, uint64_t used_ns, const struct tick *tick,
@@ -189,25 +185,25 @@ static bool look(struct sampler *sampler, const struct python_thread *thread, st
     return true;
 }
 
-static uint32_t tid_of(const struct sampler *sampler, const struct python_thread *thread) {
-    uint64_t ignored;
+/* The kernel's id of a thread, 0 if there is no such thread any more, and its CPU clock. */
+static uint32_t tid_of(const struct sampler *sampler, const struct python_thread *thread, uint64_t *cpu_ns) {
     const uint32_t native = (uint32_t)thread->native_id;
-    if (task_cpu_ns(native, &ignored)) {
+    if (task_cpu_ns(native, cpu_ns)) {
         return native;
     }
     const uint32_t tid = ids_tid(&sampler->ids, &sampler->walker.memory, thread->id);
-    return task_cpu_ns(tid, &ignored) ? tid : 0;
+    return task_cpu_ns(tid, cpu_ns) ? tid : 0;
 }
 
 static void sample_python_thread(struct sampler *sampler, const struct tick *tick, const struct python_thread *thread,
                                  uint64_t gil, uint64_t holder) {
-    const uint32_t tid = tid_of(sampler, thread);
-    struct task *task = tid == 0 || tid == sampler->own_tid ? NULL : tasks_find(&sampler->tasks, tid);
     uint64_t cpu_ns;
-    uint64_t used_ns;
-    if (task == NULL || task->ours || task->tick == tick->number || !cpu_used(task, &cpu_ns, &used_ns)) {
+    const uint32_t tid = tid_of(sampler, thread, &cpu_ns);
+    struct task *task = tid == 0 || tid == sampler->own_tid ? NULL : tasks_find(&sampler->tasks, tid);
+    if (task == NULL || task->ours || task->tick == tick->number) {
         return;
     }
+    const uint64_t used_ns = cpu_used(task, cpu_ns);
     if (used_ns != 0 || !task->settled) {
         enum walk walked;
         const bool found = look(sampler, thread, task, &walked);
@@ -230,10 +226,10 @@ static void sample_python_thread(struct sampler *sampler, const struct tick *tic
 
 static void sample_native_thread(struct sampler *sampler, const struct tick *tick, struct task *task) {
     uint64_t cpu_ns;
-    uint64_t used_ns;
-    if (!cpu_used(task, &cpu_ns, &used_ns)) {
+    if (!task_cpu_ns(task->tid, &cpu_ns)) {
         return;
     }
+    const uint64_t used_ns = cpu_used(task, cpu_ns);
     task->cpu_ns = cpu_ns;
     task->settled = false;
     if (used_ns == 0) {

@@ -120,7 +120,7 @@ class Sampling:
         self._recorder = Recorder(stack_sample_hz=hz)
 
     def result(self, thread: int = 0) -> Dict[str, float]:
-        """Samples in `heavy` and all of them: of one thread, which is not in Python all the time, or of all in `loop`."""
+        """Samples in `heavy` and all: of a thread that is not in Python all the time, or of all in `loop`."""
         samples = [each for each in self._recorder.stop() if each.stack]
         outcome = self._recorder.outcome
         self._recorder.close()
