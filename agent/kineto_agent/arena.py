@@ -20,7 +20,7 @@ Theory of operation
 Formats
     "cupti/1"          raw CUPTI activity records, as CUPTI wrote them (layout by cuptiGetVersion in
                        the metadata, observed record sizes in the header).
-    "python_stacks/1"  STACK_SAMPLE records: time ns, system thread id, stack node, line of the leaf.
+    "python_stacks/2"  STACK_SAMPLE records: a thread at one time; its stack is a node of a tree in the string table.
     "python_calls/1"   PYTHON_CALL records: each call of Python, in the order of time, and each return.
     "torch_ops/1"      OP, OP_TENSORS and OP_COMMS records of 64 bytes, told apart by the byte at OP_KIND. What the
                        others say of an op is found by its thread and number.
@@ -69,16 +69,23 @@ STRING_ENTRY = struct.Struct("<QII")  # key, space, length
 SPACE_KERNEL_NAME = 0  # key: the name pointer in kernel records
 SPACE_DRIVER_API = 1  # key: callback id
 SPACE_RUNTIME_API = 2  # key: callback id
-SPACE_PYTHON_CODE = 3  # key: code number; text: file NUL first line NUL qualified name
-SPACE_STACK_NODE = 4  # key: node number (> 0); two u32: parent node (0: root), code number
-SPACE_THREAD_NAME = 5  # key: system thread id
+SPACE_PYTHON_CODE = 3  # key: code number (> 0); PYTHON_CODE, file, name, the raw line table (maybe cut or empty)
+SPACE_STACK_NODE = 4  # key: node number (> 0); STACK_NODE; a parent has the smaller number
+SPACE_THREAD_NAME = 5  # key: system thread id; a later entry replaces an earlier one
 SPACE_OP_NAME = 6  # key: hash of the text, as in OP
 SPACE_OP_INPUTS = 7  # key: hash of the entry, as in OP; what the inputs of an op look like (sources/torch_ops.py)
 SPACE_TORCH_THREAD = 8  # key: system thread id; u64: torch's own number of that thread
 SPACE_PYTHON_CALL = 10  # key: number, as in PYTHON_CALL; what is called (sources/python_calls.py)
 SPACE_OP_COMMS = 9  # key: hash of the entry, as in OP_COMMS; what torch says about a collective (sources/torch_ops.py)
 
-STACK_SAMPLE = struct.Struct("<qIIII")  # time ns, thread id, stack node, line, reserved
+# time ns, system thread id, stack node (0: no Python frame), state and STACK_HOLDS_GIL, CPU time in us since the
+# thread's previous sample
+STACK_SAMPLE = struct.Struct("<qIIII")
+STACK_UNKNOWN, STACK_RUNNING, STACK_WAITS_FOR_GIL, STACK_IDLE = range(4)  # states, at the moment of the sample
+STACK_HOLDS_GIL = 256
+PYTHON_CODE = struct.Struct("<IBII")  # first line, LINES_*, bytes of the file's name, bytes of the qualified name
+LINES_NONE, LINES_LNOTAB, LINES_310, LINES_311 = 0, 9, 10, 11  # co_lnotab of 3.9, co_linetable of 3.10, and of later
+STACK_NODE = struct.Struct("<IIi")  # parent node (0: root), code number, offset in the bytecode (-1: unknown)
 
 # time ns, thread id, name: one of CALL_… or the number of a SPACE_PYTHON_CALL entry
 PYTHON_CALL = struct.Struct("<QII")

@@ -24,6 +24,7 @@ import struct
 from typing import Optional, Set
 
 from kineto_agent import arena
+from kineto_agent.descriptors import close_ours, identity
 from kineto_agent.sources.interface import SourceCounts, SourceError
 
 BUFFER_BYTES = 64 * 1024
@@ -78,11 +79,12 @@ class ArenaWriter:
         self.fd = -1
         try:
             self.fd = _create_memfd("kineto-" + name)
+            self._identity = identity(self.fd)
             os.ftruncate(self.fd, self.total_bytes)
             self._map = mmap.mmap(self.fd, self.total_bytes)
             self._write_fixed_header()
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
-        except OSError as exc:
+        except Exception as exc:  # an audit hook of the program may raise anything
             if self.fd >= 0:
                 os.close(self.fd)
             reason = "cannot make %d bytes of shared memory for the records: %s" % (self.total_bytes, exc)
@@ -191,7 +193,7 @@ class ArenaWriter:
         if self.fd < 0:
             return
         _open.discard(self)
-        os.close(self.fd)
+        close_ours(self.fd, self._identity)
         self.fd = -1
         for view in (self._words32, self._words64, self._bytes):
             view.release()

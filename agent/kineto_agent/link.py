@@ -38,7 +38,7 @@ from typing import Callable, Deque, NamedTuple, NoReturn, Optional, Sequence, Tu
 
 from kineto_agent import wire
 from kineto_agent.debuglog import log
-from kineto_agent.descriptors import NOBODY, identity
+from kineto_agent.descriptors import NOBODY, Identity, close_ours, identity
 
 FIRST_BACKOFF_NS = 1_000_000_000
 MAX_BACKOFF_NS = 60_000_000_000
@@ -67,6 +67,15 @@ class LinkClosed(Exception):
 class _Queued(NamedTuple):
     frame: bytes
     descriptors: Tuple[int, ...]  # our own duplicates
+    identities: Tuple[Identity, ...]  # of what they name
+
+    def are_ours(self) -> bool:
+        """Whether the numbers still name what they named for us."""
+        return all(identity(number) == ours for number, ours in zip(self.descriptors, self.identities))
+
+    def close(self) -> None:
+        for number, ours in zip(self.descriptors, self.identities):
+            close_ours(number, ours)
 
 
 class Link:
@@ -197,8 +206,7 @@ class Link:
 
     def _drop_queue(self) -> None:
         while self._queue:
-            for descriptor in self._queue.popleft().descriptors:
-                os.close(descriptor)
+            self._queue.popleft().close()
 
     # ------------------------------------------------------------ frames
 
@@ -211,13 +219,18 @@ class Link:
             return
         if len(self._queue) >= MAX_QUEUED_FRAMES:
             self._fail("the daemon does not read: %d frames wait for it" % len(self._queue))
-        self._queue.append(_Queued(frame, tuple(os.dup(descriptor) for descriptor in descriptors)))
+        copies = tuple(os.dup(descriptor) for descriptor in descriptors)
+        self._queue.append(_Queued(frame, copies, tuple(identity(copy) for copy in copies)))
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it. Raises LinkClosed."""
-        while self._queue and self._transmit(self._queue[0].frame, self._queue[0].descriptors):
-            for descriptor in self._queue.popleft().descriptors:
-                os.close(descriptor)
+        while self._queue:
+            first = self._queue[0]
+            if not first.are_ours():
+                self._fail("the program closed the agent's descriptors")
+            if not self._transmit(first.frame, first.descriptors):
+                return
+            self._queue.popleft().close()
 
     def _transmit(self, frame: bytes, descriptors: Sequence[int]) -> bool:
         """True if the kernel took the frame, False if it must wait."""

@@ -99,6 +99,11 @@ class Agent:
         """Start the thread."""
         self._thread = start_thread("kineto-agent", self._main)
 
+    def work(self) -> Callable[[], None]:
+        """Instead of `start`: what a thread of ours, which exists already, has to do until the agent has ended."""
+        thread = self._thread = Thread("kineto-agent")
+        return lambda: thread.run(self._main)
+
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""

@@ -17,9 +17,11 @@ Rules
 import functools
 import sys
 import time
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Callable, Dict, Optional
 
+from kineto_agent.debuglog import log_exception
+from kineto_agent.sources.interface import SourceError
 from kineto_agent.steps import StepCounter
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
@@ -79,23 +81,31 @@ def _between_steps(module: Any, action: Callable[[], None]) -> bool:
     module runs; after a sleep this thread has just got the GIL and keeps it for some milliseconds. False: there was
     no such moment, nothing is done.
     """
+    if len(getattr(module, _HOOKS, ())) <= 1:
+        action()
+        return True
+    runs = _who_runs(module)
     for _ in range(_QUIET_TRIES):
-        if len(getattr(module, _HOOKS, ())) <= 1 or not _runs(module):
+        time.sleep(_QUIET_PAUSE_S)
+        if len(getattr(module, _HOOKS, ())) <= 1 or not runs():
             action()
             return True
-        time.sleep(_QUIET_PAUSE_S)
     return False
 
 
-def _runs(module: Any) -> bool:
-    """Whether a thread executes a function of the module, or one called by it."""
-    for frame in sys._current_frames().values():
-        inner: Optional[FrameType] = frame
-        while inner is not None:
-            if inner.f_globals is module.__dict__:
-                return True
-            inner = inner.f_back
-    return False
+def _who_runs(module: Any) -> Callable[[], bool]:
+    """Tells whether a thread executes a function of the module, or one called by it; also where that cannot be known.
+
+    Not by sys._current_frames(), which crashes CPython 3.12 and 3.13 if an interpreter has a GIL of its own.
+    """
+    try:
+        from kineto_agent.sources import python_stacks_native
+
+        sampler = python_stacks_native.checked()
+        return functools.partial(sampler.runs_file, getattr(module, _REGISTER).__code__.co_filename)
+    except (ImportError, AttributeError, SourceError):
+        log_exception("the hooks of optimizers")
+        return lambda: True
 
 
 class _Shadow:

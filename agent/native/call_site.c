@@ -4,42 +4,22 @@
  * are short (push %rbp), and a thread may have been put aside between any two of them: nothing may be written over
  * them. But what they lead to is a direct call of the library's own, and its displacement is one operand. Changing that
  * is one store: a thread takes the old way or the new one, and where threads stand does not matter. The new way
- * is a stub, which keeps all registers, calls us and goes on to where the call went. The function's own
- * instructions run where they are, so nothing has to be moved.
- *
- * The store is atomic if it lies within eight aligned bytes. Where the displacement crosses that limit, its
- * bytes before the limit stay as they are, and the stub is put where they are right: 256 bytes apart, 64 KiB or 16 MiB.
+ * is a stub (call_stub.c), which keeps all registers, calls us and goes on to where the call went. The function's
+ * own instructions run where they are, so nothing has to be moved.
  *
  * The instructions before the call are decoded, for their lengths and for what they push: that finds the function's
  * return address, hence who called it. Whatever the decoder does not know ends the search. Nothing is ever changed
  * but a displacement of a call that was found so.
- *
- * The code's page becomes writable for the store and never ceases to be executable. A system that allows that not
- * (SELinux's execmod, PaX) refuses, and nothing has changed. Stubs stay mapped for ever; a forked child has them, too.
  */
-#define _GNU_SOURCE
 #include "call_site.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#define WORD 8u
 
 #if defined(__x86_64__)
 
 #define INSTRUCTIONS_MOST 64u
 #define PATHS_MOST 8u
 #define RSP 4u
-#define STUB_BYTES 128u
-#define AREA_BYTES 8192u
-#define AREAS_MOST 16u
-#define REACH (1900ll << 20) /* less than the 2 GiB of a displacement, with the library's own size to spare */
-#define STRIDE (1ll << 20)
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 
 /* ---- decoding ---- */
 
@@ -249,181 +229,6 @@ uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *site
     return on_main_path || !search.lost ? search.count : 0;
 }
 
-/* ---- stubs ---- */
-
-struct area {
-    uint8_t *at;
-    bool taken[AREA_BYTES / 16]; /* by sixteen bytes, as stubs may have to begin at any byte */
-};
-
-static const uint8_t STUB_HEAD[] = {
-    0x48, 0x8d, 0x64, 0x24, 0x80,                   /* lea -128(%rsp),%rsp: below it may be in use */
-    0x9c,                                           /* pushf */
-    0x50, 0x51, 0x52, 0x56, 0x57,                   /* push %rax, %rcx, %rdx, %rsi, %rdi */
-    0x41, 0x50, 0x41, 0x51, 0x41, 0x52, 0x41, 0x53, /* push %r8 ... %r11 */
-    0x55,                                           /* push %rbp */
-    0x48, 0x89, 0xe5,                               /* mov %rsp,%rbp */
-    0x48, 0x81, 0xec, 0x00, 0x02, 0x00, 0x00,       /* sub $512,%rsp */
-    0x48, 0x83, 0xe4, 0xf0,                         /* and $-16,%rsp */
-    0x48, 0x0f, 0xae, 0x04, 0x24,                   /* fxsave64 (%rsp) */
-    0xfc,                                           /* cld */
-    0x48, 0x8d, 0xb5, 0xd8, 0x00, 0x00, 0x00,       /* lea 216(%rbp),%rsi: %rsp as it was */
-    0x48, 0xbf,                                     /* mov $user,%rdi */
-};
-static const uint8_t STUB_CALL[] = {0x48, 0xb8}; /* mov $reached,%rax */
-static const uint8_t STUB_TAIL[] = {
-    0xff, 0xd0,                                     /* call *%rax */
-    0x48, 0x0f, 0xae, 0x0c, 0x24,                   /* fxrstor64 (%rsp) */
-    0x48, 0x89, 0xec,                               /* mov %rbp,%rsp */
-    0x5d,                                           /* pop %rbp */
-    0x41, 0x5b, 0x41, 0x5a, 0x41, 0x59, 0x41, 0x58, /* pop %r11 ... %r8 */
-    0x5f, 0x5e, 0x5a, 0x59, 0x58,                   /* pop %rdi, %rsi, %rdx, %rcx, %rax */
-    0x9d,                                           /* popf */
-    0x48, 0x8d, 0xa4, 0x24, 0x80, 0x00, 0x00, 0x00, /* lea 128(%rsp),%rsp */
-    0xe9,                                           /* jmp callee */
-};
-_Static_assert(sizeof STUB_HEAD + sizeof STUB_CALL + sizeof STUB_TAIL + 8 + 8 + 4 <= STUB_BYTES, "STUB_BYTES");
-
-static uint8_t *append(uint8_t *at, const void *bytes, size_t count) {
-    memcpy(at, bytes, count);
-    return at + count;
-}
-
-static void write_stub(const struct call_site *site, void *user, call_site_reached reached) {
-    uint8_t *at = append(site->stub, STUB_HEAD, sizeof STUB_HEAD);
-    at = append(at, &user, sizeof user);
-    at = append(at, STUB_CALL, sizeof STUB_CALL);
-    at = append(at, &reached, sizeof reached);
-    at = append(at, STUB_TAIL, sizeof STUB_TAIL);
-    const int32_t distance = (int32_t)(site->callee - (at + sizeof distance));
-    memcpy(at, &distance, sizeof distance);
-}
-
-/* How many bytes of the displacement, the low ones, have to stay as they are. */
-static uint32_t bytes_kept(const struct call_site *site) {
-    const uint32_t offset = (uint32_t)((uintptr_t)site->displacement % WORD);
-    return offset + 4 <= WORD ? 0 : WORD - offset;
-}
-
-static bool fits(const struct call_site *site, const uint8_t *stub) {
-    const uint32_t kept = bytes_kept(site);
-    const uint64_t difference = (uint64_t)(stub - site->next) ^ (uint64_t)(site->callee - site->next);
-    return (difference & ((1ull << 8 * kept) - 1)) == 0;
-}
-
-static bool take_room(struct area *area, struct call_site *site) {
-    for (uint32_t offset = 0; offset + STUB_BYTES <= AREA_BYTES; offset++) {
-        if (!fits(site, area->at + offset)) {
-            continue;
-        }
-        const uint32_t first = offset / 16, last = (offset + STUB_BYTES - 1) / 16;
-        bool taken = false;
-        for (uint32_t i = first; i <= last; i++) {
-            taken |= area->taken[i];
-        }
-        if (!taken) {
-            memset(&area->taken[first], true, last - first + 1);
-            site->stub = area->at + offset;
-            return true;
-        }
-    }
-    return false;
-}
-
-static uint8_t *map_at(intptr_t address) {
-    void *wanted = (void *)address; /* NOLINT */
-    void *made = mmap(wanted, AREA_BYTES, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    if (made == MAP_FAILED) {
-        return NULL;
-    }
-    if (made != wanted) { /* an old kernel took it for a hint */
-        munmap(made, AREA_BYTES);
-        return NULL;
-    }
-    return made;
-}
-
-/* Below the library first: above it the stack may have to grow. */
-static uint8_t *map_for(const struct call_site *site) {
-    const uint32_t kept = bytes_kept(site);
-    const int64_t stride = kept == 3 ? 1ll << 24 : STRIDE;
-    const int64_t low = (int64_t)(site->callee - site->next) & ((1ll << 8 * kept) - 1);
-    for (int sign = -1; sign <= 1; sign += 2) {
-        for (int64_t away = stride; away < REACH; away += stride) {
-            const intptr_t stub = (intptr_t)site->next + (sign * away & ~(stride - 1)) + low;
-            uint8_t *made = stub > (intptr_t)AREA_BYTES ? map_at(stub & ~(intptr_t)4095) : NULL;
-            if (made != NULL) {
-                return made;
-            }
-        }
-    }
-    return NULL;
-}
-
-static bool find_room(struct call_site *site, struct area *areas, uint32_t *count) {
-    for (uint32_t i = 0; i < *count; i++) {
-        const int64_t away = areas[i].at - site->next;
-        if (away > -REACH && away < REACH && take_room(&areas[i], site)) {
-            return true;
-        }
-    }
-    uint8_t *made = *count < AREAS_MOST ? map_for(site) : NULL;
-    if (made == NULL) {
-        return false;
-    }
-    areas[*count].at = made;
-    return take_room(&areas[(*count)++], site);
-}
-
-int call_sites_prepare(struct call_site *sites, void *const *users, uint32_t count, call_site_reached reached) {
-    struct area areas[AREAS_MOST];
-    uint32_t made = 0;
-    int error = 0;
-    memset(areas, 0, sizeof areas);
-    for (uint32_t i = 0; i < count && error == 0; i++) {
-        error = find_room(&sites[i], areas, &made) ? 0 : ENOMEM;
-    }
-    for (uint32_t i = 0; i < count && error == 0; i++) {
-        write_stub(&sites[i], users[i], reached);
-    }
-    for (uint32_t i = 0; i < made && error == 0; i++) {
-        error = mprotect(areas[i].at, AREA_BYTES, PROT_READ | PROT_EXEC) == 0 ? 0 : errno;
-    }
-    for (uint32_t i = 0; i < made && error != 0; i++) {
-        munmap(areas[i].at, AREA_BYTES);
-    }
-    return error;
-}
-
-/* ---- redirecting ---- */
-
-static int32_t towards(const struct call_site *site, bool stub) {
-    return (int32_t)((stub ? site->stub : site->callee) - site->next);
-}
-
-int call_site_redirect(const struct call_site *site, bool to_stub) {
-    const uint32_t kept = bytes_kept(site);
-    uint8_t *changed = site->displacement + kept;
-    uint8_t *begin = changed - (uintptr_t)changed % WORD;
-    uint64_t *word = (uint64_t *)(void *)begin;
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uint8_t *page_at = begin - (uintptr_t)begin % page;
-    const int32_t before = towards(site, !to_stub), after = towards(site, to_stub);
-    uint64_t expected = __atomic_load_n(word, __ATOMIC_SEQ_CST);
-    uint64_t wanted = expected;
-    if (read_i32(site->displacement) != before) {
-        return read_i32(site->displacement) == after ? 0 : EBUSY; /* somebody else has changed it */
-    }
-    memcpy((uint8_t *)&wanted + (changed - begin), (const uint8_t *)&after + kept, sizeof after - kept);
-    if (mprotect(page_at, page, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) {
-        return errno;
-    }
-    const bool done = __atomic_compare_exchange_n(word, &expected, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    (void)mprotect(page_at, page, PROT_READ | PROT_EXEC);
-    return done ? 0 : EBUSY;
-}
-
 #else /* no decoder for this architecture */
 
 uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *sites, uint32_t most) {
@@ -432,19 +237,6 @@ uint32_t call_sites_find(uint8_t *function, size_t bytes, struct call_site *site
     (void)sites;
     (void)most;
     return 0;
-}
-
-int call_sites_prepare(struct call_site *sites, void *const *users, uint32_t count, call_site_reached reached) {
-    (void)sites;
-    (void)users;
-    (void)reached;
-    return count == 0 ? 0 : ENOSYS;
-}
-
-int call_site_redirect(const struct call_site *site, bool to_stub) {
-    (void)site;
-    (void)to_stub;
-    return ENOSYS;
 }
 
 #endif

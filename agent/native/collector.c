@@ -1,14 +1,8 @@
 /* The exported functions and the collector's thread. kineto_collector.h says how they are used.
  *
  * Theory of operation
- *   Three parties meet in one arena: CUPTI's threads (pool.c), the collector's thread (this file and walk.c),
- *   and the daemon, which copies READY buffers from its own mapping and sets them FREE. The thread is the only
- *   writer of the header's counters and of the string table while recording. It exists between kc_start and
- *   kc_stop alone; it publishes returned buffers, backs more buffers with memory ahead of their use, and
- *   flushes CUPTI now and then, so that a crash loses no more than one period.
- *
- *   The last, forced flush runs on the thread too, so that kc_stop can give up waiting when CUPTI does not
- *   return. No lock is held across a CUPTI call: there is none.
+ *   Three parties meet in one arena: CUPTI's threads (pool.c), the collector's thread (worker.c and walk.c),
+ *   and the daemon, which copies READY buffers from its own mapping and sets them FREE.
  *
  *   Fork: the arena is not mapped in the child (MADV_DONTFORK), the descriptor is closed there and every
  *   function refuses. Exit: a handler lets the thread publish what has been returned and end, before the
@@ -18,12 +12,9 @@
 #include "kineto_collector.h"
 
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "arena.h"
@@ -41,20 +32,16 @@
 #include "retired.h"
 #include "subscription.h"
 #include "turn.h"
-#include "wake.h"
 #include "walk.h"
+#include "worker.h"
 
 #define NS_PER_MS 1000000LL
 #define BUFFERS_LEAST 2u
 #define BUFFERS_MOST 65536u
-#define BUFFERS_AHEAD 4u    /* backed by memory beyond the highest in use: 16 MiB, 0.15 s of 1 M records/s */
-#define FLUSH_FREE_LEAST 2u /* a flush uses up partly filled buffers: not when they are scarce */
 #define EXIT_LIMIT_NS 1000000000LL
-#define WRITERS_LIMIT_NS 100000000LL
 #define GIVE_WAY_LIMIT_NS 200000000LL /* for our turn, and again for the last flush: the program waits */
 
 enum phase { CLOSED, PREPARED, RECORDING, STOPPED };
-enum command { RUN, FINISH, EXIT };
 
 static struct {
     struct cupti_api api;
@@ -67,147 +54,14 @@ static struct {
     struct calls calls;
     struct walker walker;
     struct kinds kinds;
-    pthread_t thread;
-    _Atomic bool thread_started;
-    uint32_t command;
-    uint32_t thread_done;
+    struct worker worker;
     bool abandoned;     /* the thread did not end in time */
     bool close_pending; /* kc_close came before it did */
     bool detached;
     bool graphs_watched; /* the subscriber tells of their launches */
     bool gave_way; /* to somebody else who uses CUPTI, and has it now */
     struct kc_stop_result stopped;
-    struct wake work;
-    struct wake done;
-    uint64_t cpu_ns;
-    uint32_t flushes;
-    cupti_result flush_result;
 } self;
-
-/* ---- the thread ---- */
-
-static void adopt_strays(void) {
-    size_t valid;
-    for (uint8_t *buffer = pool_take_stray(&valid); buffer != NULL; buffer = pool_take_stray(&valid)) {
-        const int64_t index = valid == 0 ? -1 : pool_lend(self.arena);
-        const uint32_t slot = (uint32_t)index;
-        if (index >= 0) { /* buffers of all arenas have one size */
-            memcpy(arena_buffer(self.arena, slot), buffer, valid);
-            *arena_buffer_word(self.arena, slot, ARENA_BUFFER_VALID_BYTES) = valid;
-            walker_publish(&self.walker, slot);
-        } else {
-            walker_drop(&self.walker, buffer, valid);
-        }
-        retired_release(buffer);
-    }
-}
-
-static void publish_returned(void) {
-    (void)records_collect(self.arena);
-    adopt_strays();
-    for (uint32_t i = 0; i < self.arena->fixed.buffer_count; i++) {
-        if (arena_load_state(self.arena, i) == ARENA_COMPLETED) {
-            walker_publish(&self.walker, i);
-        }
-    }
-    size_t valid;
-    for (uint8_t *buffer = pool_take_spill(&valid); buffer != NULL; buffer = pool_take_spill(&valid)) {
-        walker_drop(&self.walker, buffer, valid);
-        pool_free_spill(buffer);
-    }
-}
-
-/* What CUPTI dropped since the last time. */
-static size_t take_dropped(void) {
-    size_t dropped = 0;
-    return self.api.get_num_dropped(NULL, 0, &dropped) == CUPTI_SUCCESS ? dropped : 0;
-}
-
-static void flush(uint32_t flag) {
-    records_seal();
-    self.flush_result = self.api.flush_all(flag);
-    self.flushes++;
-    arena_add(self.arena, ARENA_DROPPED, take_dropped());
-    clocks_sample(self.arena);
-}
-
-static void populate_ahead(void) {
-    const uint64_t buffers = (uint64_t)pool_usage(self.arena).top + BUFFERS_AHEAD;
-    arena_populate(self.arena, buffers * self.arena->fixed.buffer_bytes);
-}
-
-static void work_until_told(void) {
-    const int64_t period = self.config.flush_period_ms * NS_PER_MS;
-    int64_t next_flush = clock_ns(CLOCK_MONOTONIC) + period;
-    for (;;) {
-        const uint32_t seen = wake_seen(&self.work);
-        if (__atomic_load_n(&self.command, __ATOMIC_SEQ_CST) != RUN) {
-            return;
-        }
-        publish_returned();
-        populate_ahead();
-        const int64_t now = clock_ns(CLOCK_MONOTONIC);
-        if (now >= next_flush) {
-            next_flush = now + period;
-            if (pool_usage(self.arena).free >= FLUSH_FREE_LEAST) {
-                flush(CUPTI_FLUSH_DEFAULT);
-            }
-            continue;
-        }
-        wake_wait(&self.work, seen, next_flush - now);
-    }
-}
-
-/* What callbacks have begun to write; they take well under a microsecond unless their thread is put aside. */
-static void await_writers(void) {
-    const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + WRITERS_LIMIT_NS;
-    records_close();
-    records_seal();
-    while (records_collect(self.arena) && clock_ns(CLOCK_MONOTONIC) < deadline) {
-        sched_yield();
-    }
-}
-
-static void *run_thread(void *unused) {
-    (void)unused;
-    work_until_told();
-    const bool finish = __atomic_load_n(&self.command, __ATOMIC_SEQ_CST) == FINISH;
-    flush(finish ? CUPTI_FLUSH_FORCED : CUPTI_FLUSH_DEFAULT);
-    publish_returned();
-    pool_stop_lending();
-    await_writers();
-    publish_returned();
-    if (finish) {
-        arena_store(self.arena, ARENA_CLOSED, 1);
-    }
-    self.cpu_ns = (uint64_t)clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    __atomic_store_n(&self.thread_done, 1, __ATOMIC_SEQ_CST);
-    wake_post(&self.done);
-    return NULL;
-}
-
-static int start_thread(void) {
-    sigset_t all, before;
-    self.command = RUN;
-    self.thread_done = 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&self.thread, NULL, run_thread, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error == 0) {
-        (void)pthread_setname_np(self.thread, "kineto-collect");
-        self.thread_started = true;
-    }
-    return error;
-}
-
-/* True once the thread has done all it will do. */
-static bool end_thread(enum command command, int64_t limit_ns) {
-    uint32_t running = RUN; /* a command given before stands: the process may be exiting meanwhile */
-    (void)__atomic_compare_exchange_n(&self.command, &running, command, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    wake_post(&self.work);
-    return wake_await(&self.done, &self.thread_done, 1, limit_ns);
-}
 
 /* ---- fork and exit ---- */
 
@@ -223,9 +77,8 @@ static void in_forked_child(void) {
 }
 
 static void at_exit(void) {
-    if (!self.dead && self.thread_started && end_thread(EXIT, EXIT_LIMIT_NS) &&
-        atomic_exchange(&self.thread_started, false)) {
-        pthread_join(self.thread, NULL);
+    if (!self.dead && self.worker.started && worker_end(&self.worker, WORKER_EXITS, EXIT_LIMIT_NS)) {
+        worker_leave(&self.worker, true);
     }
 }
 
@@ -249,19 +102,17 @@ static void stop_recording(int64_t limit_ns) {
     }
     (void)subscription_follow_all(&self.api, false);
     self.phase = STOPPED;
-    self.abandoned = !end_thread(FINISH, limit_ns);
-    if (atomic_exchange(&self.thread_started, false)) { /* else an exiting process has joined it */
-        (void)(self.abandoned ? pthread_detach(self.thread) : pthread_join(self.thread, NULL));
-    }
+    self.abandoned = !worker_end(&self.worker, WORKER_FINISHES, limit_ns);
+    worker_leave(&self.worker, !self.abandoned);
     result->timed_out = self.abandoned;
     result->withheld = pool_usage(self.arena).loaned;
     (void)kc_counts(&result->counts);
     if (!self.abandoned) {
-        result->cpu_ns = self.cpu_ns;
+        result->cpu_ns = self.worker.cpu_ns;
         result->names_lost = self.walker.names_lost;
         result->irregular_records = self.walker.irregular_records;
-        result->flushes = self.flushes;
-        result->flush_result = self.flush_result;
+        result->flushes = self.worker.flushes;
+        result->flush_result = self.worker.flush_result;
     }
     result->calls_unnamed = self.calls.unnamed;
 }
@@ -341,6 +192,10 @@ static int make_arena(char *error, size_t error_bytes) {
     }
     arena_populate(arena, self.config.prefault_bytes);
     self.arena = arena;
+    self.worker.api = &self.api;
+    self.worker.arena = arena;
+    self.worker.walker = &self.walker;
+    self.worker.flush_period_ns = self.config.flush_period_ms * NS_PER_MS;
     return 0;
 }
 
@@ -359,10 +214,10 @@ int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) 
     }
     memset(&self.calls, 0, sizeof self.calls);
     self.kinds.count = 0;
-    self.flushes = 0;
-    self.cpu_ns = 0;
+    self.worker.flushes = 0;
+    self.worker.cpu_ns = 0;
     self.detached = false;
-    self.flush_result = CUPTI_SUCCESS;
+    self.worker.flush_result = CUPTI_SUCCESS;
     self.phase = PREPARED;
     self.gave_way = false;
     hook_process();
@@ -405,7 +260,7 @@ int kc_record_calls(char *error, size_t error_bytes) {
     if (self.dead || self.phase != RECORDING) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "nothing is recorded");
     }
-    records_open(&self.work);
+    records_open(&self.worker.work);
     const cupti_result result = subscription_follow(&self.api, &self.calls);
     if (result != CUPTI_SUCCESS) {
         records_close();
@@ -438,7 +293,7 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes,
                       self.gave_way ? "another tool has taken CUPTI into use" : "not prepared");
     }
-    (void)take_dropped(); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
+    (void)worker_take_dropped(&self.worker); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
     attachment_begins(&self.api);
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {
@@ -448,8 +303,8 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     calls_select(&self.calls, &self.api, self.arena);
     clocks_begin(self.arena);
     /* Before the thread, which would have to drop a stray as long as nothing is lent. */
-    pool_open(self.arena, &self.work, self.config.may_decline != 0);
-    const int number = start_thread();
+    pool_open(self.arena, &self.worker.work, self.config.may_decline != 0);
+    const int number = worker_start(&self.worker);
     if (number != 0) {
         pool_close();
         return refuse_system(error, error_bytes, "pthread_create", number);
@@ -513,7 +368,7 @@ static int close_recording(void) {
     }
     struct arena *arena = self.arena;
     subscription_close(&self.api);
-    self.close_pending = self.abandoned && !__atomic_load_n(&self.thread_done, __ATOMIC_SEQ_CST);
+    self.close_pending = self.abandoned && !worker_has_ended(&self.worker);
     if (self.close_pending) {
         return KC_ORDER; /* the thread is inside CUPTI and will use the arena: kc_open tries again */
     }

@@ -100,6 +100,7 @@ static struct {
     _Atomic uint64_t caller;
     _Atomic(const char *) function;
     _Atomic uint32_t in_use;
+    _Atomic bool uncounted; /* nothing tells of some who disable */
     _Atomic bool ended; /* the last thing that somebody did was to disable the last of them */
     _Atomic int64_t last_ns; /* monotonic: when somebody last came */
     _Atomic(pid_t) ours;
@@ -232,6 +233,24 @@ static void find_gate(void *library, const struct gated *gated) {
     }
 }
 
+/* Those for which there was no room; the others have their gates. */
+static void note_without_room(uint32_t first) {
+    const char *last = NULL;
+    int used = 0;
+    for (uint32_t i = first; i < gate.count; i++) {
+        const char *name = gate.gates[i].gated->name;
+        if (gate.sites[i].stub == NULL && name != last && used < (int)sizeof gate.missing) {
+            used += snprintf(gate.missing + used, sizeof gate.missing - (size_t)used, "%s %s",
+                             last == NULL ? "the program has no free addresses left near CUPTI's" : ",", name);
+            last = name;
+        }
+        const enum effect effect = gate.gates[i].gated->effect;
+        if (gate.sites[i].stub == NULL && (effect == DISABLES || effect == ENDS)) {
+            atomic_store(&gate.uncounted, true);
+        }
+    }
+}
+
 static void redirect_from(uint32_t first) {
     void *users[SITES_MOST];
     for (uint32_t i = first; i < gate.count; i++) {
@@ -239,14 +258,18 @@ static void redirect_from(uint32_t first) {
     }
     int error = call_sites_prepare(&gate.sites[first], &users[first], gate.count - first, reached);
     for (uint32_t i = first; i < gate.count && error == 0; i++) {
-        error = call_site_redirect(&gate.sites[i], true);
+        error = gate.sites[i].stub == NULL ? 0 : call_site_redirect(&gate.sites[i], true);
         for (uint32_t back = first; back < i && error != 0; back++) {
-            (void)call_site_redirect(&gate.sites[back], false);
+            if (gate.sites[back].stub != NULL) {
+                (void)call_site_redirect(&gate.sites[back], false);
+            }
         }
     }
     if (error != 0) {
         snprintf(gate.missing, sizeof gate.missing, "this system does not let CUPTI's code be changed (%s)",
                  strerror(error));
+    } else {
+        note_without_room(first);
     }
 }
 
@@ -301,9 +324,9 @@ void gate_settle(void) {
     (void)nanosleep(&pause, NULL);
 }
 
-uint32_t gate_in_use(void) { return atomic_load(&gate.in_use); }
+uint32_t gate_in_use(void) { return atomic_load(&gate.uncounted) ? 0 : atomic_load(&gate.in_use); }
 
-bool gate_ended(void) { return atomic_load(&gate.ended); }
+bool gate_ended(void) { return !atomic_load(&gate.uncounted) && atomic_load(&gate.ended); }
 
 void gate_ours_begin(void) { atomic_store(&gate.ours, (pid_t)syscall(SYS_gettid)); }
 void gate_ours_end(void) { atomic_store(&gate.ours, 0); }

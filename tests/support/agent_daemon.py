@@ -15,6 +15,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from kineto_agent import arena, wire
 
+from support.line_at import line_at
+
 DEADLINE_S = 20.0
 M = TypeVar("M")
 
@@ -25,7 +27,10 @@ class Sample(NamedTuple):
     time_ns: int
     thread_id: int
     stack: Tuple[str, ...]
-    line: int
+    lines: Tuple[int, ...]  # of each frame
+    state: int  # arena.STACK_RUNNING, …
+    holds_gil: bool
+    cpu_us: int
 
 
 class ArenaReader:
@@ -70,22 +75,46 @@ class ArenaReader:
         """Every stack sample in READY buffers."""
         records = b"".join(self.take())
         strings = self.strings()
-        return [
-            Sample(time_ns, tid, _stack(strings, node), line)
-            for time_ns, tid, node, line, _reserved in arena.STACK_SAMPLE.iter_unpack(records)
-        ]
+        found = []
+        for time_ns, tid, node, state, cpu_us in arena.STACK_SAMPLE.iter_unpack(records):
+            frames = _frames(strings, node)
+            names, lines = tuple(name for name, _ in frames), tuple(line for _, line in frames)
+            held = bool(state & arena.STACK_HOLDS_GIL)
+            found.append(Sample(time_ns, tid, names, lines, state & ~arena.STACK_HOLDS_GIL, held, cpu_us))
+        return found
 
     def close(self) -> None:
         """Unmap."""
         self.map.close()
 
 
-def _stack(strings: Dict[Tuple[int, int], bytes], node: int) -> Tuple[str, ...]:
-    names = []
+class Code(NamedTuple):
+    """A SPACE_PYTHON_CODE entry."""
+
+    file: str
+    name: str
+    first_line: int
+    line_table_kind: int
+    line_table: bytes
+
+
+def code_of(entry: bytes) -> Code:
+    """Decode a SPACE_PYTHON_CODE entry."""
+    first_line, kind, file_bytes, name_bytes = arena.PYTHON_CODE.unpack_from(entry)
+    text = entry[arena.PYTHON_CODE.size :]
+    file, name = text[:file_bytes].decode(), text[file_bytes : file_bytes + name_bytes].decode()
+    return Code(file, name, first_line, kind, text[file_bytes + name_bytes :])
+
+
+def _frames(strings: Dict[Tuple[int, int], bytes], node: int) -> List[Tuple[str, int]]:
+    """Name and line of each frame, the outermost first."""
+    frames = []
     while node:
-        node, code = struct.unpack("=II", strings[(arena.SPACE_STACK_NODE, node)])
-        names.append(strings[(arena.SPACE_PYTHON_CODE, code)].split(b"\0")[2].decode())
-    return tuple(reversed(names))
+        node, number, offset = arena.STACK_NODE.unpack(strings[(arena.SPACE_STACK_NODE, node)])
+        code = code_of(strings[(arena.SPACE_PYTHON_CODE, number)])
+        line = line_at(code.line_table_kind, code.line_table, code.first_line, offset)
+        frames.append((code.name, line))
+    return frames[::-1]
 
 
 class Connection:

@@ -209,6 +209,11 @@ class Row:
         """Whether no target was hurt and every refusal had its reason."""
         return all(attempt.outcome in NO_HARM for attempt in (*self.attempts, *self.ends))
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no target was hurt; attaches may have failed."""
+        return not self.ends and not self.left
+
     def reasons(self) -> list[str]:
         """Why attempts were no success, most frequent first."""
         found = Counter(f"{a.outcome}: {a.reason}" for a in (*self.attempts, *self.ends) if a.outcome != "success")
@@ -274,7 +279,11 @@ def campaign(
     return row
 
 
-STEADY = ("python", "malloc", "threads", "asleep_sleep", "asleep_poll", "for_good_sleep", "for_good_recv")
+STEADY = (
+    *("python", "malloc", "threads", "asleep_sleep", "asleep_poll", "for_good_sleep", "for_good_recv"),
+    *("eventlet", "gevent", "replaced", "shadowed", "at_the_limit", "monitoring"),
+    *("veto_compile", "veto_exec", "veto_import"),
+)
 
 
 def _left(target: RunningTarget, held: tuple[int, int]) -> str:

@@ -46,8 +46,10 @@ def real_group(controller: str, name: str, *, version: int = 1) -> Iterator[Real
     try:
         yield RealGroup(folder, version)
     finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (top / "cgroup.procs").write_text(pid)
+        folder.rmdir()
 
 
 def _unified(folder: Path) -> bool:

@@ -49,7 +49,7 @@ def _unmap_marks() -> None:
 def another_collector() -> None:
     """From now on the collector is another copy of the library: it knows nothing of what the one before did."""
     with tempfile.TemporaryDirectory() as folder:
-        cupti_native._loaded[:] = [Collector(shutil.copy(cupti_native.LIBRARY, Path(folder) / "collector.so"))]
+        cupti_native._loaded[:] = [Collector(shutil.copy(cupti_native.LIBRARY, str(Path(folder) / "collector.so")))]
 
 
 def fake_cuda(**faults: int) -> FakeCuda:

@@ -53,6 +53,7 @@ if "asleep" in kind:
     slept = time.monotonic()
     select.poll().poll(1500)
     slept = time.monotonic() - slept
+    while not os.path.exists(stop): check()
 elif "joined" in kind:
     slept = 0
     while not os.path.exists(stop): done.wait(0.2)

@@ -1,6 +1,6 @@
 """A Python program that nobody prepared, and the daemon's side of a live attach to it, without any ptrace.
 
-The program runs the bootstrap by its own Py_AddPendingCall(PyRun_SimpleString, ...), as a method would have it done.
+The program runs the bootstrap on a thread of its own, with the globals that a method would give it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ DEADLINE_S = 30.0
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", *newer_pythons.VERSIONS)
 
 # Lines on standard input: code to execute, or an expression whose value is answered in JSON. Everything is done in a
-# dictionary of its own, so that __main__ is the program's. "pending" runs a file as a pending call.
+# dictionary of its own, so that __main__ is the program's. "boot" runs a bootstrap on a new thread.
 PROGRAM = r"""
-import ctypes, json, sys
+import _thread, ctypes, json, sys
+start = _thread.start_new_thread
 def serve():
-    kept = {"keep": []}
+    kept = {}
     for line in sys.stdin:
         verb, _space, rest = line.rstrip("\n").partition(" ")
         rest = json.loads(rest)
         if verb == "do":
             exec(rest, kept)
             answer = None
-        elif verb == "pending":
-            text = ctypes.create_string_buffer(rest.encode())
-            kept["keep"].append(text)
-            answer = ctypes.pythonapi.Py_AddPendingCall(ctypes.pythonapi.PyRun_SimpleString, text)
+        elif verb == "boot":
+            answer = bool(start(exec, (rest, {"__builtins__": __builtins__, "modules": sys.modules})))
         else:
             answer = eval(rest, kept)
         print(json.dumps(answer), flush=True)
@@ -88,8 +87,8 @@ class LiveTarget:
         self._command("do", code)
 
     def run(self, boot: Bootstrap) -> None:
-        """Run the bootstrap as a pending call. It may not have begun when this returns."""
-        assert self._command("pending", boot.source.decode()) == 0
+        """Run the bootstrap. It may not have begun when this returns."""
+        assert self._command("boot", boot.source.decode())
 
     def _command(self, verb: str, text: str) -> Any:
         assert self.process.stdin is not None

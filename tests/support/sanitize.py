@@ -1,4 +1,4 @@
-"""Runs the collector and the observer of operators under sanitizers: `python -m support.sanitize [SANITIZERS]…`."""
+"""Runs the C parts of the agent under sanitizers: `python -m support.sanitize [SANITIZERS]…`."""
 
 import os
 import subprocess
@@ -17,12 +17,14 @@ def run(sanitizer: str) -> int:
         "drive_collector": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
         "drive_cupti_gate": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
         "drive_ops": build("libtorch_cpu.so", [FAKES / "fake_torch.c"], [*flags, "-fPIC", "-shared"]),
+        "drive_stacks": None,
     }
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
     for name, fake in fakes.items():
         sources = [*sorted(COLLECTOR.glob("*.c")), DRIVERS / f"{name}.c"]
         driver = build(name, sources, [*flags, f"-I{COLLECTOR}", f"-I{FAKES}"])
-        status = subprocess.run([str(driver), str(fake)], env=environ, check=False).returncode
+        command = [str(driver)] if fake is None else [str(driver), str(fake)]
+        status = subprocess.run(command, env=environ, check=False).returncode
         if status != 0:
             sys.stderr.write(f"{name} failed\n")
             return status

@@ -17,7 +17,7 @@ Theory of operation
 import _thread
 import atexit
 import os
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from kineto_agent.debuglog import log
 from kineto_agent.link import Link
@@ -34,11 +34,12 @@ _lock = _thread.allocate_lock()  # one comes, one goes
 _hooks = StepHooks(COUNTER)
 
 
-def run(channel: Any, library: int, number: int) -> None:
-    """Start the agent over this channel (a `_socket.socket`). A running one has been ended before.
+def run(channel: Any, library: int, number: int) -> Callable[[], None]:
+    """Make the agent over this channel (a `_socket.socket`); its work, for the calling thread to do. A running agent
+    has been ended before.
 
     library: memfd with the collector, -1 for none; number: no library had it before in this process. Both become
-    the agent's. Raises OSError and RuntimeError; then the caller still has the channel.
+    the agent's. Raises OSError; then the caller still has the channel.
     """
     global _agent
     with _lock:
@@ -48,7 +49,7 @@ def run(channel: Any, library: int, number: int) -> None:
         try:
             channel.send(READY)
             _agent = agent
-            agent.start()
+            return agent.work()
         except BaseException:
             _agent = None
             agent.abandon()

@@ -7,8 +7,8 @@ Theory of operation
     documents, which needs no import here.
 
     The modules live in a dictionary of their own. Their `__builtins__` is a copy with another `__import__`, which
-    serves `kineto_agent` from there and passes everything else on: sys.modules, sys.path and a kineto_agent that the
-    program has itself are not concerned.
+    serves `kineto_agent` from there, the standard library from `Standard` (standard.py) and passes everything else on:
+    sys.modules, sys.path and a kineto_agent that the program has itself are not concerned.
 
     Compiling takes 30 ms in all, executing what came compiled 10 ms, and the GIL is not given up by itself meanwhile.
     So it is done in pieces, and the thread rests after each millisecond of its own processor time, three times as
@@ -20,23 +20,22 @@ Theory of operation
     sources finds them: hooks that cannot be taken back (fork) do not add up. Any version may meet what any other
     version left there: "digest", and "end", a function that ends a running agent.
 
-    Rules
-        Only built-in modules are imported. `threading` must not be: up to CPython 3.12 the thread that imports it
-        first becomes the "MainThread".
+    The text of standard.py stands before this one in the packet.
 """
 
 from __future__ import annotations  # not evaluated: typing might not be imported yet
 
-import builtins
-import marshal
-import posix
-import sys
-from time import perf_counter, sleep, thread_time
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import builtins
+    import marshal
+    import posix
+    import sys
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any, Union
+
+    from kineto_agent.boot.standard import Standard
 
     Piece = Union[bytes, tuple[int, str]]
 
@@ -54,9 +53,10 @@ class _Modules:
     def __init__(self, contents: dict[str, tuple[bool, list[Piece]]]) -> None:
         self.loaded: dict[str, ModuleType] = {}
         self._contents = contents  # name -> (is a package, pieces: compiled code or (first line, text))
-        self._import = builtins.__import__
         self._builtins = dict(builtins.__dict__, __import__=self.import_)
-        self._since = thread_time()
+        self._standard = Standard(self._give_way)
+        self._time: Any = self._standard.get("time")
+        self._since = self._time.thread_time()
         self._rests = True
 
     def import_(
@@ -64,7 +64,7 @@ class _Modules:
     ) -> ModuleType:
         """What the import statement calls in the agent's modules."""
         if level or name.partition(".")[0] != _PACKAGE:
-            return self._import(name, namespace, local, fromlist, level)
+            return self._standard.import_(name, namespace, local, fromlist, level)
         module = self.get(name)
         for attribute in fromlist or ():
             submodule = name + "." + attribute
@@ -112,12 +112,13 @@ class _Modules:
             self._give_way()
 
     def _give_way(self) -> None:
-        worked_s = thread_time() - self._since
+        time = self._time
+        worked_s = time.thread_time() - self._since
         if self._rests and worked_s > _WORK_S:
-            began = perf_counter()
-            sleep(_REST * worked_s)
-            self._rests = perf_counter() - began < _REST * worked_s + _LONG_S
-            self._since = thread_time()
+            began = time.perf_counter()
+            time.sleep(_REST * worked_s)
+            self._rests = time.perf_counter() - began < _REST * worked_s + _LONG_S
+            self._since = time.thread_time()
 
 
 def _read(descriptor: int) -> bytes:
@@ -136,34 +137,35 @@ def _magic() -> Any:
     return getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", None)
 
 
-def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> None:
-    """Run the agent with `channel` as its link. Raises whatever goes wrong; the bootstrap then closes the channel and
-    what is left in `descriptors`.
+def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callable[[], None]:
+    """Start the agent with `channel` as its link; its work, to be done on this thread. Raises whatever goes wrong;
+    the bootstrap then closes the channel and what is left in `descriptors`.
 
     A bootstrap that the daemon has given up may still be at work beside the next one: each touches only its own part
-    of state["open"], and what is closed here is taken out of `descriptors`, since the other may have that number now.
+    of state["open"].
     """
     files = dict(zip(HEADER["descriptors"], descriptors))
-    agent = state.get("agent")
+    agent: Any = state.get("agent")
     if agent is not None:
         agent["end"]()
+    modules: _Modules | None = None
     if agent is None or agent["digest"] != HEADER["digest"]:
         modules = _modules(files)
+    for name in ("sources", "code"):
+        for held in _held(state, files.pop(name)):
+            held.close()
+    if modules is not None:
         live = modules.get(_LIVE)
         agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
-    for name in ("sources", "code"):
-        descriptor = files.pop(name)
-        _forget(state, descriptor)
-        descriptors.remove(descriptor)
-        posix.close(descriptor)
     state["libraries"] = state.get("libraries", 0) + 1  # number of this one
-    agent["live"].run(channel, files.get("library", -1), state["libraries"])
+    work: Callable[[], None] = agent["live"].run(channel, files.get("library", -1), state["libraries"])
     state["agent"] = agent
     for given in (channel, *descriptors):  # they belong to the agent now, in a forked child too
-        _forget(state, given)
+        for held in _held(state, given):
+            state["open"].remove(held)
+    return work
 
 
-def _forget(state: dict[str, Any], opened: Any) -> None:
-    """The fork hook of the bootstrap closes it no more."""
-    if opened in state["open"]:
-        state["open"].remove(opened)
+def _held(state: dict[str, Any], opened: Any) -> list[Any]:
+    """What the bootstrap has noted of it for its fork hook."""
+    return [held for held in state["open"] if getattr(held, "x", None) == opened]

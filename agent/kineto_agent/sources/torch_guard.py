@@ -24,15 +24,15 @@ Rules
 
 import _thread
 import enum
-import gc
 import os
 import sys
 import weakref
-from types import FrameType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from types import CodeType
+from typing import Any, Callable, Dict, List, Tuple
 
 from kineto_agent.debuglog import log_exception
 from kineto_agent.sources import kineto_state
+from kineto_agent.sources.interface import SourceError
 
 _MODULE = "torch.autograd.profiler"
 _PREPARE, _EXIT = "_prepare_trace", "__exit__"
@@ -179,25 +179,20 @@ class ProfilerGuard:
 
 
 def _runs(code: Any) -> bool:
-    """Whether any thread is inside this code. No garbage is collected meanwhile: python_stacks.py says why."""
-    collecting = gc.isenabled()
-    gc.disable()
-    frames: Dict[int, FrameType] = {}
+    """Whether any thread is inside this code. False where stacks cannot be read: what Kineto says must do then.
+
+    Not by sys._current_frames(): it looks at the threads of all interpreters, and crashes in CPython 3.12 and 3.13 if
+    one of them has a GIL of its own.
+    """
+    if not isinstance(code, CodeType):
+        return False
     try:
-        frames = sys._current_frames()
-        return any(_is_in(frame, code) for frame in frames.values())
-    finally:
-        frames.clear()
-        if collecting:
-            gc.enable()
+        from kineto_agent.sources import python_stacks_native
 
-
-def _is_in(frame: Optional[FrameType], code: Any) -> bool:
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
+        return python_stacks_native.checked().runs(code)
+    except (ImportError, SourceError):
+        log_exception("the guard of torch.profiler, before a recording")
+        return False
 
 
 def _enabled() -> bool:

@@ -32,7 +32,6 @@ from kinetod.attach.interface import AttachCode, Attached, AttachError, Bootstra
 from kinetod.attach.native_thread import NativeThread
 from kinetod.attach.pending_call import PendingCall
 from kinetod.attach.preconditions import suitable_image
-from kinetod.attach.remote_debug import FIRST_VERSION, RemoteDebug
 
 if TYPE_CHECKING:
     from kinetod.attach.helper import Request
@@ -62,7 +61,7 @@ def attach(request: "Request") -> tuple[Attached, socket.socket]:
     if image.python is None:
         stop, channel = collector.bring_in(image, request.token, request.deadline)
         return _attached(collector.METHOD, stop.stopped_ns, request), channel
-    with _python_methods(image.python.version) as methods:
+    with _python_methods() as methods:
         took = bring_in(image, methods, bootstraps.make(request.token), request.deadline)
     attached = _attached(took.method, took.stopped_ns, request)
     try:
@@ -79,10 +78,9 @@ def _attached(method: str, stopped_ns: int, request: "Request") -> Attached:
 
 
 @contextlib.contextmanager
-def _python_methods(version: tuple[int, int, int]) -> Iterator[list[Method]]:
+def _python_methods() -> Iterator[list[Method]]:
     """In the order in which they are tried."""
-    methods: list[Method] = [RemoteDebug()] if version[:2] >= FIRST_VERSION else []
-    methods += [PendingCall(), NativeThread()]
+    methods: list[Method] = [PendingCall(), NativeThread()]
     try:
         yield methods
     finally:
@@ -101,7 +99,7 @@ class Taken:
 
 def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap, deadline: Deadline) -> Taken:
     """Lets the methods take their turns until the channel is there. Raises AttachError."""
-    waiting = list(methods)
+    waiting, handed = list(methods), list[Method]()
     handed_over, stopped_ns, turn_s, patience_s = "", 0, FIRST_TURN_S, PATIENCE_S
     error: AttachError | None = None
     while waiting and not deadline.passed:
@@ -116,22 +114,30 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
                     waiting.remove(method)
             else:
                 waiting.remove(method)
+                handed.append(method)
                 handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
                 patience_s = PATIENCE_S if stop.tid in (0, image.pid) else BYSTANDER_PATIENCE_S
-            if handed_over and (channel := _patiently(image.pid, bootstrap, min(patience_s, deadline.left_s))):
+            if handed and (channel := _patiently(image.pid, bootstrap, min(patience_s, deadline.left_s), handed)):
                 return Taken(handed_over, stopped_ns, channel)
             standstill.check(image.pid)
         turn_s *= 2
-    while handed_over:
+    while handed and not (problem := _problem(handed)):
         last = deadline.passed
         if channel := await_channel(image.pid, bootstrap.token, Deadline(min(LOOK_EVERY_S, deadline.left_s))):
             return Taken(handed_over, stopped_ns, channel)
         standstill.check(image.pid)
         if last:
-            break
-    if error is not None and not handed_over:
-        raise error
-    raise _timeout(image.pid, error)
+            raise _timeout(image.pid, error)
+    problem = _problem(handed)
+    if problem is not None:
+        raise problem
+    raise error or _timeout(image.pid, None)
+
+
+def _problem(handed: Sequence[Method]) -> AttachError | None:
+    """Why none of what was handed over runs; None: some of it may."""
+    problems = [method.problem() for method in handed]
+    return problems[0] if problems and all(problems) else None
 
 
 def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
@@ -144,13 +150,13 @@ def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadlin
         ) from exc
 
 
-def _patiently(pid: int, bootstrap: Bootstrap, patience_s: float) -> socket.socket | None:
-    """The channel if it appears within that time, less if the main thread is asleep."""
+def _patiently(pid: int, bootstrap: Bootstrap, patience_s: float, handed: Sequence[Method]) -> socket.socket | None:
+    """The channel if it appears within that time, less if the main thread is asleep or it will not appear."""
     end = Deadline(patience_s)
     while True:
         before = _asleep_since(pid)
         channel = await_channel(pid, bootstrap.token, Deadline(min(PARKED_S, end.left_s)))
-        if channel is not None or end.passed or (before and before == _asleep_since(pid)):
+        if channel is not None or end.passed or _problem(handed) or (before and before == _asleep_since(pid)):
             return channel
 
 

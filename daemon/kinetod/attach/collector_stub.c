@@ -1,6 +1,6 @@
 /* What a new thread of a process without Python runs first: makes the channel, gets the collector, serves it.
  *
- *     python daemon/native/generate_collector_code.py
+ *     python daemon/native/generate_stub_code.py
  *
  * compiles it into the bytes of collector_code.py. It is copied into the target alone: no data, no relocation, no
  * libc; system calls are made here, and what must be the target's own comes in the argument. It may block and may

@@ -21,7 +21,7 @@ from kineto_agent import env
 from kineto_agent.sources import cupti_library
 from kineto_agent.sources.cupti_versions import RELEASES
 
-from kinetod.attach import cupti_version, facts, remote_debug
+from kinetod.attach import cupti_version, facts
 from kinetod.attach.facts import PROC, MappedFacts
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
@@ -47,7 +47,7 @@ from kinetod.attach.preconditions import (
 from kinetod.device_code import graphs
 from kinetod.profilers import findings as profilers
 
-AGENT, REMOTE_DEBUG, PENDING_CALL, COLLECTOR = "agent", "remote-debug", "pending-call", "collector"
+AGENT, PENDING_CALL, COLLECTOR = "agent", "pending-call", "collector"
 _READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
 
 
@@ -77,8 +77,6 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
     mapped = facts.read_mapped(pid)
     who = (process, owner, permission, ptrace_scope, capabilities, tracer)
     findings = [rule(subject) for rule in (*who, _namespaces, descriptors, memory, threads, executable, interpreter)]
-    if subject.image is not None and _has_slot(subject.image):
-        findings.append(_remote_debugging(subject.image))
     findings += [seccomp(subject), _libc(mapped), _agent(agent)]
     usable = agent.state in (_READY, _BUSY)
     if usable:
@@ -128,21 +126,6 @@ def _namespaces(subject: Subject) -> Finding:
     return Finding("namespaces", Status.OK, detail)
 
 
-def _has_slot(image: TargetImage) -> bool:
-    return image.python is not None and image.python.version[:2] >= remote_debug.FIRST_VERSION
-
-
-def _remote_debugging(image: TargetImage) -> Finding:
-    name = "remote_debugging"
-    try:
-        remote_debug.find_slot(image)
-    except (AttachError, OSError) as exc:
-        return Finding(
-            name, Status.NOTE, str(exc), "the pending call is used instead, which stops one thread for 0.3 ms"
-        )
-    return Finding(name, Status.OK, "on: nothing needs to be stopped")
-
-
 def _libc(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
         return Finding("libc", Status.UNKNOWN, "its mappings may not be read")
@@ -181,8 +164,6 @@ def _method(subject: Subject, *, usable: bool, blocked: bool) -> Finding:
     if image.python is None:
         assert uses_cuda(image)  # else the interpreter's rule has a problem
         return Finding("method", Status.OK, f"{COLLECTOR}: GPU activities, by a thread of its own")
-    if _has_slot(image) and _remote_debugging(image).status is Status.OK:
-        return Finding("method", Status.OK, f"{REMOTE_DEBUG}: the interpreter's own way, nothing is stopped")
     detail = f"{PENDING_CALL}: one thread is stopped for about 0.3 ms, another one than the main thread if possible"
     if _main_thread_waits(subject.process.pid):
         detail += "; the main thread waits in a system call: unless it comes back soon, native-thread is next"

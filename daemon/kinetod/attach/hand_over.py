@@ -37,6 +37,7 @@ _RETRY_STEPS = 7  # pauses of different lengths, so as not to fall in step with 
 _POLL_S = 30e-6
 _SLOW_POLL_S = 0.001
 _SLOW_AFTER_S = 0.02
+_TRIES_BETWEEN_LOOKS = 16
 _LOOK_EVERY_S = 0.05  # whether it has been stopped or frozen meanwhile
 _LOCK_RETRY_S = 0.005
 _MAX_MAP_FAILURES = 8
@@ -141,6 +142,8 @@ class _HandOver:
 
     def _redirect_any(self, work: Work, placed: tuple[Placed, ...]) -> tuple[int, Frame]:
         while True:
+            if self._attempts % _TRIES_BETWEEN_LOOKS == 0:
+                standstill.check(self._image.pid)  # one that is frozen could be redirected, but would not run
             for tid in self._plan.policy.candidates():
                 frame = self._try(tid, work, placed)
                 if frame is not None:

@@ -15,10 +15,10 @@ OLDEST_PYTHON = (3, 9)
 # All that the methods call; every CPython that exports symbols at all has them.
 PYTHON_SYMBOLS = (
     "Py_AddPendingCall",
-    "PyRun_SimpleString",
+    "PyRun_StringFlags",
     "Py_IsInitialized",
-    "PyGILState_Ensure",
-    "PyGILState_Release",
+    "PyInterpreterState_Main",
+    "PyThreadState_New",
 )
 _LIBPYTHON = re.compile(r"libpython(\d)\.(\d+)[a-z]*\.(so|dylib)")
 _PYTHON_NAME = re.compile(r"python(\d)\.(\d+)")

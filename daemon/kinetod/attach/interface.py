@@ -3,7 +3,7 @@
 Theory of operation
     helpers.py (in the daemon)  asks a warm helper process for one attach, with a deadline
     helper.py (the process)     inspects the target, refuses or chooses a method, runs it, hands back the channel
-    a method                    makes the target run the bootstrap: remote_debug, pending_call, native_thread
+    a method                    makes the target run the bootstrap: pending_call, native_thread
     bootstrap (in the target)   makes a socketpair, names its ends by a memfd, receives the agent, runs it
 
     A method ends when the interpreter or the new thread has the code; it does not wait for it to run. The
@@ -29,7 +29,8 @@ class AttachCode(StrEnum):
 
     NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
     TRACED = "ATTACH_TRACED"  # another tracer holds it
-    UNSUITABLE = "ATTACH_UNSUITABLE"  # kernel thread, pid 1, zombie, stopped, frozen, uninterruptible, ourselves
+    # kernel thread, pid 1, zombie, stopped, frozen, uninterruptible, ourselves; or it does not let us in
+    UNSUITABLE = "ATTACH_UNSUITABLE"
     UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
     LIMIT = "ATTACH_LIMIT"  # too little memory, address space, threads or descriptors are left to it
     SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
@@ -113,6 +114,9 @@ class Method(Protocol):
 
     def hand_over(self, target: "TargetImage", bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """Raises AttachError; then the target is as it was and has not got the code."""
+
+    def problem(self) -> AttachError | None:
+        """Why what was handed over does not run and will not; None: it runs, has run, or may still do so."""
 
     def finish(self) -> None:
         """The code has run, or is given up: take back what waits for it. Idempotent, raises nothing, waits ≤ 50 ms."""

@@ -1,18 +1,17 @@
 """Starts a thread of our own in the target: pthread_create on constant code, with an argument in the region's page."""
 
-import os
-import struct
 from collections.abc import Callable
 
+from kinetod.attach import python_entry
 from kinetod.attach.hand_over import Outcome, Plan, Request, hand_over
 from kinetod.attach.image import TargetImage
-from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Stop
-from kinetod.attach.machine import this_machine
+from kinetod.attach.interface import AttachError, Bootstrap, Deadline, Stop
 from kinetod.attach.pending_call import python_of, starting_or_ending
+from kinetod.attach.python_entry import Handed
 from kinetod.attach.threads import NativeThreadPolicy
-from kinetod.attach.trampoline import PAYLOAD_OFFSET, PYTHON_THREAD, SPARE_OFFSET
+from kinetod.attach.trampoline import PAYLOAD_OFFSET, SPARE_OFFSET
 
-_TABLE = struct.Struct("<6Q")  # see thread_*.S
+_Argument = Callable[[int, int], bytes]  # of its own address and the code's
 
 
 class NativeThread:
@@ -20,28 +19,32 @@ class NativeThread:
 
     name = "native_thread"
 
+    def __init__(self) -> None:
+        self._handed: Handed | None = None
+
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """Raises AttachError."""
+        self.finish()
         python = python_of(target)
-        functions = (
-            target.libc_symbol("pthread_self"),
-            target.libc_symbol("pthread_detach"),
-            python.address("PyGILState_Ensure"),
-            python.address("PyRun_SimpleString"),
-            python.address("PyGILState_Release"),
-        )
 
-        def argument(address: int) -> bytes:
-            return _TABLE.pack(*functions, address + _TABLE.size) + bootstrap.source + b"\0"
+        def argument(address: int, code: int) -> bytes:
+            self._handed = Handed(target, address)
+            return python_entry.argument(target, python, python_entry.THREAD, code, bootstrap.source)
 
-        code = PYTHON_THREAD[this_machine().name]
-        outcome = _start(target, code, argument, deadline, python.address("Py_IsInitialized"))
+        outcome = _start(target, python_entry.code(), argument, deadline, python.address("Py_IsInitialized"))
         if not outcome.initialised:
             raise starting_or_ending(target)
         return _checked(target, outcome)
 
+    def problem(self) -> AttachError | None:
+        """Why what was handed over does not run."""
+        return self._handed.problem() if self._handed is not None else None
+
     def finish(self) -> None:
-        """Nothing of it waits outside of the process."""
+        """A thread that has not got the GIL yet does nothing any more."""
+        if self._handed is not None:
+            self._handed.cancel()
+        self._handed = None
 
 
 def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Deadline) -> Stop:
@@ -52,17 +55,15 @@ def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Dea
     bytes; it stays too, writable. All signals are blocked in the thread. It is joinable: the code should begin by
     pthread_detach(pthread_self()).
     """
-    return _checked(image, _start(image, code, lambda _address: argument, deadline, 0))
+    return _checked(image, _start(image, code, lambda _address, _code: argument, deadline, 0))
 
 
-def _start(
-    image: TargetImage, code: bytes, argument: Callable[[int], bytes], deadline: Deadline, check: int
-) -> Outcome:
+def _start(image: TargetImage, code: bytes, argument: _Argument, deadline: Deadline, check: int) -> Outcome:
     create = image.libc_symbol("pthread_create")
 
     def request(region: int, placed: tuple[int, ...]) -> Request:
         address = region + PAYLOAD_OFFSET
-        return Request(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address), check)
+        return Request(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address, placed[0]), check)
 
     return hand_over(image, Plan(NativeThreadPolicy(image), request, (code,)), deadline)
 
@@ -70,9 +71,5 @@ def _start(
 def _checked(image: TargetImage, outcome: Outcome) -> Stop:
     error = outcome.result & 0xFFFFFFFF
     if error:
-        raise AttachError(
-            AttachCode.LIMIT,
-            f"process {image.pid} cannot start a thread: {os.strerror(error)}; raise its limits: of threads"
-            " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v')",
-        )
+        raise python_entry.no_thread(image.pid, error)
     return outcome.stop

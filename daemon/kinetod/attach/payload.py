@@ -1,8 +1,9 @@
 """What travels over the private channel into the target: the agent, and the collector library.
 
 Theory of operation
-    One packet: the text of `kineto_agent.boot.loader` with a header behind it, and sealed memfds. They are made once
-    per process and shared by all targets; the seals keep a target from changing what another one will run.
+    One packet: the texts of `kineto_agent.boot.standard` and `loader` with a header behind them, and sealed memfds.
+    They are made once per process and shared by all targets; the seals keep a target from changing what another one
+    will run.
 
     The agent's modules are sent twice, in pieces of some lines (see the loader for why): as text, for any CPython, and
     compiled, for targets that run the same CPython as this process.
@@ -18,6 +19,7 @@ import importlib.util
 import marshal
 import os
 import platform
+import re
 import select
 import socket
 import struct
@@ -33,7 +35,10 @@ from kinetod.attach import standstill
 from kinetod.attach.interface import AttachCode, AttachError, Deadline
 
 _LOADER = "kineto_agent.boot.loader"
-_LEFT_OUT = ("kineto_agent.__main__", "kineto_agent.boot.inject", "kineto_agent.boot.startup", _LOADER)
+_STANDARD = "kineto_agent.boot.standard"
+_LEFT_OUT = ("kineto_agent.__main__", "kineto_agent.boot.inject", "kineto_agent.boot.startup", _LOADER, _STANDARD)
+# An import statement like others to the interpreter; the bootstrap compiles the packet with its effect.
+_FUTURE = re.compile(r"^from __future__ import annotations\b.*\n", re.MULTILINE)
 _PIECE_LINES = 40  # compiled in about half a millisecond
 _MARSHAL_VERSION = 2  # every Python reads it
 _MAX_PACKET_BYTES = 64 * 1024  # what the bootstrap makes room for
@@ -62,8 +67,7 @@ def send(channel: socket.socket, pid: int, deadline: Deadline) -> None:
     except TimeoutError:
         raise _timeout(pid) from None
     except OSError as exc:
-        reason = f"process {pid} closed its channel before the agent was sent: {exc}"
-        raise AttachError(AttachCode.GONE, reason) from exc
+        raise _ended(pid) from exc
     finally:
         channel.settimeout(None)
     _await_answer(channel, pid, deadline)
@@ -79,13 +83,20 @@ def _await_answer(channel: socket.socket, pid: int, deadline: Deadline) -> None:
     try:
         answer = channel.recv(_MAX_ANSWER_BYTES)
     except OSError as exc:
-        raise AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded: {exc}") from exc
+        raise _ended(pid) from exc
     if answer == b"K":
         return
     if not answer:
-        raise AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded")
+        raise _ended(pid)
     told = "".join(char for char in answer[1:].decode("utf-8", "replace") if char.isprintable())
     raise AttachError(AttachCode.FAILED, f"the agent cannot run in process {pid}: {told}")
+
+
+def _ended(pid: int) -> AttachError:
+    if not Path(f"/proc/{pid}").exists():
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded")
+    reason = f"process {pid} closed the agent's channel while the agent was being loaded (or is ending); try again"
+    return AttachError(AttachCode.UNSUITABLE, reason)
 
 
 def _timeout(pid: int) -> AttachError:
@@ -116,7 +127,8 @@ def agent() -> Payload:
     library = _folder() / "_native" / "libkineto_collector.so"
     if library.exists():
         files["library"] = library.read_bytes()
-    loader = (_folder() / "boot" / "loader.py").read_text()
+    texts = [(_folder() / "boot" / f"{name}.py").read_text() for name in ("standard", "loader")]
+    loader = "".join(_FUTURE.sub("", text) for text in texts)
     header = {
         "version": kineto_agent.__version__,
         "digest": hashlib.sha256(b"".join([loader.encode(), *files.values()])).hexdigest(),

@@ -1,13 +1,15 @@
-"""Runs the bootstrap as a pending call: the main thread executes it between two bytecodes.
+"""Runs the bootstrap by a pending call: the main thread executes it between two bytecodes.
 
-PyRun_SimpleString happens to have the signature of a pending call, int (*)(void *): no code is needed for it.
+The call is python_stub.c, which starts a thread for the bootstrap: no Python is run on the main thread.
 """
 
 import time
 
+from kinetod.attach import python_entry
 from kinetod.attach.hand_over import Plan, Request, hand_over
 from kinetod.attach.image import PythonImage, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Stop
+from kinetod.attach.python_entry import Handed
 from kinetod.attach.threads import PendingCallPolicy
 from kinetod.attach.trampoline import PAYLOAD_OFFSET
 
@@ -20,16 +22,21 @@ class PendingCall:
 
     name = "pending_call"
 
+    def __init__(self) -> None:
+        self._handed: Handed | None = None
+
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """Raises AttachError."""
+        self.finish()
         python = python_of(target)
-        run, add = python.address("PyRun_SimpleString"), python.address("Py_AddPendingCall")
-        check = python.address("Py_IsInitialized")
+        add, check = python.address("Py_AddPendingCall"), python.address("Py_IsInitialized")
 
-        def request(region: int, _placed: tuple[int, ...]) -> Request:
-            return Request(add, (run, region + PAYLOAD_OFFSET), bootstrap.source + b"\0", check)
+        def request(region: int, placed: tuple[int, ...]) -> Request:
+            self._handed = Handed(target, region + PAYLOAD_OFFSET)
+            argument = python_entry.argument(target, python, python_entry.PENDING, placed[0], bootstrap.source)
+            return Request(add, (placed[0], region + PAYLOAD_OFFSET), argument, check)
 
-        plan = Plan(PendingCallPolicy(target), request)
+        plan = Plan(PendingCallPolicy(target), request, (python_entry.code(),))
         for _attempt in range(_MAX_QUEUE_FULL):
             outcome = hand_over(target, plan, deadline)
             if not outcome.initialised:
@@ -45,8 +52,15 @@ class PendingCall:
             f"the queue of pending calls of process {target.pid} is full: its main thread does not come round",
         )
 
+    def problem(self) -> AttachError | None:
+        """Why what was handed over does not run."""
+        return self._handed.problem() if self._handed is not None else None
+
     def finish(self) -> None:
-        """Nothing of it waits outside of the process."""
+        """A call that is still in the queue does nothing any more."""
+        if self._handed is not None:
+            self._handed.cancel()
+        self._handed = None
 
 
 def python_of(target: TargetImage) -> PythonImage:

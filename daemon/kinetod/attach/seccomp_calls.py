@@ -15,6 +15,7 @@ _NO_FD = 2**64 - 1
 _CLONE_THREAD = 0x3D0F00  # what pthread_create asks for
 _CLOEXEC = 0o2000000
 _AT_FDCWD = 2**64 - 100
+_CPU_CLOCK_OF_THREAD = 2**64 - 8 * 1001 + 6  # that of thread 1000
 
 ANY_ERROR = frozenset(range(4096))
 NO_ERROR: frozenset[int] = frozenset()
@@ -61,10 +62,10 @@ AGENT = (
     Call("memfd_create", 319, 279, ((_POINTER, 1), (_POINTER, 3))),
     Call("clone3", 435, 435, ((_POINTER, 88),), FALLS_BACK),
     Call("clone", 56, 220, ((_CLONE_THREAD, _POINTER, _POINTER, _POINTER, _POINTER),)),
-    Call("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000))),
+    Call("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000), (_FD, _POINTER, 0x40000040))),
     Call("sendmsg", 46, 211, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x4000))),
     Call("sendto", 44, 206, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 100, 0x4000, 0, 0))),
-    Call("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0),)),
+    Call("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 1, 2, 0, 0))),
     Call("poll", 7, None, ((_POINTER, 1, 1000),)),
     Call("ppoll", None, 73, ((_POINTER, 1, _POINTER, 0, 8),)),
     Call("pselect6", 270, 72, ((0, 0, 0, 0, _POINTER, 0),)),  # time.sleep, up to Python 3.10
@@ -100,7 +101,8 @@ AGENT = (
     Call("prctl", 157, 167, ((15, _POINTER),), ANY_ERROR),  # the thread's name
     Call("sched_getaffinity", 204, 123, ((0, 128, _POINTER),), ANY_ERROR),
     Call("sched_yield", 24, 124, ((),), ANY_ERROR),
-    Call("clock_gettime", 228, 113, ((0, _POINTER), (1, _POINTER)), ANY_ERROR),
+    Call("close_range", 436, 436, ((0, 2**32 - 1, 2),), ANY_ERROR),  # the stack sampler's own table of descriptors
+    Call("clock_gettime", 228, 113, ((0, _POINTER), (1, _POINTER), (_CPU_CLOCK_OF_THREAD, _POINTER)), ANY_ERROR),
     Call("clock_nanosleep", 230, 115, ((1, 1, _POINTER, 0),), ANY_ERROR),
 )
 CALLS = (*HAND_OVER, *AGENT)

@@ -138,20 +138,26 @@ def needed_bytes(request: wire.Start, sources: Sequence[str], limit_bytes: int) 
     return total + (_PROFILER_SHARE - 1) * limit_bytes * profiler
 
 
+def _share(left_bytes: int) -> int:
+    return min(left_bytes // 2, left_bytes - LEAST_LEFT_BYTES)
+
+
 def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, int]]) -> Taken:
-    """Pure. left: limits, with the bytes that are really left below each."""
+    """Pure. left: limits, with the bytes below each that are not promised to others.
+
+    Those may never be used, so they make buffers smaller, but are no reason to refuse.
+    """
     limit = request.buffer_limit_bytes
     if not left:
         return Taken(request=request, size=needed_bytes(request, sources, limit))
     room, size = min(left, key=lambda each: each[1])
-    share = min(size // 2, size - LEAST_LEFT_BYTES)
     there = f"{format_size(max(size, 0))} are left below {room.limit}"
-    while needed_bytes(request, sources, limit) > share and limit >= MIN_BUFFER_BYTES:
-        limit //= 2
-    if limit < MIN_BUFFER_BYTES:
+    while needed_bytes(request, sources, limit) > _share(size) and limit > MIN_BUFFER_BYTES:
+        limit = max(limit // 2, MIN_BUFFER_BYTES)
+    if needed_bytes(request, sources, limit) > max(_share(size), _share(room.left_bytes)):
         least = needed_bytes(request, sources, MIN_BUFFER_BYTES)
         reason = (
-            f"there is too little memory for a trace beside the program: {there}, and this one wants "
+            f"there is too little memory for a trace beside the program: {room}, and this one wants "
             f"{format_size(max(2 * least, least + LEAST_LEFT_BYTES))}; {room.advice}"
         )
         return Taken(request=request, refused=Ending(Outcome.FAILED, VerdictReason.NO_MEMORY, reason))

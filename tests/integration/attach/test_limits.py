@@ -19,17 +19,17 @@ REFUSED = {
 
 
 def needs(kind: str) -> None:
-    controller = {"freezing_v2": "unified", "freezing_v1": "freezer", "little_memory": "memory"}.get(kind, "pids")
+    controller = {"freezing_v2": "unified", "freezing_v1": "freezer", "near_oom": "memory"}.get(kind, "pids")
     if kind in NEEDS and not (ROOT / controller / "cgroup.procs").exists():
         pytest.skip(f"no control groups of {controller} here")
 
 
-@pytest.mark.parametrize("kind", ["in_kernel", "stopping", "freezing_v1", "freezing_v2", "little_memory"])
+@pytest.mark.parametrize("kind", ["in_kernel", "stopping", "freezing_v1", "freezing_v2", "near_oom"])
 def test_target_that_stands_still_at_times_is_not_harmed(kind: str, attacher: HelperAttacher) -> None:
     needs(kind)
     row = campaign(kind, attacher, 4)
     assert row.harmless, table([row])
-    if kind in ("in_kernel", "little_memory"):
+    if kind in ("in_kernel", "near_oom"):
         assert row.count("success") == 4, table([row])
 
 

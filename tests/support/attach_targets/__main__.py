@@ -15,6 +15,9 @@ MODULES = (
     "threads",
     "processes",
     "asleep",
+    "instruments",
+    "replaced",
+    "scarce",
     "limits",
     "torch_run",
 )

@@ -7,6 +7,7 @@ Theory of operation
 """
 
 import mmap
+import os
 import signal
 import sys
 import time
@@ -93,14 +94,14 @@ class Surroundings:
     def check(self) -> None:
         """Raises Wrong."""
         must_be("__main__", sorted(vars(sys.modules["__main__"])), self._main)
-        must_be("new modules", sorted(name for name in set(sys.modules) - self._modules if "kineto" in name), [])
+        must_be("new modules", sorted(set(sys.modules) - self._modules), [])
         must_be("lost modules", sorted(self._modules - set(sys.modules)), [])
         must_be("new in sys", sorted(set(vars(sys)) - self._sys - {"_kineto_attach", "last_exc"}), [])
         must_be("signal handlers", self._now_handlers(), self._handlers)
         must_be("the signal mask", signal.pthread_sigmask(signal.SIG_BLOCK, []), self._mask)
         import threading  # only now: who imports it first, in whatever thread, decides what the main thread is
 
-        must_be("the main thread", threading.main_thread().ident, threading.get_ident())
+        must_be("the main thread", threading.main_thread().native_id, os.getpid())
         foreign = [thread.name for thread in threading.enumerate() if isinstance(thread, threading._DummyThread)]
         must_be("foreign threads", foreign, [])
         must_be("the switch interval", sys.getswitchinterval(), self._switch)

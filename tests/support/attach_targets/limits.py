@@ -141,9 +141,9 @@ KINDS: Dict[str, Callable[[], Target]] = {
     "stopping": stopping,
     "freezing_v1": lambda: Grouped("freezer", _freezing("freezer.state", "FROZEN", "THAWED")),
     "freezing_v2": lambda: Grouped("unified", _freezing("cgroup.freeze", "1", "0")),
-    "little_memory": lambda: Grouped("memory", lambda folder: Memory(folder, 20 * MIB)),
+    "near_oom": lambda: Grouped("memory", lambda folder: Memory(folder, 20 * MIB)),
     "few_addresses": lambda: _limited(resource.RLIMIT_AS, _addresses),
     "few_descriptors": lambda: _limited(resource.RLIMIT_NOFILE, lambda: 12),
     "few_threads": lambda: Grouped("pids", few_threads),
 }
-NEEDS: List[str] = ["freezing_v1", "freezing_v2", "little_memory", "few_threads"]  # control groups of this layout
+NEEDS: List[str] = ["freezing_v1", "freezing_v2", "near_oom", "few_threads"]  # control groups of this layout

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from typing import Callable, Dict, List
+from typing import Any, Callable, Dict, List
 
 from support.attach_targets.control import Target, Wrong, must_be
 from support.attach_targets.loops import python_work
@@ -67,4 +67,42 @@ class Joined(Target):
         must_be("the sums", set(sums), {self._wanted})
 
 
-KINDS: Dict[str, Callable[[], Target]] = {"threads": Threads, "joined": Joined}
+class Subinterpreters(Target):
+    """A second interpreter with a GIL of its own (shared before 3.12) works beside the main one, in another thread."""
+
+    def __init__(self) -> None:
+        names = ("_interpreters", "_xxsubinterpreters")  # from 3.13 on; before
+        self._interpreters: Any = next(filter(None, map(_imported, names)))
+        self._wanted = python_work()
+        self._stop = threading.Event()
+        self._wrong: List[str] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        other = self._interpreters.create()
+        while not self._stop.is_set():
+            try:
+                self._interpreters.run_string(other, "assert sum(i * i for i in range(3000)) == 8995500500")
+            except Exception as error:
+                self._wrong.append(repr(error))
+                return
+        self._interpreters.destroy(other)
+
+    def lap(self) -> None:
+        must_be("the sum", python_work(), self._wanted)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        must_be("errors of the other interpreter", self._wrong, [])
+
+
+def _imported(name: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError:
+        return None
+
+
+KINDS: Dict[str, Callable[[], Target]] = {"threads": Threads, "joined": Joined, "subinterpreters": Subinterpreters}

@@ -16,6 +16,8 @@ EXPORTED = {
     "kg_up", "kg_down",
     "kp_abi", "kp_open", "kp_prepare", "kp_leave_out", "kp_start", "kp_look", "kp_counts", "kp_stop", "kp_close",
     "kp_forked",
+    "ks_abi", "ks_open", "ks_look", "ks_read_text", "ks_runs", "ks_runs_file", "ks_prepare", "ks_start", "ks_name",
+    "ks_counts", "ks_ticks", "ks_stop", "ks_close",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -12,7 +13,7 @@ from kineto_agent.sources import cupti_users
 from kineto_agent.sources.cupti_native import Collector, Others
 from kineto_agent.sources.interface import SourceError
 from support.collector import calling, fake_cuda, maps_with, recording, request, source
-from support.native import COLLECTOR, ROOT, build
+from support.native import COLLECTOR, FAKES, ROOT, build, fake_cupti
 from support.sanitize import DRIVERS
 
 KERNEL = 10
@@ -163,9 +164,21 @@ _REAL = sorted({str(path) for folder in sys.path for path in Path(folder).glob("
 _NOT_WITHOUT_DRIVER = 2
 
 
+def _drives(name: str, parts: Sequence[Path], *arguments: str) -> int:
+    """Exit status of a driver, built with these parts of the collector."""
+    flags = ["-O2", "-g", "-Wno-pedantic", f"-I{COLLECTOR}", f"-I{FAKES}"]
+    driver = build(name, [*parts, DRIVERS / f"{name}.c"], flags)
+    return subprocess.run([str(driver), *arguments], timeout=60, check=False).returncode
+
+
 @pytest.mark.skipif(not _REAL, reason="no nvidia-cuda-cupti wheel is installed")
+@pytest.mark.parametrize("layout", ["roomy", "dense", "full"])
 @pytest.mark.parametrize("path", _REAL)
-def test_the_real_library_answers_through_its_gates_as_without(path: str) -> None:
-    flags = ["-O2", "-g", "-Wno-pedantic", f"-I{COLLECTOR}"]
-    driver = build("drive_call_site", [COLLECTOR / "call_site.c", DRIVERS / "drive_call_site.c"], flags)
-    assert subprocess.run([str(driver), path], timeout=60, check=False).returncode in (0, _NOT_WITHOUT_DRIVER)
+def test_the_real_library_answers_through_its_gates_as_without(path: str, layout: str) -> None:
+    parts = [COLLECTOR / name for name in ("call_site.c", "call_stub.c", "room.c")]
+    assert _drives("drive_call_site", parts, path, layout) in (0, _NOT_WITHOUT_DRIVER)
+
+
+@pytest.mark.parametrize("layout", ["dense", "full", "none"])
+def test_gates_are_placed_where_a_program_leaves_hardly_any_room_or_their_lack_is_said(layout: str) -> None:
+    assert _drives("drive_cupti_gate", sorted(COLLECTOR.glob("*.c")), str(fake_cupti()), layout) == 0

@@ -163,6 +163,27 @@ def test_frames_wait_in_order_while_the_daemon_does_not_read(tmp_path: Path) -> 
         link.close("end")
 
 
+def test_a_file_of_the_programs_is_neither_sent_nor_closed(tmp_path: Path) -> None:
+    """It closed the numbers of what waits to be sent, and has a file of its own there."""
+    link = a_link(tmp_path / "d.sock")
+    with Daemon(str(tmp_path / "d.sock")) as daemon, (tmp_path / "theirs").open("w") as theirs:
+        link.connect()
+        connection = daemon.accept()
+        while not link.wants_write:
+            link.send(wire.Refuse("x" * 30000))
+        read, write = os.pipe()
+        link.send(wire.Arena("c1", "s", "f", {}), [read])
+        copy = link._queue[-1].descriptors[0]
+        os.dup2(theirs.fileno(), copy)
+        with pytest.raises(LinkClosed, match="the program closed the agent's descriptors"):
+            while True:
+                connection.receive()
+                link.flush()
+        assert os.fstat(copy).st_ino == os.fstat(theirs.fileno()).st_ino
+        for number in (copy, read, write):
+            os.close(number)
+
+
 def test_a_daemon_that_never_reads_is_given_up(tmp_path: Path) -> None:
     link = a_link(tmp_path / "d.sock")
     with Daemon(str(tmp_path / "d.sock")) as daemon:

@@ -1,111 +1,62 @@
-import gc
-import os
+import ctypes
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Dict, FrozenSet, Iterator, List, Tuple
+from typing import Callable, Dict, Iterator, List, Set
 
 import pytest
 from kineto_agent import arena
 from kineto_agent.sources import python_stacks as module
-from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.python_stacks import PythonStacksSession, PythonStacksSource
-from support.agent_daemon import ArenaReader, Sample
+from kineto_agent.sources.interface import SourceError
+from kineto_agent.threads import start_thread
+from support.agent_daemon import Sample, code_of
+from support.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
 from support.waiting import until
 
-TYPES: FrozenSet[str] = frozenset(["python_function"])
-QUALIFIED = sys.version_info >= (3, 11)
-
-
-def prepared(**options: object) -> PythonStacksSession:
-    return PythonStacksSource().prepare(SourceRequest(TYPES, 8 << 20, dict(options)))
-
-
-class Recorder:
-    """A running session and what the daemon sees of it."""
-
-    def __init__(self, session: PythonStacksSession) -> None:
-        self.session = session
-        self.reader = ArenaReader(os.dup(session.arena_fd))
-
-    def stop(self) -> List[Sample]:
-        self.outcome = self.session.stop()
-        return self.reader.samples()
+Record = Callable[..., Recorder]
 
 
 @pytest.fixture
-def record() -> Iterator[Callable[..., Recorder]]:
+def record() -> Iterator[Record]:
     recorders: List[Recorder] = []
 
     def start(**options: object) -> Recorder:
-        recorder = Recorder(prepared(**options))
-        recorders.append(recorder)
-        recorder.session.start()
-        return recorder
+        recorders.append(Recorder(**options))
+        return recorders[-1]
 
     yield start
     for recorder in recorders:
-        recorder.session.close()
-        recorder.reader.close()
+        recorder.close()
 
 
 def spin(recorder: Recorder, ticks: int = 10) -> None:
     """Keep the processor busy until so many samples are taken."""
     end = time.monotonic() + 20
-    while recorder.session._ticks < ticks and time.monotonic() < end:
+    while recorder.session.ticks() < ticks and time.monotonic() < end:
         pass
 
 
-class Thread:
-    """A thread that waits, three calls deep, until it is told to end."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.tid = 0
-        self.ready, self.end = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.outer, args=(depth,), name="waiter")
-        self.thread.start()
-        assert self.ready.wait(20)
-
-    def outer(self, depth: int) -> None:
-        if depth:
-            self.outer(depth - 1)
-        else:
-            self.inner()
-
-    def inner(self) -> None:
-        self.tid = threading.get_native_id()
-        self.ready.set()
-        self.end.wait(20)
-
-    def __enter__(self) -> "Thread":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.end.set()
-        self.thread.join()
+def descriptors() -> Set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
 
-def stacks_of(samples: List[Sample], tid: int) -> List[Tuple[str, ...]]:
-    return [sample.stack for sample in samples if sample.thread_id == tid]
+def own(samples: List[Sample]) -> List[Sample]:
+    return of_thread(samples, threading.get_native_id())
 
 
-def test_every_thread_is_sampled_with_its_whole_stack(record: Callable[..., Recorder]) -> None:
-    others = {int(entry.name) for entry in Path("/proc/self/task").iterdir()} - {threading.get_native_id()}
-    with Thread() as waiter:
+def test_every_python_thread_is_sampled_with_its_whole_stack(record: Record) -> None:
+    with Waiter() as waiter:
         recorder = record()
         spin(recorder, 15)
         samples = recorder.stop()
-    name = "Thread.inner" if QUALIFIED else "inner"
-    waiting = stacks_of(samples, waiter.tid)
-    assert len(waiting) >= 10
-    assert all(name in stack for stack in waiting)
-    main = stacks_of(samples, threading.get_native_id())
-    assert sum("spin" in stack for stack in main) >= len(main) - 2
-    assert {sample.thread_id for sample in samples} - others == {waiter.tid, threading.get_native_id()}
+    waiting = of_thread(samples, waiter.tid)
+    assert len(waiting) >= 14
+    assert {plain(sample.stack)[-4:-1] for sample in waiting} == {("outer", "inner", "wait")}
+    assert sum("spin" in sample.stack for sample in own(samples)) >= len(own(samples)) - 2
 
 
-def test_samples_are_in_order_at_the_wanted_rate(record: Callable[..., Recorder]) -> None:
+def test_samples_are_in_order_at_the_wanted_rate(record: Record) -> None:
     begin = time.time_ns()
     recorder = record(stack_sample_hz=50)
     began = time.monotonic()
@@ -116,11 +67,20 @@ def test_samples_are_in_order_at_the_wanted_rate(record: Callable[..., Recorder]
     assert times == sorted(times)
     assert begin <= times[0] <= times[-1] <= time.time_ns()
     ticks = recorder.outcome.metadata["ticks"] + recorder.outcome.metadata["missed_ticks"]
-    assert abs(ticks - 50 * elapsed) < 3 + 0.1 * ticks
+    assert abs(ticks - 50 * elapsed) < 4 + 0.1 * ticks
     assert recorder.session.metadata["hz"] == 50
 
 
-def test_counts_are_those_of_the_records(record: Callable[..., Recorder]) -> None:
+def test_samples_are_at_random_moments_of_their_periods(record: Record) -> None:
+    recorder = record(stack_sample_hz=200)
+    recorder.wait(40)
+    times = sorted({sample.time_ns for sample in recorder.stop()})
+    gaps = [later - earlier for earlier, later in zip(times, times[1:])]
+    assert min(gaps) < 4_000_000
+    assert max(gaps) > 6_000_000
+
+
+def test_counts_are_those_of_the_records(record: Record) -> None:
     recorder = record()
     spin(recorder)
     samples = recorder.stop()
@@ -131,79 +91,91 @@ def test_counts_are_those_of_the_records(record: Callable[..., Recorder]) -> Non
     assert recorder.reader.word(arena.CLOSED) == 1
 
 
-def test_threads_are_named(record: Callable[..., Recorder]) -> None:
-    with Thread() as waiter:
+def test_threads_have_the_programs_names_for_them(record: Record) -> None:
+    with Waiter() as early:
         recorder = record()
-        until(lambda: recorder.session._ticks > 1, "samples are taken")
-        recorder.stop()
-    names = {key: text for (space, key), text in recorder.reader.strings().items() if space == arena.SPACE_THREAD_NAME}
-    assert names[waiter.tid] == b"waiter"
-    assert names[threading.get_native_id()] == b"MainThread"
+        recorder.wait(1)
+        with Waiter() as late:
+            late.thread.name = "latecomer"
+            recorder.wait(2)
+            recorder.stop()
+    names = recorder.names()
+    assert (names[early.tid], names[late.tid]) == ("waiter", "latecomer")
+    assert names[threading.get_native_id()] == "MainThread"
 
 
-def test_code_is_named_with_file_and_first_line(record: Callable[..., Recorder]) -> None:
+def test_threads_of_the_agent_are_not_shown(record: Record) -> None:
+    started, done = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        done.wait(20)
+
+    start_thread("kineto-test", wait)
+    assert started.wait(20)
+    recorder = record()
+    spin(recorder, 15)
+    recorder.stop()
+    done.set()
+    assert not [name for name in recorder.names().values() if name.startswith("kineto")]
+
+
+def test_code_has_its_file_and_its_line_table(record: Record) -> None:
     recorder = record()
     spin(recorder)
-    samples = recorder.stop()
-    codes = [text for (space, _key), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
-    line = spin.__code__.co_firstlineno
-    assert b"%s\0%d\0spin" % (os.fsencode(__file__), line) in codes
-    assert {sample.line for sample in samples if sample.stack[-1] == "spin"} <= set(range(line, line + 6))
+    recorder.stop()
+    entries = [text for (space, _), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
+    (code,) = [code for code in map(code_of, entries) if code.name == "spin"]
+    assert (code.file, code.first_line) == (__file__, spin.__code__.co_firstlineno)
+    table = spin.__code__.co_linetable if sys.version_info >= (3, 10) else spin.__code__.co_lnotab
+    assert (code.line_table_kind, code.line_table) == (min(9 + sys.version_info[1] - 9, 11), table)
 
 
-def test_a_sample_is_readable_within_a_quarter_of_a_second(record: Callable[..., Recorder]) -> None:
+def test_every_frame_has_the_line_that_it_is_at(record: Record) -> None:
+    with Waiter() as waiter:
+        recorder = record()
+        recorder.wait(2)
+        sample = of_thread(recorder.stop(), waiter.tid)[-1]
+    at = plain(sample.stack).index("inner")
+    assert sample.lines[at] == Waiter.inner.__code__.co_firstlineno + 4
+    assert sample.lines[at - 1] == Waiter.outer.__code__.co_firstlineno + 5
+
+
+def test_a_sample_is_readable_within_half_a_second(record: Record) -> None:
     recorder = record()
     until(lambda: recorder.reader.word(arena.RECORDS) > 0, "a buffer is published", deadline_s=5)
     recorder.stop()
 
 
-def test_very_deep_stacks_are_cut_at_the_outer_end(record: Callable[..., Recorder]) -> None:
-    with Thread(depth=400) as waiter:
+def test_very_deep_stacks_are_cut_at_the_outer_end(record: Record) -> None:
+    with Waiter(depth=400) as waiter:
         recorder = record()
-        until(lambda: recorder.session._ticks > 2, "samples are taken")
-        samples = recorder.stop()
-    stack = stacks_of(samples, waiter.tid)[0]
-    assert len(stack) == 256
-    assert ("Thread.inner" if QUALIFIED else "inner") in stack
-    assert recorder.outcome.metadata["truncated_stacks"] >= 2
+        recorder.wait(3)
+        samples = of_thread(recorder.stop(), waiter.tid)
+    assert {len(sample.stack) for sample in samples} == {256}
+    assert "inner" in plain(samples[0].stack)
+    assert recorder.outcome.metadata["truncated_stacks"] == len(samples)
 
 
-def test_a_full_table_of_stacks_is_counted_and_said(
-    record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_table_of_stacks_is_counted_and_said(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STRINGS_BYTES", 4096)
-    with Thread(depth=200):
+    with Waiter(depth=200):
         recorder = record()
-        until(lambda: recorder.session._unnamed > 0, "a sample is dropped")
+        recorder.wait(2)
         recorder.stop()
     assert recorder.outcome.counts.dropped > 0
     assert "the table of stacks is full" in recorder.outcome.warnings[0]
 
 
-def test_a_sampler_that_costs_too_much_slows_down_and_says_so(
-    record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_LOAD", 0.0001)
+def test_a_sampler_that_costs_too_much_slows_down_and_says_so(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOAD_PPM", 100)
     recorder = record(stack_sample_hz=1000)
-    until(lambda: recorder.session._rate.longest_ns > 1_000_000, "the rate is lowered")
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 0.7, "the load of half a second is known")
+    recorder.wait(2)
     recorder.stop()
     assert recorder.outcome.warnings[0].startswith("stacks were sampled at down to ")
     assert " Hz instead of 1000 Hz: one sample of all threads took " in recorder.outcome.warnings[0]
-
-
-def test_an_error_in_the_sampler_is_told_and_what_was_recorded_stays(
-    record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = record()
-    until(lambda: recorder.reader.word(arena.RECORDS) > 0, "a buffer is published")
-    monkeypatch.setattr(sys, "_current_frames", lambda: 1 / 0)
-    thread = recorder.session._thread
-    assert thread is not None
-    thread.join(20)
-    monkeypatch.undo()
-    assert len(recorder.stop()) > 0
-    assert recorder.outcome.warnings == ["the stack sampler failed: ZeroDivisionError: division by zero"]
-    assert gc.isenabled()
 
 
 def test_a_session_that_never_started_can_be_stopped_and_closed() -> None:
@@ -212,15 +184,58 @@ def test_a_session_that_never_started_can_be_stopped_and_closed() -> None:
     session.close()
 
 
-def test_code_is_kept_alive_only_as_long_as_the_session(record: Callable[..., Recorder]) -> None:
-    namespace: Dict[str, Callable[[Callable[[], object]], object]] = {}
-    exec("def made(wait): return wait()", namespace)
+def test_two_recordings_at_a_time_are_refused(record: Record) -> None:
     recorder = record()
-    namespace["made"](lambda: until(lambda: recorder.session._ticks > 3, "samples are taken"))
-    samples = recorder.stop()
-    assert any("made" in sample.stack for sample in samples)
-    code = namespace["made"].__code__
-    assert code in recorder.session._table._alive
+    with pytest.raises(SourceError) as caught:
+        prepared()
+    assert caught.value.reason_code == "STACKS_BUSY"
+    recorder.stop()
+
+
+def test_code_that_was_freed_and_whose_memory_is_anothers_keeps_its_own_name(record: Record) -> None:
+    recorder = record(stack_sample_hz=1000)
+    names = ["made%d" % number for number in range(20)]
+    for name in names:
+        namespace: Dict[str, Callable[[Recorder], None]] = {}
+        exec("def %s(recorder): recorder.wait(1)" % name, namespace)
+        namespace.pop(name)(recorder)
+    samples = own(recorder.stop())
+    seen = [name for sample in samples for name in sample.stack if name.startswith("made")]
+    assert sorted(set(seen)) == sorted(names)
+    assert seen == sorted(seen, key=names.index)
+
+
+@pytest.mark.parametrize("name", ["plain", "naïve", "имя", "名\U00020000"])
+def test_names_of_every_script_are_read(record: Record, name: str) -> None:
+    namespace: Dict[str, Callable[[Recorder], None]] = {}
+    exec(compile("def %s(recorder): recorder.wait(2)" % name, "/файл.py", "exec"), namespace)
+    recorder = record()
+    namespace[name](recorder)
+    assert any(name in sample.stack for sample in own(recorder.stop()))
+    entries = [text for (space, _), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
+    assert [code.file for code in map(code_of, entries) if code.name == name] == ["/файл.py"]
+
+
+def test_a_thread_made_by_a_c_library_is_sampled_while_it_runs_python(record: Record) -> None:
+    ready, done = threading.Event(), threading.Event()
+    found: List[int] = []
+
+    def body(_argument: object) -> None:
+        found.append(threading.get_native_id())
+        ready.set()
+        assert done.wait(20)
+
+    library = ctypes.CDLL(None)
+    library.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]
+    callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(body)
+    thread = ctypes.c_ulong()
+    assert library.pthread_create(ctypes.byref(thread), None, callback, None) == 0
+    assert ready.wait(20)
+    recorder = record()
+    recorder.wait(2)
+    done.set()
+    assert library.pthread_join(thread, None) == 0
+    assert {plain(sample.stack)[0] for sample in of_thread(recorder.stop(), found[0])} == {"body"}
 
 
 @pytest.mark.parametrize("hz", [-1, 1001, "fast", 2.5])
@@ -233,3 +248,12 @@ def test_a_rate_out_of_range_is_refused(hz: object) -> None:
 @pytest.mark.parametrize("options", [{}, {"stack_sample_hz": 0}, {"stack_sample_hz": None}])
 def test_without_a_wish_the_rate_is_100_hz(options: Dict[str, object]) -> None:
     assert module.sampling_rate(options) == 100
+
+
+def test_what_the_thread_opens_is_not_among_the_programs_descriptors(record: Record) -> None:
+    recorder = record(stack_sample_hz=1000)
+    here = descriptors()
+    with Waiter():
+        for _ in range(500):
+            assert descriptors() == here
+    recorder.stop()

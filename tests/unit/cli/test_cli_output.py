@@ -64,9 +64,9 @@ def test_a_live_attach_is_told_with_what_it_took() -> None:
     target.attach.CopyFrom(pb.Attach(method="pending-call", latency_ns=3_100_000, stopped_ns=250_000))
     (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "attach")
     assert line == "pending-call: in the process after 3.1 ms, a thread stopped for 250 µs"
-    target.attach.CopyFrom(pb.Attach(method="remote-debug", latency_ns=700_000))
+    target.attach.CopyFrom(pb.Attach(method="pending-call", latency_ns=700_000))
     (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "attach")
-    assert line == "remote-debug: in the process after 700 µs, no thread stopped"
+    assert line == "pending-call: in the process after 700 µs, no thread stopped"
 
 
 def python_lines(target: pb.Target) -> list[tuple[str, str]]:

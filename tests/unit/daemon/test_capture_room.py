@@ -85,6 +85,12 @@ def test_where_the_least_does_not_fit_the_capture_is_refused(sources: list[str],
     assert refused.reason.endswith("give the container or job a higher memory limit")
 
 
+def test_what_is_promised_to_others_is_no_reason_to_refuse() -> None:
+    room = Room(100 * MIB, LIMIT, "give it more")
+    taken = fit(start(), ["torch_ops"], [(room, -5 * MIB)])
+    assert (taken.refused, taken.request.buffer_limit_bytes) == (None, MIB)
+
+
 def test_torchs_own_profiler_takes_more_than_its_buffers() -> None:
     usual, profiler = (
         needed_bytes(start(**options), ["torch_ops"], 64 * MIB) for options in ({}, {"with_flops": True})

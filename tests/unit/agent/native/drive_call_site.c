@@ -1,7 +1,8 @@
 /* Redirects the first calls of a real libcupti's functions and back, in a process without a GPU.
  *
- *   drive_call_site LIBCUPTI
+ *   drive_call_site LIBCUPTI roomy|dense|full
  *
+ * If it is `full`, there is no room but the library's own, and some functions may lack a stub. If it is `dense`, there is no more room around it than in a JAX program.
  * The functions fail without a driver: they must do so in the same way through a stub. Exits with 0 if they do, and
  * with 2 if this libcupti cannot even be asked (13.2 recurses for ever).
  */
@@ -16,13 +17,21 @@
 
 #include "call_site.h"
 #include "check.h"
+#include "dense.h"
+#include "room.h"
 
 #define SITES_OF_ONE 4u
 #define FUNCTIONS 3u
+#define NAMES_COUNT 12u
 
-static const char *const NAMES[FUNCTIONS] = {"cuptiActivityRegisterCallbacks", "cuptiSubscribe", "cuptiActivityEnable"};
-static void *functions[FUNCTIONS];
-static struct call_site sites[FUNCTIONS * SITES_OF_ONE];
+/* The first are called. The others are what some versions have. */
+static const char *const NAMES[NAMES_COUNT] = {
+    "cuptiActivityRegisterCallbacks", "cuptiSubscribe", "cuptiActivityEnable", "cuptiSubscribe_v2",
+    "cuptiActivityRegisterCallbacks_v2", "cuptiActivityEnable_v2", "cuptiActivityEnableContext",
+    "cuptiActivityEnableAndDump", "cuptiActivityDisable", "cuptiActivityDisable_v2", "cuptiActivityDisableContext",
+    "cuptiFinalize"};
+static void *functions[NAMES_COUNT];
+static struct call_site sites[NAMES_COUNT * SITES_OF_ONE];
 static uint32_t site_count;
 static uint32_t visits;
 static bool by_us;
@@ -49,10 +58,13 @@ static void answers(int *results) {
 }
 
 static void find(void *library) {
-    for (uint32_t i = 0; i < FUNCTIONS; i++) {
+    for (uint32_t i = 0; i < NAMES_COUNT; i++) {
         Dl_info info;
         ElfW(Sym) *symbol = NULL;
         functions[i] = dlsym(library, NAMES[i]);
+        if (functions[i] == NULL && i >= FUNCTIONS) {
+            continue;
+        }
         CHECK(functions[i] != NULL && dladdr1(functions[i], &info, (void **)&symbol, RTLD_DL_SYMENT) != 0);
         const uint32_t found = call_sites_find(functions[i], symbol->st_size, sites + site_count, SITES_OF_ONE);
         CHECK(found > 0);
@@ -72,21 +84,54 @@ static bool can_be_asked(void) {
 
 static void redirect(bool to_stub) {
     for (uint32_t i = 0; i < site_count; i++) {
-        CHECK(call_site_redirect(&sites[i], to_stub) == 0);
+        CHECK(sites[i].stub == NULL || call_site_redirect(&sites[i], to_stub) == 0);
+    }
+}
+
+static bool is_free(uintptr_t begin, uintptr_t end) {
+    unsigned char pages[1];
+    bool all = true;
+    for (uintptr_t at = begin; at < end; at += 4096) {
+        all &= mincore((void *)at, 4096, pages) != 0; /* NOLINT */
+    }
+    return all;
+}
+
+/* They are free, with a page before and after, and the stack has its own. */
+static void check_rooms(void) {
+    struct room rooms[64];
+    const uintptr_t stack = (uintptr_t)rooms, near = (uintptr_t)functions[0];
+    const uint32_t count = room_between(near - (1900u << 20), near + (1900u << 20), rooms, 64);
+    for (uint32_t i = 0; i < count; i++) {
+        const uintptr_t last = rooms[i].end - rooms[i].begin > (64 << 20) ? rooms[i].begin + (64 << 20) : rooms[i].end;
+        CHECK(is_free(rooms[i].begin - 4096, last) && is_free(rooms[i].end - 4096, rooms[i].end + 4096));
+        CHECK(rooms[i].end < stack - DENSE_STACK || rooms[i].begin > stack);
     }
 }
 
 int main(int count, char **arguments) {
     int before[FUNCTIONS], gated[FUNCTIONS], after[FUNCTIONS];
-    void *users[FUNCTIONS * SITES_OF_ONE];
-    CHECK(count == 2);
+    void *users[NAMES_COUNT * SITES_OF_ONE];
+    CHECK(count == 3);
     void *library = dlopen(arguments[1], RTLD_NOW);
     CHECK(library != NULL);
     find(library);
     for (uint32_t i = 0; i < site_count; i++) {
         users[i] = &sites[i];
     }
+    const bool full = strcmp(arguments[2], "full") == 0;
+    if (full || strcmp(arguments[2], "dense") == 0) {
+        Dl_info info;
+        CHECK(dladdr(functions[0], &info) != 0);
+        dense_make(info.dli_fbase, full ? 0 : DENSE_HOLE_COUNT);
+    }
+    check_rooms();
     CHECK(call_sites_prepare(sites, users, site_count, reached) == 0);
+    uint32_t made = 0;
+    for (uint32_t i = 0; i < site_count; i++) {
+        made += sites[i].stub != NULL;
+    }
+    CHECK(made == site_count || (full && made > 0));
     if (!can_be_asked()) {
         redirect(true);
         redirect(false);
@@ -95,7 +140,7 @@ int main(int count, char **arguments) {
     answers(before);
     redirect(true);
     answers(gated);
-    CHECK(visits >= FUNCTIONS && by_us);
+    CHECK(full || (visits >= FUNCTIONS && by_us));
     redirect(false);
     visits = 0;
     answers(after);

@@ -1,9 +1,11 @@
 /* Drives the collector while another user of CUPTI comes at any moment, in one program, for the sanitizers.
  *
- *   drive_cupti_gate LIBCUPTI
+ *   drive_cupti_gate LIBCUPTI [dense|full|none]
  *
  * The other user looked CUPTI's functions up before us. Whatever our captures do, each of his calls succeeds and he gets
  * all of his kernels. In between a child is forked that uses CUPTI's functions, too. Exits with 0 if that is so.
+ * If there is no more room around the library than in a JAX program (`dense`), or only its own (`full`), he comes
+ * but once. If there is not even that (`none`), a recording says so.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +18,9 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "dense.h"
 #include "kineto_collector.h"
+#include "room.h"
 
 #define CAPTURES 60
 #define KERNELS 100u
@@ -196,15 +200,46 @@ static void a_forked_child_passes(void) {
     CHECK(kc_close() == 0);
 }
 
+static void use_up(uint8_t *room) {
+    uint8_t *page = room - (uintptr_t)room % 4096;
+    CHECK(room != NULL && mprotect(page, 4096, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
+    *room ^= 1;
+    CHECK(room_after_code((void *)cupti.subscribe).begin == 0);
+}
+
+static void a_lack_of_room_is_said(void) {
+    struct kc_others found;
+    struct kc_stop_result stopped;
+    prepare();
+    CHECK(kc_others(&found) == 0);
+    CHECK(strstr(found.unnoticed, "no free addresses left near CUPTI's cuptiSubscribe, ") != NULL);
+    CHECK(start());
+    CHECK(kc_stop(20000, &stopped) == 0);
+    CHECK(kc_close() == 0);
+}
+
 int main(int count, char **arguments) {
     pthread_t other, caller;
     int gave_way = 0;
-    CHECK(count == 2);
+    CHECK(count >= 2);
     library_path = arguments[1];
     look_up();
     CHECK(fake_set("version", 130001) == 0);
+    if (count > 2) {
+        Dl_info info;
+        CHECK(dladdr((void *)cupti.subscribe, &info) != 0);
+        dense_make(info.dli_fbase, strcmp(arguments[2], "dense") == 0 ? DENSE_HOLE_COUNT : 0);
+        if (strcmp(arguments[2], "none") == 0) {
+            use_up((uint8_t *)room_after_code((void *)cupti.subscribe).begin); /* NOLINT */
+            a_lack_of_room_is_said();
+            return 0;
+        }
+    }
     a_visitor_ends_the_recording();
     a_forked_child_passes();
+    if (count > 2) {
+        return 0;
+    }
     atomic_store(&goes_on, true);
     CHECK(pthread_create(&other, NULL, profile_now_and_then, NULL) == 0);
     CHECK(pthread_create(&caller, NULL, call_cuda, NULL) == 0);

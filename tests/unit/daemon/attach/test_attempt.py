@@ -25,6 +25,7 @@ class FakeMethod:
     def __init__(self, name: str, *outcomes: "AttachCode | int") -> None:
         self.name = name
         self.turns_s: list[float] = []
+        self.trouble: AttachError | None = None
         self._outcomes = list(outcomes)
 
     def hand_over(self, target: object, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
@@ -34,6 +35,9 @@ class FakeMethod:
         if isinstance(outcome, AttachCode):
             raise AttachError(outcome, f"{self.name}: {outcome}")
         return Stop(tid=1, stopped_ns=outcome)
+
+    def problem(self) -> AttachError | None:
+        return self.trouble
 
     def finish(self) -> None: ...
 
@@ -116,7 +120,7 @@ def test_after_a_final_refusal_nothing_else_is_tried() -> None:
 @pytest.mark.usefixtures("never")
 def test_when_no_method_can_be_used_the_reason_is_not_the_want_of_time() -> None:
     with pytest.raises(AttachError) as caught:
-        run(FakeMethod("remote_debug", AttachCode.UNSUPPORTED), FakeMethod("native_thread", AttachCode.FAILED))
+        run(FakeMethod("pending_call", AttachCode.UNSUPPORTED), FakeMethod("native_thread", AttachCode.FAILED))
     assert caught.value.reason == "native_thread: ATTACH_FAILED"
 
 
@@ -125,6 +129,20 @@ def test_code_that_never_runs_is_a_timeout() -> None:
     with pytest.raises(AttachError, match="did not come round in time") as caught:
         run(FakeMethod("pending_call", 250), FakeMethod("native_thread", 1), deadline_s=0.2)
     assert caught.value.code is AttachCode.TIMEOUT
+
+
+@pytest.mark.usefixtures("never")
+def test_code_that_cannot_run_says_why_at_once() -> None:
+    method = FakeMethod("pending_call", 250)
+    method.trouble = AttachError(AttachCode.UNSUITABLE, "no thread")
+    with pytest.raises(AttachError, match="no thread"):
+        run(method)
+
+
+def test_code_that_cannot_run_does_not_matter_where_other_code_may(late: Channels) -> None:
+    first = FakeMethod("pending_call", 250)
+    first.trouble = AttachError(AttachCode.UNSUITABLE, "no thread")
+    assert run(first, FakeMethod("native_thread", 100)).channel is late.channel
 
 
 @pytest.mark.usefixtures("never")

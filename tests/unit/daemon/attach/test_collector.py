@@ -8,7 +8,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -25,14 +25,14 @@ from support.descriptors import open_files
 from support.waiting import until
 
 HARNESS = Path(__file__).parent / "native" / "run_stub.c"
-GENERATOR = native.ROOT / "daemon" / "native" / "generate_collector_code.py"
+GENERATOR = native.ROOT / "daemon" / "native" / "generate_stub_code.py"
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(MACHINE not in CODE, reason="live attach does not know this machine")
 
 
 def generator() -> ModuleType:
     """The development tool as a module."""
-    spec = importlib.util.spec_from_file_location("generate_collector_code", GENERATOR)
+    spec = importlib.util.spec_from_file_location("generate_stub_code", GENERATOR)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -98,8 +98,9 @@ def code(request: pytest.FixtureRequest) -> bytes:
         return CODE[MACHINE]
     if shutil.which("gcc") is None or shutil.which("objcopy") is None:
         pytest.skip("needs gcc and binutils")
-    compiled: Callable[[str], bytes] = generator().compile_stub
-    return compiled(MACHINE)
+    module = generator()
+    compiled: bytes = module.compile_stub(module.COLLECTOR, MACHINE)
+    return compiled
 
 
 def bring_in(harness: Harness, code: bytes) -> RemoteCollector:

@@ -12,7 +12,7 @@ from kinetod.attach.diagnosis_process import DiagnosisProcess
 from kinetod.attach.facts import MappedFacts, read_own
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.preconditions import Finding, Status, examine
-from support import native, newer_pythons, subjects
+from support import native, subjects
 from support.seccomp_host import KILL_PROCESS, Host, all_but
 from support.waiting import until
 
@@ -49,21 +49,6 @@ def test_a_main_thread_that_waits_is_told() -> None:
     with subjects.python() as pid:
         until(lambda: subjects.state(pid) == "S", "it waits")
         assert "the main thread waits in a system call" in finding(diagnose(pid), "method").detail
-
-
-@pytest.mark.parametrize("version", newer_pythons.VERSIONS)
-def test_a_newer_python_takes_a_script_unless_that_is_switched_off(version: str) -> None:
-    python = newer_pythons.find(version)
-    if python is None:
-        pytest.skip(f"no CPython {version}: {newer_pythons.MAKE}")
-    for prefix, status, method in (
-        (("env",), Status.OK, "remote-debug"),
-        (("env", "PYTHON_DISABLE_REMOTE_DEBUG=1"), Status.NOTE, "pending-call"),
-    ):
-        with subjects.python(executable=str(python), prefix=prefix) as pid:
-            found = diagnose(pid)
-        assert finding(found, "remote_debugging").status is status
-        assert found.method == method
 
 
 def test_cuda_and_the_version_of_cupti_are_told(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def test_the_targets_own_words_are_the_reason() -> None:
     )
 
 
-def test_a_target_that_hangs_up_is_gone() -> None:
-    assert answered(None)[0] is AttachCode.GONE
+def test_a_target_that_hangs_up_and_lives_has_closed_the_channel() -> None:
+    assert answered(None)[0] is AttachCode.UNSUITABLE
 
 
 def test_a_target_that_says_nothing_is_a_timeout() -> None:
@@ -133,6 +133,6 @@ def test_a_target_that_says_nothing_is_a_timeout() -> None:
 def test_a_closed_channel_is_an_error_of_the_target() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
-    with ours, pytest.raises(AttachError, match="closed its channel") as caught:
+    with ours, pytest.raises(AttachError, match="closed the agent's channel") as caught:
         payload.send(ours, os.getpid(), Deadline(1))
-    assert caught.value.code is AttachCode.GONE
+    assert caught.value.code is AttachCode.UNSUITABLE

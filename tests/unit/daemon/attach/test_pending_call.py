@@ -24,6 +24,7 @@ def test_a_busy_main_thread_runs_the_bootstrap_and_computes_on(tmp_path: Path, e
             assert stop.tid == target.pid
             assert stop.stopped_ns > 0
             target.until_marked(times)
+            until(lambda: len(list(Path(f"/proc/{target.pid}/task").iterdir())) == 1, "the thread has ended")
         report = target.finish()
     assert report["mask"] == 0
     assert report["threads"] == 1
@@ -49,9 +50,9 @@ def test_many_threads(tmp_path: Path) -> None:
 def test_a_sleeping_main_thread_sleeps_neither_shorter_nor_longer(tmp_path: Path) -> None:
     with engine_target(tmp_path, "asleep") as target:
         for _time in range(5):
-            METHOD.hand_over(TargetImage(target.pid), target.bootstrap(), Deadline(SECONDS))
+            PendingCall().hand_over(TargetImage(target.pid), target.bootstrap(), Deadline(SECONDS))
+        target.until_marked(5)
         report = target.finish()
-        assert target.mark.stat().st_size == 5
     assert 1.49 <= report["slept"] < 2.5
 
 
@@ -75,7 +76,9 @@ def test_one_page_stays_per_hand_over(tmp_path: Path) -> None:
         maps = TargetImage(target.pid).maps
         pages = [mapping for mapping in maps if mapping.start >> 32 == 0x6B69]
         assert sum(mapping.end - mapping.start for mapping in pages) == 5 * 4096
-        assert len(maps) <= before + 4  # those pages are one mapping; the library's changed page splits its mapping
+        # Those pages are one mapping; the library's changed page splits its mapping; and the C library keeps the
+        # threads' stacks (and guards) and heaps (and reserves) for the next ones, of which two may live at once.
+        assert len(maps) <= before + 12
         target.finish()
 
 

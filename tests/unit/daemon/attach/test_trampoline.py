@@ -9,7 +9,7 @@ from kinetod.attach.image import Mapping, TargetImage
 
 SOURCES = Path(trampoline.__file__).parent
 TOOLS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
-TABLES = {"trampoline": trampoline.TRAMPOLINE, "thread": trampoline.PYTHON_THREAD}
+TABLES = {"trampoline": trampoline.TRAMPOLINE}
 
 
 def tool(machine: str, name: str) -> str:

@@ -1,0 +1,296 @@
+"""The interpreter's own standard library, whatever the program has put in its place. Part of the loader's packet.
+
+Theory of operation
+    A program may have a select.py or json.py of its own in the folder that is first in sys.path, a module of such a
+    name in sys.modules, or functions of its own in the standard ones (gevent, eventlet, freezegun). None of that may be
+    run by the agent, and nothing of the agent's may be found by the program. So a standard module is
+        the one in sys.modules, if that is the interpreter's: built in, frozen, or from its own folders;
+        else a private copy from those folders, which does not get into sys.modules. What it imports comes from here
+        too, and its `sys` is a copy with a `modules` of its own, where enum and the like look themselves up.
+    typing is never loaded: the interpreter itself imports it by name from 3.12 on when a private copy is executed. The
+    agent's type hints get values that can be told apart (`_typing`), which is all that it needs of them.
+    Of four modules the agent gets a copy with the original functions where the program has others: os (from posix),
+    time, select and _thread. A built-in module that is made anew has them; up to Python 3.9 some cannot be made twice,
+    there they are found by what still refers to the module.
+
+    An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
+    an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
+
+    No import statement here: `modules`, which is sys.modules, is given. Every interpreter has the modules that are
+    taken from it since its start.
+"""
+
+from __future__ import annotations  # by the bootstrap's compile(); not evaluated
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import builtins
+    import marshal
+    import posix
+    import sys
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+    from typing import Any
+
+    modules: dict[str, Any] = {}
+else:
+    builtins, marshal, posix, sys = (modules[name] for name in ("builtins", "marshal", "posix", "sys"))
+
+_Module: Any = type(sys)
+_Builtin = type(len)
+_machinery: Any = modules["_frozen_importlib"]
+_files: Any = modules["_frozen_importlib_external"]
+# What a program may have replaced of modules in C, and the agent uses.
+_ORIGINALS = {
+    "_thread": ("start_new_thread", "allocate_lock", "get_ident", "get_native_id"),
+    "time": ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "thread_time", "thread_time_ns"),
+    "select": ("poll",),
+}
+_MADE_TWICE = {"time": (3, 9), "_thread": (3, 10), "select": (3, 10)}  # from that Python on (multi-phase)
+_OF_THE_PROGRAM = ("environ", "environb")  # in os; what the program has changed there counts
+
+
+class Standard:
+    """Its modules, as the agent imports them."""
+
+    def __init__(self, rest: Callable[[], None]) -> None:
+        self._rest = rest  # called after each piece of work
+        self._folders = list(_folders())
+        self._found: dict[str, Any] = {}
+        self._private: dict[str, Any] = {}
+        self._builtins = dict(builtins.__dict__, __import__=self._import_privately)
+        self._sys = _copy(sys)
+        self._sys.modules = self._private
+        self._import = builtins.__import__
+
+    def import_(self, name: str, namespace: Any, local: Any, fromlist: Any, level: int) -> ModuleType:
+        """What the import statement calls for everything but the agent's own modules."""
+        try:
+            found: ModuleType = self.get(name if fromlist else name.partition(".")[0])
+            if not fromlist and "." in name:
+                self.get(name)
+        except LookupError:
+            return self._import(name, namespace, local, fromlist, level)
+        if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from sys.modules afterwards
+            modules.setdefault(name, self.get(name))
+        for attribute in fromlist or ():
+            if not hasattr(found, attribute) and hasattr(found, "__path__"):
+                setattr(found, attribute, self.get(name + "." + attribute))
+        return found
+
+    def get(self, name: str) -> Any:
+        """The module. Raises LookupError if the standard library has none of that name."""
+        if name not in self._found:
+            self._found[name] = self._get(name)
+        return self._found[name]
+
+    def _get(self, name: str) -> Any:
+        if name == "typing":
+            return _typing(self.get("collections").namedtuple)
+        module = modules.get(name)
+        if not self._is_real(module):
+            module = self._load(name)
+        return _original_os(module) if name == "os" else _original(name, module)
+
+    def _is_real(self, module: Any) -> bool:
+        if not isinstance(module, _Module):
+            return False
+        if getattr(getattr(module, "__spec__", None), "origin", None) in ("built-in", "frozen"):
+            return True
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and any(
+            file.startswith(folder + "/") and "-packages/" not in file[len(folder) :] for folder in self._folders
+        )
+
+    # ------------------------------------------------------------ private copies
+
+    def _import_privately(
+        self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+    ) -> ModuleType:
+        """What the import statement calls in private copies."""
+        if name == "sys":
+            return self._sys  # type: ignore[no-any-return]
+        if name == "enum":  # looks for the modules of its users in the `sys` that it has itself
+            return self._load(name)  # type: ignore[no-any-return]
+        if level:
+            package = namespace["__package__"]
+            for _ in range(level - 1):
+                package = package.rpartition(".")[0]
+            name = package + ("." + name if name else "")
+        return self.import_(name, namespace, local, fromlist, 0)
+
+    def _load(self, name: str) -> Any:
+        """Raises LookupError, and what the module raises."""
+        if name in self._private:
+            return self._private[name]
+        parent, _dot, last = name.rpartition(".")
+        places = self._folders
+        if parent:
+            package = self.get(parent)
+            places = getattr(package, "__path__", [])
+        spec = _machinery.BuiltinImporter.find_spec(name) or _find(name, places)
+        if spec is None:
+            raise LookupError(name)
+        if isinstance(spec.loader, (_files.SourceFileLoader, _files.SourcelessFileLoader)):
+            self._execute(spec)
+        else:
+            self._private[name] = _native(spec)
+        if parent in self._private:
+            setattr(self._private[parent], last, self._private[name])
+        self._rest()
+        return self._private[name]
+
+    def _execute(self, spec: Any) -> None:
+        """A private copy of a module in Python."""
+        module = self._private[spec.name] = _Module(spec.name)
+        module.__file__, module.__spec__, module.__loader__ = spec.origin, spec, spec.loader
+        module.__package__ = spec.parent
+        module.__dict__["__builtins__"] = self._builtins
+        if spec.submodule_search_locations is not None:
+            module.__path__ = spec.submodule_search_locations
+        try:
+            code = spec.loader.get_code(spec.name)
+            self._rest()
+            exec(code, module.__dict__)  # noqa: S102 - the standard library
+        except BaseException:
+            del self._private[spec.name]
+            raise
+
+
+def _folders() -> Iterator[str]:
+    """Where the interpreter has its standard library."""
+    version = "python%d.%d" % sys.version_info[:2]
+    known = [getattr(sys, "_stdlib_dir", None)]
+    known += ["%s/%s/%s" % (prefix, sys.platlibdir, version) for prefix in (sys.base_prefix, sys.base_exec_prefix)]
+    known.append("%s/lib/%s" % (sys.base_prefix, version))
+    seen = set()
+    for folder in known:
+        if folder and folder not in seen:
+            seen.add(folder)
+            yield folder
+    for folder in [*("%s/lib-dynload" % folder for folder in list(seen)), *sys.path]:
+        if folder not in seen and folder.endswith("/lib-dynload"):
+            seen.add(folder)
+            yield folder
+
+
+def _find(name: str, places: list[str]) -> Any:
+    """By a finder that nobody else has: sys.path_hooks and their cache are the program's."""
+    loaders = (
+        (_files.ExtensionFileLoader, modules["_imp"].extension_suffixes()),
+        (_files.SourceFileLoader, _files.SOURCE_SUFFIXES),
+        (_files.SourcelessFileLoader, _files.BYTECODE_SUFFIXES),
+    )
+    for place in places:
+        spec = _files.FileFinder(place, *loaders).find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec
+    return None
+
+
+def _native(spec: Any) -> Any:
+    """A built-in module or an extension, made anew."""
+    before = modules.get(spec.name)
+    module = _machinery.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if modules.get(spec.name) is not before:
+        if before is None:
+            modules.pop(spec.name, None)
+        else:
+            modules[spec.name] = before
+    return module
+
+
+# ------------------------------------------------------------ original functions
+
+
+def _copy(module: Any) -> Any:
+    made = _Module(module.__name__)
+    made.__dict__.update(module.__dict__)
+    return made
+
+
+def _original_os(module: Any) -> Any:
+    """os with the functions of posix, which nobody replaces."""
+    made = _copy(module)
+    for name, value in posix.__dict__.items():
+        if name in made.__dict__ and name not in _OF_THE_PROGRAM and not name.startswith("__"):
+            made.__dict__[name] = value
+    return made
+
+
+def _original(name: str, module: Any) -> Any:
+    """The module, or a copy of it with its own functions where others have taken their places."""
+    replaced = [each for each in _ORIGINALS.get(name, ()) if not _is_own(name, module.__dict__.get(each))]
+    if not replaced:
+        return module
+    made = _copy(module)
+    if sys.version_info >= _MADE_TWICE[name]:
+        made.__dict__.update(_native(module.__spec__).__dict__)
+        return made
+    for function in _referring(module):
+        if function.__name__ in replaced:
+            made.__dict__[function.__name__] = function
+    return made
+
+
+def _is_own(name: str, function: Any) -> bool:
+    return type(function) is _Builtin and getattr(getattr(function, "__self__", None), "__name__", None) == name
+
+
+def _referring(module: Any) -> list[Any]:
+    """The functions of a module in C that still exist, whether or not it has them itself."""
+    collector = modules.get("gc") or _native(_machinery.BuiltinImporter.find_spec("gc"))
+    return [found for found in collector.get_referrers(module) if _is_own(module.__name__, found)]
+
+
+# ------------------------------------------------------------ typing
+
+
+class _Hint:
+    """A type hint, equal to one that is written in the same way."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __getitem__(self, parameters: object) -> _Hint:
+        return _Hint("%s[%r]" % (self._text, parameters))
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return repr(other) == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+# What typing.NamedTuple does not take over from the class's body either.
+_NOT_TAKEN = ("__module__", "__annotations__", "__annotate__", "__annotate_func__")
+
+
+def _typing(namedtuple: Any) -> Any:
+    """A module with the names of typing."""
+
+    class Meta(type):
+        def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+            if not bases:
+                return type.__new__(cls, name, bases, body)
+            annotate = body.get("__annotate__") or body.get("__annotate_func__")  # from 3.14 on
+            types = body.get("__annotations__") or (annotate(1) if annotate else {})
+            defaults = [body[field] for field in types if field in body]
+            made = namedtuple(name, types, defaults=defaults, module=body["__module__"])
+            made.__annotations__ = types
+            for key, value in body.items():
+                if key not in _NOT_TAKEN and key not in types:
+                    setattr(made, key, value)
+            return made
+
+    class NamedTuple(metaclass=Meta):
+        """The base of classes that are tuples."""
+
+    made = _Module("typing")
+    made.NamedTuple, made.Protocol, made.TYPE_CHECKING = NamedTuple, object, False
+    made.__getattr__ = _Hint
+    return made

@@ -1,0 +1,47 @@
+/* The kernel's threads of this process: who they are, how much CPU time they take, what they wait for. */
+#ifndef KINETO_STACKS_TASKS_H
+#define KINETO_STACKS_TASKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define TASKS_MOST 4096u
+#define TASK_NAME_BYTES 16u
+
+enum task_state { TASK_UNKNOWN = 0, TASK_RUNNING = 1, TASK_WAITS_FOR_GIL = 2, TASK_IDLE = 3 };
+
+struct task {
+    uint32_t tid;
+    uint32_t looks_at_name; /* so many times its name has been read */
+    bool ours;              /* a thread of the agent */
+    bool named;             /* its name is in the string table */
+    bool settled;           /* `node` and `state` hold as long as it gets no CPU time */
+    bool present;
+    bool truncated; /* its stack was */
+    enum task_state state;
+    uint32_t node;
+    uint64_t tick;      /* of its latest sample */
+    uint64_t cpu_ns;    /* at its latest look */
+    uint64_t outermost; /* frame, see walk_stack */
+    char name[TASK_NAME_BYTES];
+};
+
+/* By tid, ascending. */
+struct tasks {
+    uint32_t count;
+    uint32_t left_out; /* threads beyond TASKS_MOST */
+    bool began;        /* a thread that is new now has begun since the last look */
+    struct task of[TASKS_MOST];
+};
+
+/* Brings the list up to date with /proc/self/task. */
+void tasks_refresh(struct tasks *tasks);
+/* The task with this tid, added if it is new; NULL if the list is full. May move the others. */
+struct task *tasks_find(struct tasks *tasks, uint32_t tid);
+
+/* CPU time of a thread of this process; false if there is no such thread. */
+bool task_cpu_ns(uint32_t tid, uint64_t *cpu_ns);
+/* What a thread is doing that gets no CPU time right now. [gil, gil + gil_bytes) holds the GIL's lock. */
+enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_bytes);
+
+#endif

@@ -1,0 +1,99 @@
+"""Python source on a thread of its own in the target: what python_stub.c is given, and what became of it.
+
+Theory of operation
+    One page of the target holds the stub's argument with the source behind it. The stub is called with it twice: as
+    a pending call, which does nothing but pthread_create, and as the start routine of that thread. Both write how far
+    they have come. Whoever reads that knows at once why no channel appears; whoever writes `cancelled` makes sure that
+    a call that comes late does nothing.
+"""
+
+import contextlib
+import os
+import struct
+from dataclasses import dataclass
+
+from kinetod.attach.image import PythonImage, TargetImage
+from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.machine import this_machine
+from kinetod.attach.python_code import CODE
+
+PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
+_HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,
+_FUNCTIONS = struct.Struct("<21Q")  # code and functions,
+_TEXTS = struct.Struct("<16s8s240s")  # builtins_name, modules_name and said
+_CANCELLED_OFFSET, _SAID_OFFSET = 4, _HEAD.size + _FUNCTIONS.size + 24
+_SAID_BYTES = 240
+_ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is traced by nobody
+_BEFORE_TRACING = ("PyInterpreterState_Main", "PyThreadState_New", "PyEval_AcquireThread")
+_AFTER_TRACING = (
+    *("PyThreadState_Clear", "PyThreadState_DeleteCurrent", "PyDict_New", "PyEval_GetBuiltins"),
+    *("PyDict_SetItemString", "PySys_GetObject", "PyRun_StringFlags", "Py_DecRef", "PyErr_Fetch"),
+    *("PyErr_NormalizeException", "PyObject_Repr", "PyUnicode_AsUTF8", "PyErr_Clear"),
+)
+
+
+def code() -> bytes:
+    """The stub: constant, shared by all attaches to a process."""
+    return CODE[this_machine().name]
+
+
+def argument(target: TargetImage, python: PythonImage, stage: int, address: int, source: bytes) -> bytes:
+    """What it is given. address: where the code lies. Raises AttachError."""
+    tracing = python.symbol(_ENTER_TRACING)
+    functions = (
+        address,
+        *(target.libc_symbol(name) for name in ("pthread_create", "pthread_self", "pthread_detach")),
+        *(python.address(name) for name in _BEFORE_TRACING),
+        tracing[0] if tracing is not None else 0,
+        *(python.address(name) for name in _AFTER_TRACING),
+    )
+    head = _HEAD.pack(stage, 0, 0)
+    return head + _FUNCTIONS.pack(*functions) + _TEXTS.pack(b"__builtins__", b"modules", b"") + source + b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """One that was handed over."""
+
+    target: TargetImage
+    address: int
+
+    def cancel(self) -> None:
+        """Whoever has not begun yet does nothing."""
+        with contextlib.suppress(OSError, AttachError):
+            self.target.memory.write(self.address + _CANCELLED_OFFSET, b"\1\0\0\0")
+
+    def problem(self) -> AttachError | None:
+        """Why no channel will appear, if none has. None: one may."""
+        try:
+            stage, _cancelled, error = _HEAD.unpack(self.target.memory.read(self.address, _HEAD.size))
+            said = self.target.memory.read(self.address + _SAID_OFFSET, _SAID_BYTES) if stage == RAISED else b""
+        except (OSError, AttachError):  # it has ended; others tell that better
+            return None
+        pid = self.target.pid
+        if stage == NO_THREAD:
+            return no_thread(pid, error)
+        if stage == NO_STATE:
+            reason = f"the interpreter of process {pid} has no memory left for a thread: raise its limits ('ulimit -v')"
+            return AttachError(AttachCode.LIMIT, reason)
+        if stage == RAISED:
+            words = said.partition(b"\0")[0].decode("utf-8", "replace")
+            words = "".join(char for char in words if char.isprintable())
+            reason = f"process {pid} lets no code be run in it: {words}. Does an audit hook of the program forbid it?"
+            return AttachError(AttachCode.UNSUITABLE, reason)
+        if stage == ENDED:
+            reason = (
+                f"process {pid} closed the agent's channel before the agent could be sent: it closes descriptors that "
+                "it did not open (as programs do that become daemons); try again"
+            )
+            return AttachError(AttachCode.UNSUITABLE, reason)
+        return None
+
+
+def no_thread(pid: int, error: int) -> AttachError:
+    """pthread_create failed with that error number."""
+    return AttachError(
+        AttachCode.LIMIT,
+        f"process {pid} cannot start a thread: {os.strerror(error)}; raise its limits: of threads"
+        " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v')",
+    )

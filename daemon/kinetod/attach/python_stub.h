@@ -1,0 +1,49 @@
+/* The argument of python_enter; python_entry.py writes it, and reads what became of it. */
+#ifndef KINETO_PYTHON_STUB_H
+#define KINETO_PYTHON_STUB_H
+
+#define SAID_BYTES 240
+
+enum python_stage {
+    STAGE_PENDING = 1, /* the main thread has not called it yet */
+    STAGE_THREAD = 2,  /* the new thread has not begun */
+    STAGE_WAITS = 3,   /* it waits for the GIL */
+    STAGE_RUNS = 4,    /* it runs the source */
+    STAGE_ENDED = 5,
+    STAGE_NO_THREAD = 6, /* error: why pthread_create failed */
+    STAGE_NO_STATE = 7,  /* the interpreter has no memory for a thread, or has ended */
+    STAGE_RAISED = 8,    /* said: the exception */
+};
+
+struct python_argument {
+    volatile unsigned int stage;
+    volatile unsigned int cancelled; /* by the daemon: whoever has not begun yet does nothing */
+    volatile long error;
+    void *code;                                                                  /* python_enter itself */
+    int (*create)(unsigned long *, void *, void *, struct python_argument *);    /* pthread_create */
+    unsigned long (*self)(void);                                                 /* pthread_self */
+    int (*detach)(unsigned long);                                                /* pthread_detach */
+    void *(*interpreter)(void);                                                  /* PyInterpreterState_Main */
+    void *(*new_state)(void *interpreter);                                       /* PyThreadState_New */
+    void (*acquire)(void *state);                                                /* PyEval_AcquireThread */
+    void (*enter_tracing)(void *state);                                          /* or NULL, before 3.11 */
+    void (*clear_state)(void *state);                                            /* PyThreadState_Clear */
+    void (*delete_state)(void);                                                  /* PyThreadState_DeleteCurrent */
+    void *(*new_dict)(void);                                                     /* PyDict_New */
+    void *(*builtins)(void);                                                     /* PyEval_GetBuiltins */
+    int (*set_item)(void *dict, const char *key, void *value);                   /* PyDict_SetItemString */
+    void *(*system)(const char *name);                                           /* PySys_GetObject */
+    void *(*run)(const char *source, int start, void *globals, void *locals, void *flags); /* PyRun_StringFlags */
+    void (*decref)(void *object);                                                /* Py_DecRef */
+    void (*fetch)(void **type, void **value, void **traceback);                  /* PyErr_Fetch */
+    void (*normalize)(void **type, void **value, void **traceback);              /* PyErr_NormalizeException */
+    void *(*repr)(void *object);                                                 /* PyObject_Repr */
+    const char *(*utf8)(void *text);                                             /* PyUnicode_AsUTF8 */
+    void (*clear)(void);                                                         /* PyErr_Clear */
+    char builtins_name[16];                                                      /* "__builtins__" */
+    char modules_name[8];                                                        /* "modules" */
+    char said[SAID_BYTES];
+    char source[];
+};
+
+#endif

@@ -1,0 +1,61 @@
+"""Targets that close what they did not open, and targets with little memory."""
+
+import os
+import random
+import resource
+from pathlib import Path
+from typing import Callable, Dict, List
+
+from support.attach_targets.control import Target, must_be
+from support.attach_targets.loops import Loop, python_work
+
+MOST_DESCRIPTORS = 64
+MOST_ROOM_BYTES = 16 << 20  # the stack of a thread takes 8
+
+
+class Closing(Loop):
+    """Closes everything, as programs do that become daemons, and at once has files of its own at those numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(python_work)
+        self._own: List[int] = []
+
+    def lap(self) -> None:
+        for _ in range(250):  # some 50 ms
+            super().lap()
+        self._check()
+        os.closerange(3, MOST_DESCRIPTORS)
+        self._own = [number for pair in (os.pipe() for _ in range(8)) for number in pair]
+        for reader, writer in zip(self._own[::2], self._own[1::2]):
+            os.write(writer, b"%d" % reader)
+
+    def _check(self) -> None:
+        for reader in self._own[::2]:
+            must_be("what a pipe of the program holds", os.read(reader, 4096), b"%d" % reader)
+
+    def close(self) -> None:
+        self._check()
+
+
+class LittleMemory(Loop):
+    """Each lap with another limit of its address space, a little above what it has."""
+
+    def __init__(self) -> None:
+        super().__init__(python_work)
+        self._chance = random.Random()
+        self._hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+
+    def lap(self) -> None:
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        room = self._chance.randrange(MOST_ROOM_BYTES)
+        resource.setrlimit(resource.RLIMIT_AS, (size + room, self._hard))
+        try:
+            for _ in range(100):
+                super().lap()
+        except MemoryError:  # may be, with so little
+            pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (self._hard, self._hard))
+
+
+KINDS: Dict[str, Callable[[], Target]] = {"closing": Closing, "little_memory": LittleMemory}

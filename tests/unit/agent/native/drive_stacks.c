@@ -1,0 +1,301 @@
+/* Drives the stack sampler over an interpreter that is made up here, for the sanitizers.
+ *
+ *   drive_stacks
+ *
+ * Threads that call and return all the time while they are sampled; thread states that are freed and unmapped; chains
+ * that lead to memory that is not there, or round in circles; a table that is full; forks; recordings one after another;
+ * an exit in the middle. Exits with 0 if all numbers are right.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "check.h"
+#include "stacks.h"
+
+#define THREADS 4u
+#define FRAMES 12u
+#define LIMIT_MS 5000u
+
+struct fake_text {
+    uint64_t references, type, length, hash;
+    uint32_t state, padding;
+    char characters[24];
+};
+
+struct fake_bytes {
+    uint64_t references, type, size, hash;
+    char value[16];
+};
+
+struct fake_code {
+    uint64_t references, type, size;
+    const struct fake_text *filename, *name;
+    const struct fake_bytes *lines;
+    uint32_t first_line, padding;
+    uint16_t bytecode[64];
+};
+
+struct fake_frame {
+    const struct fake_code *code;
+    struct fake_frame *previous;
+    const uint16_t *instruction;
+    uint8_t owner, padding[7];
+};
+
+struct fake_thread {
+    struct fake_thread *next;
+    struct fake_interpreter *interpreter;
+    struct fake_frame *frame;
+    uint64_t id, native_id;
+};
+
+struct fake_gil {
+    struct fake_thread *holder;
+    int32_t locked, padding;
+    char lock[160];
+};
+
+struct fake_interpreter {
+    struct fake_interpreter *next;
+    struct fake_thread *threads;
+    struct fake_gil *gil;
+};
+
+static struct {
+    struct fake_interpreter *interpreters;
+} runtime;
+
+static const char code_type;
+static struct fake_text names[3];
+static struct fake_text file;
+static struct fake_bytes lines;
+static struct fake_code codes[3];
+static struct fake_gil gil;
+static struct fake_interpreter interpreters[2];
+static atomic_bool go_on;
+
+static const struct ks_layout layout = {
+    .frames = KS_FRAMES_BY_THREAD,
+    .gil = KS_GIL_BY_POINTER,
+    .runtime_interpreters = 0,
+    .interpreter_next = offsetof(struct fake_interpreter, next),
+    .interpreter_threads = offsetof(struct fake_interpreter, threads),
+    .thread_next = offsetof(struct fake_thread, next),
+    .thread_interpreter = offsetof(struct fake_thread, interpreter),
+    .thread_frame = offsetof(struct fake_thread, frame),
+    .thread_id = offsetof(struct fake_thread, id),
+    .thread_native_id = offsetof(struct fake_thread, native_id),
+    .frame_code = offsetof(struct fake_frame, code),
+    .frame_previous = offsetof(struct fake_frame, previous),
+    .frame_instruction = offsetof(struct fake_frame, instruction),
+    .frame_owner = offsetof(struct fake_frame, owner),
+    .least_shim_owner = 3,
+    .object_type = offsetof(struct fake_code, type),
+    .object_size = offsetof(struct fake_code, size),
+    .code_filename = offsetof(struct fake_code, filename),
+    .code_name = offsetof(struct fake_code, name),
+    .code_first_line = offsetof(struct fake_code, first_line),
+    .code_lines = offsetof(struct fake_code, lines),
+    .code_bytecode = offsetof(struct fake_code, bytecode),
+    .bytes_value = offsetof(struct fake_bytes, value),
+    .text_length = offsetof(struct fake_text, length),
+    .text_state = offsetof(struct fake_text, state),
+    .text_kind_shift = 2,
+    .text_ascii = offsetof(struct fake_text, characters),
+    .text_compact = offsetof(struct fake_text, characters),
+    .gil_offset = offsetof(struct fake_interpreter, gil),
+    .gil_holder = offsetof(struct fake_gil, holder),
+    .gil_locked = offsetof(struct fake_gil, locked),
+    .line_table_kind = 11,
+};
+
+static void set_text(struct fake_text *text, const char *characters) {
+    text->length = strlen(characters);
+    text->hash = 7 * text->length + (uint64_t)characters[0];
+    text->state = 1u << 2 | 1u << 5 | 1u << 6; /* of one byte each, compact, ASCII */
+    memcpy(text->characters, characters, text->length);
+}
+
+static void make_interpreter(void) {
+    static const char *const called[3] = {"outer", "middle", "inner"};
+    set_text(&file, "/fake.py");
+    lines.size = 4;
+    for (uint32_t i = 0; i < 3; i++) {
+        set_text(&names[i], called[i]);
+        codes[i] = (struct fake_code){.type = (uint64_t)(uintptr_t)&code_type,
+                                      .size = 64,
+                                      .filename = &file,
+                                      .name = &names[i],
+                                      .lines = &lines,
+                                      .first_line = i + 1};
+    }
+    interpreters[0] = (struct fake_interpreter){.next = &interpreters[1], .gil = &gil};
+    interpreters[1] = (struct fake_interpreter){.gil = &gil};
+    runtime.interpreters = &interpreters[0];
+}
+
+/* Calls and returns like an interpreter, in memory that only this thread writes. */
+__attribute__((no_sanitize("thread"))) static void call(struct fake_thread *thread, struct fake_frame *frames,
+                                                        uint32_t depth) {
+    struct fake_frame *frame = &frames[depth];
+    const struct fake_code *code = &codes[depth == 0 ? 0 : 1 + depth % 2];
+    frame->code = code;
+    frame->previous = depth == 0 ? NULL : &frames[depth - 1];
+    frame->instruction = &code->bytecode[depth];
+    __atomic_store_n(&thread->frame, frame, __ATOMIC_RELEASE);
+    if (depth + 1 < FRAMES) {
+        call(thread, frames, depth + 1);
+    }
+    __atomic_store_n(&thread->frame, frame, __ATOMIC_RELEASE);
+}
+
+static void link_thread(struct fake_thread *thread, struct fake_interpreter *interpreter) {
+    thread->interpreter = interpreter;
+    thread->id = (uint64_t)pthread_self();
+    thread->native_id = (uint64_t)syscall(SYS_gettid);
+    thread->next = __atomic_load_n(&interpreter->threads, __ATOMIC_ACQUIRE);
+    while (!__atomic_compare_exchange_n(&interpreter->threads, &thread->next, thread, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST)) {
+    }
+}
+
+static void *run_calls(void *argument) {
+    const size_t bytes = sizeof(struct fake_thread) + FRAMES * sizeof(struct fake_frame);
+    struct fake_thread *thread = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(thread != MAP_FAILED);
+    struct fake_frame *frames = (struct fake_frame *)(void *)(thread + 1);
+    link_thread(thread, argument);
+    while (go_on) {
+        call(thread, frames, 0);
+    }
+    munmap(thread, bytes); /* still in the list, as if the interpreter were in the middle of taking it out */
+    return NULL;
+}
+
+static int open_sampler(uint32_t hz, uint64_t strings_bytes) {
+    char error[256] = "";
+    struct ks_layout places = layout;
+    places.runtime = (uint64_t)(uintptr_t)&runtime;
+    places.code_type = (uint64_t)(uintptr_t)&code_type;
+    const struct ks_config config = {.buffer_limit_bytes = 1u << 20,
+                                     .buffer_bytes = 64u << 10,
+                                     .strings_bytes = strings_bytes,
+                                     .hz = hz,
+                                     .max_load_ppm = 1000000};
+    CHECK(ks_open(&places, error, sizeof error) == 0);
+    const int fd = ks_prepare(&config, error, sizeof error);
+    CHECK(fd >= 0);
+    CHECK(ks_prepare(&config, error, sizeof error) < 0); /* one at a time */
+    CHECK(ks_name((uint32_t)getpid(), "main", 4) == 0);
+    CHECK(ks_start(error, sizeof error) == 0);
+    return fd;
+}
+
+static void await_ticks(uint64_t ticks) {
+    for (uint32_t i = 0; ks_ticks() < ticks && i < 20000; i++) {
+        usleep(1000);
+    }
+    CHECK(ks_ticks() >= ticks);
+}
+
+static void close_sampler(struct ks_stop_result *result) {
+    CHECK(ks_stop(LIMIT_MS, result) == 0);
+    CHECK(result->timed_out == 0);
+    CHECK(ks_close() == 0);
+}
+
+static void check_fork(void) {
+    struct ks_stop_result result;
+    char error[64];
+    const pid_t pid = fork();
+    if (pid == 0) {
+        const struct ks_config config = {.buffer_bytes = 64u << 10};
+        _exit(ks_ticks() == 0 && ks_stop(1, &result) < 0 && ks_prepare(&config, error, sizeof error) < 0 ? 0 : 1);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+static void threads_come_and_go(void) {
+    struct ks_stop_result result;
+    uint64_t seen = 0;
+    (void)open_sampler(1000, 1u << 20);
+    for (uint32_t round = 0; round < 6; round++) {
+        pthread_t threads[THREADS];
+        go_on = true;
+        for (uint32_t i = 0; i < THREADS; i++) {
+            CHECK(pthread_create(&threads[i], NULL, run_calls, &interpreters[i % 2]) == 0);
+        }
+        await_ticks(ks_ticks() + 15);
+        check_fork();
+        go_on = false;
+        for (uint32_t i = 0; i < THREADS; i++) {
+            CHECK(pthread_join(threads[i], NULL) == 0);
+        }
+        await_ticks(ks_ticks() + 2);
+        interpreters[0].threads = interpreters[1].threads = NULL;
+    }
+    struct kc_counts counts;
+    CHECK(ks_counts(&counts) == 0);
+    close_sampler(&result);
+    seen = result.counts.records;
+    CHECK(seen > 6 * THREADS * 5);
+    CHECK(result.torn_samples * 5 < seen);
+    CHECK(result.unnamed_samples == 0);
+}
+
+static void nonsense_is_survived(void) {
+    struct ks_stop_result result;
+    struct fake_frame circle = {.code = &codes[0]};
+    struct fake_frame nowhere = {.code = &codes[0], .previous = (struct fake_frame *)0x1000};
+    struct fake_frame strange = {.code = (const struct fake_code *)(const void *)&names[0]};
+    struct fake_frame *const innermost[] = {&circle, &nowhere, &strange, (struct fake_frame *)~(uintptr_t)7};
+    circle.previous = &circle;
+    for (uint32_t i = 0; i < 4; i++) {
+        struct fake_thread thread = {.frame = innermost[i]};
+        interpreters[0].threads = NULL;
+        link_thread(&thread, &interpreters[0]);
+        (void)open_sampler(1000, 1u << 20);
+        await_ticks(5);
+        close_sampler(&result);
+        CHECK(i == 0 ? result.truncated_stacks > 0 : result.torn_samples > 0);
+        interpreters[0].threads = (struct fake_thread *)0x10;
+        (void)open_sampler(1000, 1u << 20);
+        await_ticks(3);
+        close_sampler(&result);
+    }
+    interpreters[0].threads = NULL;
+}
+
+static void a_full_table_is_counted(void) {
+    struct ks_stop_result result;
+    struct fake_frame frame = {.code = &codes[0], .instruction = codes[0].bytecode};
+    struct fake_thread thread = {.frame = &frame};
+    link_thread(&thread, &interpreters[0]);
+    (void)open_sampler(1000, 16); /* rounded up to a page; names of threads take it */
+    for (uint32_t i = 0; i < 200; i++) {
+        (void)ks_name(i + 1, "a name that fills the table", 27);
+    }
+    await_ticks(5);
+    close_sampler(&result);
+    interpreters[0].threads = NULL;
+}
+
+int main(void) {
+    make_interpreter();
+    threads_come_and_go();
+    nonsense_is_survived();
+    a_full_table_is_counted();
+    (void)open_sampler(1000, 1u << 20); /* the exit handler ends it */
+    await_ticks(3);
+    return 0;
+}
