@@ -18,7 +18,12 @@ BUDGET_S = 0.2  # 70 files of a torch process take 2 ms when they are new, 0.7 m
 _LEFT_OUT_FOLDERS = frozenset(
     ("torch", "nvidia", "jax", "jaxlib", "jax_plugins", "jax_cuda12_plugin", "jax_cuda13_plugin", "tensorflow")
 )
-_LEFT_OUT_NAMES = re.compile(r"lib(cu|nv|nccl|c10|torch|nvinfer|cudnn)|ld-|libc[.-]|libpython")
+# Whole names, so that a program's own libcustom_kernels.so is looked at.
+_LEFT_OUT_NAMES = re.compile(
+    r"lib(cuda|cudart|cudadebugger|cublas|cublasLt|cudnn\w*|cufft|cufftw|cufile\w*|cupti|curand|cusolver|cusolverMg"
+    r"|cusparse|cusparseLt|cutensor\w*|nccl|npp\w+|nvinfer\w*|nvJitLink|nvjpeg|nvonnxparser|nvrtc|nvrtc-builtins"
+    r"|nvToolsExt|nvidia-[\w-]+|c|m|python[\w.]*)(-[\d.]+)?\.so\b"
+)
 _MAX_KNOWN = 8192
 _known: dict[tuple[int, int, int, int], bool] = {}  # by device, inode, size and time of change
 

@@ -35,10 +35,17 @@ def test_a_library_is_named_as_the_process_sees_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     ["/site/torch/lib/libtorch_cuda.so", "/site/torch/lib/ours.so", "/site/nvidia/cu13/lib/libother.so.1",
-     "/site/jaxlib/x.so", "/usr/lib/libcublas.so.13", "/usr/lib/libnccl.so.2", "/data/weights.bin"],
+     "/site/jaxlib/x.so", "/usr/lib/libcublas.so.13", "/usr/lib/libnccl.so.2", "/usr/lib/libcublasLt.so.12.9.1",
+     "/usr/lib/libnvidia-ptxjitcompiler.so.580.1", "/usr/lib/libnvrtc-builtins.so.13.0",
+     "/usr/lib/libcudnn_engines_precompiled.so.9", "/data/weights.bin"],
 )  # fmt: skip
 def test_libraries_of_vendors_and_frameworks_and_other_files_are_left_out(path: str, tmp_path: Path) -> None:
     assert graphs.find(7, process(tmp_path, {"/opt/server": b"", path: WITH})) == ""
+
+
+@pytest.mark.parametrize("name", ["libcustom.so", "libcuda_kernels.so", "libnv_ours.so.2", "libc10d_ours.so"])
+def test_a_library_of_the_programs_own_with_a_similar_name_is_looked_at(name: str, tmp_path: Path) -> None:
+    assert graphs.find(7, process(tmp_path, {"/opt/server": b"", f"/opt/{name}": WITH})) == f"/opt/{name}"
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
