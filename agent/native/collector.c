@@ -25,6 +25,7 @@
 #include "cupti_gate.h"
 #include "detach.h"
 #include "kinds.h"
+#include "listener.h"
 #include "others.h"
 #include "pool.h"
 #include "records.h"
@@ -107,6 +108,9 @@ static void stop_recording(int64_t limit_ns) {
     result->timed_out = self.abandoned;
     result->withheld = pool_usage(self.arena).loaned;
     (void)kc_counts(&result->counts);
+    if (!self.abandoned && result->withheld == 0) {
+        listener_restore(&self.api);
+    }
     if (!self.abandoned) {
         result->cpu_ns = self.worker.cpu_ns;
         result->names_lost = self.walker.names_lost;

@@ -28,6 +28,7 @@ static struct {
     const void *library; /* whose place is known, or known not to be found */
     const uintptr_t *place; /* of the two callbacks */
     struct pair before;
+    struct pair theirs; /* who is to be registered again */
     _Atomic bool searching;
 } listener;
 
@@ -149,10 +150,24 @@ AS_IT_IS uint64_t listener_registered(const struct cupti_api *api) {
         listener.place = NULL;
         search(api);
     }
+    memset(&listener.theirs, 0, sizeof listener.theirs);
     if (listener.place == NULL) {
         return 0;
     }
     const uintptr_t now = __atomic_load_n(listener.place, __ATOMIC_RELAXED);
     const bool ours = now == (uintptr_t)pool_buffer_requested || now == (uintptr_t)requested_meanwhile;
-    return now == 0 || ours || of_a_collector(now) ? 0 : now;
+    if (now == 0 || ours || of_a_collector(now)) {
+        return 0;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        ((uintptr_t *)&listener.theirs)[i] = __atomic_load_n(&listener.place[i], __ATOMIC_RELAXED);
+    }
+    return now;
+}
+
+void listener_restore(const struct cupti_api *api) {
+    if (listener.theirs.requested != NULL && listener.theirs.completed != NULL) {
+        (void)api->register_callbacks(listener.theirs.requested, listener.theirs.completed);
+        memset(&listener.theirs, 0, sizeof listener.theirs);
+    }
 }

@@ -146,6 +146,39 @@ def test_who_was_there_before_our_first_recording_keeps_his_records() -> None:
     assert ran.stdout.splitlines() == ["('CUPTI_BUSY', True)", "5 0"], ran.stderr
 
 
+REGISTERED_ONCE = """
+import ctypes, sys
+from support.collector import fake_cuda, maps_with, recording
+from kineto_agent.sources import cupti_users
+REQUESTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+cuda = fake_cuda()
+cupti = ctypes.CDLL(str(cuda.path))
+room, got = ctypes.create_string_buffer(1 << 16), []
+def requested(buffer, size, most):
+    ctypes.c_void_p.from_address(buffer).value = ctypes.addressof(room)
+    ctypes.c_size_t.from_address(size).value = len(room)
+give, take = REQUESTED(requested), COMPLETED(lambda context, stream, buffer, size, valid: got.append(valid // 216))
+cupti.cuptiActivityRegisterCallbacks(give, take)
+cupti_users.may_listen = lambda *_: ""  # he is known to be idle now
+with recording(["kernel"], detach_limit_ms=1) as (session, _):
+    cuda.launch(count=2)
+    print(session.stop().counts.records)
+cupti.cuptiActivityEnable(10)
+cuda.launch(count=5)
+cupti.cuptiActivityFlushAll(1)
+print(sum(got))
+"""
+
+
+def test_who_has_registered_once_for_all_his_sessions_has_his_records_after_a_capture() -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "agent")])}
+    ran = subprocess.run(
+        [sys.executable, "-c", REGISTERED_ONCE], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stdout.splitlines() == ["2", "5"], ran.stderr
+
+
 def test_a_cupti_that_cannot_be_watched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda()
     monkeypatch.setattr(Collector, "others", lambda self: Others(unnoticed=b"not this CPU"))
