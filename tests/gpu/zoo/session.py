@@ -117,7 +117,10 @@ class Session:
             twin.ask_to_end()
             if twin.await_end(self._end_s()) != self.program.status:
                 self.row.notes.append(f"the untouched program ended with {twin.process.returncode}")
+                reference = None
         self._compare(traced, reference, ready_ns)
+        if twin is not None and reference is None:
+            self.row.state = "not run"  # it fails by itself: nothing can be told of the traced one
 
     def _ready(self, running: Running) -> list[int] | None:
         """The pids of the program; None: it did not come up, which is not our doing."""
