@@ -24,7 +24,6 @@ ACTIVITIES = {
     "python_function": "Python stacks",
     "cpu_instant_event": "allocations",
     "memory_snapshot": "CUDA memory snapshot, a file",
-    "execution_trace": "PyTorch's execution trace, a file",
 }
 
 

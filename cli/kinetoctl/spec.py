@@ -35,7 +35,6 @@ class TraceOptions:
     with_modules: bool | None
     with_flops: bool | None
     memory: bool | None
-    execution_trace: bool | None
     buffer_limit: int | None  # bytes per target
     no_attach: bool
     keep_agent: int | None  # ns
@@ -88,7 +87,6 @@ def _recording(options: TraceOptions) -> pb.Options:
         stack_sample_hz=options.stack_hz or 0,
         stack_trace=options.with_stack == "trace",
         wait_for_user_profiler=bool(options.wait_for_user_profiler),
-        execution_trace=bool(options.execution_trace),
     )
 
 

@@ -7,7 +7,8 @@ SUFFIXES = {"chrome": ".json.gz", "chrome-json": ".json", "perfetto": ".pftrace"
 DEFAULT_FORMAT = "chrome"
 FILE_NAMES = {name: f"trace{suffix}" for name, suffix in SUFFIXES.items()}  # in a target's folder
 
-# Files beside the trace, made by the target: what its activity type is called -> the format's name
+# Files beside the trace, made by the target: what its activity type is called -> the format's name. No execution trace
+# is taken any more; those in stored captures can be fetched.
 ATTACHMENTS = {"memory_snapshot": "memory-snapshot", "execution_trace": "execution-trace"}
 ATTACHMENT_SUFFIXES = {"memory-snapshot": ".memory_snapshot.pickle", "execution-trace": ".execution_trace.json"}
 

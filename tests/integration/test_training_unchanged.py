@@ -18,7 +18,6 @@ CAPTURES = (
     ("--record-shapes",),
     ("--with-stack=trace", "--with-modules"),
     ("--activities", "cpu_op,user_annotation,python_function"),
-    ("--execution-trace",),
 )
 
 

@@ -16,7 +16,7 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
         "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_sync", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
-        "memory_snapshot", "execution_trace",  # ours: files beside the trace
+        "memory_snapshot",  # ours: a file beside the trace
     )
 )  # fmt: skip
 
@@ -28,7 +28,6 @@ _TYPES_OF_OPTIONS = {
     "with_stack": "python_function",
     "stack_trace": "python_function",
     "profile_memory": "cpu_instant_event",
-    "execution_trace": "execution_trace",
 }
 _EXACT_CALLS = "stack_trace"  # python_function is every call then, not samples
 
@@ -74,14 +73,13 @@ def _add_torch_sources() -> None:
         from kineto_agent.sources.torch_ops import TorchOpsSource
 
         _sources[_TORCH_OPS] = TorchOpsSource()
-    if "execution_trace" in _sources:
+    if "memory_events" in _sources:
         return
     try:
-        from kineto_agent.sources.execution_trace import ExecutionTraceSource
         from kineto_agent.sources.memory import MemorySource
         from kineto_agent.sources.memory_events import MemoryEventsSource
 
-        for source in (ExecutionTraceSource(), MemorySource(), MemoryEventsSource()):
+        for source in (MemorySource(), MemoryEventsSource()):
             _sources[source.name] = source
     except Exception:  # noqa: BLE001 - a process without a usable source still has the others
         log_exception("the sources for torch cannot be loaded")

@@ -54,7 +54,7 @@ SECTIONS = {
     ),
     "What to record": (
         *("activities", "record_shapes", "with_stack", "stack_hz", "with_modules", "with_flops"),
-        *("memory", "execution_trace", "buffer_limit", "kineto_config"),
+        *("memory", "buffer_limit", "kineto_config"),
     ),
     "The agent": ("no_attach", "keep_agent"),
     "The files": ("formats", "output_dir", "no_fetch", "no_merge", "labels", "idempotency_key"),
@@ -142,7 +142,6 @@ def _fleet_request(
 @_switch("--with-modules", "Module hierarchy of operators, by torch's profiler.")
 @_switch("--with-flops", "Estimated FLOPs of operators, by torch's profiler.")
 @_switch("--memory", "Allocations and frees of CUDA memory as [memory] events.")
-@_switch("--execution-trace", "PyTorch's execution trace as a file beside the trace.")
 @click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")
 @click.option(
     "--kineto-config",

@@ -33,8 +33,8 @@ _LEAST_BYTES = {"cupti": 32 << 20}
 _MOST_BYTES = {"python_stacks": 8 << 20}  # 64 buffers of 64 KiB and 4 MiB of names
 # torch's own profiler keeps its events in the process until the end: twice the limit, then it is stopped.
 _PROFILER_OPTIONS, _PROFILER_SHARE = ("stack_trace", "with_modules", "with_flops"), 3
-_ON_REQUEST = frozenset(("memory_snapshot", "cpu_instant_event", "execution_trace"))
-_OPTIONS = {"profile_memory": "cpu_instant_event", "execution_trace": "execution_trace"}
+_ON_REQUEST = frozenset(("memory_snapshot", "cpu_instant_event"))
+_OPTIONS = {"profile_memory": "cpu_instant_event"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,13 @@ _TYPES_OF_OPTIONS = {
     "with_stack": "python_function",
     "stack_trace": "python_function",
     "profile_memory": "cpu_instant_event",
-    "execution_trace": "execution_trace",
 }
+# torch's observer reads the top of a stack that is empty if it starts or ends while operators of other threads run.
+_EXECUTION_TRACE = "execution_trace"
+_NO_EXECUTION_TRACE = (
+    "torch's ExecutionTraceObserver can crash a running program when it is started from outside, so it never is; "
+    "use it in the program, around whole steps, or record cpu_op with record_shapes here"
+)
 _WITH_OWN_STACKS = {"memory_snapshot"}  # with_stack: the stacks of the allocations in it
 _OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")  # they describe cpu_op rows
 _ACTIVITY_TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -190,6 +195,8 @@ def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
     for index, name in enumerate(spec.activity_types):
         if not _ACTIVITY_TYPE.fullmatch(name):
             raise invalid(f"spec.activity_types[{index}]", f"expected a name like gpu_memcpy, got {name!r:.80}")
+        if name == _EXECUTION_TRACE:
+            raise invalid(f"spec.activity_types[{index}]", _NO_EXECUTION_TRACE)
     types = [each for name in spec.activity_types for each in _DERIVED_TYPES.get(name, (name,))]
     if spec.activity_types and not types:
         raise invalid("spec.activity_types", "external_correlation is in every trace and records nothing alone")
@@ -199,6 +206,8 @@ def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
 
 
 def _check_options(options: pb.Options, types: tuple[str, ...]) -> None:
+    if options.execution_trace:
+        raise invalid(f"spec.options.{_EXECUTION_TRACE}", _NO_EXECUTION_TRACE)
     if options.stack_sample_hz > MAX_STACK_SAMPLE_HZ:
         raise invalid(
             "spec.options.stack_sample_hz", f"must be 0 to {MAX_STACK_SAMPLE_HZ}, got {options.stack_sample_hz}"

@@ -56,11 +56,11 @@ def test_types_on_request_are_recorded_only_if_they_are_named() -> None:
 
 
 def test_an_option_brings_its_type_beside_the_defaults() -> None:
-    files: Source = Named("execution_trace", "execution_trace", on_request=frozenset(["execution_trace"]))
-    plan = registry.choose([STACKS, files], [], {"execution_trace": True})
-    assert chosen(plan) == [("python_stacks", ["python_function"]), ("execution_trace", ["execution_trace"])]
+    files: Source = Named("memory_events", "cpu_instant_event", on_request=frozenset(["cpu_instant_event"]))
+    plan = registry.choose([STACKS, files], [], {"profile_memory": True})
+    assert chosen(plan) == [("python_stacks", ["python_function"]), ("memory_events", ["cpu_instant_event"])]
     assert registry.choose([STACKS], [], {"profile_memory": True}).missing == ["cpu_instant_event"]
-    assert chosen(registry.choose([STACKS, files], [], {"execution_trace": False})) == [
+    assert chosen(registry.choose([STACKS, files], [], {"profile_memory": False})) == [
         ("python_stacks", ["python_function"])
     ]
 
@@ -161,7 +161,7 @@ def test_an_option_adds_its_type_to_those_that_are_named() -> None:
 
 
 def test_an_option_adds_a_type_that_is_recorded_on_request_only() -> None:
-    file: Source = Named("execution_trace", "execution_trace", on_request=frozenset(["execution_trace"]))
+    file: Source = Named("memory_events", "cpu_instant_event", on_request=frozenset(["cpu_instant_event"]))
     assert chosen(registry.choose([STACKS, file], [])) == [("python_stacks", ["python_function"])]
-    plan = registry.choose([STACKS, file], [], {"execution_trace": True})
-    assert chosen(plan) == [("python_stacks", ["python_function"]), ("execution_trace", ["execution_trace"])]
+    plan = registry.choose([STACKS, file], [], {"profile_memory": True})
+    assert chosen(plan) == [("python_stacks", ["python_function"]), ("memory_events", ["cpu_instant_event"])]

@@ -278,7 +278,6 @@ def test_the_selector_carries_every_condition(trace: Trace) -> None:
         (["--with-modules"], pb.Options(with_modules=True)),
         (["--with-flops"], pb.Options(with_flops=True)),
         (["--memory"], pb.Options(profile_memory=True)),
-        (["--execution-trace"], pb.Options(execution_trace=True)),
         (["--wait-for-user-profiler"], pb.Options(wait_for_user_profiler=True)),
     ],
 )

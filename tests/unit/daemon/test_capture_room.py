@@ -42,7 +42,6 @@ def fitted(sources: list[str], left: int, request: wire.Start | None = None) -> 
         (start(), ["python_stacks", "torch_ops"]),
         (start("cpu_op"), ["torch_ops"]),
         (start("cpu_op", profile_memory=True), ["torch_ops", "memory_events"]),
-        (start(execution_trace=True), ["python_stacks", "torch_ops"]),
         (start("memory_snapshot"), ["memory"]),
     ],
 )

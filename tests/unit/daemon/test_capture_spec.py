@@ -46,10 +46,10 @@ def test_an_exact_stack_is_a_stack() -> None:
     assert request.options == {"stack_trace": True, "with_stack": True}
 
 
-def test_an_execution_trace_is_beside_the_named_types() -> None:
-    options = pb.Options(execution_trace=True)
-    assert checked(activity_types=["kernel"], options=options).activity_types == ("kernel", "execution_trace")
-    assert checked(options=options).activity_types == ()
+@pytest.mark.parametrize("fields", [{"activity_types": ["execution_trace"]}, {"options": {"execution_trace": True}}])
+def test_an_execution_trace_is_refused_since_it_can_crash_the_program(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="torch's ExecutionTraceObserver can crash"):
+        checked(**fields)
 
 
 def test_allocations_are_beside_the_named_types() -> None:
