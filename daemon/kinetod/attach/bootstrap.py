@@ -18,7 +18,8 @@ Theory of operation
 
     No import statement: builtins.__import__ may be the program's, and so may a module of that name in its folder.
     What is needed are modules that every interpreter has imported since its start, and _socket, which is taken from
-    where the interpreter has its own.
+    where the interpreter has its own. Where the program has put a function of its own in the place of
+    time.perf_counter, the interpreter makes that module once more, for us.
 """
 
 from kinetod.attach.interface import MAX_BOOTSTRAP_BYTES, Bootstrap
@@ -31,8 +32,11 @@ _SOURCE = """\
 __name__='kineto_boot'
 def boot(k):
  y,p,F,X,I=[modules[n]for n in('sys','posix','_frozen_importlib','_frozen_importlib_external','_imp')]
- C=getattr(modules.get('time'),'perf_counter',int)
  B,E,S=F.BuiltinImporter,X.ExtensionFileLoader,'_socket'
+ C=getattr(modules.get('time'),'perf_counter',0)
+ if type(C)is not type(len):
+  t=F.module_from_spec(B.find_spec('time'));B.exec_module(t)
+  C=t.perf_counter
  N=modules.get(S)
  l=getattr(N,'__loader__',0)
  if l is not B and type(l)is not E:

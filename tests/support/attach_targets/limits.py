@@ -141,7 +141,7 @@ KINDS: Dict[str, Callable[[], Target]] = {
     "stopping": stopping,
     "freezing_v1": lambda: Grouped("freezer", _freezing("freezer.state", "FROZEN", "THAWED")),
     "freezing_v2": lambda: Grouped("unified", _freezing("cgroup.freeze", "1", "0")),
-    "near_oom": lambda: Grouped("memory", lambda folder: Memory(folder, 20 * MIB)),
+    "near_oom": lambda: Grouped("memory", lambda folder: Memory(folder, 28 * MIB)),
     "few_addresses": lambda: _limited(resource.RLIMIT_AS, _addresses),
     "few_descriptors": lambda: _limited(resource.RLIMIT_NOFILE, lambda: 12),
     "few_threads": lambda: Grouped("pids", few_threads),

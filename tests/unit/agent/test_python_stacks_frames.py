@@ -151,7 +151,10 @@ def test_shares_of_short_functions_are_those_of_their_time(recorder: Recorder) -
 
 
 def test_threads_that_come_and_go_are_survived_and_named(recorder: Recorder) -> None:
+    ids = set()
+
     def brief() -> None:
+        ids.add(threading.get_native_id())
         end = recorder.session.ticks() + 2
         until(lambda: recorder.session.ticks() >= end, "it samples")
 
@@ -161,11 +164,10 @@ def test_threads_that_come_and_go_are_survived_and_named(recorder: Recorder) -> 
             thread.start()
         for thread in threads:
             thread.join()
-    samples = recorder.stop()
+    samples = [sample for sample in recorder.stop() if sample.thread_id in ids]  # what runs the tests has its own
     assert len({sample.thread_id for sample in samples}) > 20
     roots = Counter(plain(sample.stack)[0] for sample in samples if sample.stack)
-    strange = set(roots) - {"_bootstrap", "<module>", "_run_module_as_main", "_run_code", "__bootstrap"}
-    assert sum(roots[name] for name in strange) <= 0.02 * sum(roots.values()), roots
+    assert roots["_bootstrap"] >= 0.98 * sum(roots.values()), roots
 
 
 def test_recursion_at_all_depths_is_read(recorder: Recorder) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,8 +50,8 @@ def target(start: Start) -> LiveTarget:
     return target
 
 
-def record(connection: Connection) -> wire.Result:
-    connection.send(start_request(duration_ns=100_000_000))
+def record(connection: Connection, activity_types: Sequence[str] = ("python_function",)) -> wire.Result:
+    connection.send(start_request(duration_ns=100_000_000, activity_types=list(activity_types)))
     return connection.expect(wire.Result)
 
 
@@ -232,7 +232,16 @@ def test_a_program_that_exits_sends_what_it_has(target: LiveTarget) -> None:
     connection.expect_end()
 
 
+FAKE_TORCH = (  # as much of it as makes the agent offer an execution trace
+    "import types\n"
+    "observers = types.SimpleNamespace(ExecutionTraceObserver=None, _add_execution_trace_observer=None)\n"
+    "sys.modules.update({'torch': types.ModuleType('torch'), 'torch.profiler.profiler': observers})\n"
+)
+
+
 def test_an_audit_hook_that_forbids_shared_memory_leaves_none_behind(target: LiveTarget) -> None:
+    """Of the sources, those that have an arena made in C never meet the hook, those that make it in Python do."""
+    target.do(FAKE_TORCH)
     connection, _hello = target.welcome()
     descriptors = target.descriptors()
     target.do(
@@ -240,10 +249,42 @@ def test_an_audit_hook_that_forbids_shared_memory_leaves_none_behind(target: Liv
         "    if event == 'mmap.__new__': raise RuntimeError('no shared memory')\n"
         "sys.addaudithook(hook)\n"
     )
-    result = record(connection)
+    result = record(connection, ["execution_trace"])
     assert (result.outcome, result.reason_code) == ("failed", "NO_SHARED_MEMORY")
     assert "no shared memory" in result.reason
     assert target.descriptors() == descriptors
+
+
+def test_an_audit_hook_that_forbids_mmap_does_not_keep_stacks_from_being_sampled(target: LiveTarget) -> None:
+    connection, _hello = target.welcome()
+    target.do(
+        "def hook(event, arguments):\n"
+        "    if event == 'mmap.__new__': raise RuntimeError('no shared memory')\n"
+        "sys.addaudithook(hook)\n"
+    )
+    assert record(connection).outcome == "done"
+    connection.close()
+    target.until_alone()
+    assert not [name for name in target.descriptors().values() if "kineto" in name]
+
+
+CLOCK = """
+import _thread, time
+real, mine, seen = time.perf_counter, _thread.get_ident(), []
+def perf_counter():
+    if _thread.get_ident() != mine: seen.append(1)
+    return real()
+time.perf_counter = perf_counter
+"""
+
+
+def test_a_clock_that_the_program_has_replaced_is_not_asked(target: LiveTarget) -> None:
+    target.do(CLOCK)
+    connection, _hello = target.welcome()
+    assert record(connection).outcome == "done"
+    connection.close()
+    target.until_alone()
+    assert target.ask("(seen, time.perf_counter is perf_counter)") == [[], True]
 
 
 MONITOR = """

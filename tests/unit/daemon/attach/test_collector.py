@@ -105,9 +105,14 @@ def code(request: pytest.FixtureRequest) -> bytes:
 
 def bring_in(harness: Harness, code: bytes) -> RemoteCollector:
     """As collector.bring_in, without a stop."""
+    library = collector.library(str(native.collector()))  # may have to be compiled; the thread waits for seconds only
     harness.run(code, collector.argument(TargetImage(harness.pid), harness.token))
     channel = harness.channel()
-    collector.deliver(channel, harness.pid, collector.library(str(native.collector())).fd, Deadline(10))
+    try:
+        collector.deliver(channel, harness.pid, library.fd, Deadline(10))
+    except AttachError:
+        channel.close()
+        raise
     return RemoteCollector(channel)
 
 
