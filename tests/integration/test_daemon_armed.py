@@ -117,7 +117,8 @@ def test_each_process_of_a_capture_by_iteration_gets_its_own_first_one(
         assert (request.start_iteration, request.warmup_iterations, request.iteration_roundup) == (120, 4, 10)
         other.do("await_start")
         assert (request.iterations, request.start_time_ns) == (3, 0)
-        cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=armed.id), timeout=20)  # until it is forgotten
+        # Kept: a call that nobody holds any more is cancelled.
+        cancelling = stub.CancelCapture.future(pb.CancelCaptureRequest(id=armed.id), timeout=20)
         agent.cancelled(armed.id, keep=False)
     cancelling.result()
     assert only_of(watch_to_end(stub, armed.id), os.getpid()).verdict == pb.VERDICT_CANCELLED

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 from typing import Dict, FrozenSet, List, Tuple
 
 from kineto_agent import arena
@@ -57,6 +58,11 @@ class Waiter:
         self.thread = threading.Thread(target=self.outer, args=(depth,), name="waiter")
         self.thread.start()
         assert self.ready.wait(20)
+        until(self._is_asleep, "the thread waits")
+
+    def _is_asleep(self) -> bool:
+        stat = Path(f"/proc/self/task/{self.tid}/stat").read_text()
+        return bool(self.end._cond._waiters) and stat.rpartition(")")[2].split()[0] == "S"  # type: ignore[attr-defined]
 
     def outer(self, depth: int) -> None:
         """Calls itself so often."""

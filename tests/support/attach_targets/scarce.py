@@ -21,7 +21,7 @@ class Closing(Loop):
         self._own: List[int] = []
 
     def lap(self) -> None:
-        for _ in range(250):  # some 50 ms
+        for _ in range(1000):  # some 0.2 s: closing every 4 ms meets one attach in forty while it looks (docs/harm.md)
             super().lap()
         self._check()
         os.closerange(3, MOST_DESCRIPTORS)

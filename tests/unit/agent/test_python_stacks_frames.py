@@ -91,7 +91,10 @@ def test_a_class_body_and_a_comprehension_are_frames_where_python_has_them(recor
 
 
 def test_stacks_of_code_that_calls_all_the_time_are_true(recorder: Recorder) -> None:
-    """f calls g calls h, every 50 ns or so. A system call takes longer: one look in hundreds may be mistaken."""
+    """f calls g calls h, every 50 ns or so. A look takes longer than a call, and `other` has the place that f had.
+
+    So a look may find g below `other`: 0 to 3 of 100 looks do on a busy machine, hardly any on another one.
+    """
 
     def h() -> int:
         return 1
@@ -119,7 +122,8 @@ def test_stacks_of_code_that_calls_all_the_time_are_true(recorder: Recorder) -> 
         if "busy" in stack:
             seen[stack[stack.index("busy") :]] += 1
     strange = {stack: count for stack, count in seen.items() if stack not in allowed and stack[1] != "ticks"}
-    assert sum(strange.values()) <= 0.01 * sum(seen.values()), strange
+    assert sum(strange.values()) <= 0.06 * sum(seen.values()), strange
+    assert all(stack[0] == "busy" and set(stack[1:]) <= {*"fgh", "other", "ticks"} for stack in strange), strange
     assert recorder.outcome.metadata["torn_samples"] <= 0.02 * sum(seen.values())
 
 

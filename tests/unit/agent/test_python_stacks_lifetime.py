@@ -161,7 +161,8 @@ for tid in tids:
     own = of_thread(samples, tid)
     assert sum("inside" in sample.stack for sample in own) > 0.1 * len(own)
 both = [sample.time_ns for sample in samples if sample.holds_gil]
-print("at once" if len(both) > len(set(both)) else "in turn")
+together = len(both) - len(set(both))  # a few also where the one GIL changes hands between two looks
+print("at once" if together > 0.2 * len(set(both)) else "in turn")
 """
 
 
