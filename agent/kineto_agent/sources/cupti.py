@@ -9,7 +9,7 @@ Theory of operation
 import _thread
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from kineto_agent.sources import cupti_library, cupti_users
 from kineto_agent.sources.cupti_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
@@ -40,7 +40,6 @@ KINDS: Dict[str, Tuple[int, ...]] = {
 }
 _KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 
-_CALL_TYPES: FrozenSet[str] = frozenset(("cuda_runtime", "cuda_driver"))
 _CALL_KINDS = KINDS["cuda_runtime"] + KINDS["cuda_driver"]
 
 # The calls that are recorded: those that put work on the device or wait for it (fnmatch patterns over
@@ -89,8 +88,9 @@ _CALLS_LEFT_OUT = (
     "CUPTI's only subscriber, and recording calls beside it makes the program's next torch.profiler trace fail"
 )
 _DEVICE_GRAPHS = (
-    "%s are not recorded: device code in %s launches CUDA graphs, and graphs that were made for that before CUPTI "
-    "records what the GPU does fail or hang at their next launch, which ends the program"
+    "CUPTI is left alone: device code in %s launches CUDA graphs, and graphs that were made for that before CUPTI came "
+    "in fail or hang at their next launch, which ends the program. Record what is not CUPTI's, such as "
+    "--activities python_function"
 )
 _GAVE_WAY = (
     "stayed attached: %s started and has CUPTI now; CUDA calls stay slightly slower until the process ends or a later "
@@ -134,7 +134,6 @@ class CuptiSession:
         detach_limit_ms: int,
         yields: bool = True,
         maps: str = "/proc/self/maps",
-        warnings: Sequence[str] = (),
     ) -> None:
         self._maps = maps
         self.yields = yields
@@ -144,7 +143,7 @@ class CuptiSession:
         self._kinds = [kind for name in KINDS if name in request.activity_types for kind in KINDS[name]]
         self._named = request.named
         self._detach_limit_ms = detach_limit_ms
-        self._warnings = list(warnings)
+        self._warnings: List[str] = []
         self._incomplete = ""
         self._enable_ns = 0
         # The collector's functions run one at a time. The same thread may come again: in a signal's handler.
@@ -396,7 +395,8 @@ class CuptiSource:
         """Open libcupti and make the arena. Raises SourceError."""
         from kineto_agent.sources import cupti_native
 
-        request, warnings = _without_device_graphs(request)
+        if request.options.get(DEVICE_GRAPHS):
+            raise SourceError("CUDA_DEVICE_GRAPHS", _DEVICE_GRAPHS % request.options[DEVICE_GRAPHS])
         path = self.find_library()
         if path is None:
             raise SourceError("CUPTI_LIBRARY", "this process has no CUDA, or no libcupti can be found for it")
@@ -418,25 +418,7 @@ class CuptiSource:
         _keep_calls(collector, request)
         metadata = {"cupti_version": version, "cupti_library": path, **self.describe_devices(collector)}
         yields = self.would_yield(request)
-        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms, yields, self._maps, warnings)
-
-
-def _without_device_graphs(request: SourceRequest) -> Tuple[SourceRequest, List[str]]:
-    """The request without what would end a program that launches graphs from the device; what to say of it.
-
-    Raises SourceError if that was asked for by name, or nothing is left.
-    """
-    file = request.options.get(DEVICE_GRAPHS)
-    calls, others = request.activity_types & _CALL_TYPES, request.activity_types - _CALL_TYPES
-    if not file or not others:
-        return request, []
-    reason = _DEVICE_GRAPHS % (", ".join(sorted(others)), file)
-    if request.named or not calls:
-        raise SourceError(
-            "CUDA_DEVICE_GRAPHS",
-            reason + "; CUDA calls can be recorded: trace with --activities cuda_runtime,cuda_driver",
-        )
-    return request._replace(activity_types=calls), [reason]
+        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms, yields, self._maps)
 
 
 def _keep_calls(collector: "Collector", request: SourceRequest) -> None:

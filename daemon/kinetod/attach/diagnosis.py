@@ -221,10 +221,8 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
     if not mapped.cuda:
         return Finding(name, Status.OK, "not without CUDA")
     if file := graphs.find(subject.process.pid):
-        detail = f"device code in {file} launches graphs: recording what the GPU does could end the program"
-        return Finding(
-            name, Status.NOTE, detail, "a capture records CUDA calls only: --activities cuda_runtime,cuda_driver"
-        )
+        detail = f"device code in {file} launches graphs: with CUPTI in the process that could end the program"
+        return Finding(name, Status.NOTE, detail, "a capture leaves CUPTI alone: no GPU activities")
     if mapped.cupti_stays:
         detail = (
             "a capture has recorded launches of graphs, or could not exclude it: CUPTI stays until the process ends"

@@ -97,8 +97,7 @@ def test_the_helper_sees_that_a_program_launches_graphs_from_the_device(
     with FakeProgram(device_graphs=True) as program:
         result = trace(front_end, program.pid, tmp_path)
         (found,) = result.json()["targets"]
-        assert found["verdict"] == "VERDICT_DONE"
-        assert "kernel, overhead are not recorded: device code in" in found["warnings"][0]
+        assert found["reason_code"] == "CUDA_DEVICE_GRAPHS"
         service.logged("devicecode by process")
 
 

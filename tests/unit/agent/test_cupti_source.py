@@ -160,29 +160,10 @@ def test_beside_torchs_subscriber_calls_alone_are_refused(tmp_path: Path) -> Non
     assert caught.value.reason_code == "CUPTI_BUSY"
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_beside_graphs_launched_from_the_device_nothing_of_the_gpu_is_recorded(named: bool) -> None:
-    fake_cuda()
-    with pytest.raises(SourceError, match=r"kernel are not recorded: device code in /opt/server launches") as caught:
-        source().prepare(request(["kernel"], options={DEVICE_GRAPHS: "/opt/server"}, named=named))
-    assert caught.value.reason_code == "CUDA_DEVICE_GRAPHS"
-    assert "trace with --activities cuda_runtime,cuda_driver" in caught.value.reason
-
-
-def test_beside_graphs_launched_from_the_device_the_default_is_calls_alone() -> None:
+@pytest.mark.parametrize("types", [["kernel"], ["cuda_runtime", "cuda_driver"]])
+def test_beside_graphs_launched_from_the_device_cupti_is_left_alone(types: list[str]) -> None:
     cuda = fake_cuda()
-    options = {DEVICE_GRAPHS: "/opt/server"}
-    with recording(["kernel", "gpu_memcpy", "cuda_runtime"], options=options, named=False) as (session, reader):
-        cuda.launch()
-        warnings = session.stop().warnings
-        kinds = set(reader.record_bytes())
-    assert warnings[0].startswith(
-        "gpu_memcpy, kernel are not recorded: device code in /opt/server launches CUDA graphs"
-    )
-    assert 10 not in kinds
-
-
-def test_beside_graphs_launched_from_the_device_calls_can_be_named() -> None:
-    fake_cuda()
-    with recording(["cuda_runtime", "cuda_driver"], options={DEVICE_GRAPHS: "/opt/server"}) as (session, _):
-        assert not any("/opt/server" in warning for warning in session.stop().warnings)
+    with pytest.raises(SourceError, match=r"device code in /opt/server launches CUDA graphs") as caught:
+        source().prepare(request(types, options={DEVICE_GRAPHS: "/opt/server"}))
+    assert caught.value.reason_code == "CUDA_DEVICE_GRAPHS"
+    assert not cuda.attached
