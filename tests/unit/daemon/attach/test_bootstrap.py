@@ -232,10 +232,13 @@ def test_a_program_that_exits_sends_what_it_has(target: LiveTarget) -> None:
     connection.expect_end()
 
 
-FAKE_TORCH = (  # as much of it as makes the agent offer an execution trace
+FAKE_TORCH = (  # as much of it as makes the agent record its allocations
     "import types\n"
-    "observers = types.SimpleNamespace(ExecutionTraceObserver=None, _add_execution_trace_observer=None)\n"
-    "sys.modules.update({'torch': types.ModuleType('torch'), 'torch.profiler.profiler': observers})\n"
+    "new = types.SimpleNamespace\n"
+    "memory = new(_record_memory_history_impl=None)\n"
+    "core = new(_cuda_isHistoryEnabled=None, _cuda_getAllocatorBackend=lambda: 'native')\n"
+    "torch = new(version=new(cuda='13.0'), _C=core, cuda=new(memory=memory, is_initialized=lambda: True))\n"
+    "sys.modules.update({'torch': torch, 'torch.cuda.memory': memory})\n"
 )
 
 
@@ -249,7 +252,7 @@ def test_an_audit_hook_that_forbids_shared_memory_leaves_none_behind(target: Liv
         "    if event == 'mmap.__new__': raise RuntimeError('no shared memory')\n"
         "sys.addaudithook(hook)\n"
     )
-    result = record(connection, ["execution_trace"])
+    result = record(connection, ["cpu_instant_event"])
     assert (result.outcome, result.reason_code) == ("failed", "NO_SHARED_MEMORY")
     assert "no shared memory" in result.reason
     assert target.descriptors() == descriptors
