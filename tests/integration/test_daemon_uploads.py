@@ -146,7 +146,9 @@ def test_an_unreachable_store_is_shown_and_tried_again(s3: S3, proxy: Proxy) -> 
         assert (failed.failures >= 1, failed.url) == (True, f"s3://{BUCKET}/{KEY.format(number=1)}")
         assert failed.error
         assert fetched(daemon) == SMALL  # retention would remove it, were it uploaded
+        tries = capture(daemon, 2).upload.failures
         next((daemon.state_dir / "captures" / "c2").rglob(FILE)).write_bytes(b"A" + SMALL[1:])
+        until(lambda: capture(daemon, 2).upload.failures > tries, "a try that had read it has ended", state=daemon.log)
         proxy.blocked = False
         await_uploaded(daemon)
         until(lambda: capture(daemon).local_bytes == 0, "retention has removed the local copy", state=daemon.log)

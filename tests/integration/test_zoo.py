@@ -20,7 +20,7 @@ def test_harm_is_told_from_what_a_program_does_by_itself(tmp_path: Path, capsys:
     assert {name: row["state"] for name, row in rows.items()} == {
         "stand_in_skips": "skipped",
         "stand_in_differs": "HARMED",
-        "stand_in_is_wrong": "HARMED",
+        "stand_in_is_wrong": "not run",  # untouched, too
         "stand_in_ended_by_sigterm": "unharmed",
         "stand_in_ends_by_itself": "unharmed",
     }
