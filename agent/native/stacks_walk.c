@@ -14,7 +14,7 @@
  *   in common, and the call that the one in the middle saw made from there. To wait until the thread holds still would
  *   be a choice in favour of code that makes few calls: functions of 20 us were found with shares 5 points too low that
  *   way. The price: the bytes of a callee that has returned stay where its caller's next callee will be, so that in
- *   code that calls every 50 ns 2 to 3 % of the samples, on a busy machine, have a callee below the wrong caller.
+ *   code that calls every 50 ns 2 to 7 % of the samples, on a busy machine, have a callee below the wrong caller.
  */
 #define _GNU_SOURCE
 #include "stacks_walk.h"

@@ -102,7 +102,7 @@ def test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time(recorder: Recorder)
     sleeping = [
         sample
         for sample in own
-        if plain(sample.stack)[-1] == "test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time"
+        if plain(sample.stack)[-1:] == ("test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time",)
     ]
     assert len(sleeping) > 60
     assert share(sleeping[1:-1], arena.STACK_IDLE) > 0.9
