@@ -4,7 +4,7 @@
  *   A CUDA graph that was launched while CUPTI recorded GPU activities must not outlive cuptiFinalize: a later launch
  *   of it ends the program with CUDA_ERROR_LAUNCH_FAILED. Measured on an H200 with CUDA 13.0, 0.5 to 5 s afterwards:
  *   with kernels recorded, with copies and sets alone, in another recording than the last, after seconds of launches
- *   without any recording, with the device idle during cuptiFinalize (docs/harm.md has the table). It is safe where no
+ *   without any recording, with the device idle during cuptiFinalize (docs/measurements.md has the table). It is safe where no
  *   graph was launched meanwhile, whether or not graphs exist or launches of before are still queued.
  *
  *   So nobody may call cuptiFinalize in this process any more once

@@ -100,7 +100,7 @@ _STAYS = (
     "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; CUDA calls "
     "stay slightly slower until the process ends"
 )
-_WHY_STAYS = {  # kc_stay, see agent/native/attachment.c
+_WHY_STAYS = {  # bits of kc_stay (agent/native/kineto_collector.h)
     1: "CUDA graphs (launched while GPU activities were recorded)",
     2: "CUDA graphs that may have been launched while GPU activities were recorded (nothing told of launches, for "
     "example since another tool had CUPTI's only subscriber)",

@@ -26,7 +26,6 @@ _REASONS = {
 }
 
 DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY = range(6)  # kc_detach_outcome
-STAY_GRAPHS, STAY_UNWATCHED, STAY_USED_BEFORE = 1, 2, 4  # kc_stay: bits of a MUST_STAY's result
 
 
 class Config(ctypes.Structure):
