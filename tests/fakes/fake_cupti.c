@@ -449,6 +449,7 @@ void fake_unregister(void) {
     fake_lock();
     fake.requested = NULL;
     fake.completed = NULL;
+    fake.misused = 0; /* by those before */
     fake_unlock();
 }
 
