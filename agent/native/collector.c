@@ -71,9 +71,8 @@ static void in_forked_child(void) {
     pool_kill();
     gate_kill();
     turn_kill();
-    if (self.arena != NULL && self.arena->fd >= 0) {
-        close(self.arena->fd); /* else the daemon would see no end of this process */
-        self.arena->fd = -1;
+    if (self.arena != NULL) {
+        arena_close(self.arena); /* else the daemon would see no end of this process */
     }
 }
 

@@ -286,7 +286,7 @@ static void unset_this(void *thread) {
 static void in_forked_child(void) {
     self.writing = false;
     if (self.arena != NULL) {
-        close(self.arena->fd); /* else the daemon would see no end of this process */
+        arena_close(self.arena); /* else the daemon would see no end of this process */
         free(self.arena);
         self.arena = NULL;
     }
