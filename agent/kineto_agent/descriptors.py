@@ -49,7 +49,7 @@ if os.uname().machine != "x86_64":
     _CALLS = _Calls(63, 64, 57, 80, 25, 56, 59, 279, 61)
 
 
-class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg,misc]
+class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]
     _type_ = "l"
 
 
@@ -58,7 +58,8 @@ class _Function(_ctypes.CFuncPtr):
     _restype_ = _Long
 
 
-_syscall: Any = _Function(_ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "syscall"))
+_program: Any = None  # for dlopen: all that it has loaded
+_syscall: Any = _Function(_ctypes.dlsym(_ctypes.dlopen(_program, os.RTLD_NOW), "syscall"))
 
 
 def _call(number: int, *arguments: Any) -> int:

@@ -29,7 +29,9 @@ def judge(daemon: Daemon, python: Path, kind: str, count: int) -> bool:
     verdicts = Counter(trace.verdict for trace in traces)
     complete = sum(trace.inside == ALL_INSIDE for trace in traces)
     harmed = "" if end == UNTOUCHED else f", HARMED: {end}"
-    print(f"{version_of(python)} {kind}: {dict(verdicts)}, {complete} with stacks of all interpreters{harmed}", flush=True)
+    print(
+        f"{version_of(python)} {kind}: {dict(verdicts)}, {complete} with stacks of all interpreters{harmed}", flush=True
+    )
     return end == UNTOUCHED and set(verdicts) == {"VERDICT_DONE"} and (kind != "samples" or complete == count)
 
 

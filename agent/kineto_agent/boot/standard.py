@@ -187,7 +187,10 @@ def _find(name: str, places: list[str]) -> Any:
         (_source_loader(), _files.SOURCE_SUFFIXES),
     )
     for place in places:
-        for stem, folders in (("/".join((place, last, "__init__")), ["/".join((place, last))]), (place + "/" + last, None)):
+        for stem, folders in (
+            ("/".join((place, last, "__init__")), ["/".join((place, last))]),
+            (place + "/" + last, None),
+        ):
             for loader, suffixes in loaders:
                 for suffix in suffixes:
                     if _is_file(stem + suffix):

@@ -251,9 +251,8 @@ def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
         yield "a code object has its first line elsewhere"
     if _bytes(lines, numbers.bytes_value, len(lines)) != lines or _word(lines, numbers.object_size) != len(lines):
         yield "bytes are kept in another way"
-    if numbers.frames == FRAME_OBJECTS:
-        if _word(sys._getframe(), numbers.object_type) != id(FrameType):
-            yield "a frame is laid out in another way"
+    if numbers.frames == FRAME_OBJECTS and _word(sys._getframe(), numbers.object_type) != id(FrameType):
+        yield "a frame is laid out in another way"
 
 
 def _bytes(thing: object, offset: int, size: int) -> bytes:

@@ -72,4 +72,8 @@ class LittleMemory(Loop):
             resource.setrlimit(resource.RLIMIT_AS, (self._hard, self._hard))
 
 
-KINDS: Dict[str, Callable[[], Target]] = {"closing": Closing, "closing_often": ClosingOften, "little_memory": LittleMemory}
+KINDS: Dict[str, Callable[[], Target]] = {
+    "closing": Closing,
+    "closing_often": ClosingOften,
+    "little_memory": LittleMemory,
+}

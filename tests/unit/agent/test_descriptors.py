@@ -1,6 +1,7 @@
 """Descriptors of ours, where the program closes numbers that it did not open."""
 
 import os
+from pathlib import Path
 from typing import Iterator, Tuple
 
 import pytest
@@ -70,8 +71,8 @@ def test_what_stays_lies_above_the_lowest_free_number() -> None:
 
 
 def test_a_file_and_a_folder_are_read_as_python_reads_them() -> None:
-    assert descriptors.read_file("/proc/self/comm", 64) == open("/proc/self/comm", "rb").read()  # noqa: SIM115
-    assert sorted(descriptors.list_folder("/usr")) == sorted(os.listdir("/usr"))
+    assert descriptors.read_file("/proc/self/comm", 64) == Path("/proc/self/comm").read_bytes()
+    assert sorted(descriptors.list_folder("/usr")) == sorted(entry.name for entry in Path("/usr").iterdir())
     with pytest.raises(FileNotFoundError):
         descriptors.read_file("/nowhere", 64)
     with pytest.raises(NotADirectoryError):
