@@ -63,17 +63,26 @@ cupti_result subscription_open(const struct cupti_api *api) {
 
 bool subscription_held(void) { return __atomic_load_n(&subscriber, __ATOMIC_SEQ_CST) != NULL; }
 
-/* Callbacks for the calls of a domain that are marked in its table, to do this. */
+/* Callbacks for the calls of a domain that are marked in its table, to do this. A libcupti that is newer than the
+ * driver names calls that the driver does not have and refuses their callbacks; nobody can make such a call. */
 static cupti_result enable_calls(const struct cupti_api *api, void *held, uint32_t domain, const uint8_t *marked,
                                  uint8_t todo) {
-    cupti_result result = CUPTI_SUCCESS;
-    for (uint32_t cbid = 1; cbid < CALLS_MOST && result == CUPTI_SUCCESS; cbid++) {
-        if (marked[cbid]) {
-            (void)__atomic_fetch_or(&wanted[domain][cbid], todo, __ATOMIC_SEQ_CST);
-            result = api->enable_callback(1, held, domain, cbid);
+    bool any = false;
+    cupti_result unknown = CUPTI_SUCCESS;
+    for (uint32_t cbid = 1; cbid < CALLS_MOST; cbid++) {
+        if (!marked[cbid]) {
+            continue;
         }
+        (void)__atomic_fetch_or(&wanted[domain][cbid], todo, __ATOMIC_SEQ_CST);
+        const cupti_result result = api->enable_callback(1, held, domain, cbid);
+        if (result == CUPTI_ERROR_INVALID_PARAMETER) {
+            unknown = result;
+        } else if (result != CUPTI_SUCCESS) {
+            return result;
+        }
+        any = any || result == CUPTI_SUCCESS;
     }
-    return result;
+    return any ? CUPTI_SUCCESS : unknown;
 }
 
 cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct calls *calls) {

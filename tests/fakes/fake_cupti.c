@@ -36,6 +36,7 @@ static const struct call {
     {DOMAIN_DRIVER, 304, "cuCtxGetCurrent"},           {DOMAIN_DRIVER, 307, "cuLaunchKernel"},
     {DOMAIN_DRIVER, 514, "cuGraphLaunch"},
 };
+#define CBID_OF_NEXT_YEAR 807u
 struct fake fake = {.mutex = PTHREAD_MUTEX_INITIALIZER, .filled_some = PTHREAD_COND_INITIALIZER, .version = 130001};
 
 _Thread_local int fake_in_exit;
@@ -173,6 +174,10 @@ int cuptiGetResultString(int result, const char **text) {
 int cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char **name) {
     if (fake.names_result != 0) {
         return (int)fake.names_result;
+    }
+    if (fake.newer_than_driver != 0 && domain == DOMAIN_DRIVER && cbid == CBID_OF_NEXT_YEAR) {
+        *name = "cuLaunchOfNextYear";
+        return 0;
     }
     static char made_up[DOMAINS][CBIDS][24]; /* calls of no interest */
     for (size_t i = 0; i < sizeof CALLS / sizeof *CALLS; i++) {
@@ -348,7 +353,8 @@ int cuptiEnableDomain(uint32_t enable, void *subscriber, uint32_t domain) {
 }
 
 int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid) {
-    if (subscriber != &fake || domain >= DOMAINS || cbid >= CBIDS) {
+    const bool unknown = domain == DOMAIN_DRIVER && cbid == CBID_OF_NEXT_YEAR; /* to the driver */
+    if (subscriber != &fake || domain >= DOMAINS || cbid >= CBIDS || unknown) {
         return 1;
     }
     fake_lock();
@@ -404,6 +410,7 @@ static const struct {
     {"finalize_result", &fake.finalize_result},
     {"drop_at_finalize", &fake.drop_at_finalize},
     {"graph_recorded", &fake.graph_recorded},
+    {"newer_than_driver", &fake.newer_than_driver},
 };
 
 int fake_set(const char *key, long value) {

@@ -136,7 +136,7 @@ def offered(stub: ProfilerStub, pid: int) -> set[str]:
         processes = stub.ListProcesses(pb.ListProcessesRequest(), timeout=10).processes
         return next((set(each.activity_types) for each in processes if each.pid == pid and each.activity_types), None)
 
-    return until(types, "the agent is connected")
+    return until(types, "the agent is connected", pause_s=0.05)
 
 
 def capture(stub: ProfilerStub, pid: int, kind: Kind, duration_ms: int) -> pb.Target:

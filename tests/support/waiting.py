@@ -17,8 +17,12 @@ def until(
     deadline_s: float = DEADLINE_S,
     *,
     state: Callable[[], object] = str,
+    pause_s: float = PAUSE_S,
 ) -> T:
-    """The condition's first true result. `state` tells how far things are when the deadline has passed."""
+    """The condition's first true result. `state` tells how far things are when the deadline has passed.
+
+    pause_s: between two looks; more for what a daemon answers, which limits requests a second.
+    """
     end = time.monotonic() + deadline_s
     pause = threading.Event()
     while True:
@@ -27,4 +31,4 @@ def until(
             return found
         if time.monotonic() > end:
             raise AssertionError(f"waited {deadline_s:g} s in vain until {what} {state()}".rstrip())
-        pause.wait(PAUSE_S)
+        pause.wait(pause_s)

@@ -97,8 +97,8 @@ _GAVE_WAY = (
     "capture detaches"
 )
 _STAYS = (
-    "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; CUDA calls "
-    "stay slightly slower until the process ends"
+    "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; until the "
+    "process ends each launch of a graph takes some 0.4 us of the CPU more for each of its nodes"
 )
 _WHY_STAYS = {  # bits of kc_stay (agent/native/kineto_collector.h)
     1: "CUDA graphs (launched while GPU activities were recorded)",

@@ -262,6 +262,8 @@ _KERNEL_5 = RecordLayout(248, _KERNEL_3.offsets)
 _MEMCPY_3 = RecordLayout(112, _MEMCPY_1.offsets)
 # CUpti_ActivityMemset5, first in CUDA 13.4
 _MEMSET_2 = RecordLayout(104, _MEMSET_1.offsets)
+# CUpti_ActivityCudaEvent3, first in CUDA 13.5
+_CUDA_EVENT_3 = RecordLayout(80, _CUDA_EVENT_1.offsets)
 _RECORDS_1 = {
     "KERNEL": _KERNEL_1,
     "MEMCPY": _MEMCPY_1,
@@ -350,6 +352,17 @@ _RECORDS_8 = {
     "OVERHEAD": _OVERHEAD_3,
     "EXTERNAL_CORRELATION": _EXTERNAL_CORRELATION_1,
 }
+_RECORDS_9 = {
+    "KERNEL": _KERNEL_5,
+    "MEMCPY": _MEMCPY_3,
+    "MEMCPY2": _MEMCPY2_1,
+    "MEMSET": _MEMSET_2,
+    "API": _API_1,
+    "SYNCHRONIZATION": _SYNCHRONIZATION_2,
+    "CUDA_EVENT": _CUDA_EVENT_3,
+    "OVERHEAD": _OVERHEAD_3,
+    "EXTERNAL_CORRELATION": _EXTERNAL_CORRELATION_1,
+}
 
 # By the number that cuptiGetVersion gives.
 LAYOUTS: dict[int, VersionLayout] = {
@@ -373,4 +386,5 @@ LAYOUTS: dict[int, VersionLayout] = {
     130301: VersionLayout("13.3", _RECORDS_7),
     130400: VersionLayout("13.4", _RECORDS_8),
     130401: VersionLayout("13.4", _RECORDS_8),
+    130500: VersionLayout("13.5", _RECORDS_9),
 }

@@ -14,7 +14,11 @@ NATIVE = Path(__file__).with_name("native")
 CUDA = Path("/usr/local/cuda")
 OPTIONS = ("-O2", "-std=c++17", "-arch=sm_90", f"-L{CUDA}/lib64/stubs")
 # What single programs need besides: device-side launches, the driver API, dlopen.
-EXTRA = {"graphs": ("-rdc=true", "-lcudadevrt"), "process": ("-lcuda",), "cupti_user": ("-ldl",)}
+EXTRA = {
+    **dict.fromkeys(("graphs", "device_graphs"), ("-rdc=true", "-lcudadevrt")),
+    "process": ("-lcuda",),
+    "cupti_user": ("-ldl",),
+}
 
 
 def find_nvcc() -> str | None:

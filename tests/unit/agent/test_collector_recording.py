@@ -108,6 +108,15 @@ def test_calls_of_no_interest_are_not_recorded() -> None:
     assert "cudaGetDevice_v3020" not in names.values()
 
 
+def test_calls_are_recorded_beside_one_that_cupti_names_and_the_driver_does_not_have() -> None:
+    cuda = fake_cuda(newer_than_driver=1)
+    with recording(["cuda_driver"]) as (session, reader):
+        cuda.driver_launch()
+        session.stop()
+        records = reader.records()
+    assert len(records[4]) == 1
+
+
 def test_a_launch_and_its_kernel_share_the_correlation_id() -> None:
     cuda = fake_cuda()
     with recording(["cuda_runtime", "kernel"]) as (session, reader):

@@ -31,6 +31,14 @@ def test_iterations_are_timed_before_during_and_after_the_captures() -> None:
     assert row.ratio == row.twin_ratio == 1.5
 
 
+def test_an_untouched_run_of_before_is_looked_at_over_the_same_time_since_its_begin() -> None:
+    untouched = array("q", range(0, 10 * SECOND, 2_000_000)) + array("q", range(10 * SECOND, 20 * SECOND, 3_000_000))
+    times = array("q", [100 * SECOND + time for time in untouched])
+    row = Row(name="x")
+    figures.time_iterations(row, times, [recorded(110, 111), recorded(111.2, 112)], 100 * SECOND, untouched)
+    assert row.ratio == row.twin_ratio == 1.5
+
+
 def test_digests_at_common_iterations_must_be_equal() -> None:
     row = Row(name="x")
     figures.compare_digests(row, {100: "a", 200: "b", 300: "c"}, {100: "a", 200: "b"})

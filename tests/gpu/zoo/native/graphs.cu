@@ -1,26 +1,5 @@
 // CUDA graphs of the kinds that frameworks do not make: graphs MODE FOLDER.
-#include "zoo.cuh"
-
-static void instantiate(cudaGraphExec_t *instance, cudaGraph_t graph, unsigned long long flags = 0) {
-    CUDA(cudaGraphInstantiateWithFlags(instance, graph, flags));
-}
-
-// A graph of some kernels, captured from a stream.
-static cudaGraph_t capture(cudaStream_t stream, uint32_t *values, int kernels) {
-    cudaGraph_t graph;
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    advance_on(stream, values, kernels);
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    return graph;
-}
-
-static void step(Life &life, uint32_t *values, uint32_t &expected, int steps) {
-    expected = after(expected, steps);
-    life.check(sample(values) == expected, "a number is not what the CPU gets");
-    if (life.due(200)) {
-        life.digest_of_device(values, COUNT);
-    }
-}
+#include "graphs.cuh"
 
 // An instance that gets other parameters all the time, by an update with a new capture and by its node.
 static int update(Life &life, cudaStream_t stream) {
@@ -173,31 +152,6 @@ static int conditional(Life &life, cudaStream_t stream) {
 static int conditional(Life &life, cudaStream_t) { life.skip("conditional nodes need CUDA 12.4"); }
 #endif
 
-// A graph whose kernel launches another graph from the device.
-__global__ void launch_from_device(cudaGraphExec_t other) { cudaGraphLaunch(other, cudaStreamGraphFireAndForget); }
-
-static int device(Life &life, cudaStream_t stream) {
-    uint32_t *values = numbers(), expected = 5;
-    cudaGraphExec_t launched, launcher;
-    instantiate(&launched, capture(stream, values, 6), cudaGraphInstantiateFlagDeviceLaunch);
-    CUDA(cudaGraphUpload(launched, stream));
-    CUDA(cudaStreamSynchronize(stream));
-    cudaGraph_t graph;
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    launch_from_device<<<1, 1, 0, stream>>>(launched);
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    instantiate(&launcher, graph);
-    life.ready();
-    do {
-        for (int k = 0; k < 3; k++) {
-            CUDA(cudaGraphLaunch(launcher, stream));
-            CUDA(cudaStreamSynchronize(stream));
-        }
-        step(life, values, expected, 18);
-    } while (life.tick());
-    return life.close();
-}
-
 // Instances are made, launched a few times and destroyed while others stay.
 static int churn(Life &life, cudaStream_t stream) {
     uint32_t *values = numbers(), expected = 5;
@@ -231,7 +185,7 @@ int main(int argc, char **argv) {
         const char *name;
         int (*run)(Life &, cudaStream_t);
     } const modes[] = {{"update", update}, {"memory", memory}, {"child", child},
-                       {"conditional", conditional}, {"device", device}, {"churn", churn}};
+                       {"conditional", conditional}, {"churn", churn}};
     for (const auto &one : modes) {
         if (mode == one.name) {
             cudaStream_t stream;
@@ -239,6 +193,6 @@ int main(int argc, char **argv) {
             return one.run(life, stream);
         }
     }
-    fprintf(stderr, "usage: graphs update|memory|child|conditional|device|churn FOLDER\n");
+    fprintf(stderr, "usage: graphs update|memory|child|conditional|churn FOLDER\n");
     return 2;
 }

@@ -223,7 +223,7 @@ int main(int argc, char **argv) {
     if (mode == "ipc-other") {
         return ipc_other(argv[2]);
     }
-    Life life(argc == 3 ? argv[2] : ".");
+    static Life life(argc == 3 ? argv[2] : "."); // functions of atexit() use it
     if (mode == "ipc") {
         return ipc(life, argv[0]);
     }

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import socket
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +140,89 @@ def jax_profiler_user(life: Life) -> None:
         if number % 500 == 270:
             jax.profiler.stop_trace()
             life.event("own", count=device_events(folder, life.device))
+
+
+@program(graphs=True, environ=ENVIRON)
+def jax_profiler_server(life: Life) -> None:
+    """Is asked for a trace of itself through its own profiler's port again and again, as TensorBoard does."""
+    jax, grpc = jax_of(life), need("grpc")
+    state, data = weights_and_data(jax)
+    update = jax.jit(update_of(jax))
+    kept = [jax.block_until_ready(update(state, data[0]))]
+    port = free_port()
+    jax.profiler.start_server(port)
+    ended = threading.Event()
+    counts: list[int] = []
+
+    def ask() -> None:
+        folder = life.folder / "asked"
+        profile = grpc.insecure_channel(f"localhost:{port}").unary_unary("/tensorflow.ProfilerService/Profile")
+        while not ended.wait(0.2):
+            shutil.rmtree(folder, ignore_errors=True)
+            profile(profile_request(folder, duration_ms=200), timeout=60)
+            planes = [
+                plane
+                for path in folder.rglob("*.xplane.pb")
+                for plane in jax.profiler.ProfileData.from_file(str(path)).planes
+            ]
+            wanted = [plane for plane in planes if life.device == "cpu" or plane.name.startswith("/device:GPU")]
+            counts.append(sum(1 for plane in wanted for line in plane.lines for _ in line.events))
+            life.event("asked", count=counts[-1])  # in a fixed time, so not the same in each
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for number in life.loop(lambda: bits(jax, kept[0]), 200):
+        kept[0] = jax.block_until_ready(update(kept[0], data[number % len(data)]))
+    ended.set()
+    asking.join()
+    life.check(all(counts), f"traces through the profiler's port without events: {counts}")
+
+
+def profile_request(folder: Any, duration_ms: int) -> bytes:
+    """A serialised tensorflow.ProfileRequest.
+
+    Its fields: max_events 2, opts 4 (of it host_tracer_level 2, device_tracer_level 3, version 5 and duration_ms 9),
+    repository_root 5, session_id 6, host_name 7.
+    """
+
+    def number(value: int) -> bytes:
+        return bytes([value & 127 | 128]) + number(value >> 7) if value > 127 else bytes([value])
+
+    def part(field: int, content: bytes) -> bytes:
+        return number(field << 3 | 2) + number(len(content)) + content
+
+    options = bytes([2 << 3, 2, 3 << 3, 1, 5 << 3, 1, 9 << 3]) + number(duration_ms)
+    texts = ((5, str(folder)), (6, "asked"), (7, "local"))
+    whole = number(2 << 3) + number(1_000_000) + part(4, options)
+    return whole + b"".join(part(field, text.encode()) for field, text in texts)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+PGLE = {"JAX_ENABLE_PGLE": "true", "JAX_PGLE_PROFILING_RUNS": "3"}
+
+
+@program(graphs=True, environ={**ENVIRON, **PGLE}, deterministic=False)
+def jax_auto_pgle(life: Life) -> None:
+    """JAX profiles the first runs of every function by itself and compiles it anew by what it saw."""
+    jax = jax_of(life)
+    state, data = weights_and_data(jax)
+    told: list[str] = []
+    warnings.showwarning = lambda message, *_: told.append(str(message))
+    warnings.simplefilter("always")
+    for number in life.loop(lambda: bits(jax, state), 200):
+        if number % 200 == 0:
+            chain = jax.jit(lambda w, batch, n=number: jax.numpy.tanh(batch @ w["a"]) @ w["b"] + n)
+            golden = jax.block_until_ready(chain(state, data[0]))
+        found = jax.block_until_ready(chain(state, data[0]))
+        life.check(bool(jax.numpy.allclose(found, golden, rtol=1e-5)), "the result is not what it was at first")
+    empty = [text for text in told if "empty trace" in text]  # on a CPU it is always empty
+    life.check(life.device == "cpu" or not empty, f"{len(empty)} of its own profiles: {empty[:1]}")
 
 
 def device_events(folder: Any, device: str) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from gpu.zoo.catalog import Program, add
 
 LAUNCHES = ("streams", "pools", "cooperative", "clusters", "programmatic")
-GRAPHS = ("update", "memory", "child", "conditional", "device", "churn")
+GRAPHS = ("update", "memory", "child", "conditional", "churn")
 PROCESSES = ("reset", "contexts", "forks", "ipc")
 DEBUGGER = ("cuda-gdb", "-batch", "-nx", "-ex", "run", "--args")
 
 for mode in GRAPHS:
     add(Program(name=f"cu_graph_{mode}", source="graphs", arguments=(mode,), graphs=True))
+add(Program(name="cu_graph_device", source="device_graphs", arguments=("launch",), graphs=True))
 for mode in LAUNCHES:
     add(Program(name=f"cu_{mode}", source="launches", arguments=(mode,)))
 for mode in PROCESSES:
