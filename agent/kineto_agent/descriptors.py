@@ -27,6 +27,8 @@ _F_DUPFD_CLOEXEC = 1030
 _STATUS_BYTES = 144  # struct stat begins with device and inode
 _FOLDER_BYTES = 32 * 1024
 _ENTRY = struct.Struct("=QqHB")  # struct linux_dirent64 before the name
+_STATUS_FILE_BYTES = 4096
+_SMALLEST_TABLE = 64
 _AT_THE_END = 24  # so many numbers at the end of the table are for us
 
 
@@ -107,8 +109,12 @@ def _moved(descriptor: int) -> int:
 
 
 def _first_number() -> int:
-    size = read_file("/proc/self/status", 4096, begin_turn=False).partition(b"FDSize:")[2].split(None, 1)
-    return max(int(size[0]) - _AT_THE_END, 0) if size else 0
+    try:
+        status = read_file("/proc/self/status", _STATUS_FILE_BYTES, begin_turn=False)
+    except OSError:  # a container may have no /proc
+        return _SMALLEST_TABLE - _AT_THE_END
+    size = status.partition(b"FDSize:")[2].split(None, 1)
+    return max(int(size[0]), _SMALLEST_TABLE) - _AT_THE_END if size else _SMALLEST_TABLE - _AT_THE_END
 
 
 def pipe() -> Tuple[int, int]:
