@@ -17,7 +17,7 @@ from support.python_child import environment
 INTERPRETERS = 3
 ENDS_WITHIN_S = 30
 PROGRAM = """
-import sys, threading
+import os, sys, threading
 try:
     import _interpreters as interpreters
     run = interpreters.exec
@@ -32,20 +32,23 @@ def inside_%(number)d(count):
         total = (total * 31 + each) %% 1000003
     return total
 wanted = inside_%(number)d(1000)
+os.write(%(begun)d, b"!")
 while not os.path.exists(%(end)r):
     for _ in range(50):
         assert inside_%(number)d(1000) == wanted
 '''
 failed = []
+begun, begin = os.pipe()
 def work(number):
     own = interpreters.create()
     try:
-        failed.extend(filter(None, [run(own, BODY % {"number": number, "end": sys.argv[1]})]))
+        failed.extend(filter(None, [run(own, BODY % {"number": number, "end": sys.argv[1], "begun": begin})]))
         interpreters.destroy(own)
     except BaseException as error:
         failed.append(error)
 threads = [threading.Thread(target=work, args=(number,)) for number in range(int(sys.argv[2]))]
 for thread in threads: thread.start()
+for thread in threads: os.read(begun, 1)
 print("ready", flush=True)
 for thread in threads: thread.join()
 print("failed: %r" % failed if failed else "right", flush=True)
