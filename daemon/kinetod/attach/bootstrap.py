@@ -49,6 +49,7 @@ def boot(k):
    for e in I.extension_suffixes():
     f='%s/%s'%(d,S+e)
     if not c and d.endswith('/lib-dynload')and X._path_isfile(f):c=X.spec_from_file_location(S,f,loader=E(S,f))
+  if not c:raise ImportError('no module '+S)
   N=F.module_from_spec(c)
   c.loader.exec_module(N)
   if h:modules[S]=h

@@ -9,6 +9,7 @@ Theory of operation
 
 import contextlib
 import os
+import re
 import struct
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ _FUNCTIONS = struct.Struct("<21Q")  # code and functions,
 _TEXTS = struct.Struct("<16s8s240s")  # builtins_name, modules_name and said
 _CANCELLED_OFFSET, _SAID_OFFSET = 4, _HEAD.size + _FUNCTIONS.size + 24
 _SAID_BYTES = 240
+_NO_MODULE = re.compile(r"ImportError\('no module (\w+)'\)")  # what the bootstrap raises
 _ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is traced by nobody
 _BEFORE_TRACING = ("PyInterpreterState_Main", "PyThreadState_New", "PyEval_AcquireThread")
 _AFTER_TRACING = (
@@ -80,11 +82,21 @@ class Handed:
         if stage == RAISED:
             words = said.partition(b"\0")[0].decode("utf-8", "replace")
             words = "".join(char for char in words if char.isprintable())
+            if missing := _NO_MODULE.match(words):
+                return no_module(pid, missing[1])
             reason = f"process {pid} lets no code be run in it: {words}. Does an audit hook of the program forbid it?"
             return AttachError(AttachCode.UNSUITABLE, reason)
         if stage == ENDED:
             return closed_by_the_program(pid)
         return None
+
+
+def no_module(pid: int, module: str) -> AttachError:
+    """The interpreter was built without an extension that the agent needs."""
+    reason = f"the Python of process {pid} has no module {module}, which the agent needs"
+    if module == "_ctypes":
+        reason += ": it was built without libffi (Debian's libffi-dev); run the program with one that has it"
+    return AttachError(AttachCode.UNSUITABLE, reason)
 
 
 def no_thread(pid: int, error: int) -> AttachError:
