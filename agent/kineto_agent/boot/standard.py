@@ -47,6 +47,7 @@ _ORIGINALS = {
     "select": ("poll",),
 }
 _MADE_TWICE = {"time": (3, 9), "_thread": (3, 10), "select": (3, 10)}  # from that Python on (multi-phase)
+_READ_BYTES = 1 << 20
 _OF_THE_PROGRAM = ("environ", "environb")  # in os; what the program has changed there counts
 
 
@@ -74,7 +75,7 @@ class Standard:
         if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from sys.modules afterwards
             modules.setdefault(name, self.get(name))
         for attribute in fromlist or ():
-            if not hasattr(found, attribute) and hasattr(found, "__path__"):
+            if attribute != "*" and not hasattr(found, attribute) and hasattr(found, "__path__"):
                 setattr(found, attribute, self.get(name + "." + attribute))
         return found
 
@@ -131,7 +132,7 @@ class Standard:
         spec = _machinery.BuiltinImporter.find_spec(name) or _find(name, places)
         if spec is None:
             raise LookupError(name)
-        if isinstance(spec.loader, (_files.SourceFileLoader, _files.SourcelessFileLoader)):
+        if isinstance(spec.loader, _FromFile):
             self._execute(spec)
         else:
             self._private[name] = _native(spec)
@@ -174,12 +175,37 @@ def _folders() -> Iterator[str]:
             yield folder
 
 
+class _FromFile:
+    """Reads files as the system does. What a loader reads with imports _io by the program's __import__."""
+
+    def get_data(self, path: str) -> bytes:
+        """The content of a file."""
+        parts, descriptor = [], posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+        try:
+            while part := posix.read(descriptor, _READ_BYTES):
+                parts.append(part)
+        finally:
+            posix.close(descriptor)
+        return b"".join(parts)
+
+    def set_data(self, *_arguments: Any, **_mode: Any) -> None:
+        """Nothing is written for the program's Python."""
+
+
+class _Source(_FromFile, _files.SourceFileLoader):  # type: ignore[misc]
+    pass
+
+
+class _Compiled(_FromFile, _files.SourcelessFileLoader):  # type: ignore[misc]
+    pass
+
+
 def _find(name: str, places: list[str]) -> Any:
     """By a finder that nobody else has: sys.path_hooks and their cache are the program's."""
     loaders = (
         (_files.ExtensionFileLoader, modules["_imp"].extension_suffixes()),
-        (_files.SourceFileLoader, _files.SOURCE_SUFFIXES),
-        (_files.SourcelessFileLoader, _files.BYTECODE_SUFFIXES),
+        (_Source, _files.SOURCE_SUFFIXES),
+        (_Compiled, _files.BYTECODE_SUFFIXES),
     )
     for place in places:
         spec = _files.FileFinder(place, *loaders).find_spec(name)
