@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -78,6 +78,10 @@ campaign: $(STAMP)
 # Hours: every kind of target on every Python of this machine (`make newer-pythons` gets newer ones).
 campaign-attach: $(STAMP)
 	$(BIN)/python tests/campaign/attach.py --output build/attach/campaign.md
+
+# Traces of programs with sub-interpreters that have a GIL of their own, on every Python of this machine from 3.12 on.
+campaign-own-gil: $(STAMP)
+	$(BIN)/python tests/campaign/own_gil.py
 
 # Captures of a training loop whose own torch.profiler runs all the time; with CUDA where torch (needed) has it.
 campaign-profiler: $(STAMP)

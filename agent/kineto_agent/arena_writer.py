@@ -24,7 +24,7 @@ import struct
 from typing import Optional, Set
 
 from kineto_agent import arena
-from kineto_agent.descriptors import close_ours, identity
+from kineto_agent.descriptors import close_ours, identity, memfd
 from kineto_agent.sources.interface import SourceCounts, SourceError
 
 BUFFER_BYTES = 64 * 1024
@@ -36,22 +36,6 @@ _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 0x1, 0x2
 
 
 _open: "Set[ArenaWriter]" = set()
-
-
-def _create_memfd(name: str) -> int:
-    """A memfd that takes seals. Pythons built for old C libraries lack os.memfd_create: then the C library's own."""
-    flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, flags)
-    import ctypes
-
-    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
-    if create is None:
-        raise OSError("the C library has no memfd_create (glibc 2.27 has it)")
-    descriptor: int = create(name.encode(), flags)
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), "memfd_create failed")
-    return descriptor
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -78,7 +62,7 @@ class ArenaWriter:
         self.total_bytes = self._buffers_offset + self._count * buffer_bytes
         self.fd = -1
         try:
-            self.fd = _create_memfd("kineto-" + name)
+            self.fd = memfd("kineto-" + name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
             self._identity = identity(self.fd)
             os.ftruncate(self.fd, self.total_bytes)
             self._map = mmap.mmap(self.fd, self.total_bytes)
@@ -86,7 +70,7 @@ class ArenaWriter:
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         except Exception as exc:  # an audit hook of the program may raise anything
             if self.fd >= 0:
-                os.close(self.fd)
+                close_ours(self.fd, identity(self.fd))
             reason = "cannot make %d bytes of shared memory for the records: %s" % (self.total_bytes, exc)
             raise SourceError("NO_SHARED_MEMORY", reason) from exc
         self._bytes = memoryview(self._map)

@@ -5,6 +5,7 @@ import sys
 from typing import Dict, List, Mapping, Optional
 
 from kineto_agent import __version__, wire
+from kineto_agent.descriptors import read_file
 
 _MAX_ARGV_BYTES = 8 * 1024  # in JSON a byte may become six
 _MAX_ARGUMENT_BYTES = 2 * 1024
@@ -59,8 +60,7 @@ def _number(environ: Mapping[str, str], names: "tuple[str, ...]") -> Optional[in
 def command_line(path: str = "/proc/self/cmdline") -> List[str]:
     """The arguments of this process; long ones and long lists are cut."""
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(_MAX_ARGV_BYTES + 1)
+        data = read_file(path, _MAX_ARGV_BYTES + 1)
     except OSError:
         return []
     cut = len(data) > _MAX_ARGV_BYTES

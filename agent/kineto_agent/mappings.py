@@ -5,9 +5,9 @@ The kernel gives at most one page of it at a time. Python gives the GIL up for e
 each in some 20 us, and it is given up once in a while.
 """
 
-import os
-import sys
-from typing import Any, List
+from typing import List
+
+from kineto_agent.descriptors import close_ours, identity, open_kept, read_on
 
 _PAGE_BYTES = 4096
 _READS_AT_A_TIME = 32  # under a millisecond with the GIL
@@ -15,33 +15,12 @@ _READS_AT_A_TIME = 32  # under a millisecond with the GIL
 
 def read(path: str = "/proc/self/maps") -> bytes:
     """The whole of it. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_kept(path)
+    ours = identity(descriptor)
+    pieces: List[bytes] = []
     try:
-        keeping = _reader_that_keeps_the_gil()
-        pieces: List[bytes] = []
-        while True:
-            at_a_time = _READS_AT_A_TIME if keeping is not None else 0
-            piece = b"".join(keeping(descriptor) for _ in range(at_a_time)) or os.read(descriptor, _PAGE_BYTES)
-            if not piece:
-                return b"".join(pieces)
-            pieces.append(piece)
+        while not pieces or pieces[-1]:
+            pieces += read_on(descriptor, ours, _READS_AT_A_TIME, _PAGE_BYTES)
     finally:
-        os.close(descriptor)
-
-
-def _reader_that_keeps_the_gil() -> Any:
-    """None where ctypes has not been imported: then the process is small, and it would cost more than it saves."""
-    if "ctypes" not in sys.modules:
-        return None
-    import ctypes
-
-    library_read = ctypes.PyDLL(None).read
-    library_read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
-    library_read.restype = ctypes.c_ssize_t
-    page = ctypes.create_string_buffer(_PAGE_BYTES)
-
-    def read_page(descriptor: int) -> bytes:
-        size = library_read(descriptor, page, _PAGE_BYTES)
-        return page.raw[: max(size, 0)]
-
-    return read_page
+        close_ours(descriptor, ours)
+    return b"".join(pieces)

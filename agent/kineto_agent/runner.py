@@ -22,7 +22,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
-from kineto_agent import describe, env, events, wire
+from kineto_agent import describe, descriptors, env, events, wire
 from kineto_agent.debuglog import log, log_exception
 from kineto_agent.descriptors import close_ours, identity
 from kineto_agent.link import Link, LinkClosed
@@ -85,7 +85,7 @@ class Agent:
         self._handling = False
         self._deadline_ns: Optional[int] = None  # Unix ns
         self._watched: Optional[int] = None  # an iteration
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_reader, self._wake_writer = descriptors.pipe()
         self._pipe_identity = identity(self._wake_reader)  # both ends have the same
         self._thread: Optional[Thread] = None
         self._stop: Optional[_Stop] = None

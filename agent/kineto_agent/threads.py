@@ -17,6 +17,7 @@ Theory of operation
 
 import _signal  # type: ignore[import-not-found]
 import _thread
+import contextlib
 import os
 import sys
 from collections import deque
@@ -24,6 +25,7 @@ from itertools import chain
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from kineto_agent.debuglog import log_exception
+from kineto_agent.descriptors import list_folder, read_file, write_file
 
 _TASKS = "/proc/self/task"
 _SYNCHRONOUS = {
@@ -141,37 +143,23 @@ def program_threads() -> List[Any]:
 
 def name_this_thread(name: str) -> None:
     """The name that ps and top show; at most 15 bytes of it."""
-    try:
-        descriptor = os.open("/proc/thread-self/comm", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(descriptor, name.encode()[:15])
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(OSError):
+        write_file("/proc/thread-self/comm", name.encode()[:15])
 
 
 def command_name(tid: int) -> str:
     """The kernel's name of a thread, "" if it has ended."""
     try:
-        descriptor = os.open("%s/%d/comm" % (_TASKS, tid), os.O_RDONLY | os.O_CLOEXEC)
+        return read_file("%s/%d/comm" % (_TASKS, tid), 64).decode("utf-8", "replace").rstrip("\n")
     except OSError:
         return ""
-    try:
-        return os.read(descriptor, 64).decode("utf-8", "replace").rstrip("\n")
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
 
 
 def thread_names(limit: int, max_chars: int = 64) -> Dict[str, str]:
     """System thread id -> name of at most `limit` threads alive now; Python's name where it has one."""
     named = {thread.native_id: thread.name for thread in (*program_threads(), *list(_ours.values()))}
     try:
-        tids = sorted(int(entry) for entry in os.listdir(_TASKS))[:limit]
+        tids = sorted(int(entry) for entry in list_folder(_TASKS))[:limit]
     except OSError:
         tids = sorted(tid for tid in named if tid is not None)[:limit]
     return {str(tid): (named.get(tid) or command_name(tid))[:max_chars] for tid in tids}

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -14,6 +15,7 @@
 
 /* Populating takes the memory map's lock for reading; short pieces keep the target's mmap calls from waiting. */
 #define POPULATE_PIECE_BYTES (1u << 20)
+#define FIRST_NUMBER 40 /* the lowest ones are given to a program that opens what it has closed anew */
 #define STRINGS_POPULATED_BYTES (1u << 20)
 
 static uint64_t page_align(uint64_t bytes) {
@@ -52,12 +54,43 @@ static int map_memory(struct arena *arena, const char **step) {
     return madvise(base, total, MADV_DONTFORK) == 0 ? 0 : errno;
 }
 
+static bool is_ours(const struct arena *arena, int fd) {
+    struct stat now;
+    return fstat(fd, &now) == 0 && now.st_dev == arena->device && now.st_ino == arena->inode;
+}
+
+/* -1: errno says why. */
+static int make_memfd(struct arena *arena) {
+    struct stat made;
+    const int low = memfd_create("kineto-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (low < 0 || fstat(low, &made) != 0) {
+        return -1;
+    }
+    arena->device = made.st_dev;
+    arena->inode = made.st_ino;
+    const int high = fcntl(low, F_DUPFD_CLOEXEC, FIRST_NUMBER);
+    if (high < 0) {
+        return low;
+    }
+    if (is_ours(arena, low)) {
+        close(low);
+    }
+    return high;
+}
+
+void arena_close(struct arena *arena) {
+    if (arena->fd >= 0 && is_ours(arena, arena->fd)) {
+        close(arena->fd);
+    }
+    arena->fd = -1;
+}
+
 int arena_create(struct arena *arena, uint32_t buffer_count, uint64_t buffer_bytes, uint64_t strings_bytes,
                  const char **step) {
     memset(arena, 0, sizeof *arena);
     lay_out(&arena->fixed, buffer_count, buffer_bytes, strings_bytes);
     *step = "memfd_create";
-    arena->fd = memfd_create("kineto-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    arena->fd = make_memfd(arena);
     if (arena->fd < 0) {
         return errno;
     }
@@ -111,10 +144,7 @@ void arena_destroy(struct arena *arena) {
         munmap(arena->base, arena->fixed.total_bytes);
         arena->base = NULL;
     }
-    if (arena->fd >= 0) {
-        close(arena->fd);
-        arena->fd = -1;
-    }
+    arena_close(arena);
 }
 
 bool arena_add_string(struct arena *arena, uint64_t key, uint32_t space, const char *text, uint32_t length) {

@@ -90,6 +90,7 @@ struct arena_string {
 /* This process's view of one arena. */
 struct arena {
     int fd;
+    uint64_t device, inode; /* of the memfd: the program may have closed the number and use it anew */
     uint8_t *base;
     struct arena_fixed fixed;
     uint64_t populated; /* bytes of the buffers area that are backed by memory */
@@ -103,6 +104,8 @@ int arena_create(struct arena *arena, uint32_t buffer_count, uint64_t buffer_byt
 void arena_populate(struct arena *arena, uint64_t buffers_bytes);
 /* Returns all memory but that of LOANED buffers; the mapping stays. */
 void arena_discard(struct arena *arena);
+/* The descriptor alone, if its number still names it. */
+void arena_close(struct arena *arena);
 void arena_destroy(struct arena *arena);
 
 /* Appends one entry and publishes it. False if the table is full. One writer at a time. */

@@ -49,6 +49,7 @@ static struct {
     bool opened;
     bool process_hooks; /* fork and exit handlers are registered */
     uint32_t dead;      /* forked child */
+    _Atomic bool exiting;
     _Atomic enum phase phase;
     struct kc_config config;
     struct arena *arena;
@@ -71,14 +72,19 @@ static void in_forked_child(void) {
     pool_kill();
     gate_kill();
     turn_kill();
-    if (self.arena != NULL && self.arena->fd >= 0) {
-        close(self.arena->fd); /* else the daemon would see no end of this process */
-        self.arena->fd = -1;
+    if (self.arena != NULL) {
+        arena_close(self.arena); /* else the daemon would see no end of this process */
     }
 }
 
+/* The turn is kept: from here on nobody comes into CUPTI through us, whose exit handlers take it down next. */
 static void at_exit(void) {
-    if (!self.dead && self.worker.started && worker_end(&self.worker, WORKER_EXITS, EXIT_LIMIT_NS)) {
+    if (self.dead) {
+        return;
+    }
+    (void)turn_begin_within(EXIT_LIMIT_NS, detach_expire);
+    self.exiting = true;
+    if (self.worker.started && worker_end(&self.worker, WORKER_EXITS, EXIT_LIMIT_NS)) {
         worker_leave(&self.worker, true);
     }
 }
@@ -148,6 +154,9 @@ int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes
     if (self.dead) {
         return refuse(KC_FORKED, error, error_bytes, "CUPTI does not work in a forked child process");
     }
+    if (self.exiting) {
+        return refuse(KC_ORDER, error, error_bytes, "the process is exiting");
+    }
     if (self.close_pending) {
         (void)kc_close();
     }
@@ -204,7 +213,7 @@ static int make_arena(char *error, size_t error_bytes) {
 }
 
 int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes) {
-    if (self.dead || !self.opened || self.phase != CLOSED) {
+    if (self.dead || self.exiting || !self.opened || self.phase != CLOSED) {
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes, "not open, or a recording is still open");
     }
     const int number = config->may_decline ? 0 : pool_prepare_spill();

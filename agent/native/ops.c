@@ -111,7 +111,7 @@ static void unregister(void) {
 static void in_forked_child(void) {
     ops_threads_forked();
     if (self.arena != NULL) {
-        close(self.arena->fd); /* else the daemon would see no end of this process */
+        arena_close(self.arena); /* else the daemon would see no end of this process */
         free(self.arena);
         self.arena = NULL;
     }
@@ -295,8 +295,7 @@ int ko_close(void) {
     self.arena = NULL;
     self.phase = OPENED;
     if (self.totals.stuck > 0) {
-        close(arena->fd);
-        arena->fd = -1;
+        arena_close(arena);
         arena->next = self.retired;
         self.retired = arena;
     } else {

@@ -249,7 +249,14 @@ static uint64_t change_all(profile_function from, profile_function to) {
     return changed;
 }
 
+/* Other interpreters may have a GIL of their own, which keeps us off their threads. The main one was the first to be
+ * made and is the last in their list, so that no other needs to be looked at: it might end meanwhile. */
+static void look_for_others(void) {
+    self.result.elsewhere |= python.newest_interpreter() != python.main_interpreter();
+}
+
 static void set_all(void) {
+    look_for_others();
     const uint64_t set = change_all(NULL, on_event);
     if (set > 0) {
         self.set_ns = now_ns();
@@ -286,7 +293,7 @@ static void unset_this(void *thread) {
 static void in_forked_child(void) {
     self.writing = false;
     if (self.arena != NULL) {
-        close(self.arena->fd); /* else the daemon would see no end of this process */
+        arena_close(self.arena); /* else the daemon would see no end of this process */
         free(self.arena);
         self.arena = NULL;
     }

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KP_ABI 1 /* changes with any signature or structure below */
+#define KP_ABI 2 /* changes with any signature or structure below */
 #define KP_EXPORT __attribute__((visibility("default")))
 
 enum kp_error {
@@ -40,6 +40,7 @@ struct kp_result {
     uint64_t threads;    /* that were recorded */
     uint64_t others;     /* threads left alone: the program's own profile function is set there, or a hook refused */
     uint64_t names_lost; /* calls whose names did not fit the string table */
+    uint64_t elsewhere;  /* 1: there were other interpreters, whose threads cannot be recorded; else 0 */
     uint64_t full_ns;    /* Unix ns when no buffer was free: recording ended there; 0: never */
 };
 

@@ -53,6 +53,7 @@ static const struct {
 } FUNCTIONS[] = {
 #define FUNCTION(field, symbol) {symbol, offsetof(struct python, field)}
     FUNCTION(main_interpreter, "PyInterpreterState_Main"),
+    FUNCTION(newest_interpreter, "PyInterpreterState_Head"),
     FUNCTION(first_thread, "PyInterpreterState_ThreadHead"),
     FUNCTION(next_thread, "PyThreadState_Next"),
     FUNCTION(this_thread, "PyThreadState_Get"),

@@ -15,6 +15,7 @@ typedef int (*profile_function)(void *, void *, int, void *);
 /* Set by python_find. */
 extern struct python {
     void *(*main_interpreter)(void);
+    void *(*newest_interpreter)(void);
     void *(*first_thread)(void *);
     void *(*next_thread)(void *);
     void *(*this_thread)(void);

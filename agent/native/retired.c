@@ -11,8 +11,7 @@
 static struct arena *retired;
 
 void retired_add(struct arena *arena) {
-    close(arena->fd);
-    arena->fd = -1;
+    arena_close(arena);
     arena_discard(arena);
     arena->next = retired;
     retired = arena;

@@ -103,6 +103,9 @@ int ks_open(const struct ks_layout *layout, char *error, size_t error_bytes) {
     hook_process();
     memory_close(&self.looker.memory);
     self.opened = false;
+    if (!walk_fits(layout)) {
+        return refuse(KS_UNREAD, error, error_bytes, "its offsets lead out of its objects");
+    }
     if (!memory_open(&self.looker.memory)) {
         snprintf(error, error_bytes, "this process may not read its own memory (%s)", strerror(errno));
         return KS_UNREAD;

@@ -3,11 +3,26 @@
 
 #define CODE_BYTES_MOST 256u
 #define CODES_AT_ONCE 32u
+#define TEXT_BYTES_MOST 64u  /* what is read of a text before the characters */
+#define CHARACTERS_MOST 256u /* where they may begin */
+
+bool code_fits(const struct ks_layout *layout) {
+    const uint32_t in_code[] = {layout->object_type, layout->object_size,     layout->code_filename,
+                                layout->code_name,   layout->code_first_line, layout->code_lines};
+    for (size_t i = 0; i < sizeof in_code / sizeof *in_code; i++) {
+        if (in_code[i] > CODE_BYTES_MOST - sizeof(uint64_t)) {
+            return false;
+        }
+    }
+    const uint32_t characters = FARTHER(FARTHER(layout->text_ascii, layout->text_compact), layout->bytes_value);
+    return FARTHER(layout->text_length, layout->text_state) <= TEXT_BYTES_MOST - sizeof(uint64_t) &&
+           characters <= CHARACTERS_MOST && layout->text_kind_shift < 32 && layout->code_bytecode <= CODE_BYTES_MOST;
+}
 
 static uint32_t code_bytes(const struct ks_layout *layout) {
     const uint32_t last = FARTHER(FARTHER(layout->code_filename, layout->code_name),
                                         FARTHER(layout->code_lines, layout->code_first_line));
-    return last + (uint32_t)sizeof(uint64_t);
+    return FARTHER(last, FARTHER(layout->object_type, layout->object_size)) + (uint32_t)sizeof(uint64_t);
 }
 
 static bool read_code(const struct ks_layout *layout, const uint8_t *object, struct code_identity *code) {
@@ -54,7 +69,7 @@ bool walk_codes(struct walker_of_stacks *walker, const struct stack *stack, stru
         for (uint32_t i = 0; i < count; i++) {
             addresses[i] = stack->frames[done + i].code;
         }
-        if (size > CODE_BYTES_MOST || !memory_gather(&walker->memory, bytes, addresses, count, size)) {
+        if (!memory_gather(&walker->memory, bytes, addresses, count, size)) {
             return false;
         }
         for (uint32_t i = 0; i < count; i++) {
@@ -102,11 +117,11 @@ static uint32_t put_utf8(char *text, uint32_t character) {
 
 int32_t walk_text(const struct walker_of_stacks *walker, uint64_t address, char *text, uint32_t most) {
     const struct ks_layout *layout = walker->layout;
-    uint8_t head[64];
+    uint8_t head[TEXT_BYTES_MOST];
     uint8_t characters[1024];
     uint32_t state;
     const uint32_t last = FARTHER(layout->text_state, layout->text_length) + (uint32_t)sizeof(uint64_t);
-    if (last > sizeof head || !memory_read(&walker->memory, head, address, last)) {
+    if (!memory_read(&walker->memory, head, address, last)) {
         return -1;
     }
     memcpy(&state, head + layout->text_state, sizeof state);

@@ -29,8 +29,35 @@
 #define HOLD_BYTES MEMORY_PAGE_BYTES
 #define HOLD_TIMES_SHORTEST 3
 #define HOLD_LEAST_LIMIT_NS 1500
+#define THREAD_BYTES_MOST 512u
 #define FRAME_BYTES_MOST 160u
+#define GIL_BYTES_MOST 64u
+#define OFFSET_MOST (1u << 20) /* of what is read by itself: interpreters have some 300 KB */
 #define TAGS 3u /* low bits of the reference to the code in a frame, from 3.14 on */
+
+/* ---- offsets ---- */
+
+static bool all_below(const uint32_t *offsets, size_t count, uint32_t bytes) {
+    for (size_t i = 0; i < count; i++) {
+        if (offsets[i] > bytes - sizeof(uint64_t)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool walk_fits(const struct ks_layout *layout) {
+    const uint32_t in_thread[] = {layout->thread_next, layout->thread_interpreter, layout->thread_frame,
+                                  layout->thread_id, layout->thread_native_id};
+    const uint32_t in_frame[] = {layout->frame_code, layout->frame_previous, layout->frame_instruction,
+                                 layout->frame_owner, layout->object_type};
+    const uint32_t in_gil[] = {layout->gil_holder, layout->gil_locked};
+    const uint32_t alone[] = {layout->runtime_interpreters, layout->interpreter_next, layout->interpreter_threads,
+                              layout->cframe_frame, layout->gil_offset};
+#define ALL_BELOW(offsets, bytes) all_below(offsets, sizeof(offsets) / sizeof *(offsets), bytes)
+    return ALL_BELOW(in_thread, THREAD_BYTES_MOST) && ALL_BELOW(in_frame, FRAME_BYTES_MOST) &&
+           ALL_BELOW(in_gil, GIL_BYTES_MOST) && ALL_BELOW(alone, OFFSET_MOST) && code_fits(layout);
+}
 
 /* ---- interpreters and threads ---- */
 
@@ -49,10 +76,10 @@ uint64_t walk_threads(const struct walker_of_stacks *walker, uint64_t interprete
 bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64_t interpreter,
                  struct python_thread *thread) {
     const struct ks_layout *layout = walker->layout;
-    uint8_t bytes[512];
+    uint8_t bytes[THREAD_BYTES_MOST];
     const uint32_t last = FARTHER(FARTHER(layout->thread_native_id, layout->thread_id),
                                         FARTHER(layout->thread_frame, layout->thread_interpreter));
-    if (last + sizeof(uint64_t) > sizeof bytes || !memory_read(&walker->memory, bytes, address, last + sizeof(uint64_t))) {
+    if (!memory_read(&walker->memory, bytes, address, FARTHER(last, layout->thread_next) + sizeof(uint64_t))) {
         return false;
     }
     thread->address = address;
@@ -76,11 +103,10 @@ uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter) {
 }
 
 uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil) {
-    uint8_t bytes[64];
+    uint8_t bytes[GIL_BYTES_MOST];
     int32_t locked;
     const uint32_t last = FARTHER(walker->layout->gil_holder, walker->layout->gil_locked);
-    if (gil == 0 || last + sizeof(uint64_t) > sizeof bytes ||
-        !memory_read(&walker->memory, bytes, gil, last + sizeof(uint64_t))) {
+    if (gil == 0 || !memory_read(&walker->memory, bytes, gil, last + sizeof(uint64_t))) {
         return 0;
     }
     memcpy(&locked, bytes + walker->layout->gil_locked, sizeof locked);
@@ -137,7 +163,7 @@ static bool walk_on(struct walker_of_stacks *walker, uint64_t address, struct st
             return true;
         }
         struct walked_frame *frame = &stack->frames[stack->depth];
-        if (size > sizeof bytes || !memory_peek(&walker->memory, bytes, address, size) ||
+        if (!memory_peek(&walker->memory, bytes, address, size) ||
             !decode_frame(walker->layout, bytes, address, frame)) {
             return false;
         }

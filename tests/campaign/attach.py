@@ -29,7 +29,7 @@ MOST_S = 0.08  # from the start or to the end of a process
 KILLED = ("malloc", "threads", "asleep_poll", "registers_bystander")
 MAY_BE_INTERRUPTED = [f"asleep_{name}" for name in INTERRUPTED_CALLS]  # told, but nothing can be done
 # The program does not let us in, or takes from us what we need; it must go on as it was.
-MAY_FAIL = ("veto_compile", "veto_exec", "veto_import", "closing", "little_memory")
+MAY_FAIL = ("veto_compile", "veto_exec", "veto_import", "closing", "closing_often", "little_memory")
 GREEN = ("eventlet", "gevent")  # packages
 CGROUPS = Path("/sys/fs/cgroup")
 MACHINE = ("registers", "registers_bystander")

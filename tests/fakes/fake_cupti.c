@@ -222,6 +222,7 @@ int cuptiActivityEnableDriverApi(uint32_t call, uint8_t on) {
 
 int cuptiActivityEnable(uint32_t kind) {
     begin();
+    fake_take_time();
     if (kind >= KINDS) {
         return 21;
     }
@@ -405,6 +406,7 @@ static const struct {
     {"hold_a_buffer", &fake.hold_a_buffer},
     {"names_result", &fake.names_result},
     {"flush_delay_ms", &fake.flush_delay_ms},
+    {"enable_delay_ms", &fake.enable_delay_ms},
     {"finalize_result", &fake.finalize_result},
     {"drop_at_finalize", &fake.drop_at_finalize},
     {"graph_recorded", &fake.graph_recorded},

@@ -4,9 +4,11 @@
  * switched on or off by somebody else, other buffer callbacks, cuptiFinalize. At its beginning nobody else may record
  * or have the subscriber: a Kineto that finds that taken gives up GPU activities for good.
  */
+#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fake_internal.h"
 
@@ -101,4 +103,22 @@ uint64_t fake_kineto_end(void) {
     fake.kineto = false;
     fake_unlock();
     return __atomic_load_n(&kernels, __ATOMIC_SEQ_CST);
+}
+
+/* ---- the end of the process ---- */
+
+static bool taken_down;
+
+/* The real library takes itself down in the exit handlers of the process: whoever is inside then reads what is no longer
+ * there. */
+__attribute__((destructor)) static void take_down(void) {
+    __atomic_store_n(&taken_down, true, __ATOMIC_SEQ_CST);
+    usleep((useconds_t)fake.enable_delay_ms * 3000);
+}
+
+void fake_take_time(void) {
+    usleep((useconds_t)fake.enable_delay_ms * 1000);
+    if (__atomic_load_n(&taken_down, __ATOMIC_SEQ_CST)) {
+        abort();
+    }
 }

@@ -16,6 +16,9 @@ Theory of operation
     An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
     an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
 
+    Files are opened by the bootstrap's `opened`, since the program may close a descriptor between two calls of Python's
+    own reader and have the number for a pipe of its own. For the same reason no folder is listed.
+
     No import statement here: `modules`, which is sys.modules, is given. Every interpreter has the modules that are
     taken from it since its start.
 """
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     modules: dict[str, Any] = {}
+    opened: Callable[[bytes], Any]
 else:
     builtins, marshal, posix, sys = (modules[name] for name in ("builtins", "marshal", "posix", "sys"))
 
@@ -46,8 +50,8 @@ _ORIGINALS = {
     "time": ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "thread_time", "thread_time_ns"),
     "select": ("poll",),
 }
+_READ_BYTES = 1 << 18
 _MADE_TWICE = {"time": (3, 9), "_thread": (3, 10), "select": (3, 10)}  # from that Python on (multi-phase)
-_READ_BYTES = 1 << 20
 _OF_THE_PROGRAM = ("environ", "environb")  # in os; what the program has changed there counts
 
 
@@ -132,7 +136,7 @@ class Standard:
         spec = _machinery.BuiltinImporter.find_spec(name) or _find(name, places)
         if spec is None:
             raise LookupError(name)
-        if isinstance(spec.loader, _FromFile):
+        if isinstance(spec.loader, _files.SourceFileLoader):
             self._execute(spec)
         else:
             self._private[name] = _native(spec)
@@ -175,43 +179,50 @@ def _folders() -> Iterator[str]:
             yield folder
 
 
-class _FromFile:
-    """Reads files as the system does. What a loader reads with imports _io by the program's __import__."""
-
-    def get_data(self, path: str) -> bytes:
-        """The content of a file."""
-        parts, descriptor = [], posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-        try:
-            while part := posix.read(descriptor, _READ_BYTES):
-                parts.append(part)
-        finally:
-            posix.close(descriptor)
-        return b"".join(parts)
-
-    def set_data(self, *_arguments: Any, **_mode: Any) -> None:
-        """Nothing is written for the program's Python."""
-
-
-class _Source(_FromFile, _files.SourceFileLoader):  # type: ignore[misc]
-    pass
-
-
-class _Compiled(_FromFile, _files.SourcelessFileLoader):  # type: ignore[misc]
-    pass
-
-
 def _find(name: str, places: list[str]) -> Any:
-    """By a finder that nobody else has: sys.path_hooks and their cache are the program's."""
+    """By looking for the file: sys.path_hooks and their cache are the program's."""
+    last = name.rpartition(".")[2]
     loaders = (
         (_files.ExtensionFileLoader, modules["_imp"].extension_suffixes()),
-        (_Source, _files.SOURCE_SUFFIXES),
-        (_Compiled, _files.BYTECODE_SUFFIXES),
+        (_source_loader(), _files.SOURCE_SUFFIXES),
     )
     for place in places:
-        spec = _files.FileFinder(place, *loaders).find_spec(name)
-        if spec is not None and spec.loader is not None:
-            return spec
+        for stem, folders in (
+            ("/".join((place, last, "__init__")), ["/".join((place, last))]),
+            (place + "/" + last, None),
+        ):
+            for loader, suffixes in loaders:
+                for suffix in suffixes:
+                    if _is_file(stem + suffix):
+                        return _files.spec_from_file_location(
+                            name, stem + suffix, loader=loader(name, stem + suffix), submodule_search_locations=folders
+                        )
     return None
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return posix.stat(path).st_mode & 0o170000 == 0o100000
+    except OSError:
+        return False
+
+
+def _source_loader() -> Any:
+    class Loader(_files.SourceFileLoader):  # type: ignore[misc]
+        def get_data(self, path: str) -> bytes:
+            file = opened(path.encode(sys.getfilesystemencoding(), "surrogateescape"))  # noqa: F821 - given
+            data = b""
+            try:
+                while piece := posix.read(file.x, _READ_BYTES):
+                    data += piece
+            finally:
+                file.close()
+            return data
+
+        def set_data(self, *_arguments: Any, **_mode: Any) -> None:
+            """Nothing is written: no compiled file next to the source."""
+
+    return Loader
 
 
 def _native(spec: Any) -> Any:

@@ -151,7 +151,13 @@ class PythonCallsSession:
             (result.names_lost, "%d calls of Python have no name: there was no room for more names"),
             (result.others, "%d threads were not recorded: the program's own profile function or audit hook is there"),
         ]
-        return [text % number for number, text in said if number]
+        warnings = [text % number for number, text in said if number]
+        if result.elsewhere:
+            warnings.append(
+                "calls in sub-interpreters were not recorded: exact calls are those of the main interpreter; leave out "
+                "--with-stack=trace to have stacks of all of them sampled"
+            )
+        return warnings
 
     def close(self) -> None:
         """Free the arena. Never raises."""

@@ -31,12 +31,14 @@ class Result(ctypes.Structure):
     threads: int
     others: int
     names_lost: int
+    elsewhere: int
     full_ns: int
     _fields_ = [
         ("counts", Counts),
         ("threads", ctypes.c_uint64),
         ("others", ctypes.c_uint64),
         ("names_lost", ctypes.c_uint64),
+        ("elsewhere", ctypes.c_uint64),
         ("full_ns", ctypes.c_uint64),
     ]
 
@@ -45,7 +47,7 @@ class PythonCalls(NativeInterface):
     """The one recorder of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kp_abi"
-    ABI = 1
+    ABI = 2
     USE = " for calls of Python"
     REASONS = _REASONS
 

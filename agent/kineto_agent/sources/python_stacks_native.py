@@ -237,7 +237,6 @@ def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int,
 
 
 def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
-    here = id(code)
     named = code.co_name if numbers.code_bytecode == 0 else code.co_qualname  # type: ignore[attr-defined,unused-ignore]
     lines = code.co_lnotab if numbers.line_table_kind == 9 else code.co_linetable
     for offset, thing in (
@@ -246,14 +245,20 @@ def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
         (numbers.code_name, named),
         (numbers.code_lines, lines),
     ):
-        if ctypes.c_uint64.from_address(here + offset).value != id(thing):
+        if _word(code, offset) != id(thing):
             yield "a code object is laid out in another way"
-    if ctypes.c_int32.from_address(here + numbers.code_first_line).value != code.co_firstlineno:
+    if _bytes(code, numbers.code_first_line, 4) != code.co_firstlineno.to_bytes(4, sys.byteorder):
         yield "a code object has its first line elsewhere"
-    size = ctypes.c_uint64.from_address(id(lines) + numbers.object_size).value
-    if ctypes.string_at(id(lines) + numbers.bytes_value, len(lines)) != lines or size != len(lines):
+    if _bytes(lines, numbers.bytes_value, len(lines)) != lines or _word(lines, numbers.object_size) != len(lines):
         yield "bytes are kept in another way"
-    if numbers.frames == FRAME_OBJECTS:
-        address = id(sys._getframe())
-        if ctypes.c_uint64.from_address(address + numbers.object_type).value != id(FrameType):
-            yield "a frame is laid out in another way"
+    if numbers.frames == FRAME_OBJECTS and _word(sys._getframe(), numbers.object_type) != id(FrameType):
+        yield "a frame is laid out in another way"
+
+
+def _bytes(thing: object, offset: int, size: int) -> bytes:
+    """Of an object's memory; none of what lies outside of it: the offset is what is being looked into."""
+    return ctypes.string_at(id(thing) + offset, size) if 0 <= offset <= sys.getsizeof(thing) - size else b""
+
+
+def _word(thing: object, offset: int) -> int:
+    return int.from_bytes(_bytes(thing, offset, 8), sys.byteorder)

@@ -62,7 +62,7 @@ def attach(request: "Request") -> tuple[Attached, socket.socket]:
         stop, channel = collector.bring_in(image, request.token, request.deadline)
         return _attached(collector.METHOD, stop.stopped_ns, request), channel
     with _python_methods() as methods:
-        took = bring_in(image, methods, bootstraps.make(request.token), request.deadline)
+        took = bring_in(image, methods, _bootstrap(request), request.deadline)
     attached = _attached(took.method, took.stopped_ns, request)
     try:
         payload.send(took.channel, pid, request.deadline)
@@ -70,6 +70,13 @@ def attach(request: "Request") -> tuple[Attached, socket.socket]:
         took.channel.close()
         raise
     return attached, took.channel
+
+
+def _bootstrap(request: "Request", proc: Path = PROC) -> Bootstrap:
+    """Its descriptors lie at the end of the table as it is: the kernel takes milliseconds to make a larger one."""
+    status = (proc / str(request.key.pid) / "status").read_text(errors="replace")
+    size = int(status.partition("FDSize:")[2].split(None, 1)[0])
+    return bootstraps.make(request.token, size - bootstraps.AT_THE_END)
 
 
 def _attached(method: str, stopped_ns: int, request: "Request") -> Attached:

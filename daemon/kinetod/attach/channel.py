@@ -129,9 +129,20 @@ def _translated(exc: OSError, pid: int, what: str) -> AttachError:
     if exc.errno in _DENIED:
         reason = f"process {pid}: {what} ({exc.strerror}): run kinetod as root or as the owner of the process"
         return AttachError(AttachCode.NOT_PERMITTED, reason)
+    if exc.errno == errno.EBADF:
+        return closed_by_the_program(pid)
     if exc.errno == errno.ENOSYS:
         return AttachError(AttachCode.UNSUPPORTED, f"process {pid}: {what}: Linux 5.6 or later is needed")
     return AttachError(AttachCode.FAILED, f"process {pid}: {what}: {exc}")
+
+
+def closed_by_the_program(pid: int) -> AttachError:
+    """Before the agent could be sent."""
+    reason = (
+        f"process {pid} closed the agent's channel before the agent could be sent: it closes descriptors that "
+        "it did not open (as programs do that become daemons); try again"
+    )
+    return AttachError(AttachCode.UNSUITABLE, reason)
 
 
 def _gone(pid: int) -> AttachError:

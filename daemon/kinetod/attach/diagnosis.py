@@ -227,7 +227,9 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
         detail = (
             "a capture has recorded launches of graphs, or could not exclude it: CUPTI stays until the process ends"
         )
-        return Finding(name, Status.NOTE, detail, "launches of graphs take slightly longer already; more captures add nothing")
+        return Finding(
+            name, Status.NOTE, detail, "launches of graphs take slightly longer already; more captures add nothing"
+        )
     detail = (
         "if it launches any during a capture, CUPTI stays attached afterwards, since detaching would end the program"
     )

@@ -12,6 +12,7 @@ import os
 import struct
 from dataclasses import dataclass
 
+from kinetod.attach.channel import closed_by_the_program
 from kinetod.attach.image import PythonImage, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.machine import this_machine
@@ -82,11 +83,7 @@ class Handed:
             reason = f"process {pid} lets no code be run in it: {words}. Does an audit hook of the program forbid it?"
             return AttachError(AttachCode.UNSUITABLE, reason)
         if stage == ENDED:
-            reason = (
-                f"process {pid} closed the agent's channel before the agent could be sent: it closes descriptors that "
-                "it did not open (as programs do that become daemons); try again"
-            )
-            return AttachError(AttachCode.UNSUITABLE, reason)
+            return closed_by_the_program(pid)
         return None
 
 

@@ -15,6 +15,7 @@ FAMILIES = (
     "torch_distributed",
     "torch_life",
     "libraries",
+    "science",
     "jax_programs",
     "other_python",
     "native_programs",

@@ -37,8 +37,10 @@ UNWILLING = {
     "veto_exec": "the program allows no exec",
     "veto_import": "the program allows no",
     "closing": "",
+    "closing_often": "",
     "little_memory": "",
 }
+MANY = {"closing_often": 80}  # one in twenty lost a descriptor of its own when Python's functions made ours
 REGISTERS = ("registers", "registers_bystander")
 
 
@@ -63,7 +65,7 @@ def test_registers_are_as_before(kind: str, attacher: HelperAttacher) -> None:
 def test_target_that_does_not_let_the_agent_in_goes_on_and_the_reason_is_told(
     kind: str, attacher: HelperAttacher
 ) -> None:
-    row = campaign(kind, attacher, 3)
+    row = campaign(kind, attacher, MANY.get(kind, 3))
     assert row.untouched, table([row])
     assert all(UNWILLING[kind] in attempt.reason for attempt in row.attempts), table([row])
 

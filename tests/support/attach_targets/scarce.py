@@ -3,25 +3,29 @@
 import os
 import random
 import resource
+import sys
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Tuple
 
 from support.attach_targets.control import Target, must_be
 from support.attach_targets.loops import Loop, python_work
 
-MOST_DESCRIPTORS = 64
+MOST_DESCRIPTORS = 1024
 MOST_ROOM_BYTES = 16 << 20  # the stack of a thread takes 8
 
 
 class Closing(Loop):
     """Closes everything, as programs do that become daemons, and at once has files of its own at those numbers."""
 
+    ROUNDS: Tuple[int, ...] = (20, 50, 200, 1000)  # of 0.2 ms, so that it meets every moment of an attach
+
     def __init__(self) -> None:
         super().__init__(python_work)
+        self._chance = random.Random()
         self._own: List[int] = []
 
     def lap(self) -> None:
-        for _ in range(1000):  # some 0.2 s: closing every 4 ms meets one attach in forty while it looks (docs/harm.md)
+        for _ in range(self._chance.choice(self.ROUNDS)):
             super().lap()
         self._check()
         os.closerange(3, MOST_DESCRIPTORS)
@@ -35,6 +39,16 @@ class Closing(Loop):
 
     def close(self) -> None:
         self._check()
+
+
+class ClosingOften(Closing):
+    """Every 4 ms, by a thread that keeps the GIL for longer than that once it has it."""
+
+    ROUNDS = (20,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        sys.setswitchinterval(0.02)
 
 
 class LittleMemory(Loop):
@@ -58,4 +72,8 @@ class LittleMemory(Loop):
             resource.setrlimit(resource.RLIMIT_AS, (self._hard, self._hard))
 
 
-KINDS: Dict[str, Callable[[], Target]] = {"closing": Closing, "little_memory": LittleMemory}
+KINDS: Dict[str, Callable[[], Target]] = {
+    "closing": Closing,
+    "closing_often": ClosingOften,
+    "little_memory": LittleMemory,
+}

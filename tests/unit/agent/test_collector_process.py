@@ -105,6 +105,21 @@ until(lambda: session.counts().records >= 20_000, "the threads are recorded")
         assert process.stderr.read() == ""
 
 
+def test_an_exit_while_a_recording_begins_waits_until_it_is_out_of_cupti() -> None:
+    with python("""
+import threading
+session.stop()
+session.close()
+cuda.forget_users()
+cuda.set("enable_delay_ms", 100)
+session = source().prepare(request(["kernel"]))
+threading.Thread(target=session.start, daemon=True).start()
+until(lambda: cuda.attached, "its callbacks are registered")
+""") as process:
+        assert process.stderr is not None
+        assert (process.wait(timeout=30), process.stderr.read()) == (0, "")
+
+
 def test_a_forked_child_does_nothing_and_keeps_nothing() -> None:
     cuda = fake_cuda()
     with recording(["kernel"]) as (session, reader):

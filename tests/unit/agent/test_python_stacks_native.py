@@ -109,3 +109,13 @@ def test_looking_does_not_disturb_a_recording(recorder: Recorder) -> None:
         recorder.wait(5)
         samples = of_thread(recorder.stop(), waiter.tid)
     assert sum("inner" in plain(sample.stack) for sample in samples) >= len(samples) - 3  # it starts
+
+
+@pytest.mark.parametrize("offset", [1 << 16, 0x7FFF_0000, 0xFFFF_FFFC])
+@pytest.mark.parametrize("field", [name for name in NEEDED if name not in UNUSED[sys.version_info[1]]])
+def test_an_offset_that_leads_out_of_the_object_is_noticed_without_going_there(
+    monkeypatch: pytest.MonkeyPatch, field: str, offset: int
+) -> None:
+    changed(monkeypatch, lambda right: right._replace(**{field: offset}))
+    with pytest.raises(SourceError, match="cannot be read"):
+        module.checked()

@@ -14,10 +14,20 @@ SOURCE = Path(kineto_agent.__file__).parent / "boot" / "standard.py"
 _FUTURE_ANNOTATIONS = 0x1000000
 
 
+class Opened:
+    """What the bootstrap gives for a file."""
+
+    def __init__(self, path: bytes) -> None:
+        self.x = os.open(path, os.O_RDONLY)
+
+    def close(self) -> None:
+        os.close(self.x)
+
+
 @pytest.fixture
 def standard() -> Any:
     text = SOURCE.read_text().replace("from __future__ import annotations", "")
-    namespace: Dict[str, Any] = {"__name__": "kineto_loader", "modules": sys.modules}
+    namespace: Dict[str, Any] = {"__name__": "kineto_loader", "modules": sys.modules, "opened": Opened}
     exec(compile(text, "<kineto-loader>", "exec", _FUTURE_ANNOTATIONS), namespace)
     return namespace["Standard"](lambda: None)
 

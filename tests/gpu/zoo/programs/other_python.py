@@ -136,7 +136,10 @@ def triton_training(life: Life) -> None:
 @program()
 def numba_kernels(life: Life) -> None:
     needs_gpu(life)
-    numpy, cuda = need("numpy"), need("numba.cuda")
+    numpy = need("numpy")
+    if not hasattr(numpy, "row_stack"):
+        numpy.row_stack = numpy.vstack  # numba asks numpy 2 for it
+    cuda = need("numba.cuda")
     if not cuda.is_available():
         raise Skip("numba.cuda is not available")
 

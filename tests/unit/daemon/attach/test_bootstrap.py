@@ -147,25 +147,23 @@ def waiting_for_the_agent(target: LiveTarget) -> Connection:
     return target.channel(boot)
 
 
-def test_a_channel_that_ends_while_the_agent_loads_closes_no_number_twice(target: LiveTarget) -> None:
-    """Another thread may have been given the number meanwhile: here it is, at once."""
-    target.do(
-        "import posix\n"
-        "closed, close, other = [], posix.close, os.open('/dev/null', os.O_RDONLY)\n"
-        "def reused(number):\n"
-        "    closed.append(number)\n"
-        "    close(number)\n"
-        "    os.dup2(other, number)\n"
-        "posix.close = reused\n"
-    )
+def test_a_channel_that_ends_while_the_agent_loads_leaves_no_descriptor(target: LiveTarget) -> None:
+    descriptors = target.descriptors()
     found = waiting_for_the_agent(target).socket
     ours = payload.agent()
     socket.send_fds(found, [ours.packet], list(ours.descriptors))
     found.close()
     target.until_alone()
-    closed = target.ask("closed")
-    pipe = 2  # that the agent is woken by
-    assert len(closed) == len(set(closed)) == 1 + len(ours.descriptors) + pipe
+    assert target.descriptors() == descriptors
+
+
+def test_the_lowest_numbers_stay_the_programs(target: LiveTarget) -> None:
+    next_one = "(number := os.dup(0), os.close(number))[0]"
+    before = target.ask(next_one)
+    connection, _hello = target.welcome()
+    ours = [number for number, name in target.descriptors().items() if "socket" in name or "pipe" in name]
+    assert (target.ask(next_one), [number for number in ours if 2 < number < bootstrap.FIRST_NUMBER]) == (before, [])
+    assert record(connection).outcome == "done"
 
 
 def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: LiveTarget) -> None:
