@@ -12,6 +12,7 @@ import os
 import struct
 from dataclasses import dataclass
 
+from kinetod.attach.bootstrap import LACKING
 from kinetod.attach.channel import closed_by_the_program
 from kinetod.attach.image import PythonImage, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
@@ -80,6 +81,8 @@ class Handed:
         if stage == RAISED:
             words = said.partition(b"\0")[0].decode("utf-8", "replace")
             words = "".join(char for char in words if char.isprintable())
+            if LACKING in words:
+                return lacking(pid, words)
             reason = f"process {pid} lets no code be run in it: {words}. Does an audit hook of the program forbid it?"
             return AttachError(AttachCode.UNSUITABLE, reason)
         if stage == ENDED:
@@ -87,10 +90,21 @@ class Handed:
         return None
 
 
+def lacking(pid: int, words: str) -> AttachError:
+    """The interpreter finds no standard library; `words`: of the exception, which names the module."""
+    return AttachError(
+        AttachCode.UNSUPPORTED,
+        f"the Python of process {pid} does not find its standard library, which the agent needs ({words}): was its "
+        "environment removed or moved while it runs, or is the program frozen (cx_Freeze)? Restart it from an "
+        "environment that is there, or call kineto_agent.start() in it",
+    )
+
+
 def no_thread(pid: int, error: int) -> AttachError:
     """pthread_create failed with that error number."""
     return AttachError(
         AttachCode.LIMIT,
         f"process {pid} cannot start a thread: {os.strerror(error)}; raise its limits: of threads"
-        " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v')",
+        " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v'), or lower the one of stacks"
+        " ('ulimit -s'), which every new thread gets as its size",
     )
