@@ -79,7 +79,7 @@ class Standard:
         if isinstance(fromlist, list):  # from C (PyImport_Import), which takes it from sys.modules afterwards
             modules.setdefault(name, self.get(name))
         for attribute in fromlist or ():
-            if not hasattr(found, attribute) and hasattr(found, "__path__"):
+            if attribute != "*" and not hasattr(found, attribute) and hasattr(found, "__path__"):
                 setattr(found, attribute, self.get(name + "." + attribute))
         return found
 
@@ -218,6 +218,9 @@ def _source_loader() -> Any:
             finally:
                 file.close()
             return data
+
+        def set_data(self, *_arguments: Any, **_mode: Any) -> None:
+            """Nothing is written: no compiled file next to the source."""
 
     return Loader
 

@@ -27,6 +27,7 @@ import re
 
 from kinetod.attach.interface import MAX_BOOTSTRAP_BYTES, Bootstrap
 
+LACKING = "standard library: no "  # and a module that it should have
 CHANNEL_WAIT_S = 10  # for the daemon to find the channel and send the agent; then it is closed
 
 AT_THE_END = 24  # so many numbers at the end of the table of descriptors are for us
@@ -49,7 +50,7 @@ def boot(k):
    for e in I.extension_suffixes():
     f='%s/%s'%(d,S+e)
     if not c and d.endswith('/lib-dynload')and X._path_isfile(f):c=X.spec_from_file_location(S,f,loader=E(S,f))
-  if not c:raise ImportError('no module '+S)
+  if not c:raise ImportError('LACKING'+S)
   N=F.module_from_spec(c)
   c.loader.exec_module(N)
   if h:modules[S]=h
@@ -132,7 +133,7 @@ def make(token: int, first_number: int = FIRST_NUMBER) -> Bootstrap:
     """The bootstrap of one attach. token: greater than that of any attach before (Unix ns). first_number: ours are
     from there on where the limit allows it.
     """
-    words = {"TOKEN": token, "WAIT": CHANNEL_WAIT_S, "HIGH": first_number}
+    words = {"TOKEN": token, "WAIT": CHANNEL_WAIT_S, "HIGH": first_number, "LACKING": LACKING}
     source = re.sub("|".join(words), lambda word: str(words[word[0]]), _SOURCE).encode("ascii")
     assert len(source) <= MAX_BOOTSTRAP_BYTES, len(source)
     return Bootstrap(token, source)

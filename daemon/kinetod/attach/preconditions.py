@@ -9,6 +9,7 @@ Theory of operation
     Only `check` reads seccomp filters, since that takes a stop (seccomp_reader.py); the rule is the same.
 """
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,6 +41,16 @@ _D_STATE_PAUSE_S = 0.01
 LOOK_S = 0.1  # at a process in state D, by doctor
 _OTHER_PYTHONS = {"pypy": "PyPy", "graalpy": "GraalPy", "jython": "Jython"}
 _MAX_CALLS_NAMED = 4
+# Programs that run a program's code translated: by their own file, or by the library that they put into its process.
+_VALGRIND = r"(?:\w+|exp-bbv)-(?:amd64|arm64|x86)-(?:linux|freebsd|solaris|darwin)"
+_TRANSLATORS = (
+    ("Valgrind", re.compile(_VALGRIND)),
+    ("QEMU", re.compile(r"qemu-\w+(?:-static)?")),
+    ("Box64", re.compile(r"box64\w*")),
+    ("FEX", re.compile(r"FEX\w*")),
+    ("Pin", re.compile(r"pinbin|libpin\w*\.so")),
+    ("DynamoRIO", re.compile(r"libdynamorio\.so.*")),
+)
 
 
 class Status(StrEnum):
@@ -184,6 +195,10 @@ def executable(subject: Subject) -> Finding:
     if found.machine not in (X86_64, AARCH64) or found.machine != subject.own.machine:
         return _problem("executable", unsupported, f"{found.path} is a program for {found.machine}", START_WITH_AGENT)
     name = PurePosixPath(found.path).name.lower()
+    translator = _translator(subject)
+    if translator:
+        what = f"{translator} runs it, whose translated code cannot be entered"
+        return _problem("executable", unsupported, what, f"run it without {translator}, or {START_WITH_AGENT}")
     for prefix, title in _OTHER_PYTHONS.items():
         if name.startswith(prefix):
             advice = "run the program with CPython"
@@ -196,6 +211,14 @@ def executable(subject: Subject) -> Finding:
         advice = "start it without (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)"
         return _problem("executable", unsupported, f"{found.path} runs with a user shadow stack", advice)
     return Finding("executable", Status.OK, detail)
+
+
+def _translator(subject: Subject) -> str:
+    """What runs the program's code translated: stopped threads are then at points of its own, not of the program."""
+    found = subject.process.executable
+    paths = [found.path if found else "", *(subject.image.modules if subject.image else ())]
+    names = [PurePosixPath(path).name for path in paths]
+    return next((title for title, pattern in _TRANSLATORS if any(map(pattern.fullmatch, names))), "")
 
 
 def permission(subject: Subject) -> Finding:

@@ -9,10 +9,10 @@ Theory of operation
 
 import contextlib
 import os
-import re
 import struct
 from dataclasses import dataclass
 
+from kinetod.attach.bootstrap import LACKING
 from kinetod.attach.channel import closed_by_the_program
 from kinetod.attach.image import PythonImage, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
@@ -25,7 +25,6 @@ _FUNCTIONS = struct.Struct("<21Q")  # code and functions,
 _TEXTS = struct.Struct("<16s8s240s")  # builtins_name, modules_name and said
 _CANCELLED_OFFSET, _SAID_OFFSET = 4, _HEAD.size + _FUNCTIONS.size + 24
 _SAID_BYTES = 240
-_NO_MODULE = re.compile(r"ImportError\('no module (\w+)'\)")  # what the bootstrap raises
 _ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is traced by nobody
 _BEFORE_TRACING = ("PyInterpreterState_Main", "PyThreadState_New", "PyEval_AcquireThread")
 _AFTER_TRACING = (
@@ -82,8 +81,8 @@ class Handed:
         if stage == RAISED:
             words = said.partition(b"\0")[0].decode("utf-8", "replace")
             words = "".join(char for char in words if char.isprintable())
-            if missing := _NO_MODULE.match(words):
-                return no_module(pid, missing[1])
+            if LACKING in words:
+                return lacking(pid, words)
             reason = f"process {pid} lets no code be run in it: {words}. Does an audit hook of the program forbid it?"
             return AttachError(AttachCode.UNSUITABLE, reason)
         if stage == ENDED:
@@ -91,12 +90,14 @@ class Handed:
         return None
 
 
-def no_module(pid: int, module: str) -> AttachError:
-    """The interpreter was built without an extension that the agent needs."""
-    reason = f"the Python of process {pid} has no module {module}, which the agent needs"
-    if module == "_ctypes":
-        reason += ": it was built without libffi (Debian's libffi-dev); run the program with one that has it"
-    return AttachError(AttachCode.UNSUITABLE, reason)
+def lacking(pid: int, words: str) -> AttachError:
+    """The interpreter lacks a module of its standard library; `words`: of the exception, which names the module."""
+    return AttachError(
+        AttachCode.UNSUPPORTED,
+        f"the Python of process {pid} does not find its standard library, which the agent needs ({words}): was its "
+        "environment removed or moved while it runs, is the program frozen (cx_Freeze), or was the interpreter built "
+        "without libffi (no _ctypes)? Restart it from an environment that is whole, or call kineto_agent.start() in it",
+    )
 
 
 def no_thread(pid: int, error: int) -> AttachError:
@@ -104,5 +105,6 @@ def no_thread(pid: int, error: int) -> AttachError:
     return AttachError(
         AttachCode.LIMIT,
         f"process {pid} cannot start a thread: {os.strerror(error)}; raise its limits: of threads"
-        " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v')",
+        " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v'), or lower the one of stacks"
+        " ('ulimit -s'), which every new thread gets as its size",
     )

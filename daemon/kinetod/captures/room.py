@@ -22,7 +22,7 @@ from kineto_protos.units import format_size
 from kinetod.captures.spec import MIN_BUFFER_BYTES
 from kinetod.captures.verdict import Ending, Outcome
 from kinetod.errors import VerdictReason
-from kinetod.limits.memory import MemoryWatch, Room, address_room, memory_room
+from kinetod.limits.memory import MemoryWatch, Room, address_room, file_room, memory_room
 
 LEAST_LEFT_BYTES = 4 << 20
 LOOK_EVERY_S = 0.5
@@ -86,8 +86,9 @@ class MemoryShare:
         left = []
         if memory is not None:
             left.append((memory, memory.left_bytes - self._promises.others(self, memory.limit)))
-        if addresses is not None:  # of this process alone
-            left.append((addresses, addresses.left_bytes))
+        for room in (addresses, file_room(self._pid)):  # of this process alone
+            if room is not None:
+                left.append((room, room.left_bytes))
         taken = fit(request, wanted_sources(request, sources), left)
         self._bytes = taken.size
         if memory is not None:

@@ -84,6 +84,15 @@ def _resource_room(pid: int, proc: Path, title: str, used: str, name: str, optio
     return Room(limit - status[used], f"its limit {name} of {format_size(limit)}", advice)
 
 
+def file_room(pid: int, proc: Path = PROC) -> Room | None:
+    """Below RLIMIT_FSIZE, which counts for memfds too; None: it is not set."""
+    limit = soft_limits(proc / str(pid) / "limits").get("Max file size")
+    if limit is None:
+        return None
+    advice = f"raise it, as root: `prlimit --pid {pid} --fsize=unlimited:unlimited`"
+    return Room(limit, f"its limit RLIMIT_FSIZE of {format_size(limit)}", advice)
+
+
 def stack_bytes(pid: int, proc: Path = PROC) -> int:
     """What the C library maps for the stack of a new thread: RLIMIT_STACK, or 2 MiB where that is unlimited."""
     return soft_limits(proc / str(pid) / "limits").get("Max stack size") or 2 << 20

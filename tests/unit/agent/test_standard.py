@@ -1,5 +1,6 @@
 """The standard library as an attached agent gets it, loaded here beside the test's own."""
 
+import builtins
 import os
 import sys
 import time
@@ -59,6 +60,29 @@ def test_a_module_of_the_programs_in_sys_modules_is_left_there(standard: Any, mo
     monkeypatch.setitem(sys.modules, "json", theirs)
     assert standard.get("json").loads("[1]") == [1]
     assert sys.modules["json"] is theirs
+
+
+@pytest.mark.parametrize("name", ["ctypes", "json", "tempfile"])
+def test_nothing_of_the_programs_imports_for_a_private_copy(
+    standard: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked, theirs = [], builtins.__import__
+
+    class Finder:
+        def find_spec(self, wanted: str, *_places: Any) -> None:
+            asked.append(wanted)
+
+    def import_(wanted: str, *rest: Any, **more: Any) -> Any:
+        asked.append(wanted)
+        return theirs(wanted, *rest, **more)
+
+    for each in [each for each in sys.modules if each.split(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, each)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(builtins, "__import__", import_)
+    found = standard.get(name)
+    monkeypatch.undo()
+    assert (found.__name__, asked) == (name, [])
 
 
 def test_a_real_module_is_shared(standard: Any) -> None:

@@ -84,6 +84,17 @@ def test_where_the_least_does_not_fit_the_capture_is_refused(sources: list[str],
     assert refused.reason.endswith("give the container or job a higher memory limit")
 
 
+@pytest.mark.parametrize(("limit", "buffers"), [(MIB, None), (40 * MIB, 8 * MIB), (1024 * MIB, 128 * MIB)])
+def test_no_buffer_is_larger_than_the_files_that_the_process_may_write(limit: int, buffers: int | None) -> None:
+    with subjects.python(f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))") as pid:
+        taken = MemoryShare(Promises(), pid).take(start(), {"torch_ops": OFFERED["torch_ops"]})
+        if buffers is not None:
+            assert (taken.refused, taken.request.buffer_limit_bytes) == (None, buffers)
+        else:
+            assert taken.refused is not None
+            assert "1 MiB are left below its limit RLIMIT_FSIZE of 1 MiB" in taken.refused.reason
+
+
 def test_what_is_promised_to_others_is_no_reason_to_refuse() -> None:
     room = Room(100 * MIB, LIMIT, "give it more")
     taken = fit(start(), ["torch_ops"], [(room, -5 * MIB)])

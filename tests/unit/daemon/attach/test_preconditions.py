@@ -151,6 +151,29 @@ def test_programs_that_we_cannot_enter_are_refused(found: object, detail: str) -
     assert finding.advice
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/usr/libexec/valgrind/memcheck-amd64-linux", "Valgrind"),
+        ("/usr/lib/valgrind/callgrind-arm64-linux", "Valgrind"),
+        ("/usr/bin/qemu-x86_64", "QEMU"),
+        ("/usr/bin/qemu-x86_64-static", "QEMU"),
+        ("/opt/pin/intel64/bin/pinbin", "Pin"),
+    ],
+)
+def test_a_program_that_is_run_translated_is_refused(path: str, name: str) -> None:
+    finding = preconditions.executable(subject(process_facts(executable=executable(path=path))))
+    assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.UNSUPPORTED)
+    assert finding.detail == f"{name} runs it, whose translated code cannot be entered"
+
+
+@pytest.mark.parametrize(
+    "path", ["/usr/bin/python3.11-x86_64", "/opt/box/bin/python3", "/usr/bin/x86_64-linux-gnu-python"]
+)
+def test_a_program_of_a_similar_name_is_not_refused(path: str) -> None:
+    assert preconditions.executable(subject(process_facts(executable=executable(path=path)))).status is Status.OK
+
+
 def test_a_user_shadow_stack_is_refused() -> None:
     finding = preconditions.executable(subject(process_facts(shadow_stack=True)))
     assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.UNSUPPORTED)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kinetod.attach import python_entry
+from kinetod.attach import bootstrap, python_entry
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Method
 from kinetod.attach.native_thread import NativeThread
@@ -54,6 +54,21 @@ def test_an_exception_is_told_and_nothing_is_printed(tmp_path: Path, executable:
         found = problem(method)
         assert (found.code, "LookupError('here')" in found.reason) == (AttachCode.UNSUITABLE, True)
         target.finish()  # which looks at standard error
+
+
+@every_method
+def test_a_standard_library_that_is_gone_is_told_as_that(tmp_path: Path, make: type[Method]) -> None:
+    method = make()
+    with engine_target(tmp_path, "malloc") as target:
+        source = bootstrap.make(time.time_ns()).source.decode()
+        gone = "modules={**modules,'_socket':None};s=modules['sys'];c=modules['sys']=type(s)('sys');"
+        gone += "c.__dict__.update(s.__dict__);c.path=[];c.base_exec_prefix='/gone'\n"
+        hand_over(method, target.pid, gone + source)
+        found = problem(method)
+        assert found.code is AttachCode.UNSUPPORTED
+        assert "does not find its standard library" in found.reason
+        assert "standard library: no _" in found.reason
+        target.finish()
 
 
 def test_the_code_compiled_here_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from kinetod.limits.memory import MemoryWatch, address_room, data_room, memory_room, stack_bytes
+from kinetod.limits.memory import MemoryWatch, address_room, data_room, file_room, memory_room, stack_bytes
 from support import cgroups, subjects
 from support.cgroups import MIB, Written
 
@@ -85,7 +85,7 @@ def test_limits_of_the_address_space(tmp_path: Path) -> None:
 
 def test_a_process_without_limits_has_none() -> None:
     with subjects.python() as pid:
-        assert (address_room(pid), data_room(pid)) == (None, None)
+        assert (address_room(pid), data_room(pid), file_room(pid)) == (None, None, None)
         assert stack_bytes(pid) == resource.getrlimit(resource.RLIMIT_STACK)[0]
 
 
