@@ -92,6 +92,7 @@ AGENT = (
     Call("getpid", 39, 172, ((),), ANY_ERROR),
     Call("gettid", 186, 178, ((),), ANY_ERROR),
     Call("uname", 63, 160, ((_POINTER,),)),
+    Call("getsockname", 51, 204, ((_FD, _POINTER, _POINTER),)),
     Call("geteuid", 107, 175, ((),), ANY_ERROR),
     Call("getsockopt", 55, 209, ((_FD, 1, 7, _POINTER, _POINTER),), ANY_ERROR),
     Call("ioctl", 16, 29, ((_FD, 0x5401, _POINTER),), ANY_ERROR),  # asks whether a file is a terminal
