@@ -118,7 +118,7 @@ class Attacher:
                 AttachCode.TIMEOUT,
                 f"the agent got into process {key.pid} but did not start there within "
                 f"{format_duration(self._deadline_ns)} (kinetod --attach-deadline); is it stuck in a call that holds "
-                "the interpreter? Try again",
+                "the interpreter, or does it give it away for microseconds only, again and again? Try again",
             ) from None
         if agent.attached is not None:
             metrics.attached(attached.method, attached.latency_ns, attached.stopped_ns)

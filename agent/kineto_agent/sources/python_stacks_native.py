@@ -100,9 +100,10 @@ class Sampler(NativeInterface):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._library.ks_ticks.restype = ctypes.c_uint64
-        # The same library: what is called through this keeps the GIL, so that only one thread at a time is inside.
+        # The same library: what is called through this keeps the GIL. So only one thread at a time is inside, and a
+        # short call does not wait for the GIL behind it, which took seconds in programs that release it every 1 ms.
         self._with_gil: Any = ctypes.PyDLL(path, handle=self._library._handle)
+        self._with_gil.ks_ticks.restype = ctypes.c_uint64
 
     def open(self, numbers: StackLayout) -> None:
         """Read memory by this layout from now on."""
@@ -136,22 +137,22 @@ class Sampler(NativeInterface):
 
     def start(self) -> None:
         """Start the sampler's thread."""
-        self._check(self._library.ks_start(*self._error.room))
+        self._check(self._with_gil.ks_start(*self._error.room))
 
     def name(self, tid: int, name: str) -> None:
         """What the program calls a thread."""
         text = name.encode("utf-8", "replace")[:256]
-        self._library.ks_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
+        self._with_gil.ks_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
 
     def counts(self) -> Counts:
         """Zeros when nothing is recorded."""
         counts = Counts()
-        self._library.ks_counts(ctypes.byref(counts))
+        self._with_gil.ks_counts(ctypes.byref(counts))
         return counts
 
     def ticks(self) -> int:
         """How often all threads have been looked at in this recording."""
-        return int(self._library.ks_ticks())
+        return int(self._with_gil.ks_ticks())
 
     def stop(self, limit_ms: int) -> StopResult:
         """Zeros when nothing was recorded."""

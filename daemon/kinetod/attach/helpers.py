@@ -167,7 +167,8 @@ class AttachHelpers:
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
-                "--attach-deadline); it is as it was. Is it stuck in a call that holds the interpreter? Try again",
+                "--attach-deadline); it is as it was. Is it stuck in a call that holds the interpreter, or "
+                "does it give it away for microseconds only, again and again? Try again",
             ) from None
         except Crashed as exc:
             log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
