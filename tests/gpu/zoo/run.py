@@ -176,7 +176,8 @@ def main(words: list[str] | None = None) -> int:
         print("\n".join(one.name for one in programs))
         return 0
     options.output.mkdir(parents=True, exist_ok=True)
-    with running_daemon("--max-captures", "64", "--decode-workers", "4") as daemon:
+    many_at_once = {"KINETOD_ACCESS_REQUESTS_PER_SECOND": "1000"}
+    with running_daemon("--max-captures", "64", "--decode-workers", "4", environ=many_at_once) as daemon:
         plan = plan_of(options, programs)
         rows = Zoo(options, programs, plan, Tracer(daemon, options.duration_s)).run()
         (options.output / "kinetod.log").write_text(daemon.log())

@@ -80,29 +80,6 @@ def peft_adapter(life: Life) -> None:
         life.check(bool(torch.isfinite(loss)), "the loss is not finite")
 
 
-@program(deterministic=False)
-def sentence_encoder(life: Life) -> None:
-    """sentence-transformers: mean pooling over a small BERT, the same sentences again and again."""
-    torch, transformers = torch_of(life), need("transformers")
-    sentence = need("sentence_transformers")
-    config = transformers.BertConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=300
-    )
-    model = transformers.BertModel(config).to(life.device).eval()
-    pooling = sentence.models.Pooling(64)
-    tokens = torch.randint(0, 300, (32, 48), generator=torch.Generator().manual_seed(5)).to(life.device)
-    mask = torch.ones_like(tokens)
-
-    def embed() -> Any:
-        with torch.no_grad():
-            found = model(input_ids=tokens, attention_mask=mask).last_hidden_state
-            return pooling({"token_embeddings": found, "attention_mask": mask})["sentence_embedding"]
-
-    golden = embed()
-    for _ in life.loop(every=500):
-        life.check(bool(torch.allclose(embed(), golden, atol=1e-5)), "an embedding is not what it was at first")
-
-
 @program()
 def resnet_channels_last(life: Life) -> None:
     """torchvision's ResNet-18 in bfloat16 and channels_last, prefetching on a stream of its own."""
