@@ -235,6 +235,15 @@ def server_command(kind: str, python: str) -> List[str]:
     ]  # fmt: skip
 
 
+def missing(kind: str, python: str) -> str:
+    """What the program needs and the interpreter's environment does not have; "" if it is all there."""
+    modules = {"torch": ("torch",), "uvloop": ("gunicorn", "uvicorn", "uvloop"), "uwsgi": ()}
+    for module in modules.get(kind, ()):
+        if subprocess.run([python, "-c", f"import {module}"], check=False, capture_output=True).returncode != 0:
+            return module
+    return "uwsgi" if kind == "uwsgi" and not Path(server_command(kind, python)[0]).exists() else ""
+
+
 def serving(kind: str, python: str) -> "Iterator[None]":
     """A server that answers."""
     folder = str(Path(__file__).parent)
@@ -381,6 +390,9 @@ def main() -> int:
     )
     print(" sampler's CPU | torn / partial of samples |\n" + "|---" * 7 + "|")
     for kind in arguments.programs:
+        if lacks := missing(kind, arguments.python):
+            print(f"{kind} is left out: there is no {lacks} for {arguments.python}", file=sys.stderr)
+            continue
         print(row(kind, arguments.python, arguments.seconds, arguments.hz, arguments.runs), flush=True)
     return 0
 
