@@ -84,6 +84,8 @@ AGENT = (
     Call("exit", 60, 93, ((0,),)),
     Call("brk", 12, 214, ((_POINTER,),), ANY_ERROR),
     Call("madvise", 28, 233, ((_POINTER, _PAGE, 4), (_POINTER, _PAGE, 10)), ANY_ERROR),
+    # realloc() of a large block; without it the C library copies.
+    Call("mremap", 25, 216, ((_POINTER, 1 << 18, 1 << 19, 1),), ANY_ERROR),
     Call("getdents64", 217, 61, tolerated=ANY_ERROR),
     Call("readlink", 89, None, ((_POINTER, _POINTER, 4096),), ANY_ERROR),
     Call("readlinkat", 267, 78, ((_AT_FDCWD, _POINTER, _POINTER, 4096),), ANY_ERROR),
