@@ -53,7 +53,7 @@ def share(samples: List[Sample], state: int) -> float:
 def test_a_thread_that_waits_is_idle_and_uses_no_time(recorder: Recorder) -> None:
     with Waiter() as waiter:
         recorder.wait(20)
-        samples = of_thread(recorder.stop(), waiter.tid)[1:]  # the first may still see it go to sleep
+        samples = of_thread(recorder.stop(), waiter.tid)[5:]  # the first ones may still see it go to sleep
     assert share(samples, arena.STACK_IDLE) == 1
     assert {sample.cpu_us for sample in samples} == {0}
     assert not any(sample.holds_gil for sample in samples)
