@@ -62,7 +62,7 @@ def attach(request: "Request") -> tuple[Attached, socket.socket]:
         stop, channel = collector.bring_in(image, request.token, request.deadline)
         return _attached(collector.METHOD, stop.stopped_ns, request), channel
     with _python_methods() as methods:
-        took = bring_in(image, methods, _bootstrap(request), request.deadline)
+        took = bring_in(image, methods, bootstraps.make(request.token, first_number(pid)), request.deadline)
     attached = _attached(took.method, took.stopped_ns, request)
     try:
         payload.send(took.channel, pid, request.deadline)
@@ -72,11 +72,15 @@ def attach(request: "Request") -> tuple[Attached, socket.socket]:
     return attached, took.channel
 
 
-def _bootstrap(request: "Request", proc: Path = PROC) -> Bootstrap:
-    """Its descriptors lie at the end of the table as it is: the kernel takes milliseconds to make a larger one."""
-    status = (proc / str(request.key.pid) / "status").read_text(errors="replace")
-    size = int(status.partition("FDSize:")[2].split(None, 1)[0])
-    return bootstraps.make(request.token, size - bootstraps.AT_THE_END)
+def first_number(pid: int, proc: Path = PROC) -> int:
+    """Where the bootstrap's descriptors begin: at the end of the table as it is, since the kernel takes milliseconds to
+    make a larger one. A process that has ended has none; what comes next tells that.
+    """
+    try:
+        status = (proc / str(pid) / "status").read_text(errors="replace")
+        return int(status.partition("FDSize:")[2].split(None, 1)[0]) - bootstraps.AT_THE_END
+    except (OSError, IndexError):
+        return bootstraps.FIRST_NUMBER
 
 
 def _attached(method: str, stopped_ns: int, request: "Request") -> Attached:

@@ -3,11 +3,12 @@
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from kinetod.attach import attempt, standstill
-from kinetod.attach.attempt import bring_in
+from kinetod.attach import attempt, bootstrap, standstill
+from kinetod.attach.attempt import bring_in, first_number
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Stop
 
@@ -162,3 +163,19 @@ def test_a_limit_that_a_method_meets_is_the_reason_at_once() -> None:
     with pytest.raises(AttachError) as caught:
         run(FakeMethod("pending_call", 250), FakeMethod("native_thread", AttachCode.LIMIT))
     assert (caught.value.code, caught.value.reason) == (AttachCode.LIMIT, "native_thread: ATTACH_LIMIT")
+
+
+@pytest.mark.parametrize("status", ["Name:\tgone\nState:\tZ (zombie)\n", None], ids=["zombie", "ended"])
+def test_descriptors_of_a_process_that_has_ended_begin_where_those_of_the_smallest_table_do(
+    tmp_path: Path, status: str | None
+) -> None:
+    (tmp_path / "7").mkdir()
+    if status is not None:
+        (tmp_path / "7/status").write_text(status)
+    assert first_number(7, tmp_path) == bootstrap.FIRST_NUMBER
+
+
+def test_descriptors_begin_near_the_end_of_the_table(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/status").write_text("Name:\tbusy\nFDSize:\t256\nGroups:\t0\n")
+    assert first_number(7, tmp_path) == 256 - bootstrap.AT_THE_END
