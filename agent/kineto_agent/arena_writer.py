@@ -24,7 +24,7 @@ import struct
 from typing import Optional, Set
 
 from kineto_agent import arena
-from kineto_agent.descriptors import close_ours, identity, memfd
+from kineto_agent.descriptors import NOBODY, close_ours, identity, memfd
 from kineto_agent.sources.interface import SourceCounts, SourceError
 
 BUFFER_BYTES = 64 * 1024
@@ -60,7 +60,7 @@ class ArenaWriter:
         self._strings_bytes = _round_up(min(strings_bytes, buffer_limit_bytes), arena.PAGE_BYTES)
         self._buffers_offset = self._strings_offset + self._strings_bytes
         self.total_bytes = self._buffers_offset + self._count * buffer_bytes
-        self.fd = -1
+        self.fd, self._identity = -1, NOBODY
         try:
             self.fd = memfd("kineto-" + name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
             self._identity = identity(self.fd)
@@ -69,8 +69,7 @@ class ArenaWriter:
             self._write_fixed_header()
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         except Exception as exc:  # an audit hook of the program may raise anything
-            if self.fd >= 0:
-                close_ours(self.fd, identity(self.fd))
+            close_ours(self.fd, self._identity)
             reason = "cannot make %d bytes of shared memory for the records: %s" % (self.total_bytes, exc)
             raise SourceError("NO_SHARED_MEMORY", reason) from exc
         self._bytes = memoryview(self._map)

@@ -9,13 +9,9 @@
 bool code_fits(const struct ks_layout *layout) {
     const uint32_t in_code[] = {layout->object_type, layout->object_size,     layout->code_filename,
                                 layout->code_name,   layout->code_first_line, layout->code_lines};
-    for (size_t i = 0; i < sizeof in_code / sizeof *in_code; i++) {
-        if (in_code[i] > CODE_BYTES_MOST - sizeof(uint64_t)) {
-            return false;
-        }
-    }
     const uint32_t characters = FARTHER(FARTHER(layout->text_ascii, layout->text_compact), layout->bytes_value);
-    return FARTHER(layout->text_length, layout->text_state) <= TEXT_BYTES_MOST - sizeof(uint64_t) &&
+    return offsets_fit(in_code, sizeof in_code / sizeof *in_code, CODE_BYTES_MOST) &&
+           FARTHER(layout->text_length, layout->text_state) <= TEXT_BYTES_MOST - sizeof(uint64_t) &&
            characters <= CHARACTERS_MOST && layout->text_kind_shift < 32 && layout->code_bytecode <= CODE_BYTES_MOST;
 }
 

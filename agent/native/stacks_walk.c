@@ -37,7 +37,7 @@
 
 /* ---- offsets ---- */
 
-static bool all_below(const uint32_t *offsets, size_t count, uint32_t bytes) {
+bool offsets_fit(const uint32_t *offsets, size_t count, uint32_t bytes) {
     for (size_t i = 0; i < count; i++) {
         if (offsets[i] > bytes - sizeof(uint64_t)) {
             return false;
@@ -54,9 +54,9 @@ bool walk_fits(const struct ks_layout *layout) {
     const uint32_t in_gil[] = {layout->gil_holder, layout->gil_locked};
     const uint32_t alone[] = {layout->runtime_interpreters, layout->interpreter_next, layout->interpreter_threads,
                               layout->cframe_frame, layout->gil_offset};
-#define ALL_BELOW(offsets, bytes) all_below(offsets, sizeof(offsets) / sizeof *(offsets), bytes)
-    return ALL_BELOW(in_thread, THREAD_BYTES_MOST) && ALL_BELOW(in_frame, FRAME_BYTES_MOST) &&
-           ALL_BELOW(in_gil, GIL_BYTES_MOST) && ALL_BELOW(alone, OFFSET_MOST) && code_fits(layout);
+#define FIT(offsets, bytes) offsets_fit(offsets, sizeof(offsets) / sizeof *(offsets), bytes)
+    return FIT(in_thread, THREAD_BYTES_MOST) && FIT(in_frame, FRAME_BYTES_MOST) &&
+           FIT(in_gil, GIL_BYTES_MOST) && FIT(alone, OFFSET_MOST) && code_fits(layout);
 }
 
 /* ---- interpreters and threads ---- */

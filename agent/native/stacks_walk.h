@@ -85,12 +85,13 @@ struct code_identity {
     uint32_t units; /* of bytecode; 0: not known */
 };
 
-/* The code objects of the stack, in its order. False if one of them is none. */
-bool code_fits(const struct ks_layout *layout); /* those of code objects and texts */
-
 /* Whether all offsets lie within what is read of an object. What follows relies on it. */
 bool walk_fits(const struct ks_layout *layout);
+bool code_fits(const struct ks_layout *layout); /* those of code objects and texts */
+/* Whether a word at each of these offsets ends within so many bytes. */
+bool offsets_fit(const uint32_t *offsets, size_t count, uint32_t bytes);
 
+/* The code objects of the stack, in its order. False if one of them is none. */
 bool walk_codes(struct walker_of_stacks *walker, const struct stack *stack, struct code_identity *codes);
 /* The offset in bytes of a frame's instruction from the start of its bytecode, -1 if unknown. */
 int32_t walk_instruction(const struct ks_layout *layout, const struct walked_frame *frame,

@@ -75,12 +75,13 @@ static cupti_result enable_calls(const struct cupti_api *api, void *held, uint32
         }
         (void)__atomic_fetch_or(&wanted[domain][cbid], todo, __ATOMIC_SEQ_CST);
         const cupti_result result = api->enable_callback(1, held, domain, cbid);
-        if (result == CUPTI_ERROR_INVALID_PARAMETER) {
+        if (result == CUPTI_SUCCESS) {
+            any = true;
+        } else if (result == CUPTI_ERROR_INVALID_PARAMETER) {
             unknown = result;
-        } else if (result != CUPTI_SUCCESS) {
+        } else {
             return result;
         }
-        any = any || result == CUPTI_SUCCESS;
     }
     return any ? CUPTI_SUCCESS : unknown;
 }
