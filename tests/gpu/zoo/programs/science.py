@@ -8,30 +8,24 @@ from gpu.zoo.catalog import program
 from gpu.zoo.life import Life, need
 from gpu.zoo.programs.jax_programs import ENVIRON, jax_of
 from gpu.zoo.programs.jax_programs import bits as jax_bits
-from gpu.zoo.programs.torch_common import batches, bits, same, sync, torch_of
-
-
-def descend(torch: Any, life: Life, model: Any, loss_of: Any) -> None:
-    """Train until the end. Such libraries scatter with atomic additions, so the bits differ from run to run."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for number in life.loop(lambda: bits(torch, model.parameters())):
-        optimizer.zero_grad()
-        loss = loss_of(number)
-        loss.backward()
-        optimizer.step()
-        life.check(bool(torch.isfinite(loss)), "the loss is not finite")
+from gpu.zoo.programs.torch_common import batches, bits, descend, same, sync, torch_of
 
 
 @program(deterministic=False)
 def geometric_network(life: Life) -> None:
-    """torch-geometric: two layers of graph convolution."""
+    """torch-geometric: two layers of graph convolution, whose atomic additions give other bits in every run."""
     torch, geometric = torch_of(life), need("torch_geometric.nn")
     generator = torch.Generator().manual_seed(4)
     edges = torch.randint(0, 1000, (2, 8000), generator=generator).to(life.device)
     nodes, wanted = batches(torch, life, 1000, 64)[:2]
     first, second = (geometric.GCNConv(64, 64).to(life.device) for _ in range(2))
     model = torch.nn.ModuleList([first, second])
-    descend(torch, life, model, lambda _: (second(first(nodes, edges).relu(), edges) - wanted).square().mean())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def loss_of(_: int) -> Any:
+        return (second(first(nodes, edges).relu(), edges) - wanted).square().mean()
+
+    descend(torch, life, model.parameters, optimizer, loss_of)
 
 
 @program(deterministic=False)
@@ -55,7 +49,8 @@ def gaussian_process(life: Life) -> None:
     model = Exact().to(life.device)
     model.train()
     marginal = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    descend(torch, life, model, lambda _: -marginal(model(places), values))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    descend(torch, life, model.parameters, optimizer, lambda _: -marginal(model(places), values))
 
 
 @program()
@@ -71,13 +66,12 @@ def peft_adapter(life: Life) -> None:
     tokens = torch.randint(0, 256, (16, 8, 64), generator=torch.Generator().manual_seed(2)).to(life.device)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
-    for number in life.loop(lambda: bits(torch, trained)):
+
+    def loss_of(number: int) -> Any:
         batch = tokens[number % len(tokens)]
-        optimizer.zero_grad()
-        loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
-        life.check(bool(torch.isfinite(loss)), "the loss is not finite")
+        return model(input_ids=batch, labels=batch).loss
+
+    descend(torch, life, lambda: trained, optimizer, loss_of)
 
 
 @program()
@@ -88,14 +82,13 @@ def resnet_channels_last(life: Life) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     images = [one.cpu() for one in batches(torch, life, 8, 3, 64, 64)[:4]]
     labels = torch.arange(8, device=life.device)
-    for number in life.loop(lambda: bits(torch, model.parameters()), 50):
+
+    def loss_of(number: int) -> Any:
         batch = images[number % 4].to(life.device, non_blocking=True, memory_format=torch.channels_last)
         with torch.autocast(life.device, torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(batch), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        life.check(bool(torch.isfinite(loss)), "the loss is not finite")
+            return torch.nn.functional.cross_entropy(model(batch), labels)
+
+    descend(torch, life, model.parameters, optimizer, loss_of, 50)
 
 
 @program()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpu.zoo.life import Life, Skip, digest_of, need
@@ -56,9 +56,25 @@ def bits(torch: Any, tensors: Iterable[Any]) -> str:
 
 def train(torch: Any, life: Life, model: Any, optimizer: Any, data: list[Any], every: int = 100) -> None:
     """Regression of the data onto itself until the end; the digest is that of the weights."""
-    for number in life.loop(lambda: bits(torch, model.parameters()), every):
+
+    def loss_of(number: int) -> Any:
         batch = data[number % len(data)]
-        loss = (model(batch) - batch).square().mean()
+        return (model(batch) - batch).square().mean()
+
+    descend(torch, life, model.parameters, optimizer, loss_of, every)
+
+
+def descend(
+    torch: Any,
+    life: Life,
+    state: Callable[[], Iterable[Any]],
+    optimizer: Any,
+    loss_of: Callable[[int], Any],
+    every: int = 100,
+) -> None:
+    """Train until the end by the loss of each iteration; the digest is that of the state."""
+    for number in life.loop(lambda: bits(torch, state()), every):
+        loss = loss_of(number)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

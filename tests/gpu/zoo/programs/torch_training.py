@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu.zoo.catalog import program
 from gpu.zoo.life import Life
-from gpu.zoo.programs.torch_common import batches, bits, mlp, same, sync, torch_of, train
+from gpu.zoo.programs.torch_common import batches, bits, descend, mlp, same, sync, torch_of, train
 
 
 @program()
@@ -28,12 +28,11 @@ def eager_conv(life: Life) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     images = batches(torch, life, 32, 3, 32, 32)
     labels = torch.arange(32, device=life.device) % 10
-    for number in life.loop(lambda: bits(torch, model.state_dict().values())):
-        loss = nn.functional.cross_entropy(model(images[number % len(images)]), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        life.check(bool(torch.isfinite(loss)), "the loss is not finite")
+
+    def loss_of(number: int) -> Any:
+        return nn.functional.cross_entropy(model(images[number % len(images)]), labels)
+
+    descend(torch, life, lambda: model.state_dict().values(), optimizer, loss_of)
 
 
 @program()
