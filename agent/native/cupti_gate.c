@@ -36,6 +36,9 @@
 #define SITES_MOST 96u
 #define RANGES_MOST 64u
 #define SETTLE_NS 50000000LL      /* for a call that came through a gate just before we came */
+#define SETTLE_LIMIT_NS 400000000LL /* if its thread gets no CPU time meanwhile */
+#define SETTLE_LOOK_NS 2000000L
+#define CALL_CPU_NS 20000u /* what a call takes at least, once it is through its gate */
 #define WAIT_LIMIT_NS 400000000LL /* for another thread that gives way: twice what collector.c takes */
 
 enum state { IDLE, ARMED, YIELDING, YIELDED };
@@ -103,6 +106,8 @@ static struct {
     _Atomic bool uncounted; /* nothing tells of some who disable */
     _Atomic bool ended; /* the last thing that somebody did was to disable the last of them */
     _Atomic int64_t last_ns; /* monotonic: when somebody last came */
+    _Atomic uint32_t last_thread;
+    _Atomic uint64_t last_cpu_ns; /* that thread's, then */
     _Atomic(pid_t) ours;
     _Atomic(pid_t) finalizes; /* our detach does, on the thread of any CUDA call */
     cupti_result (*finalize)(void);
@@ -187,6 +192,12 @@ static bool is_ours(void) {
     return atomic_load(&gate.ours) == thread || atomic_load(&gate.finalizes) == thread;
 }
 
+static void note_visit(void) {
+    atomic_store(&gate.last_cpu_ns, (uint64_t)clock_ns(CLOCK_THREAD_CPUTIME_ID));
+    atomic_store(&gate.last_thread, (uint32_t)syscall(SYS_gettid));
+    atomic_store(&gate.last_ns, clock_ns(CLOCK_MONOTONIC));
+}
+
 static void reached(void *user, const uint8_t *stack) {
     const int saved = errno;
     const struct gate *here = user;
@@ -195,10 +206,10 @@ static void reached(void *user, const uint8_t *stack) {
     const struct range *range = range_of(caller);
     const bool foreign = range == NULL || range->torch;
     if (foreign && !atomic_load(&gate.dead) && !is_ours()) {
+        note_visit();
         if (range == NULL) {
             count_use(here->gated->effect);
         }
-        atomic_store(&gate.last_ns, clock_ns(CLOCK_MONOTONIC));
         if (here->gated->effect != DISABLES) {
             make_way(here->gated, caller);
         }
@@ -317,11 +328,21 @@ struct gate_visit gate_visit(void) {
     return (struct gate_visit){time_ns, atomic_load(&gate.caller), atomic_load(&gate.function)};
 }
 
+/* Whether the thread that came last has not had the CPU since, as on a busy machine or under a CPU quota. */
+static bool visitor_was_held_up(void) {
+    uint64_t cpu_ns;
+    return thread_cpu_ns(atomic_load(&gate.last_thread), &cpu_ns) &&
+           cpu_ns < atomic_load(&gate.last_cpu_ns) + CALL_CPU_NS;
+}
+
 void gate_settle(void) {
-    const int64_t last = atomic_load(&gate.last_ns);
-    const int64_t left = last == 0 ? 0 : last + SETTLE_NS - clock_ns(CLOCK_MONOTONIC);
-    const struct timespec pause = {.tv_nsec = left > 0 && left <= SETTLE_NS ? left : 0};
-    (void)nanosleep(&pause, NULL);
+    const int64_t last = atomic_load(&gate.last_ns); /* who comes from now on finds the gates armed */
+    const struct timespec pause = {.tv_nsec = SETTLE_LOOK_NS};
+    int64_t ago;
+    while (last != 0 && (ago = clock_ns(CLOCK_MONOTONIC) - last) < SETTLE_LIMIT_NS &&
+           (ago < SETTLE_NS || (atomic_load(&gate.last_ns) == last && visitor_was_held_up()))) {
+        (void)nanosleep(&pause, NULL);
+    }
 }
 
 uint32_t gate_in_use(void) { return atomic_load(&gate.uncounted) ? 0 : atomic_load(&gate.in_use); }

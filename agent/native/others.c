@@ -19,11 +19,11 @@ void others_expect(struct cupti_api *api, void (*give_way)(void)) {
     seen.listener = 0;
     seen.unnoticed = gate_place(api, give_way);
     gate_arm();
+    gate_settle();
 }
 
 void others_count(const struct cupti_api *api) {
     uint32_t count = 0;
-    gate_settle();
     if (api->get_enabled_kinds != NULL && api->get_enabled_kinds(NULL, NULL, NULL, &count) == CUPTI_SUCCESS) {
         seen.in_use = count;
         return;

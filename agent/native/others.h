@@ -5,7 +5,8 @@
 #include "cupti_api.h"
 #include "kineto_collector.h"
 
-/* A recording begins: from now on `give_way` is called as cupti_gate.h says. */
+/* A recording begins: from now on `give_way` is called as cupti_gate.h says. Who came before that has what he came
+ * for when this returns, unless he gets no CPU time for long. */
 void others_expect(struct cupti_api *api, void (*give_way)(void));
 /* Looks at what they have enabled and registered. Once we have subscribed, before anything of ours is enabled. */
 void others_count(const struct cupti_api *api);

@@ -15,9 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "wake.h"
+
 #define OWN_PREFIX "kineto-" /* names of the agent's threads; no other thread's name begins so */
 #define NAME_LOOKS 3u           /* a thread of ours has its name within so many refreshes */
-#define CPU_CLOCK_OF_THREAD 6u  /* CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED */
 #define LISTING_BYTES 8192u
 
 static size_t read_file(const char *path, char *text, size_t bytes) {
@@ -29,15 +30,6 @@ static size_t read_file(const char *path, char *text, size_t bytes) {
     close(fd);
     text[size > 0 ? size : 0] = 0;
     return size > 0 ? (size_t)size : 0;
-}
-
-bool task_cpu_ns(uint32_t tid, uint64_t *cpu_ns) {
-    struct timespec time;
-    if (tid == 0 || clock_gettime((clockid_t)(~tid << 3 | CPU_CLOCK_OF_THREAD), &time) != 0) {
-        return false;
-    }
-    *cpu_ns = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-    return true;
 }
 
 enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_bytes) {
@@ -102,7 +94,7 @@ struct task *tasks_find(struct tasks *tasks, uint32_t tid) {
     tasks->count++;
     *task = (struct task){.tid = tid, .present = true};
     if (!tasks->began) { /* it has been there before: its CPU time so far is not of this recording */
-        (void)task_cpu_ns(tid, &task->cpu_ns);
+        (void)thread_cpu_ns(tid, &task->cpu_ns);
     }
     look_at_name(task);
     return task;

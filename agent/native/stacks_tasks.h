@@ -39,8 +39,6 @@ void tasks_refresh(struct tasks *tasks);
 /* The task with this tid, added if it is new; NULL if the list is full. May move the others. */
 struct task *tasks_find(struct tasks *tasks, uint32_t tid);
 
-/* CPU time of a thread of this process; false if there is no such thread. */
-bool task_cpu_ns(uint32_t tid, uint64_t *cpu_ns);
 /* What a thread is doing that gets no CPU time right now. [gil, gil + gil_bytes) holds the GIL's lock. */
 enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_bytes);
 

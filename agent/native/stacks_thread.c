@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "stacks_rate.h"
+#include "wake.h"
 
 #ifndef SYS_close_range
 #define SYS_close_range 436
@@ -152,7 +153,7 @@ static uint64_t cpu_used(struct task *task, uint64_t cpu_ns) {
 static enum task_state state_now(const struct task *task, uint64_t cpu_ns, uint64_t used_ns, const struct tick *tick,
                                  uint64_t gil) {
     uint64_t now;
-    if (task_cpu_ns(task->tid, &now) && now > cpu_ns) {
+    if (thread_cpu_ns(task->tid, &now) && now > cpu_ns) {
         return TASK_RUNNING;
     }
     const enum task_state state = task_state_off_cpu(task->tid, gil, GIL_BYTES);
@@ -188,11 +189,11 @@ static bool look(struct sampler *sampler, const struct python_thread *thread, st
 /* The kernel's id of a thread, 0 if there is no such thread any more, and its CPU clock. */
 static uint32_t tid_of(const struct sampler *sampler, const struct python_thread *thread, uint64_t *cpu_ns) {
     const uint32_t native = (uint32_t)thread->native_id;
-    if (task_cpu_ns(native, cpu_ns)) {
+    if (thread_cpu_ns(native, cpu_ns)) {
         return native;
     }
     const uint32_t tid = ids_tid(&sampler->ids, &sampler->walker.memory, thread->id);
-    return task_cpu_ns(tid, cpu_ns) ? tid : 0;
+    return thread_cpu_ns(tid, cpu_ns) ? tid : 0;
 }
 
 static void sample_python_thread(struct sampler *sampler, const struct tick *tick, const struct python_thread *thread,
@@ -226,7 +227,7 @@ static void sample_python_thread(struct sampler *sampler, const struct tick *tic
 
 static void sample_native_thread(struct sampler *sampler, const struct tick *tick, struct task *task) {
     uint64_t cpu_ns;
-    if (!task_cpu_ns(task->tid, &cpu_ns)) {
+    if (!thread_cpu_ns(task->tid, &cpu_ns)) {
         return;
     }
     const uint64_t used_ns = cpu_used(task, cpu_ns);

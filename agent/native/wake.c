@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define NS_PER_S 1000000000LL
+#define CPU_CLOCK_OF_THREAD 6u /* CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED */
 
 void wake_post(struct wake *wake) {
     __atomic_fetch_add(&wake->posts, 1, __ATOMIC_SEQ_CST);
@@ -45,4 +46,13 @@ int64_t clock_ns(int clock) {
     struct timespec now;
     clock_gettime(clock, &now);
     return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+bool thread_cpu_ns(uint32_t tid, uint64_t *cpu_ns) {
+    struct timespec time;
+    if (tid == 0 || clock_gettime((clockid_t)(~tid << 3 | CPU_CLOCK_OF_THREAD), &time) != 0) {
+        return false;
+    }
+    *cpu_ns = (uint64_t)time.tv_sec * NS_PER_S + (uint64_t)time.tv_nsec;
+    return true;
 }

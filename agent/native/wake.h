@@ -21,4 +21,7 @@ bool wake_await(struct wake *wake, const uint32_t *word, uint32_t value, int64_t
 /* Nanoseconds of a clock (clockid_t), for CLOCK_MONOTONIC, CLOCK_REALTIME and CLOCK_THREAD_CPUTIME_ID. */
 int64_t clock_ns(int clock);
 
+/* The CPU time of a thread of this process. False: it has ended. */
+bool thread_cpu_ns(uint32_t tid, uint64_t *cpu_ns);
+
 #endif

@@ -147,7 +147,11 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
 /* ---- CUPTI ---- */
 
 /* Each of the real library's begins with a call of its own, too. */
-__attribute__((noinline)) static void begin(void) { __atomic_fetch_add(&fake.entered, 1, __ATOMIC_RELAXED); }
+__attribute__((noinline)) static void begin(void) {
+    const long delay_ms = __atomic_load_n(&fake.enter_delay_ms, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&fake.entered, 1, __ATOMIC_SEQ_CST);
+    usleep((useconds_t)delay_ms * 1000);
+}
 
 int cuptiGetVersion(uint32_t *version) {
     *version = (uint32_t)fake.version;
@@ -407,6 +411,7 @@ static const struct {
     {"names_result", &fake.names_result},
     {"flush_delay_ms", &fake.flush_delay_ms},
     {"enable_delay_ms", &fake.enable_delay_ms},
+    {"enter_delay_ms", &fake.enter_delay_ms},
     {"finalize_result", &fake.finalize_result},
     {"drop_at_finalize", &fake.drop_at_finalize},
     {"graph_recorded", &fake.graph_recorded},
@@ -417,7 +422,7 @@ int fake_set(const char *key, long value) {
     for (size_t i = 0; i < sizeof SETTINGS / sizeof *SETTINGS; i++) {
         if (strcmp(SETTINGS[i].key, key) == 0) {
             fake_lock();
-            *SETTINGS[i].value = value;
+            __atomic_store_n(SETTINGS[i].value, value, __ATOMIC_RELAXED);
             fake_unlock();
             return 0;
         }
@@ -451,6 +456,7 @@ static uint64_t read_locked(const uint64_t *value) {
 
 uint64_t fake_written(uint32_t kind) { return kind < KINDS ? read_locked(&fake.written[kind]) : 0; }
 uint64_t fake_single_calls(void) { return read_locked(&fake.single_calls); }
+uint64_t fake_entered(void) { return __atomic_load_n(&fake.entered, __ATOMIC_RELAXED); }
 int fake_is_enabled(uint32_t kind) { return kind < KINDS && fake.enabled[kind]; }
 uint64_t fake_dropped(void) { return read_locked(&fake.dropped_total); }
 uint64_t fake_finalized(void) { return read_locked(&fake.finalized); }

@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 /* Programmable: version, subscribe_result, refuse_kind (with refuse_result), drop_next, extra_kernel_bytes,
- * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms, finalize_result, drop_at_finalize,
- * graph_recorded, newer_than_driver. -1 for an unknown key. */
+ * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms (of Kineto), enter_delay_ms (of what
+ * takes CUPTI into use), finalize_result, drop_at_finalize, graph_recorded, newer_than_driver. -1 for an unknown key. */
 int fake_set(const char *key, long value);
 
 /* Each makes the CUDA API call of that name: a runtime record on the calling thread, the device's record with
@@ -22,6 +22,7 @@ uint32_t fake_sync(uint32_t stream); /* waits until the stream's work is over */
 void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream);
 
 uint64_t fake_written(uint32_t kind); /* records put into buffers since the library was loaded */
+uint64_t fake_entered(void); /* how often it was taken into use, or was about to be */
 int fake_is_enabled(uint32_t kind);
 uint64_t fake_single_calls(void); /* how often single calls were switched on or off */
 uint64_t fake_dropped(void);

@@ -45,7 +45,8 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
 
 def fake_cupti(name: str = "libcupti.so.13") -> Path:
     """The fake libcupti (tests/fakes/fake_cupti.c), under the name that a real one has."""
-    flags = ["-O2", "-g", "-fPIC", "-shared", f"-Wl,-soname,{name}"]
+    # Aligned: where a gate may be placed depends on where a call lies in its cache line.
+    flags = ["-O2", "-g", "-fPIC", "-shared", "-falign-functions=64", f"-Wl,-soname,{name}"]
     return build(name, FAKE_CUPTI, flags)
 
 
