@@ -88,8 +88,7 @@ class Recording:
         self._outcomes: Dict[str, SourceOutcome] = {}
         self.problems: List[Refusal] = []
         if plan.missing:
-            reason = "this process cannot record %s" % ", ".join(plan.missing)
-            self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", reason))
+            self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
 
     def start(self, announce: Announce) -> None:
         """Prepare all, announce all, start all. Raises SourceError if none records, and ProfilerInTheWay."""

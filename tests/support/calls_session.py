@@ -62,7 +62,7 @@ class Recording:
 
     def __init__(self, limit_bytes: int = 64 << 20, copies: bool = True) -> None:
         source = PythonCallsSource()
-        assert source.records_calls({})
+        assert source.why_no_calls({}) == ""
         request = SourceRequest(frozenset(("python_function",)), limit_bytes, {})
         self._agent = Agent()
         self.session: Any = self._agent.do(lambda: source.prepare(request))

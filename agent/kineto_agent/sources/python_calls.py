@@ -38,6 +38,9 @@ FORMAT = "python_calls/1"
 LOOK_S = 0.05
 _BUFFER_BYTES = 256 * 1024
 _STRINGS_BYTES = 8 * 1024 * 1024  # some 80,000 functions
+_NOT_EXACT = (
+    "exact calls of Python cannot be recorded (%s); leave out --with-stack=trace to have stacks sampled instead"
+)
 _PREFAULT_BYTES = 16 * 1024 * 1024  # 0.5 s of 2 M records/s, until the daemon gives buffers back
 
 
@@ -51,22 +54,23 @@ class PythonCallsSource:
         """Nothing by itself: the registry moves python_function here if calls are asked for exactly."""
         return []
 
-    def records_calls(self, options: Mapping[str, Any]) -> bool:
-        """Whether it can: torch's profiler, where something else needs it, records calls as well. Never raises."""
+    def why_no_calls(self, options: Mapping[str, Any]) -> str:
+        """ "" if it can record them, or why not. Never raises."""
         if any(options.get(name) for name in PROFILER_OPTIONS):
-            return False
-        if hasattr(sys, "gettotalrefcount") or "t" in getattr(sys, "abiflags", "") or sys.version_info >= (3, 16):
-            return False  # objects begin otherwise there
+            return "torch's profiler, which has to run anyway, records them as well"
+        kind = _unknown_build()
+        if kind:
+            return _NOT_EXACT % ("this is %s, whose objects begin otherwise" % kind)
         try:
             from kineto_agent.sources import python_calls_native  # ctypes: only where it is needed
 
             if not _opened:
                 python_calls_native.load().open()
                 _opened.append(True)
-        except Exception:  # noqa: BLE001 - then it does not
+        except Exception as exc:  # noqa: BLE001 - then it does not
             log_exception("Python's calls cannot be recorded")
-            return False
-        return True
+            return _NOT_EXACT % exc
+        return ""
 
     def would_yield(self, request: SourceRequest) -> bool:
         """It and torch's profiler do not meet; the tracer of Python in that one goes first, thread by thread."""
@@ -183,6 +187,15 @@ class PythonCallsSession:
         """Nobody calls this session here any more."""
         self._native.forked()
         self._forget()
+
+
+def _unknown_build() -> str:
+    """What this Python is, if its objects begin otherwise than those the collector knows; else ""."""
+    if hasattr(sys, "gettotalrefcount"):
+        return "a debug build of Python"
+    if "t" in getattr(sys, "abiflags", ""):
+        return "a free-threaded Python"
+    return "Python %d.%d" % sys.version_info[:2] if sys.version_info >= (3, 16) else ""
 
 
 def _prefixes() -> List[str]:

@@ -23,10 +23,11 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
 _TORCH_OPS = "torch_ops"
 _sources: Dict[str, Source] = {}
+_CALLS = "python_function"
 # Options that bring a type with them.
 _TYPES_OF_OPTIONS = {
-    "with_stack": "python_function",
-    "stack_trace": "python_function",
+    "with_stack": _CALLS,
+    "stack_trace": _CALLS,
     "profile_memory": "cpu_instant_event",
 }
 _EXACT_CALLS = "stack_trace"  # python_function is every call then, not samples
@@ -40,10 +41,16 @@ class Choice(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Who records what. missing: wanted types of Kineto that nothing in this process offers now."""
+    """Who records what. missing: wanted types of Kineto that nothing in this process offers now; and why, if known."""
 
     choices: List[Choice]
     missing: List[str]
+    why: str = ""
+
+    def cannot(self) -> str:
+        """What is missing, in words."""
+        words = "this process cannot record %s" % ", ".join(self.missing)
+        return "%s: %s" % (words, self.why) if self.why else words
 
 
 def sources() -> List[Source]:
@@ -109,8 +116,12 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     """
     options = options or {}
     offered = {name: frozenset(types) for name, types in offers(available).items()}
+    why = ""
     if options.get(_EXACT_CALLS):
-        calls = [source.name for source in available if getattr(source, "records_calls", _no)(options)]
+        recorders = [source for source in available if hasattr(source, "why_no_calls")]
+        refusals = {source.name: source.why_no_calls(options) for source in recorders}
+        calls = [name for name, refusal in refusals.items() if not refusal]
+        why = "" if calls else "; ".join(refusals.values())
         offered = _with_exact_calls(offered, calls[:1] or [_TORCH_OPS])
     everything: FrozenSet[str] = frozenset().union(*offered.values())
     there = ", ".join(sorted(everything)) or "nothing"
@@ -127,25 +138,22 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
         if own or types & added:
             choices.append(Choice(source, own | types & added))
     missing = sorted((asked | added) - everything)
+    plan = Plan(choices, missing, why if _CALLS in missing else "")
     if not choices:
-        raise SourceError("NOTHING_TO_RECORD", _nothing(missing, there))
-    return Plan(choices, missing)
-
-
-def _no(_options: Mapping[str, Any]) -> bool:
-    return False
+        raise SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
+    return plan
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:
     """One source records Python's calls, nobody samples them. torch's profiler can only where torch is."""
-    changed = {name: types - {"python_function"} for name, types in offered.items()}
+    changed = {name: types - {_CALLS} for name, types in offered.items()}
     for name in names:
         if changed.get(name) or name != _TORCH_OPS:
-            changed[name] |= {"python_function"}
+            changed[name] |= {_CALLS}
     return changed
 
 
-def _nothing(missing: List[str], there: str) -> str:
-    if not missing:
+def _nothing(plan: Plan, there: str) -> str:
+    if not plan.missing:
         return "no activity source works in this process"
-    return "this process cannot record %s; it offers: %s" % (", ".join(missing), there)
+    return plan.cannot() if plan.why else "%s; it offers: %s" % (plan.cannot(), there)

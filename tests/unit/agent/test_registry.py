@@ -121,8 +121,8 @@ def torch_ops() -> Source:
 class Calls(Named):
     """Records every call of Python."""
 
-    def records_calls(self, options: Mapping[str, Any]) -> bool:
-        return not options.get("with_modules")
+    def why_no_calls(self, options: Mapping[str, Any]) -> str:
+        return "torch has to run anyway" if options.get("with_modules") else options.get("why", "")
 
 
 def test_exact_calls_have_a_source_of_their_own_and_nobody_samples() -> None:
@@ -153,6 +153,15 @@ def test_exact_stacks_are_missing_where_nobody_can_record_them() -> None:
     plan = registry.choose([GPU, STACKS], [], {"stack_trace": True})
     assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"])]
     assert plan.missing == ["python_function"]
+
+
+def test_why_exact_calls_cannot_be_recorded_is_told() -> None:
+    options = {"stack_trace": True, "why": "a debug build: leave the option out"}
+    said = "this process cannot record python_function: a debug build: leave the option out"
+    with pytest.raises(SourceError) as raised:
+        registry.choose([STACKS, Calls("python_calls")], [], options)
+    assert raised.value.reason == said
+    assert registry.choose([GPU, STACKS, Calls("python_calls")], [], options).cannot() == said
 
 
 def test_an_option_adds_its_type_to_those_that_are_named() -> None:
