@@ -150,7 +150,9 @@ void fake_put(uint32_t kind, const void *record, size_t have) {
 __attribute__((noinline)) static void begin(void) {
     const long delay_ms = __atomic_load_n(&fake.enter_delay_ms, __ATOMIC_RELAXED);
     __atomic_fetch_add(&fake.entered, 1, __ATOMIC_SEQ_CST);
-    usleep((useconds_t)delay_ms * 1000);
+    if (delay_ms > 0) {
+        usleep((useconds_t)delay_ms * 1000);
+    }
 }
 
 int cuptiGetVersion(uint32_t *version) {
