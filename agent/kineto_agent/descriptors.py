@@ -24,6 +24,7 @@ NOBODY: Identity = (0, 0)
 _KEEPS_GIL, _KEEPS_ERRNO, _C_CALL = 0x4, 0x8, 0x1  # flags of ctypes functions
 _AT_FDCWD = -100
 _F_DUPFD_CLOEXEC = 1030
+_FUTEX_WAKE_PRIVATE = 0x81
 _STATUS_BYTES = 144  # struct stat begins with device and inode
 _FOLDER_BYTES = 32 * 1024
 _ENTRY = struct.Struct("=QqHB")  # struct linux_dirent64 before the name
@@ -44,11 +45,12 @@ class _Calls(NamedTuple):
     pipe2: int
     memfd_create: int
     getdents64: int
+    futex: int
 
 
-_CALLS = _Calls(0, 1, 3, 5, 72, 257, 293, 319, 217)
+_CALLS = _Calls(0, 1, 3, 5, 72, 257, 293, 319, 217, 202)
 if os.uname().machine != "x86_64":
-    _CALLS = _Calls(63, 64, 57, 80, 25, 56, 59, 279, 61)
+    _CALLS = _Calls(63, 64, 57, 80, 25, 56, 59, 279, 61, 98)
 
 
 class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]
@@ -71,6 +73,11 @@ def _call(number: int, *arguments: Any) -> int:
         error = _ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return result
+
+
+def wake_waiter(address: int) -> None:
+    """Wake a thread that waits by a futex for the word there to change. Keeps the GIL."""
+    _syscall(_CALLS.futex, _Long(address), _FUTEX_WAKE_PRIVATE, 1)
 
 
 def _begin_turn() -> None:

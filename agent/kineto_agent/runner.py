@@ -33,6 +33,7 @@ from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.torch_guard import ProfilerGuard
 from kineto_agent.steps import RING_ITERATIONS, StepCounter, median_ns, step_ratio
 from kineto_agent.threads import Thread, start_thread, thread_names
+from kineto_agent.turns import Turns
 
 EXIT_TIMEOUT_S = 2.0
 _LOOK_PERIOD_NS = 100_000_000  # at the program's profiler, while a capture waits for its end or for torch's import
@@ -70,7 +71,9 @@ class Agent:
         sources: Callable[[], List[Source]] = registry.sources,
         link: Optional[Link] = None,
         on_end: Callable[[], None] = _nothing,
+        turns: Optional[Turns] = None,
     ) -> None:
+        self.turns = Turns() if turns is None else turns
         self._counter = counter
         self._sources = sources
         self._link = Link(candidates) if link is None else link
@@ -169,7 +172,11 @@ class Agent:
         poller.register(self._wake_reader, select.POLLIN)
         if self._link.connected:
             poller.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
-        return poller.poll(timeout_ms)
+        self.turns.rest(-1 if timeout_ms is None else timeout_ms)
+        try:
+            return poller.poll(timeout_ms)
+        finally:
+            self.turns.work()
 
     def _timeout_ms(self) -> Optional[int]:
         waits_ns = []

@@ -1,7 +1,8 @@
 """Compiles the stubs into the bytes that attaching copies: `python daemon/native/generate_stub_code.py`.
 
-Writes collector_code.py and python_code.py of daemon/kinetod/attach. Needs gcc for both machines (Debian:
-gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu). The object files must have code and nothing else: no data, no relocation.
+Writes collector_code.py, python_code.py and turns_code.py of daemon/kinetod/attach. Needs gcc for both machines
+(Debian: gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu). The object files must have code and nothing else: no data, no
+relocation.
 """
 
 import os
@@ -43,7 +44,8 @@ class Stub(NamedTuple):
 
 COLLECTOR = Stub(ATTACH / "collector_stub.c", ATTACH / "collector_code.py", "collector_thread")
 PYTHON = Stub(ATTACH / "python_stub.c", ATTACH / "python_code.py", "python_enter")
-STUBS = (COLLECTOR, PYTHON)
+TURNS = Stub(ATTACH / "turns_stub.c", ATTACH / "turns_code.py", "turns_enter")
+STUBS = (COLLECTOR, PYTHON, TURNS)
 
 
 class StubError(RuntimeError):

@@ -41,7 +41,7 @@ def serve():
             exec(rest, kept)
             answer = None
         elif verb == "boot":
-            answer = bool(start(exec, (rest, {"__builtins__": __builtins__, "modules": sys.modules})))
+            answer = bool(start(exec, (rest, {"__builtins__": __builtins__, "modules": sys.modules, "turns": 0})))
         else:
             answer = eval(rest, kept)
         print(json.dumps(answer), flush=True)

@@ -26,6 +26,7 @@ from kineto_agent.sources import collector_library, registry
 from kineto_agent.sources.interface import Source
 from kineto_agent.step_hooks import StepHooks
 from kineto_agent.steps import COUNTER
+from kineto_agent.turns import Turns
 
 READY = b"K"  # the answer that the daemon waits for after it has sent the agent
 
@@ -34,18 +35,18 @@ _lock = _thread.allocate_lock()  # one comes, one goes
 _hooks = StepHooks(COUNTER)
 
 
-def run(channel: Any, library: int, number: int) -> Callable[[], None]:
+def run(channel: Any, library: int, number: int, turns: int) -> Callable[[], None]:
     """Make the agent over this channel (a `_socket.socket`); its work, for the calling thread to do. A running agent
     has been ended before.
 
     library: memfd with the collector, -1 for none; number: no library had it before in this process. Both become
-    the agent's. Raises OSError; then the caller still has the channel.
+    the agent's. turns: the address that Turns takes. Raises OSError; then the caller still has the channel.
     """
     global _agent
     with _lock:
         if library >= 0:
             collector_library.bring(library, number)
-        agent = Agent(COUNTER, sources=_sources, link=Link.adopted(channel), on_end=_left)
+        agent = Agent(COUNTER, sources=_sources, link=Link.adopted(channel), on_end=_left, turns=Turns(turns))
         try:
             channel.send(READY)
             _agent = agent
@@ -81,6 +82,7 @@ def _left() -> None:
 def _at_exit() -> None:
     agent = _agent
     if agent is not None:
+        agent.turns.end()
         agent.stop("TARGET_EXITING", "the process exited before the capture was complete")
 
 

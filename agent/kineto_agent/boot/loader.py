@@ -20,7 +20,7 @@ Theory of operation
     sources finds them: hooks that cannot be taken back (fork) do not add up. Any version may meet what any other
     version left there: "digest", and "end", a function that ends a running agent.
 
-    The text of standard.py stands before this one in the packet.
+    The text of standard.py stands before this one in the packet. `turns` among the globals is what Turns takes.
 """
 
 from __future__ import annotations  # not evaluated: typing might not be imported yet
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kineto_agent.boot.standard import Standard
 
     Piece = Union[bytes, tuple[int, str]]
+    turns: int
 
 _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.boot.live"
@@ -158,10 +159,11 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
         live = modules.get(_LIVE)
         agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
     state["libraries"] = state.get("libraries", 0) + 1  # number of this one
-    work: Callable[[], None] = agent["live"].run(channel, files.get("library", -1), state["libraries"])
+    given = (files.get("library", -1), state["libraries"], turns)  # noqa: F821
+    work: Callable[[], None] = agent["live"].run(channel, *given)
     state["agent"] = agent
-    for given in (channel, *descriptors):  # they belong to the agent now, in a forked child too
-        for held in _held(state, given):
+    for ours in (channel, *descriptors):  # they belong to the agent now, in a forked child too
+        for held in _held(state, ours):
             state["open"].remove(held)
     return work
 

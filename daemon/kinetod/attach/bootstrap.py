@@ -116,7 +116,7 @@ def boot(k):
    g=g[:C(R,a.fileno(),j[0],0x40000040)]
    d=[Held(up(x))for x in memoryview(e[16:e[0]]).cast('i')]
   finally:close(v,f)
-  n={'__name__':'kineto_loader','__builtins__':__builtins__,'modules':modules,'opened':opened}
+  n={'__name__':'kineto_loader','__builtins__':__builtins__,'modules':modules,'opened':opened,'turns':turns}
   exec(compile(g,'<kineto-loader>','exec',0x1000000),n)
   return n['load'](s,a,[h.x for h in d])
  except BaseException as x:

@@ -41,6 +41,7 @@ _TRIES_BETWEEN_LOOKS = 16
 _LOOK_EVERY_S = 0.05  # whether it has been stopped or frozen meanwhile
 _LOCK_RETRY_S = 0.005
 _MAX_MAP_FAILURES = 8
+_CODES_NEEDED = 2  # the trampoline and the first of a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ class Plan:
 
     policy: Policy
     request: Callable[[int, tuple[int, ...]], Request]  # of the region's address and those of `codes`
-    codes: tuple[bytes, ...] = ()  # constant code that the call needs besides the trampoline
+    codes: tuple[
+        bytes, ...
+    ] = ()  # constant code besides the trampoline: the first is needed, others where there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,12 @@ class _HandOver:
         """The trampoline first. Written now, where /proc/PID/mem does it; else in the stop."""
         placed: list[Placed] = []
         for code in (trampoline.TRAMPOLINE[self._machine.name], *self._plan.codes):
-            place = trampoline.find_place(self._image, code, placed)
+            try:
+                place = trampoline.find_place(self._image, code, placed)
+            except AttachError:
+                if len(placed) < _CODES_NEEDED:
+                    raise
+                break
             if place.missing and self._image.memory.writes_code:
                 with contextlib.suppress(OSError):  # a kernel may forbid it (proc_mem.force_override)
                     self._image.memory.write(place.address, code)

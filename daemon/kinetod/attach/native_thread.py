@@ -11,7 +11,7 @@ from kinetod.attach.python_entry import Handed
 from kinetod.attach.threads import NativeThreadPolicy
 from kinetod.attach.trampoline import PAYLOAD_OFFSET, SPARE_OFFSET
 
-_Argument = Callable[[int, int], bytes]  # of its own address and the code's
+_Argument = Callable[[int, tuple[int, ...]], bytes]  # of its own address and those of the codes
 
 
 class NativeThread:
@@ -20,31 +20,31 @@ class NativeThread:
     name = "native_thread"
 
     def __init__(self) -> None:
-        self._handed: Handed | None = None
+        self.handed: Handed | None = None  # the last one
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """Raises AttachError."""
         self.finish()
         python = python_of(target)
 
-        def argument(address: int, code: int) -> bytes:
-            self._handed = Handed(target, address)
-            return python_entry.argument(target, python, python_entry.THREAD, code, bootstrap.source)
+        def argument(page: int, placed: tuple[int, ...]) -> bytes:
+            self.handed = Handed(target, page)
+            return python_entry.argument(target, python, python_entry.THREAD, page, placed, bootstrap.source)
 
-        outcome = _start(target, python_entry.code(), argument, deadline, python.address("Py_IsInitialized"))
+        outcome = _start(target, python_entry.codes(), argument, deadline, python.address("Py_IsInitialized"))
         if not outcome.initialised:
             raise starting_or_ending(target)
         return _checked(target, outcome)
 
     def problem(self) -> AttachError | None:
         """Why what was handed over does not run."""
-        return self._handed.problem() if self._handed is not None else None
+        return self.handed.problem() if self.handed is not None else None
 
     def finish(self) -> None:
         """A thread that has not got the GIL yet does nothing any more."""
-        if self._handed is not None:
-            self._handed.cancel()
-        self._handed = None
+        if self.handed is not None:
+            self.handed.cancel()
+        self.handed = None
 
 
 def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Deadline) -> Stop:
@@ -55,17 +55,19 @@ def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Dea
     bytes; it stays too, writable. All signals are blocked in the thread. It is joinable: the code should begin by
     pthread_detach(pthread_self()).
     """
-    return _checked(image, _start(image, code, lambda _address, _code: argument, deadline, 0))
+    return _checked(image, _start(image, (code,), lambda _page, _placed: argument, deadline, 0))
 
 
-def _start(image: TargetImage, code: bytes, argument: _Argument, deadline: Deadline, check: int) -> Outcome:
+def _start(
+    image: TargetImage, codes: tuple[bytes, ...], argument: _Argument, deadline: Deadline, check: int
+) -> Outcome:
     create = image.libc_symbol("pthread_create")
 
     def request(region: int, placed: tuple[int, ...]) -> Request:
         address = region + PAYLOAD_OFFSET
-        return Request(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address, placed[0]), check)
+        return Request(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address, placed), check)
 
-    return hand_over(image, Plan(NativeThreadPolicy(image), request, (code,)), deadline)
+    return hand_over(image, Plan(NativeThreadPolicy(image), request, codes), deadline)
 
 
 def _checked(image: TargetImage, outcome: Outcome) -> Stop:

@@ -23,7 +23,7 @@ class PendingCall:
     name = "pending_call"
 
     def __init__(self) -> None:
-        self._handed: Handed | None = None
+        self.handed: Handed | None = None  # the last one
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
         """Raises AttachError."""
@@ -32,11 +32,12 @@ class PendingCall:
         add, check = python.address("Py_AddPendingCall"), python.address("Py_IsInitialized")
 
         def request(region: int, placed: tuple[int, ...]) -> Request:
-            self._handed = Handed(target, region + PAYLOAD_OFFSET)
-            argument = python_entry.argument(target, python, python_entry.PENDING, placed[0], bootstrap.source)
-            return Request(add, (placed[0], region + PAYLOAD_OFFSET), argument, check)
+            page = region + PAYLOAD_OFFSET
+            self.handed = Handed(target, page)
+            argument = python_entry.argument(target, python, python_entry.PENDING, page, placed, bootstrap.source)
+            return Request(add, (placed[0], page), argument, check)
 
-        plan = Plan(PendingCallPolicy(target), request, (python_entry.code(),))
+        plan = Plan(PendingCallPolicy(target), request, python_entry.codes())
         for _attempt in range(_MAX_QUEUE_FULL):
             outcome = hand_over(target, plan, deadline)
             if not outcome.initialised:
@@ -54,13 +55,13 @@ class PendingCall:
 
     def problem(self) -> AttachError | None:
         """Why what was handed over does not run."""
-        return self._handed.problem() if self._handed is not None else None
+        return self.handed.problem() if self.handed is not None else None
 
     def finish(self) -> None:
         """A call that is still in the queue does nothing any more."""
-        if self._handed is not None:
-            self._handed.cancel()
-        self._handed = None
+        if self.handed is not None:
+            self.handed.cancel()
+        self.handed = None
 
 
 def python_of(target: TargetImage) -> PythonImage:

@@ -1,4 +1,5 @@
-"""Python source on a thread of its own in the target: what python_stub.c is given, and what became of it.
+"""Python source on a thread of its own in the target: what python_stub.c and turns_stub.c are given, and what became
+of it.
 
 Theory of operation
     One page of the target holds the stub's argument with the source behind it. The stub is called with it twice: as
@@ -18,14 +19,20 @@ from kinetod.attach.image import PythonImage, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.machine import this_machine
 from kinetod.attach.python_code import CODE
+from kinetod.attach.turns_code import CODE as TURNS_CODE
 
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
 _HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,
 _FUNCTIONS = struct.Struct("<21Q")  # code and functions,
+_TURNS = struct.Struct("<8IQ6Q7Q")  # struct python_turns: the agent's thread and what it does, three roles, functions
 _TEXTS = struct.Struct("<16s8s240s")  # builtins_name, modules_name and said
-_CANCELLED_OFFSET, _SAID_OFFSET = 4, _HEAD.size + _FUNCTIONS.size + 24
+TURNS_OFFSET = _HEAD.size + _FUNCTIONS.size
+_CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + 24
+_BEGIN, _THREAD, _CALL = 1, 3, 4  # enum turns_role
+_HANDED_OFFSET = TURNS_OFFSET + 12
 _SAID_BYTES = 240
 _ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is traced by nobody
+_QUEUE = "_PyEval_AddPendingCall"
 _BEFORE_TRACING = ("PyInterpreterState_Main", "PyThreadState_New", "PyEval_AcquireThread")
 _AFTER_TRACING = (
     *("PyThreadState_Clear", "PyThreadState_DeleteCurrent", "PyDict_New", "PyEval_GetBuiltins"),
@@ -34,13 +41,17 @@ _AFTER_TRACING = (
 )
 
 
-def code() -> bytes:
-    """The stub: constant, shared by all attaches to a process."""
-    return CODE[this_machine().name]
+def codes() -> tuple[bytes, bytes]:
+    """The stubs: constant, shared by all attaches to a process. The second, for turns with the GIL, may be left out."""
+    machine = this_machine().name
+    return CODE[machine], TURNS_CODE[machine]
 
 
-def argument(target: TargetImage, python: PythonImage, stage: int, address: int, source: bytes) -> bytes:
-    """What it is given. address: where the code lies. Raises AttachError."""
+def argument(
+    target: TargetImage, python: PythonImage, stage: int, page: int, placed: tuple[int, ...], source: bytes
+) -> bytes:
+    """What they are given. page: where it will lie; placed: where the codes lie. Raises AttachError."""
+    address = placed[0]
     tracing = python.symbol(_ENTER_TRACING)
     functions = (
         address,
@@ -49,8 +60,21 @@ def argument(target: TargetImage, python: PythonImage, stage: int, address: int,
         tracing[0] if tracing is not None else 0,
         *(python.address(name) for name in _AFTER_TRACING),
     )
-    head = _HEAD.pack(stage, 0, 0)
-    return head + _FUNCTIONS.pack(*functions) + _TEXTS.pack(b"__builtins__", b"modules", b"") + source + b"\0"
+    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + _turns(target, python, page, placed[1:])
+    given = b"turns=%d\n" % (page + TURNS_OFFSET)
+    return head + _TEXTS.pack(b"__builtins__", b"modules", b"") + given + source + b"\0"
+
+
+def _turns(target: TargetImage, python: PythonImage, page: int, placed: tuple[int, ...]) -> bytes:
+    queue = python.symbol(_QUEUE)  # private, but exported by all that are supported; without it we do without
+    code = placed[0] if placed and queue is not None else 0
+    return _TURNS.pack(
+        *(0,) * 9,
+        *(_BEGIN, page, _THREAD, page, _CALL, page),
+        *(code, target.libc_symbol("pthread_attr_init"), target.libc_symbol("pthread_attr_setstacksize")),
+        *(python.address("Py_IsInitialized"), queue[0] if queue is not None else 0),
+        *(python.address("PyEval_SaveThread"), python.address("PyEval_RestoreThread")),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +88,10 @@ class Handed:
         """Whoever has not begun yet does nothing."""
         with contextlib.suppress(OSError, AttachError):
             self.target.memory.write(self.address + _CANCELLED_OFFSET, b"\1\0\0\0")
+
+    def turns_given(self) -> int:
+        """How often the program's threads have given the GIL away for ours."""
+        return int.from_bytes(self.target.memory.read(self.address + _HANDED_OFFSET, 4), "little")
 
     def problem(self) -> AttachError | None:
         """Why no channel will appear, if none has. None: one may."""

@@ -17,6 +17,7 @@
  * globals, so that it can do without builtins.__import__, which may be the program's.
  */
 #include "python_stub.h"
+#include "stub_calls.h"
 
 static int start(struct python_argument *given);
 static void run(struct python_argument *given);
@@ -31,31 +32,9 @@ void *python_enter(struct python_argument *given) {
     return 0;
 }
 
-#if defined __x86_64__
-enum { SYS_RT_SIGPROCMASK = 14 };
-
 static inline long signal_mask(const unsigned long *set, unsigned long *old) {
-    long result;
-    register long r10 __asm__("r10") = sizeof *set;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"((long)SYS_RT_SIGPROCMASK), "D"(2L), "S"(set), "d"(old), "r"(r10)
-                     : "rcx", "r11", "memory");
-    return result;
+    return system_call(SYS_RT_SIGPROCMASK, 2, (long)set, (long)old, sizeof *set);
 }
-#elif defined __aarch64__
-enum { SYS_RT_SIGPROCMASK = 135 };
-
-static inline long signal_mask(const unsigned long *set, unsigned long *old) {
-    register long x8 __asm__("x8") = SYS_RT_SIGPROCMASK;
-    register long x0 __asm__("x0") = 2;
-    register const unsigned long *x1 __asm__("x1") = set;
-    register unsigned long *x2 __asm__("x2") = old;
-    register long x3 __asm__("x3") = sizeof *set;
-    __asm__ volatile("svc #0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
-    return x0;
-}
-#endif
 
 #define BIT(number) (1UL << ((number) - 1))
 /* All but the synchronous ones (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS) and the C library's own two. */
@@ -97,6 +76,13 @@ static inline void note_exception(struct python_argument *given) {
     given->stage = STAGE_RAISED;
 }
 
+/* The first time it begins, the second time it ends. */
+static __attribute__((noinline)) void see_to_turns(struct python_argument *given) {
+    if (given->turns.code != 0) {
+        (void)given->turns.code(&given->turns.as_agent);
+    }
+}
+
 static __attribute__((noinline)) void run(struct python_argument *given) {
     const unsigned long blocked = BLOCKED;
     (void)signal_mask(&blocked, 0);
@@ -111,6 +97,7 @@ static __attribute__((noinline)) void run(struct python_argument *given) {
         return;
     }
     given->stage = STAGE_WAITS;
+    see_to_turns(given);
     given->acquire(state);
     if (given->enter_tracing != 0) {
         given->enter_tracing(state);
@@ -133,6 +120,7 @@ static __attribute__((noinline)) void run(struct python_argument *given) {
         given->decref(result);
         given->decref(globals);
     }
+    see_to_turns(given);
     given->clear_state(state);
     given->delete_state();
 }

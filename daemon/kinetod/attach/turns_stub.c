@@ -1,0 +1,154 @@
+/* How a thread of ours gets its turns with the GIL where the interpreter does not see to it.
+ *
+ * A thread that waits for the GIL asks for it after 5 ms. But each time that the GIL is given away and taken back
+ * meanwhile, if only for a microsecond around a write(), CPython begins to count anew, and a sleeping thread takes
+ * longer to wake than the owner takes to have it back. In a program that does so every millisecond, each turn of ours
+ * comes by chance: a trace that takes some hundred of them began after seconds, or not at all.
+ *
+ *     python daemon/native/generate_stub_code.py
+ *
+ * compiles it into the bytes of turns_code.py. It is copied into the target alone: no data, no relocation, no libc.
+ *
+ * The thread is begun by the agent's own. It sleeps while the agent waits for something else. Where the agent has had hardly
+ * any processor time for TURN_MS although it works, the thread has the interpreter call us: on a thread of the program,
+ * between two bytecodes, where any other thread might get the GIL as well. There it is given away for PAUSE_NS. Nothing
+ * of Python is run. A call that comes late, or in a forked child, does nothing.
+ *
+ * The call is queued for the main interpreter by name: Py_AddPendingCall, before 3.12, asks the thread that has the
+ * GIL for its interpreter, and that thread may be ending. Before 3.12 only the main thread runs such calls.
+ */
+#include "python_stub.h"
+#include "stub_calls.h"
+
+static void begin(struct python_argument *given);
+static void end(struct python_turns *turns);
+static void take_care(struct python_argument *given);
+static void give_away(struct python_argument *given);
+
+/* First in the file: the bytes begin here. int (*)(void *) and void *(*)(void *): 0 is both. */
+void *turns_enter(struct turns_role_of *role) {
+    if (role->role == ROLE_CALL) {
+        give_away(role->given);
+    } else if (role->role == ROLE_THREAD) {
+        take_care(role->given);
+    } else if (role->role == ROLE_BEGIN) {
+        role->role = ROLE_END;
+        begin(role->given);
+    } else {
+        end(&role->given->turns);
+    }
+    return 0;
+}
+
+#define STACK_BYTES (256ul << 10)
+#define TURN_MS 3
+#define PAUSE_NS 60000L
+#define WORKS_NS 300000ul /* of processor time in a turn; one that waits for the GIL is woken each time it is given away */
+#define TRIES_A_STEP 32u /* in vain, until the pauses are doubled */
+#define MOST_STEPS 8u
+#define NS_PER_MS 1000000L
+#define NS_PER_S 1000000000L
+#define FUTEX_WAIT_PRIVATE 128L
+#define FUTEX_WAKE_PRIVATE 129L
+#define PR_SET_NAME 15L
+
+struct moment {
+    long seconds, ns;
+};
+
+/* On the agent's thread. Where no thread can be made, the agent does without. */
+static __attribute__((noinline)) void begin(struct python_argument *given) {
+    unsigned long attributes[ATTRIBUTES_BYTES / sizeof(unsigned long)];
+    unsigned long thread;
+    struct python_turns *turns = &given->turns;
+    turns->thread = (unsigned int)system_call(SYS_GETTID, 0, 0, 0, 0);
+    turns->process = (unsigned int)system_call(SYS_GETPID, 0, 0, 0, 0);
+    if (turns->attributes(attributes) == 0 && turns->stack(attributes, STACK_BYTES) == 0) {
+        (void)given->create(&thread, attributes, (void *)turns->code, &turns->as_thread);
+    }
+}
+
+static __attribute__((noinline)) void end(struct python_turns *turns) {
+    turns->over = 1;
+    turns->rest = 0;
+    (void)system_call(SYS_FUTEX, (long)&turns->rest, FUTEX_WAKE_PRIVATE, 1, 0);
+}
+
+/* Until *word is another than `value`, at most so long. */
+static void sleep_while(const volatile void *word, int value, long ns) {
+    const struct moment limit = {ns / NS_PER_S, ns % NS_PER_S};
+    (void)system_call(SYS_FUTEX, (long)word, FUTEX_WAIT_PRIVATE, value, ns < 0 ? 0 : (long)&limit);
+}
+
+/* Of the agent's thread; 0 if it has ended. */
+static unsigned long cpu_ns(const struct python_turns *turns) {
+    struct moment time = {0, 0};
+    (void)system_call(SYS_CLOCK_GETTIME, ~(long)turns->thread * 8 + 6, (long)&time, 0, 0);
+    return (unsigned long)(time.seconds * NS_PER_S + time.ns);
+}
+
+static void ask(struct python_argument *given) {
+    struct python_turns *turns = &given->turns;
+    turns->queueing = 1;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* who writes `over` looks at `queueing` next */
+    if (turns->over == 0 && turns->queued == 0 && given->turns.initialised() != 0) {
+        turns->queued = 1;
+        if (turns->queue(given->interpreter(), (void *)turns->code, &turns->as_call, 0) != 0) {
+            turns->queued = 0; /* the queue is full */
+        }
+    }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    turns->queueing = 0;
+}
+
+/* How long to sleep before the agent is looked at, -1: until it says so. `slept`: the rest that has been waited for. */
+static inline long pause_ns(int rest, int slept, unsigned int in_vain) {
+    const unsigned int steps = in_vain / TRIES_A_STEP;
+    if (rest < 0) {
+        return -1;
+    }
+    return rest != 0 && rest != slept ? (rest >> 1) * NS_PER_MS
+                                      : TURN_MS * NS_PER_MS << (steps < MOST_STEPS ? steps : MOST_STEPS);
+}
+
+static __attribute__((noinline)) void take_care(struct python_argument *given) {
+    struct python_turns *turns = &given->turns;
+    volatile unsigned long name[2] = {0x742d6f74656e696bul, 0x736e7275ul}; /* "kineto-turns" */
+    unsigned long resting_ns = 0; /* processor time when the rest was seen first */
+    unsigned int in_vain = 0;
+    int slept = 0;
+    (void)given->detach(given->self());
+    (void)system_call(SYS_PRCTL, PR_SET_NAME, (long)name, 0, 0);
+    while (turns->over == 0) {
+        const int rest = turns->rest;
+        const int begins = rest != 0 && rest != slept;
+        resting_ns = begins ? cpu_ns(turns) : resting_ns;
+        sleep_while(&turns->rest, rest, pause_ns(rest, slept, in_vain));
+        const unsigned long now_ns = cpu_ns(turns);
+        if (now_ns == 0) {
+            return;
+        }
+        /* After a rest it may have to wait before it can say that it is over: it has run for a moment then. */
+        const int woke = rest == 0 || now_ns != resting_ns;
+        const int stands = !begins && rest == turns->rest && woke && now_ns - turns->cpu_ns < WORKS_NS;
+        slept = rest;
+        turns->cpu_ns = now_ns;
+        in_vain = stands ? in_vain + 1 : 0;
+        if (stands) {
+            ask(given);
+        }
+    }
+}
+
+/* On a thread of the program, which has the GIL. */
+static __attribute__((noinline)) void give_away(struct python_argument *given) {
+    struct python_turns *turns = &given->turns;
+    const int wanted = turns->over == 0 && cpu_ns(turns) - turns->cpu_ns < WORKS_NS;
+    turns->queued = 0;
+    if (wanted && system_call(SYS_GETPID, 0, 0, 0, 0) == (long)turns->process) {
+        void *state = turns->release();
+        sleep_while(&turns->process, (int)turns->process, PAUSE_NS);
+        turns->restore(state);
+        turns->handed++;
+    }
+}
