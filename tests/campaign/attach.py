@@ -42,6 +42,7 @@ KINDS = (
         "gil_held",
         "gil_held_bystander",
         "gil_free",
+        "gives_briefly",
         "forking",
         "workers",
         "data_loader",

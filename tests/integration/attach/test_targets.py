@@ -11,6 +11,7 @@ KINDS = {
     "joined": 3,
     "gil_held_bystander": 2,
     "gil_free": 2,
+    "gives_briefly": 4,
     "asleep": 5,
     "asleep_raw": 5,
     "for_good_sleep": 2,

@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import os
+import time
 from typing import Any, Callable, Dict
 
 from support.attach_targets.control import Target, must_be
@@ -86,7 +88,24 @@ class Loop(Target):
         must_be("the sum", self._work(), self._wanted)
 
 
+_BRIEF_S = 0.001
+
+
+def gives_briefly() -> Target:
+    """A millisecond of work, and a call that lets go of the GIL for a microsecond: CPython serves nobody else."""
+    null = os.open(os.devnull, os.O_RDONLY)
+
+    def work() -> int:
+        end = time.perf_counter() + _BRIEF_S
+        while time.perf_counter() < end:
+            pass
+        return len(os.pread(null, 1, 0))
+
+    return Loop(work)
+
+
 KINDS: Dict[str, Callable[[], Target]] = {
     "python": lambda: Loop(python_work),
     "malloc": lambda: Loop(MallocWork()),
+    "gives_briefly": gives_briefly,
 }
