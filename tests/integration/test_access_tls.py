@@ -4,6 +4,8 @@ import contextlib
 import datetime
 import os
 import socket
+import ssl
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,28 @@ class Remote:
             return call(channel, name, getattr(pb, f"{name}Request")())
 
 
+def handshake(remote: Remote, version: ssl.TLSVersion, ciphers: str) -> tuple[str, str, int]:
+    """The cipher agreed upon with a client that knows one version of TLS. Raises SSLError, ConnectionError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the old versions
+        context.minimum_version = context.maximum_version = version
+    context.set_ciphers(ciphers)
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(cadata=remote.authority.certificate.decode())
+    client = remote.authority.issue("operator")
+    pem = remote.folder / "client.pem"
+    pem.write_bytes(client.certificate + client.key)
+    context.load_cert_chain(pem)
+    host, _, port = remote.address.rpartition(":")
+    plain = socket.create_connection((host, int(port)), timeout=20)
+    with context.wrap_socket(plain, server_hostname="localhost") as secure:
+        secure.recv(1)  # TLS 1.3 tells what is wrong with a client after the client's handshake
+        cipher = secure.cipher()
+        assert cipher is not None
+        return cipher
+
+
 def free_address(host: str = "127.0.0.1") -> str:
     with socket.socket() as probe:
         probe.bind((host, 0))
@@ -83,6 +107,40 @@ def test_certificates_without_a_user_see_everything(remote: Remote, names: dict[
     client = remote.authority.issue(**names)  # type: ignore[arg-type]
     assert remote.call(client, "ListCaptures").code == OK
     assert remote.call(client, "CreateCapture").reason == traces
+
+
+@pytest.mark.parametrize("names", [{"dns": "mallory.cluster"}, {"ip": "10.0.0.1"}, {"registered_id": "1.2.3.4"}])
+def test_a_common_name_gives_nothing_where_the_authority_vouches_for_other_names(
+    remote: Remote, names: dict[str, str]
+) -> None:
+    answer = remote.call(remote.authority.issue("operator", **names))  # type: ignore[arg-type]
+    assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "UNKNOWN_CERTIFICATE")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_versions_of_tls_are_not_spoken(remote: Remote, version: ssl.TLSVersion) -> None:
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        handshake(remote, version, "ALL:@SECLEVEL=0")
+
+
+@pytest.mark.parametrize(
+    "ciphers",
+    ["NULL", "aNULL", "RC4", "3DES", "CAMELLIA", "kRSA", "DHE", "ECDHE+AES+SHA1", "ECDHE+AES+SHA256:!AESGCM:!AESCCM"],
+)
+def test_ciphers_without_forward_secrecy_or_authenticated_encryption_are_not_taken(
+    remote: Remote, ciphers: str
+) -> None:
+    try:
+        chosen = handshake(remote, ssl.TLSVersion.TLSv1_2, f"{ciphers}:@SECLEVEL=0")
+    except ssl.SSLError:
+        return
+    raise AssertionError(f"the daemon agreed to {chosen}")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_tls_1_2_and_1_3_are_spoken(remote: Remote, version: ssl.TLSVersion) -> None:
+    name, spoken, bits = handshake(remote, version, "ALL")
+    assert ("GCM" in name or "CHACHA20" in name) and spoken == version.name.replace("_", ".") and bits >= 128
 
 
 @pytest.mark.parametrize("names", [{"common_name": "mallory"}, {"dns": "operator"}, {"uri": "spiffe://cluster/x"}])
