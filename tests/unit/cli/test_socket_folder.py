@@ -82,7 +82,10 @@ def test_nothing_is_sent_to_somebody_elses_program_in_ones_own_folder(
     folder: Path, foreign: subprocess.Popen[str]
 ) -> None:
     os.chown(folder, 0, 0)  # it was somebody else's when the socket was made
-    with Client(f"unix:{folder}/kinetod.sock") as client, pytest.raises(errors.UntrustedSocket, match="a socket of uid"):
+    with (
+        Client(f"unix:{folder}/kinetod.sock") as client,
+        pytest.raises(errors.UntrustedSocket, match="a socket of uid"),
+    ):
         client.host()
     assert foreign.communicate("")[0] == "0\n"  # it was connected to, and let go: not one byte
 
