@@ -3,8 +3,10 @@
 import contextlib
 import datetime
 import os
+import shutil
 import socket
 import ssl
+import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,6 +196,52 @@ def test_new_certificates_are_taken_while_the_daemon_runs(remote: Remote) -> Non
     old = remote.authority
     write_server_files(remote.folder, old.issue(dns="localhost"), old.certificate)
     until(lambda: remote.call(old.issue("operator")).code == OK, "the old ones are in use again")
+
+
+class ImpatientDaemon(Daemon):
+    """Its connections last for a moment instead of an hour."""
+
+    def command(self) -> list[str]:
+        """The same command line, with another constant."""
+        start = (
+            "import sys; from kinetod.rpc import server; from kinetod.__main__ import main;"
+            "server._OPTIONS = tuple((name, 200 if '_age_' in name else value) for name, value in server._OPTIONS);"
+            "sys.exit(main())"
+        )
+        return [*super().command()[:1], "-c", start, *super().command()[3:]]
+
+
+def test_an_open_connection_counts_no_longer_than_its_age_once_the_authority_is_withdrawn(
+    tmp_path: Path,
+) -> None:
+    authority, address = Authority(), free_address()
+    write_server_files(tmp_path, authority.issue(dns="localhost"), authority.certificate)
+    config = tmp_path / "config.toml"
+    config.write_text(
+        SETTINGS.replace('= "server', f'= "{tmp_path}/server').replace('"clients', f'"{tmp_path}/clients')
+    )
+    root = Path(tempfile.mkdtemp(prefix="kinetod-"))
+    daemon = ImpatientDaemon(root, ("--config", str(config), "--listen", address))
+    daemon.start()
+    try:
+        with authority.channel(address, authority.issue("operator")) as channel:
+            assert call(channel, "GetHost", pb.GetHostRequest()).code == OK
+            write_server_files(tmp_path, authority.issue(dns="localhost"), Authority("another").certificate)
+            until(
+                lambda: call(channel, "GetHost", pb.GetHostRequest()).code == "UNAVAILABLE",
+                "the open connection ends, and there is no new one",
+            )
+    finally:
+        daemon.stop()
+        shutil.rmtree(root)
+
+
+def test_a_renewed_certificate_of_a_client_counts_with_the_next_connection(remote: Remote) -> None:
+    with remote.authority.channel(remote.address, remote.authority.issue("operator")) as open_channel:
+        assert call(open_channel, "GetHost", pb.GetHostRequest()).code == OK
+        assert remote.call(remote.authority.issue("operator", lasts=-DAY)).code == "UNAVAILABLE"
+        assert remote.call(remote.authority.issue("operator", lasts=2 * DAY)).code == OK
+        assert call(open_channel, "GetHost", pb.GetHostRequest()).code == OK
 
 
 def test_kinetoctl_calls_with_certificates_from_its_variables(

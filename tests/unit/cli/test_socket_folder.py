@@ -14,6 +14,7 @@ from kineto_protos import endpoints
 from kinetoctl import errors
 from kinetoctl.app import cli
 from kinetoctl.client import Client
+from kinetoctl.exit_codes import ExitCode
 from kinetoctl.socket_folder import SocketFolder
 from support.fake_profiler import FakeProfiler, serve
 
@@ -73,7 +74,7 @@ def test_nothing_is_sent_to_a_socket_in_somebody_elses_folder(folder: Path, fore
     assert str(caught.value) == (
         f"nothing was sent to {address}: {folder} belongs to uid {OTHER}, neither root nor you"
     )
-    assert caught.value.exit_code == errors.ExitCode.DENIED
+    assert caught.value.exit_code == ExitCode.DENIED
     assert foreign.poll() is None
 
 

@@ -34,30 +34,26 @@ def evil(kind: type[Message], depth: int = 0, **known: Any) -> Any:
     """A message all of whose texts are hostile."""
     message = kind()
     for field in kind.DESCRIPTOR.fields:
+        inner: Any = field.message_type
         if field.name in known or depth > 4:
             continue
-        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-        value: Any = None
-        if is_map:
-            texts = getattr(message, field.name)
-            if field.message_type.fields_by_name["value"].type == FieldDescriptor.TYPE_STRING:
-                texts[EVIL] = EVIL
-            continue
-        if field.type == FieldDescriptor.TYPE_STRING:
-            value = EVIL
-        elif field.message_type is not None:
-            value = evil(field.message_type._concrete_class, depth + 1)
-        if value is None:
-            continue
-        if field.is_repeated:
-            getattr(message, field.name).append(value)
-        elif field.message_type is not None:
-            getattr(message, field.name).CopyFrom(value)
-        else:
-            setattr(message, field.name, value)
+        if inner is not None and inner.GetOptions().map_entry:
+            if inner.fields_by_name["value"].type == FieldDescriptor.TYPE_STRING:
+                getattr(message, field.name)[EVIL] = EVIL
+        elif field.type == FieldDescriptor.TYPE_STRING or inner is not None:
+            _fill(message, field, EVIL if inner is None else evil(inner._concrete_class, depth + 1))
     for name, value in known.items():
         setattr(message, name, value)
     return message
+
+
+def _fill(message: Message, field: Any, value: Any) -> None:
+    if field.is_repeated:
+        getattr(message, field.name).append(value)
+    elif field.message_type is not None:
+        getattr(message, field.name).CopyFrom(value)
+    else:
+        setattr(message, field.name, value)
 
 
 @pytest.fixture

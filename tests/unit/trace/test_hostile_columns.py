@@ -119,7 +119,7 @@ def test_a_description_nested_without_end_is_a_spool_error(folder: Path) -> None
         load_columns(folder)
 
 
-VALUES = [
+VALUES: list[Any] = [
     None,
     True,
     -1,
