@@ -15,11 +15,15 @@ __all__ = ["__version__", "start", "step", "stop"]
 
 
 def start() -> None:
-    """Start the agent of this process, unless it runs already. Needs CPython 3.9 on Linux."""
-    if _supported():
-        from kineto_agent import process
+    """Start the agent of this process, unless it runs already. Needs CPython 3.9 on Linux.
 
-        process.start()
+    A set-uid program, or one with capabilities of its file, gets none: its variables are its caller's.
+    """
+    if _supported():
+        from kineto_agent import env, process
+
+        if not env.is_elevated():
+            process.start()
 
 
 def stop() -> None:

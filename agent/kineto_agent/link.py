@@ -49,7 +49,10 @@ _UCRED = struct.Struct("iII")  # pid, uid, gid
 
 
 def vouched_for(path: str, uid: int, run: str = "/run") -> bool:
-    """Whether the socket lies in a folder of that user directly in /run, where only root makes folders."""
+    """Whether the socket lies in a folder of that user directly in /run, where only root makes folders.
+
+    The same rule as `kineto_protos.endpoints`, which the agent cannot import.
+    """
     folder = os.path.dirname(path)
     if os.path.dirname(folder) != run:
         return False

@@ -10,12 +10,13 @@ from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM, cli
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.lazy import MissingCommand
+from kinetoctl.output.console import say_text
 
 
 def _say(kind: str, message: str, *, color: str = "red") -> None:
     style = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and "--no-color" not in sys.argv
     label = click.style(f"{kind}:", fg=color, bold=True) if style else f"{kind}:"
-    click.echo(f"{label} {message}", err=True)
+    say_text(message, err=True, label=f"{label} ")
 
 
 def _usage_text(exc: click.ClickException) -> str:
@@ -27,11 +28,11 @@ def _usage_text(exc: click.ClickException) -> str:
 
 def _report_usage(exc: click.ClickException) -> int:
     if isinstance(exc, MissingCommand):
-        click.echo(exc.message, err=True)
+        say_text(exc.message, err=True)
         return ExitCode.USAGE
     _say("error", _usage_text(exc))
     if isinstance(exc, click.UsageError) and exc.ctx is not None:
-        click.echo(f"`{exc.ctx.command_path} --help` shows how it is used.", err=True)
+        say_text(f"`{exc.ctx.command_path} --help` shows how it is used.", err=True)
     return ExitCode.USAGE
 
 
@@ -40,7 +41,7 @@ def _report(exc: CliError) -> int:
     first, newline, rest = str(exc).partition("\n")
     _say("error", f"{first}{code}{newline}{rest}")
     if exc.help_text:
-        click.echo(exc.help_text, err=True)
+        say_text(exc.help_text, err=True)
     return exc.exit_code
 
 

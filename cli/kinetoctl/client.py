@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr otherwise
@@ -18,7 +17,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
 from kinetoctl import errors
-from kinetoctl.channel import open_channel
+from kinetoctl.channel import Calls, open_line, unreachable
 
 ERROR_DOMAIN = "kineto"
 STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
@@ -71,21 +70,6 @@ def _reason_code(error: grpc.RpcError) -> str:
     return ""
 
 
-def _unreachable(address: str, details: str) -> errors.CliError:
-    """Why nothing answers at the address, as well as the file system can tell."""
-    if address.startswith("unix:"):
-        path = Path("/" + address[5:].lstrip("/")) if address.startswith("unix:/") else Path(address[5:])
-        try:
-            if not path.exists():
-                return errors.Unreachable(f"no daemon at {address}: there is no such socket")
-        except PermissionError:
-            return errors.Denied(f"no access to the daemon at {address}: {path.parent} is not readable for you")
-        if not os.access(path, os.W_OK):
-            return errors.Denied(f"no access to the daemon at {address}: the socket is not writable for you")
-        return errors.Unreachable(f"no daemon at {address}: the socket is there, but nobody answers ({details})")
-    return errors.Unreachable(f"no daemon at {address}: {details}")
-
-
 def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors.CliError:
     """Our error for gRPC's. The daemon's own words are kept."""
     code, details = error.code(), error.details() or ""
@@ -93,7 +77,7 @@ def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors
     if reason_code:
         return ERRORS[code](details, reason_code=reason_code)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return _unreachable(address, details)
+        return unreachable(address, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TimedOut(f"the daemon at {address} did not answer within {timeout_s:g} s")
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -107,9 +91,8 @@ class Client:
     def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._channel = open_channel(address, CHANNEL_OPTIONS)
-        make_stub: Any = profiler_pb2_grpc.ProfilerStub
-        self._stub: Any = make_stub(self._channel)
+        self._line = open_line(address, CHANNEL_OPTIONS)
+        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
 
     def __enter__(self) -> "Client":
         return self
@@ -123,9 +106,14 @@ class Client:
         A Ctrl-C that hits inside gRPC can leave a call behind that close() waits for without end, and so does the
         channel's destructor. Hence a thread: it is not waited for longer than limit_s, and keeps the channel alive.
         """
-        closer = threading.Thread(target=self._channel.close, name="close", daemon=True)
+        closer = threading.Thread(target=self._close, name="close", daemon=True)
         closer.start()
         closer.join(limit_s)
+
+    def _close(self) -> None:
+        for channel in self._line.channels:
+            channel.close()
+        self._line.let_go()
 
     @contextmanager
     def _translated(self, timeout_s: float) -> Iterator[None]:

@@ -1,8 +1,11 @@
 """What a shell offers after Tab: pids and capture ids from the daemon (nothing if it is not there), and names."""
 
+import re
+
 from click.shell_completion import CompletionItem
 from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.visible import one_line
 
 from kinetoctl.client import Client
 from kinetoctl.errors import CliError
@@ -10,6 +13,7 @@ from kinetoctl.kineto_config import KEYS, Effect
 
 COMPLETION_TIMEOUT_S = 1.0  # a Tab must not hang
 MAX_CAPTURES = 50
+_SAFE = re.compile(r"[\w.@:+-]+")  # names of users, ids of jobs and captures
 ACTIVITIES = {
     "cpu_op": "PyTorch's operators",
     "user_annotation": "record_function, ProfilerStep",
@@ -30,7 +34,9 @@ ACTIVITIES = {
 def pids(incomplete: str) -> list[CompletionItem]:
     """Processes with an agent whose pid starts like this."""
     return [
-        CompletionItem(str(p.pid), help=" ".join(p.command)) for p in _processes() if str(p.pid).startswith(incomplete)
+        CompletionItem(str(p.pid), help=one_line(" ".join(p.command)))
+        for p in _processes()
+        if str(p.pid).startswith(incomplete)
     ]
 
 
@@ -45,7 +51,8 @@ def job_ids(incomplete: str) -> list[CompletionItem]:
 
 
 def _items(texts: set[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in sorted(texts) if text and text.startswith(incomplete)]
+    """Those that can be typed: a shell puts them on the command line as they are."""
+    return [CompletionItem(text) for text in sorted(texts) if text.startswith(incomplete) and _SAFE.fullmatch(text)]
 
 
 def _processes() -> list[pb.Process]:
@@ -63,7 +70,7 @@ def capture_ids(incomplete: str) -> list[CompletionItem]:
             found = [capture.id for capture in client.captures({}, limit=MAX_CAPTURES)]
     except CliError:
         return []
-    return [CompletionItem(capture_id) for capture_id in found if capture_id.startswith(incomplete)]
+    return _items(set(found), incomplete)[::-1]
 
 
 def activities(incomplete: str) -> list[CompletionItem]:

@@ -21,7 +21,8 @@
     ├── DemoFailed               5    a step of the demo did not work
     ├── NotInstalled             5    this machine: a step of an installation did not work
     ├── Denied                   6    the caller's rights
-    │   └── KubeDenied           6    the caller's rights in Kubernetes
+    │   ├── KubeDenied           6    the caller's rights in Kubernetes
+    │   └── UntrustedSocket      6    the daemon's: it may be somebody else, so nothing was sent
     ├── Unreachable              7    the daemon is not there
     │   ├── TimedOut             7    the daemon did not answer in time
     │   └── NoKinetod            7    there is no kinetod on the pods' nodes
@@ -178,6 +179,15 @@ class KubeDenied(Denied):
     help_text = (
         "Tracing a pod takes get (or list) pods and create pods/exec in its namespace, and in kinetod's what the Role\n"
         "kinetod-client has (an administrator binds it). `kubectl auth can-i` tells what you may do."
+    )
+
+
+class UntrustedSocket(Denied):
+    """Another user may listen at the address, so nothing was sent there."""
+
+    help_text = (
+        "kinetoctl speaks to a daemon of root, of your own user, or of the user who owns its folder in /run, and only\n"
+        "where nobody else can put a socket: in a folder that is writable for its owner alone. --address names another."
     )
 
 

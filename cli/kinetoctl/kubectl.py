@@ -15,6 +15,7 @@ from kinetoctl.__main__ import main as run
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.fleet.kube import KubeTarget, namespace_of, parse_kube
 from kinetoctl.lazy import LazyGroup
+from kinetoctl.output.console import say
 from kinetoctl.settings import common_options
 
 PROGRAM = "kubectl kineto"
@@ -122,6 +123,6 @@ def complete(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or [""]
     for item in ShellComplete(cli, {}, PROGRAM, "").get_completions(words[:-1], words[-1]):
         if item.type == "plain":
-            click.echo(item.value)
-    click.echo(_NO_FILES)
+            say(item.value)
+    say(_NO_FILES)
     return ExitCode.DONE

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import click
-
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.console import say
 from kinetoctl.output.documents import emit
 from kinetoctl.settings import current
 
@@ -20,7 +19,7 @@ def pin_all(capture_ids: Sequence[str], *, pinned: bool) -> ExitCode:
             client.pin(capture_id, pinned=pinned)
             done.append(capture_id)
             if settings.output == "table":
-                click.echo(f"{capture_id} {word}")
+                say(f"{capture_id} {word}")
     if settings.output != "table":
         emit({word: done}, settings.output)
     return ExitCode.DONE

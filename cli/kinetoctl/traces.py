@@ -22,6 +22,7 @@ import click
 from kineto_trace.errors import FormatError, QueryError, TraceError, ViewError
 
 from kinetoctl.errors import NoSuchTrace, NotFound, NotWritten, TraceUnreadable, WrongAnalysis
+from kinetoctl.output.console import say
 from kinetoctl.settings import Settings
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _copied(sources: list["Source"], settings: Settings, stack: ExitStack) -> li
     for number, source in enumerate(sources):
         if source.remote is not None:
             if not settings.quiet:
-                click.echo(f"fetching {source.place}", err=True)
+                say(f"fetching {source.place}", err=True)
             source = replace(source, path=fetch(source.remote, folder / str(number)), remote=None)  # noqa: PLW2901
         copied.append(source)
     return copied

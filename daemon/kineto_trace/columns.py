@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from kineto_trace.errors import SpoolError
 from kineto_trace.files import atomic_file, write_atomically
 from kineto_trace.model import NO_STRING, SCHEMAS, LazyColumns, Losses, Table, Trace
+from kineto_trace.stored_description import checked_description
 from kineto_trace.target import TargetInfo
 
 FORMAT_VERSION = 3  # 2: operators and external ids; 3: texts in the files of the tables, what rows of files were like
@@ -179,8 +180,8 @@ def load_columns(directory: Path, fetch: Fetch | None = None) -> Trace:
                 f"{directory}: a stored trace of format {version}, this version reads "
                 f"{' and '.join(map(str, READABLE_VERSIONS))}: use the kinetod that stored it, or record again"
             )
-        return _trace(directory, values, fetch)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        return _trace(directory, checked_description(values), fetch)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise SpoolError(f"cannot read the stored trace in {directory}: {exc}") from exc
 
 
@@ -249,17 +250,21 @@ class StoredStrings(Sequence[str]):
         if self._array is None:
             path = self._file.path()
             array = _read_column(path, "text").combine_chunks()
-            if len(array) != self._count:
-                raise SpoolError(f"{path}: {len(array)} strings, not {self._count}")
+            if len(array) != self._count or array.null_count:
+                raise SpoolError(f"{path}: {len(array) - array.null_count} strings, not {self._count}")
             self._array = array
         return self._array
 
     def _texts(self) -> tuple[str, ...]:
         if self._list is None:
-            values = self.arrow().to_pylist()
-            self._list = tuple(
-                value if isinstance(value, str) else value.decode("utf-8", "surrogatepass") for value in values
-            )
+            array = self.arrow()
+            try:
+                self._list = tuple(
+                    value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+                    for value in array.to_pylist()
+                )
+            except (ValueError, AttributeError) as exc:
+                raise SpoolError(f"cannot read {self._file.place}: {exc}") from exc
         return self._list
 
     @overload
@@ -343,19 +348,22 @@ class _StoredTable:
 
     def _read(self, name: str, dtype: np.dtype[Any]) -> Array:
         """One column. Raises SpoolError."""
+        file = self._opened()
+        if file.metadata.num_rows != self._rows:  # before anything of that length is made
+            raise SpoolError(f"{self._place} has {file.metadata.num_rows} rows, not {self._rows}")
         if name not in self._columns and not name.startswith(ORIGIN_PREFIX):
             return np.full(self._rows, _ABSENT.get(name, 0), dtype)
         try:
-            stored = self._opened().read(columns=[name])[name]
+            stored = file.read(columns=[name])[name]
             if pa.types.is_dictionary(stored.type) or pa.types.is_string(stored.type):
                 column = self._as_numbers(stored)
             else:
-                column = stored.to_numpy()
+                column = _plain_numbers(stored, dtype)
         except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
             raise SpoolError(f"cannot read {name} of {self._place}: {exc}") from exc
-        if len(column) != self._rows:
-            raise SpoolError(f"{self._place}: {name} has {len(column)} rows, not {self._rows}")
         found: Array = column.astype(dtype, copy=False)
+        if name in TEXT_COLUMNS and len(found) and not -1 <= found.min() <= found.max() < len(self._strings):
+            raise SpoolError(f"{self._place}: {name} has numbers of strings that are not there")
         return found
 
     def _as_numbers(self, stored: pa.ChunkedArray) -> Array:
@@ -375,6 +383,18 @@ class _StoredTable:
                     raise SpoolError(f"{self._place}: texts that are not among the strings of the trace")
             parts.append(numbers[_column(chunk.indices)])
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def _plain_numbers(stored: pa.ChunkedArray, dtype: np.dtype[Any]) -> Array:
+    """Raises ValueError for what is no column of such numbers."""
+    kind = stored.type
+    is_float = pa.types.is_floating(kind) and dtype.kind == "f"
+    if not (pa.types.is_integer(kind) or is_float or pa.types.is_boolean(kind)):
+        raise ValueError(f"its values are {kind}, not numbers")
+    if stored.null_count:
+        raise ValueError(f"{stored.null_count} of its values are missing")
+    column: Array = stored.to_numpy()
+    return column
 
 
 def _column(codes: pa.Array) -> Array:

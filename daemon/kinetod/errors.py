@@ -19,6 +19,8 @@ The classes map to gRPC status codes in `kinetod.rpc.status`; the codes are docu
 from collections.abc import Mapping
 from enum import StrEnum
 
+from kineto_trace.visible import one_line
+
 
 class Reason(StrEnum):
     """Reason codes of refused calls (google.rpc.ErrorInfo.reason)."""
@@ -159,3 +161,9 @@ class StartError(Exception):
 def invalid(field: str, problem: str) -> InvalidRequest:
     """The error for one wrong field: `field` is its dotted path, `problem` starts after a colon."""
     return InvalidRequest(Reason.INVALID_FIELD, f"{field}: {problem}", field=field)
+
+
+def check_shown(field: str, text: str) -> None:
+    """Raises InvalidRequest for a text with controls: names are shown to others, in terminals and logs."""
+    if one_line(text) != text:
+        raise invalid(field, f"has control characters, got '{one_line(text[:80])}'")

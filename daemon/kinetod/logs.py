@@ -2,12 +2,18 @@
 
 The journal reads `<n>` at the beginning of a line as its priority and knows the time itself. Standard error is the
 journal if it is the stream that JOURNAL_STREAM names (device:inode); a redirected one is not.
+
+A record is one line: names, paths and messages of others in it can neither begin another one nor steer a terminal.
 """
 
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Mapping
+from typing import Any
+
+from kineto_trace.visible import one_line, visible
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _JOURNAL_FORMAT = "%(name)s: %(message)s"
@@ -23,7 +29,7 @@ ERROR_PREFIX = "<3>"  # for what is written before or without logging
 def configure(level: str, environ: Mapping[str, str] = os.environ) -> None:
     """Logs to standard error from now on; `level` is debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JournalFormatter() if to_journal(environ) else logging.Formatter(_FORMAT))
+    handler.setFormatter(JournalFormatter() if to_journal(environ) else VisibleFormatter(_FORMAT))
     logging.addLevelName(NOTICE, "NOTICE")
     logging.basicConfig(handlers=[handler], force=True)
     set_level(level)
@@ -45,7 +51,19 @@ def to_journal(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> 
     return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
-class JournalFormatter(logging.Formatter):
+class VisibleFormatter(logging.Formatter):
+    """The message on one line; a traceback behind it keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line without a traceback."""
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """The lines of a traceback, indented: the message in the last ones may have lines of its own."""
+        return textwrap.indent(visible(super().formatException(ei)), "  ")
+
+
+class JournalFormatter(VisibleFormatter):
     """Every line with its priority; those of a traceback too."""
 
     def __init__(self) -> None:

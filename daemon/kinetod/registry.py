@@ -15,7 +15,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.access.policy import Action, Caller, Thing, may
 from kinetod.agents import Agent, AgentHub
 from kinetod.containers import is_container_id, is_pod_uid
-from kinetod.errors import invalid
+from kinetod.errors import check_shown, invalid
 from kinetod.gpus.holders import Held
 from kinetod.helping import Member, leading
 from kinetod.identity import PROC, ProcessKey
@@ -131,6 +131,10 @@ def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
         raise invalid(f"{field}.job_step", "needs job_ids: a step of which job?")
     if selector.job_step and not _STEP.fullmatch(selector.job_step):
         raise invalid(f"{field}.job_step", f"a step is like 0, 3+1 or batch, got {selector.job_step!r:.80}")
+    for name in ("user", "command_regex"):
+        check_shown(f"{field}.{name}", getattr(selector, name))
+    for index, job in enumerate(selector.job_ids[:MAX_VALUES]):
+        check_shown(f"{field}.job_ids[{index}]", job)
     rank = f"a rank is not negative, or {ANY_RANK} for any"
     pod = "a UID is like 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b"
     container = "an id, or its beginning, is 12 to 64 hexadecimal digits"

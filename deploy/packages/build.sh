@@ -44,7 +44,7 @@ grep -rlIZ "$root$prefix" "$root$prefix/bin" "$root$prefix/pyvenv.cfg" | xargs -
     "$root$prefix"/lib/python*/site-packages >/dev/null || true  # templates of other Pythons do not compile
 
 mkdir -p "$root$prefix/share/doc/kinetod" "$root/usr/bin"
-cp -r README.md LICENSE docs/*.md "$root$prefix/share/doc/kinetod/"
+cp -r README.md LICENSE SECURITY.md docs/*.md "$root$prefix/share/doc/kinetod/"
 install -D -m 0755 -t "$root/usr/share/kinetod/slurm" deploy/slurm/{TaskProlog,Prolog,Epilog}
 install -m 0644 -t "$root/usr/share/kinetod/slurm" deploy/slurm/README.md
 for program in kinetod kinetoctl; do ln -s "$prefix/bin/$program" "$root/usr/bin/$program"; done

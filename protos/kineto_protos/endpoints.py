@@ -8,7 +8,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-SYSTEM_RUNTIME_DIR = Path("/run/kineto")
+SYSTEM_PARENT = Path("/run")
+SYSTEM_RUNTIME_DIR = SYSTEM_PARENT / "kineto"
 RPC_SOCKET_NAME = "kinetod.sock"
 AGENT_SOCKET_NAME = "agent.sock"
 ADDRESS_VARIABLE = "KINETO_ADDRESS"
@@ -32,6 +33,26 @@ def rpc_address(environ: Mapping[str, str] = os.environ, uid: int | None = None)
     """The gRPC target for a client: KINETO_ADDRESS, else this user's daemon, else the system's."""
     if explicit := environ.get(ADDRESS_VARIABLE):
         return explicit
-    own = runtime_dir(uid, environ) / RPC_SOCKET_NAME
+    own = runtime_dir(uid, environ)
     system = SYSTEM_RUNTIME_DIR / RPC_SOCKET_NAME
-    return f"unix:{system if system.exists() and not own.exists() else own}"
+    use_system = system.exists() and not _is_there(own, os.geteuid() if uid is None else uid)
+    return f"unix:{system if use_system else own / RPC_SOCKET_NAME}"
+
+
+def _is_there(folder: Path, uid: int) -> bool:
+    """Whether a daemon of this user has a socket there: in a folder of somebody else it is not this user's."""
+    try:
+        return folder.stat().st_uid == uid and (folder / RPC_SOCKET_NAME).exists()
+    except OSError:
+        return False
+
+
+def vouched_for(path: Path, uid: int, run: Path = SYSTEM_PARENT) -> bool:
+    """Whether the socket lies in a folder of that user directly in /run, where only root makes folders."""
+    if path.parent.parent != run:
+        return False
+    try:
+        parent, status = run.lstat(), path.parent.lstat()
+    except OSError:
+        return False
+    return status.st_uid == uid and parent.st_uid == 0 and not parent.st_mode & 0o022

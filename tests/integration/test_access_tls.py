@@ -3,7 +3,11 @@
 import contextlib
 import datetime
 import os
+import shutil
 import socket
+import ssl
+import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +50,28 @@ class Remote:
             return call(channel, name, getattr(pb, f"{name}Request")())
 
 
+def handshake(remote: Remote, version: ssl.TLSVersion, ciphers: str) -> tuple[str, str, int]:
+    """The cipher agreed upon with a client that knows one version of TLS. Raises SSLError, ConnectionError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the old versions
+        context.minimum_version = context.maximum_version = version
+    context.set_ciphers(ciphers)
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(cadata=remote.authority.certificate.decode())
+    client = remote.authority.issue("operator")
+    pem = remote.folder / "client.pem"
+    pem.write_bytes(client.certificate + client.key)
+    context.load_cert_chain(pem)
+    host, _, port = remote.address.rpartition(":")
+    plain = socket.create_connection((host, int(port)), timeout=20)
+    with context.wrap_socket(plain, server_hostname="localhost") as secure:
+        secure.recv(1)  # TLS 1.3 tells what is wrong with a client after the client's handshake
+        cipher = secure.cipher()
+        assert cipher is not None
+        return cipher
+
+
 def free_address(host: str = "127.0.0.1") -> str:
     with socket.socket() as probe:
         probe.bind((host, 0))
@@ -83,6 +109,40 @@ def test_certificates_without_a_user_see_everything(remote: Remote, names: dict[
     client = remote.authority.issue(**names)  # type: ignore[arg-type]
     assert remote.call(client, "ListCaptures").code == OK
     assert remote.call(client, "CreateCapture").reason == traces
+
+
+@pytest.mark.parametrize("names", [{"dns": "mallory.cluster"}, {"ip": "10.0.0.1"}, {"registered_id": "1.2.3.4"}])
+def test_a_common_name_gives_nothing_where_the_authority_vouches_for_other_names(
+    remote: Remote, names: dict[str, str]
+) -> None:
+    answer = remote.call(remote.authority.issue("operator", **names))  # type: ignore[arg-type]
+    assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "UNKNOWN_CERTIFICATE")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_versions_of_tls_are_not_spoken(remote: Remote, version: ssl.TLSVersion) -> None:
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        handshake(remote, version, "ALL:@SECLEVEL=0")
+
+
+@pytest.mark.parametrize(
+    "ciphers",
+    ["NULL", "aNULL", "RC4", "3DES", "CAMELLIA", "kRSA", "DHE", "ECDHE+AES+SHA1", "ECDHE+AES+SHA256:!AESGCM:!AESCCM"],
+)
+def test_ciphers_without_forward_secrecy_or_authenticated_encryption_are_not_taken(
+    remote: Remote, ciphers: str
+) -> None:
+    try:
+        chosen = handshake(remote, ssl.TLSVersion.TLSv1_2, f"{ciphers}:@SECLEVEL=0")
+    except ssl.SSLError:
+        return
+    raise AssertionError(f"the daemon agreed to {chosen}")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_tls_1_2_and_1_3_are_spoken(remote: Remote, version: ssl.TLSVersion) -> None:
+    name, spoken, bits = handshake(remote, version, "ALL")
+    assert ("GCM" in name or "CHACHA20" in name) and spoken == version.name.replace("_", ".") and bits >= 128
 
 
 @pytest.mark.parametrize("names", [{"common_name": "mallory"}, {"dns": "operator"}, {"uri": "spiffe://cluster/x"}])
@@ -136,6 +196,52 @@ def test_new_certificates_are_taken_while_the_daemon_runs(remote: Remote) -> Non
     old = remote.authority
     write_server_files(remote.folder, old.issue(dns="localhost"), old.certificate)
     until(lambda: remote.call(old.issue("operator")).code == OK, "the old ones are in use again")
+
+
+class ImpatientDaemon(Daemon):
+    """Its connections last for a moment instead of an hour."""
+
+    def command(self) -> list[str]:
+        """The same command line, with another constant."""
+        start = (
+            "import sys; from kinetod.rpc import server; from kinetod.__main__ import main;"
+            "server._OPTIONS = tuple((name, 200 if '_age_' in name else value) for name, value in server._OPTIONS);"
+            "sys.exit(main())"
+        )
+        return [*super().command()[:1], "-c", start, *super().command()[3:]]
+
+
+def test_an_open_connection_counts_no_longer_than_its_age_once_the_authority_is_withdrawn(
+    tmp_path: Path,
+) -> None:
+    authority, address = Authority(), free_address()
+    write_server_files(tmp_path, authority.issue(dns="localhost"), authority.certificate)
+    config = tmp_path / "config.toml"
+    config.write_text(
+        SETTINGS.replace('= "server', f'= "{tmp_path}/server').replace('"clients', f'"{tmp_path}/clients')
+    )
+    root = Path(tempfile.mkdtemp(prefix="kinetod-"))
+    daemon = ImpatientDaemon(root, ("--config", str(config), "--listen", address))
+    daemon.start()
+    try:
+        with authority.channel(address, authority.issue("operator")) as channel:
+            assert call(channel, "GetHost", pb.GetHostRequest()).code == OK
+            write_server_files(tmp_path, authority.issue(dns="localhost"), Authority("another").certificate)
+            until(
+                lambda: call(channel, "GetHost", pb.GetHostRequest()).code == "UNAVAILABLE",
+                "the open connection ends, and there is no new one",
+            )
+    finally:
+        daemon.stop()
+        shutil.rmtree(root)
+
+
+def test_a_renewed_certificate_of_a_client_counts_with_the_next_connection(remote: Remote) -> None:
+    with remote.authority.channel(remote.address, remote.authority.issue("operator")) as open_channel:
+        assert call(open_channel, "GetHost", pb.GetHostRequest()).code == OK
+        assert remote.call(remote.authority.issue("operator", lasts=-DAY)).code == "UNAVAILABLE"
+        assert remote.call(remote.authority.issue("operator", lasts=2 * DAY)).code == OK
+        assert call(open_channel, "GetHost", pb.GetHostRequest()).code == OK
 
 
 def test_kinetoctl_calls_with_certificates_from_its_variables(

@@ -33,7 +33,14 @@ class Authority:
         self.certificate = _pem(builder.sign(self._key, hashes.SHA256()))
 
     def issue(
-        self, common_name: str = "", *, uri: str = "", dns: str = "", ip: str = "", lasts: datetime.timedelta = DAY
+        self,
+        common_name: str = "",
+        *,
+        uri: str = "",
+        dns: str = "",
+        ip: str = "",
+        registered_id: str = "",
+        lasts: datetime.timedelta = DAY,
     ) -> Pair:
         """A certificate for both ends. lasts: from now; negative: it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -42,6 +49,7 @@ class Authority:
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)] if uri else []
         names += [x509.DNSName(dns)] if dns else []
         names += [x509.IPAddress(ipaddress.ip_address(ip))] if ip else []
+        names += [x509.RegisteredID(x509.ObjectIdentifier(registered_id))] if registered_id else []
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=not attributes)
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

@@ -48,11 +48,12 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": IMPORT_PATH, **changes}
 
 
-def run_process(arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Result:
-    """Run kinetoctl as a process of its own."""
-    done = subprocess.run(
-        kinetoctl(*arguments), env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+def run_process(
+    arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None, prefix: Sequence[str] = ()
+) -> Result:
+    """Run kinetoctl as a process of its own. prefix: a command that runs the command behind it."""
+    command = [*prefix, *kinetoctl(*arguments)]
+    done = subprocess.run(command, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
     return Result(done.returncode, done.stdout, done.stderr)
 
 

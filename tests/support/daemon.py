@@ -62,7 +62,7 @@ class Daemon:
         state_dir: Path | None = None,
     ) -> None:
         self.root = root
-        self.runtime_dir = root / "run"
+        self.runtime_dir = root / "run" if uid is None else root  # directly in /run: so root vouches for the user
         self.state_dir = state_dir or root / "state"
         self.log_path = root / "kinetod.log"
         self.rpc_socket = self.runtime_dir / "kinetod.sock"
@@ -236,7 +236,8 @@ def running_daemon(
     state_dir: Path | None = None,
 ) -> Iterator[Daemon]:
     """A started daemon with its own short temporary folder, stopped and removed at the end."""
-    root = Path(tempfile.mkdtemp(prefix="kinetod-"))  # pytest's own folders are too long for socket paths
+    # pytest's own folders are too long for socket paths
+    root = Path(tempfile.mkdtemp(prefix="kinetod-", dir=None if uid is None else "/run"))
     daemon = Daemon(root, options, uid=uid, environ=environ, state_dir=state_dir)
     try:
         daemon.start()

@@ -56,6 +56,8 @@ def find(
     environ: Mapping[str, str] = os.environ, maps: str = "/proc/self/maps", path: Optional[Sequence[str]] = None
 ) -> Optional[str]:
     """Path of the libcupti to use, or None where there is nothing to trace. path: stands for sys.path."""
+    if env.is_elevated():
+        environ = {}
     explicit = environ.get(env.CUPTI_LIBRARY)
     if explicit:
         return explicit

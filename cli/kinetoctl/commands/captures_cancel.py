@@ -6,6 +6,7 @@ from kinetoctl.captureid import captures_argument
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output import names
+from kinetoctl.output.console import say
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import common_options, current
 
@@ -21,7 +22,7 @@ def command(capture_ids: tuple[str, ...], keep_partial: bool) -> int:
         captures = [client.cancel(capture_id, keep_partial=keep_partial) for capture_id in capture_ids]
     if settings.output == "table":
         for capture in captures:
-            click.echo(f"{capture.id} {names.capture_status(capture.status)}")
+            say(f"{capture.id} {names.capture_status(capture.status)}")
     else:
         emit([plain(capture) for capture in captures], settings.output)
     return ExitCode.DONE

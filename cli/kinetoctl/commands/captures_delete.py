@@ -5,6 +5,7 @@ import click
 from kinetoctl.captureid import captures_argument
 from kinetoctl.client import Client
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.console import say
 from kinetoctl.output.documents import emit
 from kinetoctl.settings import common_options, current
 
@@ -22,7 +23,7 @@ def command(capture_ids: tuple[str, ...], keep_uploaded: bool) -> int:
             client.delete(capture_id, keep_uploaded=keep_uploaded)
             deleted.append(capture_id)
             if settings.output == "table":
-                click.echo(f"{capture_id} deleted")
+                say(f"{capture_id} deleted")
     if settings.output != "table":
         emit({"deleted": deleted}, settings.output)
     return ExitCode.DONE

@@ -13,7 +13,7 @@ from kinetoctl.fleet.client import HostClient
 from kinetoctl.fleet.options import named_places, place_options
 from kinetoctl.fleet.places import Place
 from kinetoctl.output import names, units
-from kinetoctl.output.console import print_table
+from kinetoctl.output.console import print_table, say
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.output.kept import where
 from kinetoctl.parsing import LABEL
@@ -62,7 +62,7 @@ def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, setti
 
     answers = ask(places, captures, timeout_s=settings.timeout_s)
     for text in errors(answers):
-        click.echo(text, err=True)
+        say(text, err=True)
     found = [(place, capture) for place, of_host in values(answers) for capture in of_host]
     if settings.output == "table":
         rows = [(place.host, *_row(capture)) for place, capture in found]

@@ -5,6 +5,7 @@ from click.shell_completion import get_completion_class
 
 from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.console import say_text
 from kinetoctl.settings import common_options
 
 
@@ -22,5 +23,5 @@ def command(shell: str) -> int:
     maker = get_completion_class(shell)
     assert maker is not None
     root = click.get_current_context().find_root().command
-    click.echo(maker(root, {}, PROGRAM, COMPLETE_VARIABLE).source())
+    say_text(maker(root, {}, PROGRAM, COMPLETE_VARIABLE).source())
     return ExitCode.DONE

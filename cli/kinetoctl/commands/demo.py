@@ -13,6 +13,7 @@ from kinetoctl.demo import demo_daemon, demo_folder, demo_target, read_back, wai
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.output import units
+from kinetoctl.output.console import say
 from kinetoctl.parsing import DURATION
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.tracing import Outcome, TraceRequest
@@ -20,7 +21,7 @@ from kinetoctl.tracing import Outcome, TraceRequest
 
 def _say(settings: Settings, text: str) -> None:
     if not settings.quiet:
-        click.echo(click.style(text, bold=True) if settings.color else text, err=True)
+        say(text, err=True, bold=settings.color)
 
 
 def _check_files(settings: Settings, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ import click
 
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output import units
+from kinetoctl.output.console import say
 from kinetoctl.output.documents import emit
 from kinetoctl.parsing import RANKS
 from kinetoctl.settings import Settings, current, options_without_form
@@ -158,9 +159,9 @@ def _not_itself(path: Path, sources: Sequence["Source"]) -> None:
 
 def _tell(written: "Written", members: dict[str, Any], notes: Sequence[str], text: str, settings: Settings) -> None:
     if settings.output == "table":
-        click.echo(f"{written.path} ({units.size(written.size_bytes)}){text}")
+        say(f"{written.path} ({units.size(written.size_bytes)}){text}")
     else:
         document = {"path": str(written.path), "size_bytes": written.size_bytes, **members, "notes": list(notes)}
         emit(document, settings.output)
     for note in () if settings.quiet else notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)

@@ -12,6 +12,7 @@ from kinetoctl.exit_codes import ExitCode
 from kinetoctl.installation import plan
 from kinetoctl.installation.plan import ADMINISTRATORS, PACKAGES, Layout, Part
 from kinetoctl.installation.steps import Host, carry_out
+from kinetoctl.output.console import say
 from kinetoctl.output.documents import emit
 from kinetoctl.settings import common_options, current
 
@@ -55,7 +56,7 @@ def report(done: list[str], *, dry_run: bool, nothing: str) -> None:
         emit({"dry_run": dry_run, "steps": done}, settings.output)
         return
     for each in done or [nothing]:
-        click.echo(f"would {each}" if dry_run and done else each)
+        say(f"would {each}" if dry_run and done else each)
 
 
 @click.command("install")

@@ -8,6 +8,7 @@ from kinetoctl.commands.host_install import report, shared_options, what_and_whe
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.installation import plan
 from kinetoctl.installation.steps import carry_out
+from kinetoctl.output.console import say
 from kinetoctl.settings import common_options, current
 
 
@@ -25,5 +26,5 @@ def command(dry_run: bool, root: Path, for_package: str | None, purge: bool) -> 
     report(done, dry_run=dry_run, nothing="nothing to do: it is not installed")
     if not purge and not current().quiet:
         for path in plan.kept(host):
-            click.echo(f"kept: {path}/ (--purge removes it)", err=True)
+            say(f"kept: {path}/ (--purge removes it)", err=True)
     return ExitCode.DONE

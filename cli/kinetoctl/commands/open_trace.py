@@ -12,6 +12,7 @@ import click
 from kinetoctl.errors import Refused
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output import units
+from kinetoctl.output.console import say
 from kinetoctl.perfetto_ui import HOST, PORT, Served, offline_ui, serving
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.traces import one_trace, open_context, trace_argument, trace_errors, write_errors
@@ -69,7 +70,7 @@ def _readable(source: "Source", settings: Settings) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="kinetoctl-") as folder:
         path = Path(folder) / f"{source.path.resolve().name}{CONVERTED_SUFFIX}"
         if not settings.quiet:
-            click.echo(f"converting {source.path} to Chrome JSON", err=True)
+            say(f"converting {source.path} to Chrome JSON", err=True)
         with trace_errors(), write_errors(path):
             from kineto_trace.export.write import export_trace
 
@@ -81,13 +82,13 @@ def _show(served: Served, port: int, *, no_browser: bool, settings: Settings) ->
     address = served.address(port)
     started = not no_browser and webbrowser.open(address)
     if not started or not settings.quiet:
-        click.echo(address)
+        say(address)
     if not settings.quiet:
         size = units.size(served.file.stat().st_size)
         until = "Ctrl-C ends it" if served.ui else "it ends when the file was fetched, or on Ctrl-C"
-        click.echo(f"serving {served.file.name} ({size}) on {HOST}:{port}; {until}", err=True)
+        say(f"serving {served.file.name} ({size}) on {HOST}:{port}; {until}", err=True)
         if not started and not no_browser:
-            click.echo(f"no browser here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
+            say(f"no browser here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
     if not served.ui:
         served.fetched.wait()
         return

@@ -12,7 +12,7 @@ from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.fleet.options import named_places, place_options
 from kinetoctl.output import names
-from kinetoctl.output.console import print_table
+from kinetoctl.output.console import print_table, say
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.settings import Settings, common_options, current
 from kinetoctl.targets import Selection, selector_options
@@ -69,7 +69,7 @@ def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, every: bool, set
 
     answers = ask(places, processes, timeout_s=settings.timeout_s)
     for text in errors(answers):
-        click.echo(text, err=True)
+        say(text, err=True)
     found = [(place, process) for place, of_host in values(answers) for process in of_host]
     if settings.output == "table":
         _show([process for _, process in found], settings, [place.host for place, _ in found])
@@ -115,7 +115,7 @@ def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> 
     if not processes and selects:
         raise NotFound("no process matches")
     if not processes and not settings.quiet:
-        click.echo(
+        say(
             "no process has an agent now; `kinetoctl ps --all` lists others, and `kinetoctl trace --pid` brings one in",
             err=True,
         )

@@ -13,6 +13,7 @@ from kinetoctl.errors import UsageProblem
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.jobs import COMPATS, executor_for, job_options
 from kinetoctl.output import units
+from kinetoctl.output.console import say
 from kinetoctl.settings import Settings, current, table_options
 from kinetoctl.traces import found_traces, trace_errors, traces_argument, write_errors
 from kinetoctl.view_options import options_of, parse_setting
@@ -229,7 +230,7 @@ def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: S
     with write_errors(options.html), executor_for(sources, options.workers, options.scheduler) as executor:
         size = write_report(options.html, sources, executor=executor)
     if not settings.quiet:
-        click.echo(f"{options.html} ({units.size(size)})", err=True)
+        say(f"{options.html} ({units.size(size)})", err=True)
 
 
 def _explain(options: ReportOptions, settings: Settings) -> int:

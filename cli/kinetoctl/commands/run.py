@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from kinetoctl.inject import agent_environment, agent_socket_paths, execute
+from kinetoctl.output.console import say
 from kinetoctl.settings import common_options, current
 
 
@@ -27,5 +28,5 @@ def command(agent_socket: Path | None, arguments: tuple[str, ...]) -> None:
     environment = agent_environment(os.environ, agent_socket=agent_socket)
     sockets = agent_socket_paths(environment)
     if not current().quiet and not any(socket.exists() for socket in sockets):
-        click.echo(f"note: no daemon at {sockets[0]} yet; the agent connects when `kinetod` has started", err=True)
+        say(f"note: no daemon at {sockets[0]} yet; the agent connects when `kinetod` has started", err=True)
     execute(arguments, environment)

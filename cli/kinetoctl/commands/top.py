@@ -1,23 +1,20 @@
 """`kinetoctl top`."""
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
-import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
-from rich.console import Console
 from rich.live import Live
 
 from kinetoctl.client import Client
 from kinetoctl.errors import TimedOut
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.console import PIPE_WIDTH
-from kinetoctl.output.documents import emit, plain
+from kinetoctl.output.console import captured, rich_console, say_text
+from kinetoctl.output.documents import as_json, as_yaml, emit, plain
 from kinetoctl.output.top import ORDERS, ordered, render
 from kinetoctl.parsing import DURATION
 from kinetoctl.settings import Settings, common_options, current
@@ -47,7 +44,7 @@ def _samples(client: Client, request: pb.WatchHostRequest) -> Iterator[pb.HostSa
 
 
 def _show_live(samples: Iterator[pb.HostSample], *, order: str, reverse: bool, settings: Settings) -> None:
-    console = Console(file=sys.stdout, no_color=not settings.color, highlight=False)
+    console = rich_console(sys.stdout, no_color=not settings.color)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for sample in samples:
             room = console.size.height - len(sample.gpus) - 9  # head, titles and notes
@@ -57,13 +54,10 @@ def _show_live(samples: Iterator[pb.HostSample], *, order: str, reverse: bool, s
 
 def _print(sample: pb.HostSample, *, order: str, reverse: bool, settings: Settings) -> None:
     if sys.stdout.isatty():
-        console = Console(file=sys.stdout, no_color=not settings.color, highlight=False)
+        console = rich_console(sys.stdout, no_color=not settings.color)
         console.print(render(sample, order=order, reverse=reverse, width=console.width))
         return
-    console = Console(file=sys.stdout, width=PIPE_WIDTH, color_system=None, highlight=False)
-    with console.capture() as capture:
-        console.print(render(sample, order=order, reverse=reverse))
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    say_text("\n".join(captured(render(sample, order=order, reverse=reverse))))
 
 
 def _document(sample: pb.HostSample, *, order: str, reverse: bool) -> dict[str, Any]:
@@ -75,9 +69,9 @@ def _document(sample: pb.HostSample, *, order: str, reverse: bool) -> dict[str, 
 def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
     """JSON: a line for each sample; YAML: a document for each."""
     if output == "json":
-        click.echo(json.dumps(document, ensure_ascii=False))
+        say_text(as_json(document))
     else:
-        click.echo(f"---\n{yaml.safe_dump(document, sort_keys=False, allow_unicode=True)}", nl=False)
+        say_text(f"---\n{as_yaml(document)}", nl=False)
     sys.stdout.flush()
 
 

@@ -19,6 +19,7 @@ from kinetoctl.fleet.timing import REQUIREMENTS, WARMUP_NS
 from kinetoctl.fleet.whole import new_id, trace_fleet
 from kinetoctl.folder import FOLDER, prepare_folder
 from kinetoctl.lazy import completed
+from kinetoctl.output.console import say
 from kinetoctl.output.progress import show_progress
 from kinetoctl.output.results import show_capture
 from kinetoctl.parsing import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
@@ -63,7 +64,7 @@ SECTIONS = {
 
 def _tell(notes: Iterable[str], settings: Settings) -> None:
     for note in () if settings.quiet else notes:
-        click.echo(f"kineto config: {note}", err=True)
+        say(f"kineto config: {note}", err=True)
 
 
 def _switch(name: str, text: str) -> Callable[[F], F]:

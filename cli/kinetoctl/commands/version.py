@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.console import say
 from kinetoctl.output.documents import emit
 from kinetoctl.settings import Settings, common_options, current
 
@@ -31,7 +32,7 @@ def _daemon_version(settings: Settings) -> str | None:
             return client.host().version
     except CliError as exc:
         if not settings.quiet:
-            click.echo(str(exc), err=True)
+            say(str(exc), err=True)
         return None
 
 
@@ -46,7 +47,7 @@ def command(client_only: bool) -> int:
         versions["kinetod"] = _daemon_version(settings)
     if settings.output == "table":
         for name, version in versions.items():
-            click.echo(f"{name} {version or 'unreachable'}")
+            say(f"{name} {version or 'unreachable'}")
     else:
         emit(versions, settings.output)
     return ExitCode.DONE

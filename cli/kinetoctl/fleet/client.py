@@ -14,7 +14,7 @@ import grpc
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
-from kinetoctl.channel import open_async_channel
+from kinetoctl.channel import Calls, open_async_line
 from kinetoctl.client import CHANNEL_OPTIONS, translate
 from kinetoctl.errors import TimedOut, Unreachable
 from kinetoctl.fleet.clock import RoundTrip
@@ -40,13 +40,14 @@ class HostClient:
         _keep_grpc()
         self.address = address
         self.timeout_s = timeout_s
-        self._channel = open_async_channel(address, CHANNEL_OPTIONS)
-        make_stub: Any = profiler_pb2_grpc.ProfilerStub
-        self._stub: Any = make_stub(self._channel)
+        self._line = open_async_line(address, CHANNEL_OPTIONS)
+        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
 
     async def close(self) -> None:
         """Calls under way are cancelled."""
-        await self._channel.close()
+        for channel in self._line.channels:
+            await channel.close()
+        self._line.let_go()
 
     async def _once(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:

@@ -8,6 +8,7 @@ from kineto_protos import endpoints
 
 from kinetoctl.fleet.defaults import DEFAULT_TEMPLATE, KINETOD_NAMESPACE
 from kinetoctl.lazy import parsed
+from kinetoctl.output.console import say
 from kinetoctl.settings import current
 
 if TYPE_CHECKING:
@@ -94,6 +95,6 @@ def named_places(values: dict[str, Any]) -> "list[Place]":
     click.get_current_context().call_on_close(TUNNELS.close)
     options = PlaceOptions(**given)
     try:
-        return places(options, lambda note: None if settings.quiet else click.echo(note, err=True))
+        return places(options, lambda note: None if settings.quiet else say(note, err=True))
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc

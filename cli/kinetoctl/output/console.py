@@ -1,33 +1,71 @@
-"""Rich consoles for stdout (results) and stderr (progress), and tables that survive a pipe."""
+"""What is printed: lines, Rich consoles for stdout (results) and stderr (progress), and tables that survive a pipe.
+
+Everything that kinetoctl prints goes through `say`, `say_text` or `rich_console` (a test holds it): much of it are
+texts of others, whose controls are spelled out here (`kineto_trace.visible`). Styles are added afterwards.
+"""
 
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+from kineto_trace.visible import one_line, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, OverflowMethod
+    from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType
+    from rich.segment import Segment
     from rich.table import Table
 
 GAP = "  "  # between two columns
 PIPE_WIDTH = 100_000  # nothing is cut when no terminal reads it
 
 
-def stdout_console(*, color: bool) -> "Console":
-    """The console for results."""
+def say(text: str, *, err: bool = False, label: str = "", bold: bool = False) -> None:
+    """One line on stdout or stderr. label: stands before it as it is, with its style; bold: all of it."""
+    shown = one_line(text)
+    click.echo(label + (click.style(shown, bold=True) if bold else shown), err=err)
+
+
+def say_text(text: str, *, err: bool = False, nl: bool = True, label: str = "") -> None:
+    """Likewise, but a text whose lines are meant. nl: whether one ends it."""
+    click.echo(label + visible(text), err=err, nl=nl)
+
+
+@cache
+def _console_class() -> "type[Console]":
     from rich.console import Console  # 30 ms, which plain tables do without
 
-    return Console(file=sys.stdout, no_color=not color, highlight=False, soft_wrap=True)
+    class VisibleConsole(Console):
+        """Spells controls out in what is rendered; Rich itself lets most of them pass."""
+
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    return VisibleConsole
+
+
+def rich_console(file: TextIO, **options: Any) -> "Console":
+    """A console of Rich, without highlighting."""
+    return _console_class()(file=file, highlight=False, **options)
+
+
+def stdout_console(*, color: bool) -> "Console":
+    """The console for results."""
+    return rich_console(sys.stdout, no_color=not color, soft_wrap=True)
 
 
 def stderr_console(*, color: bool) -> "Console":
     """The console for progress and messages."""
-    from rich.console import Console
+    return rich_console(sys.stderr, no_color=not color, soft_wrap=True)
 
-    return Console(file=sys.stderr, no_color=not color, highlight=False, soft_wrap=True)
+
+def pipe_console() -> "Console":
+    """The console for what is captured and goes to a pipe: nothing is cut."""
+    return rich_console(sys.stdout, width=PIPE_WIDTH, color_system=None)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, folds: bool = False) -> "Table":
@@ -68,21 +106,24 @@ def _fitted(cell: str, size: int) -> str:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, color: bool, folds: bool = False) -> None:
     """A table on stdout. In a terminal the last column is cut to fit, or folded; in a pipe nothing is."""
     terminal = sys.stdout.isatty()
+    rows = [[one_line(cell) for cell in row] for row in rows]
     lines = None if terminal and folds else _plain_lines(columns, rows, _width() if terminal else PIPE_WIDTH)
     if lines is not None:
-        if terminal and os.environ.get("TERM", "dumb") != "dumb":
-            lines[0] = click.style(lines[0], bold=True)
-        click.echo("\n".join(lines))
-        return
-    from rich.console import Console
+        say(lines[0], bold=terminal and os.environ.get("TERM", "dumb") != "dumb")
+        if lines[1:]:
+            say_text("\n".join(lines[1:]))
+    elif terminal:
+        rich_console(sys.stdout, no_color=not color).print(_table(columns, rows, folds=folds))
+    else:
+        say_text("\n".join(captured(_table(columns, rows))))
 
-    if terminal:
-        Console(file=sys.stdout, no_color=not color, highlight=False).print(_table(columns, rows, folds=folds))
-        return
-    console = Console(file=sys.stdout, width=PIPE_WIDTH, color_system=None, highlight=False)
-    with console.capture() as capture:
-        console.print(_table(columns, rows))
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+def captured(*renderables: "RenderableType") -> list[str]:
+    """The lines of what is printed in a pipe."""
+    printer = pipe_console()
+    with printer.capture() as capture:
+        printer.print(*renderables)
+    return [line.rstrip() for line in capture.get().split("\n")[:-1]]
 
 
 def _width() -> int:

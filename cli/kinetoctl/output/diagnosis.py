@@ -3,14 +3,13 @@
 import sys
 from collections.abc import Iterable
 
-import click
 from kineto_protos.v1 import profiler_pb2 as pb
-from rich.console import Console
+from kineto_trace.visible import one_line
 from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.output import names
-from kinetoctl.output.console import PIPE_WIDTH
+from kinetoctl.output.console import captured, rich_console, say_text
 
 STYLES = {"OK": "green", "NOTE": "yellow", "PROBLEM": "bold red", "UNKNOWN": "magenta"}
 ARROW = "\N{RIGHTWARDS ARROW}"
@@ -45,10 +44,10 @@ def _table(checks: Iterable[pb.Check]) -> Table:
     table.add_column("DETAIL", overflow="fold")
     for check in checks:
         status = names.check_status(check.status)
-        detail = Text(check.detail)
+        detail = Text(one_line(check.detail))
         if check.advice:
-            detail.append(f"\n{ARROW} {check.advice}", style="italic")
-        table.add_row(check.name, Text(status, style=STYLES.get(status, "")), detail)
+            detail.append(f"\n{ARROW} {one_line(check.advice)}", style="italic")
+        table.add_row(Text(one_line(check.name)), Text(status, style=STYLES.get(status, "")), detail)
     return table
 
 
@@ -66,12 +65,9 @@ def print_host_diagnosis(diagnosis: pb.HostDiagnosis, *, color: bool) -> None:
 
 def print_checks(title: str, checks: Iterable[pb.Check], last: str, *, color: bool) -> None:
     """On stdout."""
+    title, last = one_line(title), one_line(last)
     if sys.stdout.isatty():
-        console = Console(file=sys.stdout, no_color=not color, highlight=False)
+        console = rich_console(sys.stdout, no_color=not color)
         console.print(Text(title), _table(checks), Text(last, style="bold"), sep="\n")
         return
-    console = Console(file=sys.stdout, width=PIPE_WIDTH, color_system=None, highlight=False)
-    with console.capture() as capture:
-        console.print(_table(checks))
-    lines = [title, *(line.rstrip() for line in capture.get().splitlines()), last]
-    click.echo("\n".join(lines))
+    say_text("\n".join([title, *captured(_table(checks)), last]))

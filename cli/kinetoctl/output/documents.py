@@ -3,15 +3,31 @@
 import json
 from typing import Any
 
-import click
 from kineto_protos.plain import plain as plain
+from kineto_trace.visible import in_json, visible
+
+from kinetoctl.output.console import say_text
 
 
 def emit(value: Any, output: str) -> None:
     """Print a JSON value on stdout. output: "json" or "yaml"."""
     if output == "json":
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        say_text(as_json(value, indent=2))
     else:
-        import yaml  # 10 ms that no other form needs
+        say_text(as_yaml(value), nl=False)
 
-        click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """As JSON text in which nothing steers a terminal."""
+    return in_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def as_yaml(value: Any) -> str:
+    """Likewise as YAML; what is not ASCII is escaped if there is anything of that kind."""
+    import yaml  # 10 ms that no other form needs
+
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    if visible(text) == text:
+        return text
+    escaped: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=False)
+    return escaped

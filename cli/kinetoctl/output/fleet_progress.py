@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-import click
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.visible import one_line
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from kinetoctl.output import names, units
-from kinetoctl.output.console import stderr_console
+from kinetoctl.output.console import say, stderr_console
 from kinetoctl.output.progress import REFRESHES_PER_S, state_text
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class FleetLines:
 
     def note(self, text: str) -> None:
         """One line."""
-        click.echo(text, err=True)
+        say(text, err=True)
 
     def update(self, member: "Member") -> None:
         """A line if there is something new to say."""
@@ -91,18 +92,18 @@ class FleetLines:
             text = rank_state(member, target)
             if target.state != pb.TARGET_STATE_PENDING and self._said.get(key) != text:
                 self._said[key] = text
-                click.echo(f"{member.place.host} {names.target(target)}: {text}", err=True)
+                say(f"{member.place.host} {names.target(target)}: {text}", err=True)
 
     def _all(self) -> None:
         text = states_text(counted(self._members.values()))
         if text != self._states:
             self._states = text
-            click.echo(text, err=True)
+            say(text, err=True)
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
         """Once all are here."""
         if files == total:
-            click.echo(f"{units.count(files)} files, {units.size(size_bytes)}, are here", err=True)
+            say(f"{units.count(files)} files, {units.size(size_bytes)}, are here", err=True)
 
 
 def counted(members: Iterable["Member"]) -> Counter[str]:
@@ -147,9 +148,9 @@ class FleetTable:
             for target in member.targets:
                 counts = target.counts
                 table.add_row(
-                    member.place.host,
+                    Text(one_line(member.place.host)),
                     names.target(target),
-                    rank_state(member, target),
+                    Text(one_line(rank_state(member, target))),
                     units.count(sum(count.records for count in counts)),
                     units.size(sum(count.bytes for count in counts)),
                     units.count(sum(count.dropped for count in counts)),
@@ -161,7 +162,7 @@ class FleetTable:
         open_first = sorted(self._members, key=lambda member: not (member.is_running or member.error))
         for member in open_first[:SHOWN_HOSTS]:
             state = states_text(counted([member])) or ("FAILED" if member.error else "…")
-            table.add_row(member.place.host, state)
+            table.add_row(Text(one_line(member.place.host)), Text(one_line(state)))
         if (more := len(open_first) - SHOWN_HOSTS) > 0:
             table.add_row("…", f"{units.count(more)} more hosts")
 

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.fleet.clock import Offset
 from kinetoctl.fleet.member import LOST, STARTED_APART_NS, Fleet, Member, Rank, began_ns
 from kinetoctl.output import names, units
-from kinetoctl.output.console import print_table
+from kinetoctl.output.console import print_table, say
 from kinetoctl.output.documents import emit, plain
 from kinetoctl.output.fleet_progress import counted, states_text
 from kinetoctl.output.results import capture_document
@@ -147,19 +146,19 @@ def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | N
     if settings.output != "table":
         emit(fleet_document(fleet, folder, merged), settings.output)
         return
-    click.echo(_status(fleet))
+    say(_status(fleet))
     if fleet.unmet:
-        click.echo(f"not begun: {fleet.unmet}")
+        say(f"not begun: {fleet.unmet}")
     print_table(COLUMNS, list(rows(fleet)), color=settings.color, folds=True)
     for note in notes(fleet):
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
     for problem in fleet.problems:
-        click.echo(f"problem: {problem}")
+        say(f"problem: {problem}")
     if folder is not None and any(member.paths for member in fleet.members):
-        click.echo(f"files: {folder}{'/'}")
+        say(f"files: {folder}{'/'}")
         if merged is not None:
-            click.echo(f"merged: {merged_text(merged)}")
-        click.echo(f"analyse: kinetoctl report {shlex.quote(str(folder))}")
+            say(f"merged: {merged_text(merged)}")
+        say(f"analyse: kinetoctl report {shlex.quote(str(folder))}")
 
 
 def fleet_document(fleet: Fleet, folder: Path | None = None, merged: "MergedFile | None" = None) -> dict[str, Any]:

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import click
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.visible import one_line
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from kinetoctl.output import names, units
-from kinetoctl.output.console import stderr_console
+from kinetoctl.output.console import say, stderr_console
 
 REFRESHES_PER_S = 8
 TargetKey = tuple[int, int]
@@ -65,7 +66,7 @@ class Lines:
 
     def note(self, text: str) -> None:
         """One line."""
-        click.echo(text, err=True)
+        say(text, err=True)
 
     def update(self, capture: pb.Capture) -> None:
         """A line for each target whose state is another one now."""
@@ -73,7 +74,7 @@ class Lines:
             text = state_text(target)
             if self._said.get(_key(target)) != text:
                 self._said[_key(target)] = text
-                click.echo(f"{names.target(target)}: {text}", err=True)
+                say(f"{names.target(target)}: {text}", err=True)
 
     def fetching(self, target: pb.Target, received: int, file: pb.TraceFile) -> None:
         """Not shown: a log does not want it."""
@@ -110,7 +111,7 @@ class LiveTable:
         ended = target.state == pb.TARGET_STATE_ENDED
         return (
             names.target(target),
-            text,
+            one_line(text),
             "" if ended else f"{time.monotonic() - since:.1f} s",
             units.count(sum(count.records for count in target.counts)),
             units.size(sum(count.bytes for count in target.counts)),
@@ -126,7 +127,7 @@ class LiveTable:
             table.add_column(column, justify="right")
         table.add_column("")
         for target in self._capture.targets:
-            table.add_row(*self._row(target))
+            table.add_row(*map(Text, self._row(target)))
         return table
 
 

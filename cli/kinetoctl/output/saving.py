@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import click
-
+from kinetoctl.output.console import say
 from kinetoctl.output.tables import documents, limited, one_of, plain_rows, tell_notes
 from kinetoctl.settings import Settings
 from kinetoctl.traces import write_errors
@@ -35,4 +34,4 @@ def save_results(results: Mapping[str, "Result"], settings: Settings, *, limit: 
         tell_notes(result.notes, settings)
     if not settings.quiet:
         count = sum(len(limited(result, limit)) for result in results.values())
-        click.echo(f"{path}: {count:,} {'row' if count == 1 else 'rows'}", err=True)
+        say(f"{path}: {count:,} {'row' if count == 1 else 'rows'}", err=True)

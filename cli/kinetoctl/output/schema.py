@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import click
 from kineto_trace.sql.schema import SqlTable, find_table, sql_tables
 
-from kinetoctl.output.console import print_table
+from kinetoctl.output.console import print_table, say_text
 from kinetoctl.output.documents import emit
 from kinetoctl.settings import Settings
 
@@ -19,7 +18,7 @@ def show_tables(settings: Settings) -> None:
     if settings.output == "table":
         rows = [(table.name, str(len(table.columns)), table.summary) for table in tables]
         print_table(TABLES, rows, color=settings.color)
-        click.echo("`kinetoctl query --schema TABLE` describes the columns of a table")
+        say_text("`kinetoctl query --schema TABLE` describes the columns of a table")
     else:
         emit([_document(table) for table in tables], _form(settings))
 
@@ -30,7 +29,7 @@ def show_table(name: str, settings: Settings) -> None:
     if settings.output != "table":
         emit(_document(table), _form(settings))
         return
-    click.echo(f"{table.name}\n\n{table.description}\n")
+    say_text(f"{table.name}\n\n{table.description}\n")
     rows = [(column.name, column.type, column.unit or "-", column.meaning) for column in table.columns]
     print_table(COLUMNS, rows, color=settings.color)
 

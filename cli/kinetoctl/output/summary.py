@@ -10,6 +10,7 @@ from pathlib import Path
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
+from kineto_trace.visible import one_line
 from rich.console import Console
 from rich.text import Text
 
@@ -181,21 +182,21 @@ def _status(name: str) -> Text:
 def _print_target(console: Console, capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> None:
     ended = target.state == pb.TARGET_STATE_ENDED
     name = names.verdict(target.verdict) if ended else names.target_state(target.state)
-    console.print(Text.assemble("\n", (_title(target), "bold"), ": ", _status(name)))
+    console.print(Text.assemble("\n", (one_line(_title(target)), "bold"), ": ", _status(name)))
     for label, text in target_lines(capture, target, paths):
-        console.print(Text.assemble("  ", (label.ljust(LABEL_WIDTH), "cyan"), text))
+        console.print(Text.assemble("  ", (one_line(label).ljust(LABEL_WIDTH), "cyan"), one_line(text)))
 
 
 def print_capture(capture: pb.Capture, paths: Mapping[tuple[int, int, str], Path], *, color: bool) -> None:
     """The whole capture on stdout. paths: verified files by pid, start time and format."""
     console = stdout_console(color=color)
     status = _status(names.capture_status(capture.status))
-    console.print(Text.assemble(f"capture {capture.id} on {capture.host}: ", status))
+    console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status))
     if capture.spec.labels:
         labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
-        console.print(Text(f"labels {labels}"))
+        console.print(Text(one_line(f"labels {labels}")))
     for line in kept_lines(capture):
-        console.print(Text(line))
+        console.print(Text(one_line(line)))
     for target in capture.targets:
         own = {f: path for (pid, start, f), path in paths.items() if (pid, start) == (target.pid, target.start_time_ns)}
         _print_target(console, capture, target, own)

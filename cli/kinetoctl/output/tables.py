@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
+from kineto_trace.visible import one_line, visible
 from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.output import units
-from kinetoctl.output.console import PIPE_WIDTH, stdout_console
+from kinetoctl.output.console import captured, rich_console, say, say_text, stdout_console
 from kinetoctl.output.documents import emit
-from kinetoctl.output.values import NOTHING, exact, heading, human, is_number, visible
+from kinetoctl.output.values import NOTHING, exact, heading, human, is_number
 from kinetoctl.settings import Settings
 
 if TYPE_CHECKING:
@@ -129,20 +129,20 @@ def _print_csv(result: "Result", settings: Settings, limit: int) -> None:
     from kineto_trace.export.results import csv_bytes
 
     tell_notes(result.notes, settings)
-    click.echo(csv_bytes(limited(result, limit)), nl=False)
+    say_text(csv_bytes(limited(result, limit)).decode(), nl=False)
 
 
 def tell_notes(notes: Iterable[str], settings: Settings) -> None:
     """On stderr, beside a form for programs."""
     for note in () if settings.quiet else notes:
-        click.echo(f"note: {visible(note)}", err=True)
+        say(f"note: {note}", err=True)
 
 
 def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
     """A table for people, with what is left out and the notes below."""
     count = min(limit, len(result)) if limit else len(result)
     if not count:
-        click.echo("(nothing)")
+        say("(nothing)")
     elif any(column.name in PROSE for column in result.columns):
         _print_records(result, count, settings)
     elif len(result) == 1 and len(result.columns) > LIST_COLUMNS:
@@ -150,9 +150,9 @@ def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> Non
     else:
         _print_columns(_columns(result, count), settings)
     if count < len(result):
-        click.echo(f"… {len(result) - count:,} more rows: --limit 0 shows all")
+        say(f"… {len(result) - count:,} more rows: --limit 0 shows all")
     for note in result.notes:
-        click.echo(f"note: {visible(note)}")
+        say(f"note: {note}")
 
 
 def _title(result: "Result", column: "ResultColumn") -> str:
@@ -178,7 +178,7 @@ def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
     width = max(len(column.title) for column in columns) + GAP
     for column in columns:
         title = column.title.lower().ljust(width)
-        console.print(Text.assemble((title, "cyan" if sys.stdout.isatty() else ""), column.cells[0]))
+        console.print(Text.assemble((title, "cyan" if sys.stdout.isatty() else ""), one_line(column.cells[0])))
 
 
 def _print_records(result: "Result", count: int, settings: Settings) -> None:
@@ -197,7 +197,7 @@ def _print_records(result: "Result", count: int, settings: Settings) -> None:
             if row[column.name] is not None
         )
         rank = f"rank {row['rank']}: " if "rank" in row else ""
-        console.print(Text.assemble(rank, (human(row[title]), "bold"), f"  {facts}" if facts else ""))
+        console.print(Text.assemble(rank, (one_line(human(row[title])), "bold"), f"  {facts}" if facts else ""))
         for name in PROSE:
             if row.get(name):
                 console.print(
@@ -217,17 +217,14 @@ def _print_title(text: str, settings: Settings) -> None:
 
 def _print_columns(columns: list[_Shown], settings: Settings) -> None:
     if not sys.stdout.isatty():
-        console = Console(file=sys.stdout, width=PIPE_WIDTH, color_system=None, highlight=False)
-        with console.capture() as capture:
-            console.print(_table(columns, PIPE_TEXT_WIDTH))
-        click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+        say_text("\n".join(captured(_table(columns, PIPE_TEXT_WIDTH))))
         return
-    console = Console(file=sys.stdout, no_color=not settings.color, highlight=False)
+    console = rich_console(sys.stdout, no_color=not settings.color)
     fitting, text_width = fit(columns, console.width)
     console.print(_table(fitting, text_width))
     left_out = [column.title for column in columns if column not in fitting]
     if left_out:
-        click.echo(f"… more columns: {', '.join(left_out).lower()} (--columns, a wider terminal, or -o csv)")
+        say(f"… more columns: {', '.join(left_out).lower()} (--columns, a wider terminal, or -o csv)")
 
 
 def fit(columns: Sequence[_Shown], width: int) -> tuple[list[_Shown], int]:
@@ -260,4 +257,4 @@ def _table(columns: Sequence[_Shown], text_width: int) -> Table:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()) if "\n" in text else text
+    return one_line(" ".join(text.split()) if "\n" in text else text)

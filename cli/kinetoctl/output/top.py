@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.visible import one_line
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.output import names, units
-from kinetoctl.output.values import NOTHING, visible
+from kinetoctl.output.values import NOTHING
 
 GPU_COLUMNS = (
     "GPU",
@@ -87,7 +88,7 @@ def _head(sample: pb.HostSample) -> list[Text]:
     used = sample.memory_total_bytes - sample.memory_available_bytes
     captures, agents = sample.captures_running, sample.agents
     lines = [
-        f"{visible(sample.hostname)}  {at}  kinetod {visible(sample.version)}  agents {agents}  captures {captures}",
+        f"{one_line(sample.hostname)}  {at}  kinetod {one_line(sample.version)}  agents {agents}  captures {captures}",
         f"cpu {_percent(sample.cpu_busy)} of {sample.cpus}, waiting for disks {_percent(sample.cpu_iowait)}, "
         f"load {sample.load_1m:.1f}   memory {units.size(used)} of {units.size(sample.memory_total_bytes)}"
         + (f"   swap {units.size(sample.swap_used_bytes)}" if sample.swap_used_bytes else ""),
@@ -103,13 +104,13 @@ def _notes(sample: pb.HostSample) -> list[str]:
     libraries = sample.gpu_libraries
     works = any(each.state == "ok" for each in libraries)
     told = {each.detail: None for each in libraries if each.state in ("failed", "late") or (not works and each.detail)}
-    return [f"GPUs: {visible(detail)}" for detail in told]
+    return [f"GPUs: {one_line(detail)}" for detail in told]
 
 
 def gpu_row(gpu: pb.GpuSample, sample: pb.HostSample) -> tuple[str, ...]:
     """The cells of GPU_COLUMNS."""
     if not gpu.works:
-        return (str(gpu.gpu.index), visible(gpu.gpu.name), "LOST", *[NOTHING] * 8)
+        return (str(gpu.gpu.index), one_line(gpu.gpu.name), "LOST", *[NOTHING] * 8)
     memory = (
         f"{units.size(gpu.memory_used_bytes)} / {units.size(gpu.gpu.memory_bytes)}"
         if gpu.HasField("memory_used_bytes")
@@ -122,7 +123,7 @@ def gpu_row(gpu: pb.GpuSample, sample: pb.HostSample) -> tuple[str, ...]:
     )
     return (
         str(gpu.gpu.index),
-        visible(gpu.gpu.name),
+        one_line(gpu.gpu.name),
         _percent(gpu.utilization) if gpu.HasField("utilization") else NOTHING,
         _percent(gpu.memory_utilization) if gpu.HasField("memory_utilization") else NOTHING,
         memory,
@@ -150,19 +151,19 @@ def process_row(sample: pb.ProcessSample, host: pb.HostSample) -> tuple[str, ...
     memory = any(use.HasField("memory_bytes") for use in sample.gpus)
     return (
         str(process.pid),
-        visible(process.user) or str(process.uid),
+        one_line(process.user) or str(process.uid),
         str(process.rank) if process.HasField("rank") else NOTHING,
-        visible(process.job_id) or NOTHING,
+        one_line(process.job_id) or NOTHING,
         ",".join(map(str, gpus)) or NOTHING,
         units.size(gpu_memory(sample)) if memory else NOTHING,
         _percent(gpu_share(sample)) if utilization else NOTHING,
         _percent(sample.cpu),
         units.size(sample.memory_bytes),
         names.agent_state(process.agent_state),
-        visible(process.busy_capture_id) or NOTHING,
+        one_line(process.busy_capture_id) or NOTHING,
         str(process.iterations) if process.iterations > 0 else NOTHING,
-        visible(names.pod(process)) or NOTHING,
-        visible(" ".join(process.command)),
+        one_line(names.pod(process)) or NOTHING,
+        one_line(" ".join(process.command)),
     )
 
 

@@ -1,7 +1,6 @@
 """Values of result tables as people read them, and as JSON has them. Pure."""
 
 import math
-import re
 import time
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
@@ -9,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from kineto_protos.units import format_duration
+from kineto_trace.visible import visible
 
 from kinetoctl.output import units
 
@@ -16,7 +16,6 @@ NOTHING = "-"
 US = 1000  # ns
 # Unit -> the ending that a column's name has for it.
 SUFFIXES = {"us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gbps"}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 MAX_WHOLE = 1 << 53  # larger integers are ids or times and are not grouped
 
 
@@ -31,11 +30,6 @@ def human(value: Any, unit: str = "") -> str:
     if isinstance(value, (int, float, Decimal)):
         return _number(value, unit)
     return visible(str(value))
-
-
-def visible(text: str) -> str:
-    """A text of a file without what would steer a terminal."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def _number(value: Any, unit: str) -> str:

@@ -4,9 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from kinetoctl.output.console import print_table
+from kinetoctl.output.console import print_table, say_text
 from kinetoctl.output.documents import emit
 from kinetoctl.settings import Settings
 from kinetoctl.view_options import option_type, type_text
@@ -35,7 +33,7 @@ def list_views(views: Sequence["View"], settings: Settings) -> None:
 def describe_views(views: Sequence["View"], settings: Settings) -> None:
     """Rules, options and columns of each."""
     if settings.output == "table":
-        click.echo("\n\n".join(description(view) for view in views))
+        say_text("\n\n".join(description(view) for view in views))
     else:
         emit([_document(view) for view in views], _document_form(settings))
 

@@ -1,15 +1,18 @@
 """Answers of analyses as files: CSV, JSON and Parquet.
 
 CSV has a header with the unit of each column where its name does not already end in it; a missing value is an empty
-field, a list is JSON text. It has no place for notes. JSON has the notes and the type, unit and meaning of every
-column beside the rows. Parquet has them as metadata: `unit` and `meaning` of each column, `view` and `notes` of the
-file.
+field, a list is JSON text. Programs that calculate take a text that begins with = + - @ for a formula, which may call
+others: such a text has an apostrophe in front, as OWASP advises, unless it is a number; controls are spelled out. JSON
+and Parquet have texts as they are. CSV has no place for notes. JSON has the notes and the type, unit and meaning of
+every column beside the rows. Parquet has them as metadata: `unit` and `meaning` of each column, `view` and `notes` of
+the file.
 """
 
 import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,12 @@ import pyarrow.parquet as pq
 from kineto_trace.analysis.result import Result, ResultColumn
 from kineto_trace.errors import FormatError
 from kineto_trace.files import atomic_file
+from kineto_trace.visible import in_json, visible
 
 _UNIT_ENDINGS = {"%": "pct", "GB/s": "gb_s"}  # how names spell units; others as they are
 _LISTS = ("ints", "texts")
+_FORMULA = re.compile(r"[\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")  # also as full-width characters
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def write_result(result: Result, path: Path, format_name: str = "") -> int:
@@ -47,7 +53,7 @@ def csv_bytes(result: Result) -> bytes:
     """The answer as CSV in UTF-8, lines ended by a line feed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header(column) for column in result.columns)
+    writer.writerow(_harmless(header(column)) for column in result.columns)
     writer.writerows(zip(*(_csv_values(result, column) for column in result.columns), strict=True))
     return text.getvalue().encode("utf-8", "replace")
 
@@ -63,10 +69,18 @@ def header(column: ResultColumn) -> str:
 def _csv_values(result: Result, column: ResultColumn) -> list[Any]:
     values = result.values(column.name)
     if column.type in _LISTS:
-        return [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+        return [None if value is None else in_json(json.dumps(value, ensure_ascii=False)) for value in values]
     if column.type == "bool":
         return [None if value is None else str(value).lower() for value in values]
+    if column.type == "text":
+        return [None if value is None else _harmless(str(value)) for value in values]
     return values
+
+
+def _harmless(text: str) -> str:
+    """A text that is none of a spreadsheet's formulas, and steers no terminal."""
+    shown = visible(text)
+    return f"'{shown}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else shown
 
 
 def json_value(result: Result) -> dict[str, Any]:

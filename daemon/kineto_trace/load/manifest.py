@@ -48,10 +48,36 @@ def from_bytes(data: bytes) -> Manifest:
         document = json.loads(data)
         if document["version"] != VERSION or document["block_bytes"] != BLOCK_BYTES:
             raise FileError(f"the manifest has version {document['version']}, this kinetod knows {VERSION}")
-        files = {path: to_stored(each) for path, each in document["files"].items()}
-        return Manifest(capture=document["capture"], files=files, damaged=document["damaged"])
+        files = {_checked(path): to_stored(each) for path, each in document["files"].items()}
+        damaged = {_checked(path): why for path, why in document["damaged"].items()}
+        return Manifest(capture=_checked_capture(document["capture"]), files=files, damaged=damaged)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise FileError(f"the manifest cannot be read: {exc!r}") from exc
+
+
+def is_below(path: str) -> bool:
+    """Whether a path of an object store names a file below a folder, also once it is one on this machine."""
+    return path.isprintable() and all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def _checked(path: str) -> str:
+    """Raises FileError."""
+    if not is_below(path):  # whoever may write to the store says so
+        raise FileError(f"the manifest names {path!r:.80}, which is no file below the capture's folder")
+    return path
+
+
+def _checked_capture(capture: Any) -> Mapping[str, Any]:
+    """With the forms that readers rely on. Raises ValueError, AttributeError."""
+    targets = capture.get("targets", [])
+    parts = [capture.get("spec", {}), *targets, *(target.get("process", {}) for target in targets)]
+    if not isinstance(targets, list) or not all(isinstance(part, dict) for part in (capture, *parts)):
+        raise ValueError("its capture is none")
+    if not isinstance(capture.get("spec", {}).get("labels", {}), dict):
+        raise ValueError("its labels are none")
+    if not all(type(target.get("process", {}).get("rank", 0)) is int for target in targets):
+        raise ValueError("the rank of a target is no number")
+    return dict(capture)
 
 
 def to_stored(value: Mapping[str, Any]) -> Stored:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from kineto_trace.errors import FileError
 from kineto_trace.load import manifest
-from kineto_trace.load.manifest import MANIFEST, Manifest
+from kineto_trace.load.manifest import MANIFEST, Manifest, is_below
 from kineto_trace.load.open import COLUMNS_DIRECTORY, PACKED_HEAD_BYTES, open_trace
 from kineto_trace.load.source import FLEET_LABEL, RemoteFile, RemoteTrace
 from kineto_trace.load.stores import checked_store, listed, patiently
@@ -219,7 +219,10 @@ def fetch(trace: RemoteTrace, folder: Path) -> Path:
     if trace.problem:
         raise FileError(f"{trace.url}: {trace.problem}")
     wanted = _needed(trace.files)
-    place = folder / PurePosixPath(trace.url).name if wanted[0].name else folder
+    name = PurePosixPath(trace.url).name
+    if not is_below(name):
+        raise FileError(f"{trace.url!r:.200}: its last part is no name of a folder")
+    place = folder / name if wanted[0].name else folder
     place.mkdir(parents=True, exist_ok=True)
     return _Fetcher(trace, place).get_all(wanted)
 
@@ -264,7 +267,7 @@ class _Fetcher:
         file = self._files.get(name)
         if file is None:
             raise FileError(f"{self._trace.url}: {name} is missing")
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:  # whoever may write there says so
+        if name and not is_below(name):  # whoever may write there says so
             raise FileError(f"{self._trace.url}: {name!r:.80} is no name of a file in it")
         path = self._folder / (name or PurePosixPath(self._trace.url).name)
         if path.exists():

@@ -171,7 +171,8 @@ class Front:
         if door.address.path is not None:
             try:
                 peer = of_unix(sock)
-            except OSError:
+            except (OSError, Unidentified) as exc:
+                log.warning("a connection to %s was refused: %s", door.address, exc)
                 sock.close()
                 return
             self._admit(sock, door, peer)

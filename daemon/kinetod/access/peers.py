@@ -3,11 +3,15 @@
 Unix sockets have SO_PEERCRED and SO_PEERGROUPS. A TCP connection over loopback has its other end on this host too,
 and /proc/net/tcp says whose socket that is; only an open socket of a living process counts, since the kernel shows
 uid 0 for those that nobody holds any more.
+
+In a user namespace the kernel gives one and the same number to all users that the namespace does not map. Who has it
+may be anybody, and is nobody to us.
 """
 
 import array
 import contextlib
 import ctypes
+import functools
 import ipaddress
 import socket
 import struct
@@ -23,6 +27,7 @@ _MAX_GROUPS = 65536
 _ESTABLISHED = "01"
 _LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns of /proc/net/tcp
 PROC = Path("/proc")
+_ALL_MAPPED = ["0", "0", "4294967295"]  # uid_map outside of all user namespaces
 _libc = ctypes.CDLL(None)
 _libc.getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
 
@@ -47,10 +52,26 @@ class Unidentified(Exception):
     """Nobody can say who the other end is; the text says why."""
 
 
+@functools.cache
+def unmapped(kind: str = "uid", proc: Path = PROC) -> int | None:
+    """The uid (or gid) of whoever has none in our user namespace; None: it has all. Raises OSError."""
+    if (proc / f"self/{kind}_map").read_text().split() == _ALL_MAPPED:
+        return None
+    return int((proc / f"sys/kernel/overflow{kind}").read_text())
+
+
+def _known(uid: int) -> int:
+    """Raises Unidentified, OSError."""
+    if uid == unmapped():
+        raise Unidentified(f"its user has no number in the daemon's user namespace (uid {uid} there)")
+    return uid
+
+
 def of_unix(sock: socket.socket) -> Peer:
-    """The process that connected. Raises OSError."""
+    """The process that connected. Raises OSError, Unidentified."""
     pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return Peer(via=Via.UNIX, uid=uid, gids=frozenset({gid, *_groups(sock)}), pid=pid or None)
+    gids = frozenset({gid, *_groups(sock)} - {unmapped("gid")})
+    return Peer(via=Via.UNIX, uid=_known(uid), gids=gids, pid=pid or None)
 
 
 def _groups(sock: socket.socket) -> list[int]:
@@ -73,7 +94,7 @@ def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) 
         for name, (theirs, ours) in tables:
             uid = _uid_in(proc / "self/net" / name, _hexed(theirs), _hexed(ours))
             if uid is not None:
-                return Peer(via=Via.LOOPBACK, uid=uid, address=f"{far[0]}:{far[1]}")
+                return Peer(via=Via.LOOPBACK, uid=_known(uid), address=f"{far[0]}:{far[1]}")
     except (OSError, ValueError, IndexError) as exc:
         raise Unidentified(f"the kernel's table of connections cannot be read: {exc}") from exc
     raise Unidentified("the other end has hung up, or lies in another network namespace")

@@ -1,16 +1,21 @@
 """What the configuration makes of users and certificates. Pure.
 
 A certificate is known by one of its names: `URI:spiffe://cluster/ada` or `DNS:login1.cluster` of the subject's
-alternative names, `CN:ada` of the subject itself. The first that `access.certificates` has counts, in this order.
+alternative names, in this order. The first that `access.certificates` has counts. `CN:ada`, of the subject itself,
+counts only in a certificate without any alternative name (RFC 6125): many authorities vouch for these alone, and
+whoever asks for a certificate writes the subject.
 """
 
 import re
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kinetod.access.policy import Role
 
 _PROPERTIES = {"URI": "peer_uri", "DNS": "peer_dns", "CN": "x509_common_name"}  # in gRPC's auth context
+_PEM = "x509_pem_cert"
+_ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, as DER has it; of its kinds gRPC knows four
 NAME_KINDS = tuple(_PROPERTIES)
 GIVEN = tuple(role for role in Role if role is not Role.PODS)  # that one comes with a Kubernetes token
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
@@ -99,8 +104,17 @@ def local_roles(
 
 def certificate_names(auth: Mapping[str, Iterable[bytes]]) -> list[str]:
     """The names in gRPC's auth context as the configuration writes them, in the order in which they count."""
-    return [
-        f"{kind}:{value.decode('utf-8', 'replace')}"
-        for kind, properties in _PROPERTIES.items()
-        for value in auth.get(properties, ())
-    ]
+    found = {
+        kind: [value.decode("utf-8", "replace") for value in auth.get(name, ())] for kind, name in _PROPERTIES.items()
+    }
+    if found["URI"] or found["DNS"] or any(map(_has_alternatives, auth.get(_PEM, ()))):
+        del found["CN"]
+    return [f"{kind}:{value}" for kind, values in found.items() for value in values]
+
+
+def _has_alternatives(pem: bytes) -> bool:
+    """Whether a certificate has alternative names, of whatever kind; also if it cannot be read."""
+    try:
+        return _ALTERNATIVES_OID in ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
+    except ValueError:
+        return True

@@ -4,6 +4,7 @@ A compiled program has rarely loaded one. Its file system is looked at through /
 paths lead elsewhere; so the folders that such links usually name are looked at as well.
 """
 
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -57,4 +58,5 @@ def _folders(maps: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _below_root(path: str) -> str:
-    return os.path.normpath(path).lstrip("/")
+    """A folder that the process names, which is no pattern: one like **/** would be looked for everywhere."""
+    return glob.escape(os.path.normpath(path).lstrip("/"))

@@ -9,6 +9,10 @@ Theory of operation
     A drain reads all states, then the string table (the names of what is READY are there), then copies
     the READY buffers in the order of their sequence and sets each back to FREE. The locks are memory
     barriers: acquire between the states and the contents, release between the contents and FREE.
+
+    Header and descriptors are read through a mapping, contents with pread(2). A target may leave holes in its memory;
+    to read a hole through a mapping would allocate it, as memory of the reader's control group, which is not the
+    target's. What is copied is copied once: a target that rewrites it meanwhile spoils its own records.
 """
 
 import fcntl
@@ -22,6 +26,8 @@ from typing import Any, Protocol
 from kineto_agent import arena
 
 MAX_BUFFERS = 1 << 16
+MAX_BUFFER_BYTES = 64 << 20  # of one; the largest that there is has 4 MiB
+_PIECE_BYTES = 4 << 20  # of strings
 MAX_STRINGS_BYTES = 1 << 30
 _F_GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
 _SIZE_SEALS = 0x2 | 0x4  # F_SEAL_SHRINK | F_SEAL_GROW
@@ -63,14 +69,18 @@ class ArenaReader:
     """One mapped arena. Not thread-safe; `close` frees the mapping."""
 
     def __init__(self, fd: int, *, max_buffer_bytes: int) -> None:
-        """Maps the arena and closes `fd`. Raises BadArena; `max_buffer_bytes` bounds all its buffers together."""
+        """Maps the arena; takes `fd`. Raises BadArena; `max_buffer_bytes` bounds all its buffers together."""
+        self._fd = fd
         try:
             size = _checked_size(fd)
             self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, ValueError) as exc:
+            self._close_fd()
             raise BadArena(f"it cannot be mapped: {exc}") from exc
-        finally:
-            os.close(fd)
+        except BadArena:
+            self._close_fd()
+            raise
+        self._piece = bytearray()
         self._view = memoryview(self._map)
         try:
             self._geometry(size, max_buffer_bytes)
@@ -99,7 +109,7 @@ class ArenaReader:
             (fields["header_bytes"] == arena.HEADER_BYTES, "its header has another size"),
             (fields["total_bytes"] == size, "it has another size than its header says"),
             (0 < count <= MAX_BUFFERS, "its number of buffers is out of range"),
-            (0 < buffer_bytes <= size, "its buffer size is out of range"),
+            (0 < buffer_bytes <= min(size, MAX_BUFFER_BYTES), "its buffer size is out of range"),
             (count * buffer_bytes <= max_buffer_bytes, "its buffers are larger than the request allows"),
             (self._strings_bytes <= MAX_STRINGS_BYTES, "its string table is too large"),
             (self._descriptors >= arena.HEADER_BYTES and self._descriptors % 8 == 0, "its descriptors are misplaced"),
@@ -139,7 +149,7 @@ class ArenaReader:
                 break
             start = self._buffers + entry.index * self._buffer_bytes
             if entry.valid_bytes:
-                data = self._view[start : start + entry.valid_bytes]
+                data = self._contents(start, entry.valid_bytes)
                 sink.append_buffer(data, sequence=entry.sequence, records=entry.records)
             self._next_sequence = max(self._next_sequence, min(entry.sequence + 1, _INT64_MAX))
             self.copied_bytes += entry.valid_bytes
@@ -174,10 +184,22 @@ class ArenaReader:
         used = min(self._word(arena.STRINGS_USED), self._strings_bytes)
         if used <= self._strings_copied:
             return 0
-        new = self._view[self._strings + self._strings_copied : self._strings + used]
-        sink.append_strings(new)
-        copied, self._strings_copied = used - self._strings_copied, used
-        return copied
+        before = self._strings_copied
+        while self._strings_copied < used:
+            size = min(used - self._strings_copied, _PIECE_BYTES)
+            sink.append_strings(self._contents(self._strings + self._strings_copied, size))
+            self._strings_copied += size
+        return used - before
+
+    def _contents(self, start: int, size: int) -> memoryview:
+        """A copy of these bytes, good until the next one."""
+        if len(self._piece) < size:
+            self._piece = bytearray(size)
+        view = memoryview(self._piece)[:size]
+        done = 0
+        while done < size:
+            done += os.preadv(self._fd, [view[done:]], start + done)
+        return view
 
     def _descriptor(self, index: int) -> int:
         return self._descriptors + index * arena.DESCRIPTOR_BYTES
@@ -193,6 +215,12 @@ class ArenaReader:
             if view is not None:
                 view.release()
         self._map.close()
+        self._close_fd()
+
+    def _close_fd(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _checked_size(fd: int) -> int:

@@ -11,7 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats import DEFAULT_FORMAT, FILE_NAMES
 
 from kinetod.config import Config
-from kinetod.errors import invalid
+from kinetod.errors import check_shown, invalid
 from kinetod.registry import Match, checked_selector
 
 FORMATS = tuple(FILE_NAMES)
@@ -94,6 +94,7 @@ def checked_key(key: str) -> str:
     """An idempotency key that can be stored. Raises InvalidRequest."""
     if len(key) > MAX_KEY_CHARS:
         raise invalid("idempotency_key", f"longer than {MAX_KEY_CHARS} characters")
+    check_shown("idempotency_key", key)
     return key
 
 
@@ -263,3 +264,4 @@ def _check_labels(spec: pb.CaptureSpec) -> None:
             )
         if len(value) > MAX_LABEL_VALUE_CHARS:
             raise invalid(f"spec.labels[{key!r}]", f"longer than {MAX_LABEL_VALUE_CHARS} characters")
+        check_shown(f"spec.labels[{key!r}]", value)

@@ -20,7 +20,13 @@ MAX_CONCURRENT_CALLS = 1024
 MAX_REQUEST_BYTES = 1 << 20  # the largest request that makes sense has 4096 pids and 64 labels
 HANDSHAKE_MS = 10_000  # TLS and HTTP/2, from the first byte on
 MAX_STREAMS = 128  # calls at a time on one connection
+# Who calls is found out when a connection is made. After this time it is made anew, so that a certificate that has
+# expired, or whose authority was taken away, does not count for good.
+MAX_CONNECTION_AGE_MS = 3_600_000
+MAX_CONNECTION_GRACE_MS = 600_000  # for its calls; twice as long as kinetoctl leaves a stream open
 _OPTIONS = (
+    ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MS),
+    ("grpc.max_connection_age_grace_ms", MAX_CONNECTION_GRACE_MS),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),

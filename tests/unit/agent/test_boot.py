@@ -149,6 +149,26 @@ def test_the_pth_hook_imports_nothing_unless_wanted() -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.parametrize("option", ["-E", "-I"])
+def test_the_pth_hook_reads_no_variable_where_the_interpreter_reads_none(option: str) -> None:
+    code = "import sys; sys.path.insert(0, %r)\n" % str(AGENT_ROOT)
+    code += pth_line() + "print('kineto_agent' in sys.modules, len(os.listdir('/proc/self/task')))"
+    done = run_python([option, "-c", code], environment(KINETO_AGENT="1"))
+    assert (done.stdout, done.stderr) == ("False 1\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("become", ["os.setresuid(0, 64123, 0)", "os.setresgid(0, 64123, 0)"])
+def test_a_program_with_rights_that_its_caller_lacks_gets_no_agent_and_no_log(tmp_path: Path, become: str) -> None:
+    log = tmp_path / "agent.log"
+    tmp_path.chmod(0o777)
+    code = "import os, kineto_agent.process; from kineto_agent.debuglog import log\n"
+    code += "%s; kineto_agent.start(); log('said'); print(len(os.listdir('/proc/self/task')))" % become
+    done = run_python(["-c", code], environment(KINETO_AGENT_LOG=str(log)))
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert not log.exists()
+
+
 def test_a_broken_agent_does_not_break_the_start(tmp_path: Path) -> None:
     shutil.copytree(str(AGENT_ROOT / "kineto_agent"), str(tmp_path / "kineto_agent"))
     (tmp_path / "kineto_agent" / "runner.py").write_text("raise MemoryError('broken')")

@@ -1,10 +1,12 @@
 import os
 import re
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 from kineto_agent import env
+from kineto_agent.sources import cupti_library
 
 
 def test_the_variable_alone_decides_where_to_look() -> None:
@@ -43,6 +45,27 @@ def test_kineto_agent_is_on_unless_empty_or_zero(value: str, on: bool) -> None:
 def test_an_unset_variable_means_what_the_caller_says() -> None:
     assert env.is_on({}) is False
     assert env.is_on({}, default="1") is True
+
+
+@pytest.mark.parametrize(("secure", "elevated"), [(0, False), (1, True)])
+def test_the_kernel_says_whether_a_program_has_rights_that_its_caller_lacks(
+    tmp_path: Path, secure: int, elevated: bool
+) -> None:
+    vector = tmp_path / "auxv"
+    vector.write_bytes(struct.pack("8L", 6, 4096, 23, secure, 25, 7, 0, 0))
+    assert env.is_elevated(str(vector)) is elevated
+    vector.write_bytes(vector.read_bytes()[:-5])  # never seen, and no reason to raise
+    assert env.is_elevated(str(vector)) is elevated
+    assert env.is_elevated() is env.is_elevated(str(tmp_path / "none")) is False
+
+
+def test_the_library_that_a_variable_names_is_not_loaded_with_rights_that_its_writer_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environ = {env.CUPTI_LIBRARY: "/tmp/evil.so"}
+    assert cupti_library.find(environ, "/dev/null") == "/tmp/evil.so"
+    monkeypatch.setattr(env, "is_elevated", lambda: True)
+    assert cupti_library.find(environ, "/dev/null") is None
 
 
 def test_every_variable_that_the_agent_names_is_a_constant_of_this_module() -> None:

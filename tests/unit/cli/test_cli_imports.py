@@ -36,7 +36,7 @@ def imported(*argv: str) -> set[str]:
     [
         (("--help",), {*GRPC, "kinetoctl.commands", "json"}),
         (("version", "--client"), GRPC),
-        (("version", "--address", "unix:/nowhere"), {"kinetoctl.commands.ps", "kinetoctl.output.console"}),
+        (("version", "--address", "unix:/nowhere"), {"kinetoctl.commands.ps", "kinetoctl.output.tables"}),
         (("ps", "--address", "unix:/nowhere"), {"kinetoctl.fleet.kube", "kinetoctl.fleet.places"}),
     ],
 )

@@ -149,3 +149,18 @@ def test_a_key_has_a_limit() -> None:
 def test_the_formats_are_those_of_the_trace_library() -> None:
     assert set(WRITTEN_FORMATS) == set(FORMATS)
     assert {name: entry.file_name for name, entry in WRITTEN_FORMATS.items()} == FILE_NAMES
+
+
+EVIL = ("\x1b[2J", "a\nb", "a\tb", "\x9b31m", "\x7f", "\u202e", "\u2028")
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_what_a_user_names_has_no_controls(text: str) -> None:
+    assert wrong_field(labels={"team": text}) == "spec.labels['team']"
+    assert wrong_field(selector=pb.Selector(user=text)) == "spec.selector.user"
+    assert wrong_field(selector=pb.Selector(job_ids=["1", text])) == "spec.selector.job_ids[1]"
+    assert wrong_field(selector=pb.Selector(command_regex=text)) == "spec.selector.command_regex"
+    with pytest.raises(InvalidRequest) as caught:
+        checked_key(text)
+    assert str(caught.value).isprintable()
+    checked(labels={"team": "Vision é 名 =+-@"})

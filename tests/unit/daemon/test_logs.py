@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.logs import JournalFormatter, to_journal
+from kinetod.logs import JournalFormatter, VisibleFormatter, to_journal
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_every_line_of_a_traceback_has_the_priority() -> None:
     except ValueError:
         record = logging.LogRecord("part", logging.ERROR, "", 0, "failed", None, sys.exc_info())
     lines = JournalFormatter().format(record).splitlines()
-    assert (lines[0], lines[-1]) == ("<3>part: failed", "<3>ValueError: broken")
+    assert (lines[0], lines[-1]) == ("<3>part: failed", "<3>  ValueError: broken")
     assert all(line.startswith("<3>") for line in lines)
 
 
@@ -39,3 +39,17 @@ def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
         assert not to_journal({}, stream.fileno())
     with (tmp_path / "redirected").open("w") as other:
         assert not to_journal(environ, other.fileno())
+
+
+@pytest.mark.parametrize("formatter", [JournalFormatter(), VisibleFormatter("%(message)s")])
+def test_a_name_of_others_neither_begins_a_line_nor_steers_a_terminal(formatter: logging.Formatter) -> None:
+    name = "x\r\n<0>kernel: FAKE\x1b[2J\x9b\u202e"
+    line = formatter.format(logging.LogRecord("part", logging.INFO, "", 0, "pid 7 (%s) ended", (name,), None))
+    assert line.removeprefix("<6>part: ") == r"pid 7 (x\x0d\x0a<0>kernel: FAKE\x1b[2J\x9b\u202e) ended"
+    try:
+        raise ValueError(name)
+    except ValueError:
+        record = logging.LogRecord("part", logging.ERROR, "", 0, "failed", None, sys.exc_info())
+    text = formatter.format(record)
+    assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text
+    assert not any(line.startswith("<0>") for line in text.splitlines())

@@ -134,3 +134,27 @@ def test_capabilities_of_a_user_namespace_of_its_own_leave_a_process_to_its_user
 def test_what_another_user_may_not_read_is_hidden() -> None:
     own = procs.read_facts(os.getpid())
     assert own is not None and not own.hidden
+
+
+FAKE_PROC = """
+mount -t tmpfs none /proc
+mkdir /proc/self /proc/$$
+for folder in self $$; do
+    printf 'Name:\\ttrain\\nUid:\\t0\\t0\\t0\\t0\\n' > /proc/$folder/status
+    printf '0::/kubepods/pod8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b/c\\n' > /proc/$folder/cgroup
+done
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_a_process_that_has_mounted_over_proc_fakes_nothing() -> None:
+    code = f"import os; os.setgid(64123); os.setuid(64123); {SLEEP}"
+    command = ["unshare", "--mount", "sh", "-ec", FAKE_PROC, "sh", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        facts, own = read_facts(process.pid), read_facts(os.getpid())
+        process.kill()
+    assert facts is not None and own is not None
+    assert (facts.uid, facts.pod, facts.command[0]) == (64123, own.pod, sys.executable)

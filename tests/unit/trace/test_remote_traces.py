@@ -1,6 +1,7 @@
 """Traces in an object store: found by manifests, fetched as far as they are needed, compared with their checksums."""
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from kineto_trace.errors import FileError, TraceError
 from kineto_trace.export.chrome import write_chrome
 from kineto_trace.export.text import TextSink
 from kineto_trace.job import run_view, text_bytes
-from kineto_trace.load import remote, stores
+from kineto_trace.load import manifest, remote, stores
 from kineto_trace.load.find import find_traces
 from kineto_trace.load.open import open_trace
 from kineto_trace.load.remote import fetch, open_remote
@@ -99,6 +100,39 @@ def test_a_missing_and_a_changed_object_are_named_and_the_rest_is_there(bucket: 
         "/h1/c1/102-7000000002: columns/kernel.parquet is not what was uploaded: its SHA-256 is another one",
         "/h1/c1/103-7000000003: columns/kernel.parquet is shorter than it was when it was listed",
     ]
+
+
+@pytest.mark.parametrize("key", ["..", ".", "", "a/..", "/etc", "a\x1b[2J"])
+def test_a_manifest_that_names_a_folder_elsewhere_is_refused_and_nothing_is_written(tmp_path: Path, key: str) -> None:
+    data = b"[]"
+    stored = {"size_bytes": 2, "sha256": hashlib.sha256(data).hexdigest(), "blocks": ["0"]}
+    capture = tmp_path / "bucket/host/capture"
+    capture.mkdir(parents=True)
+    (capture.parent / "trace.json").write_bytes(data)
+    document = {"version": 1, "block_bytes": manifest.BLOCK_BYTES, "capture": {}, "damaged": {}}
+    (capture / "manifest.json").write_text(json.dumps({**document, "files": {f"{key}/trace.json": stored}}))
+    with pytest.raises(FileError, match="is no file below the capture's folder"):
+        find_traces(f"file://{tmp_path}/bucket")
+
+
+def test_a_trace_whose_url_ends_in_dots_is_not_fetched_one_folder_up(tmp_path: Path) -> None:
+    (tmp_path / "bucket/x").mkdir(parents=True)
+    (tmp_path / "bucket/trace.json").write_text("{}")
+    trace = RemoteTrace(url=f"file://{tmp_path}/bucket/x/..", files=(RemoteFile(name="trace.json", size_bytes=2),))
+    (tmp_path / "here/inner").mkdir(parents=True)
+    with pytest.raises(FileError, match="its last part is no name of a folder"):
+        fetch(trace, tmp_path / "here/inner")
+    assert list((tmp_path / "here").iterdir()) == [tmp_path / "here/inner"]
+
+
+@pytest.mark.parametrize(
+    "capture", [[], "x", {"targets": 5}, {"targets": [5]}, {"targets": [{"process": []}]}, {"spec": {"labels": 3}},
+                {"targets": [{"process": {"rank": "x\x1b"}}]}],
+)  # fmt: skip
+def test_a_manifest_whose_capture_is_none_is_a_file_error(capture: object) -> None:
+    document = {"version": 1, "block_bytes": manifest.BLOCK_BYTES, "capture": capture, "damaged": {}, "files": {}}
+    with pytest.raises(FileError, match="the manifest cannot be read"):
+        manifest.from_bytes(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("name", ["../evil.json", "columns/../../evil.json", "/tmp/evil.json"])

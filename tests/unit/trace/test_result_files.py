@@ -1,3 +1,5 @@
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -29,6 +31,33 @@ def result() -> Result:
         "grid": [[1, 2, 3], None],
     }
     return make_result("kernels", SCHEMA, values, ["one kernel has no launch"])
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("=1+2", "'=1+2"),
+        ("+cmd", "'+cmd"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        (" =1", "' =1"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", r"'\x0d=1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("-5", "-5"),
+        ("+1.5e-3", "+1.5e-3"),
+        ("-.5", "-.5"),
+        ("-", "'-"),
+        ("-inf", "'-inf"),
+        ("gemm\x1b[2J", r"gemm\x1b[2J"),
+        ("a=b", "a=b"),
+        ("", ""),
+    ],
+)
+def test_a_text_is_no_formula_in_csv_and_numbers_stay(text: str, field: str) -> None:
+    schema = columns(("name", "text", "", ""), ("n", "float", "", ""))
+    made = make_result("kernels", schema, {"name": [text], "n": [-1.5]}, [])
+    assert list(csv.reader(io.StringIO(csv_bytes(made).decode(), newline="")))[1] == [field, "-1.5"]
 
 
 def test_csv_has_units_in_its_header_where_names_do_not_have_them() -> None:

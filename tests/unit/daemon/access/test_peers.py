@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.access.peers import Unidentified, of_loopback, of_unix
+from kinetod.access.peers import Unidentified, of_loopback, of_unix, unmapped
 from kinetod.access.policy import Via
 
 
@@ -65,3 +65,47 @@ def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path, state: str, ino
         of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row("01", 1000, 5))
     assert of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path).uid == 1000
+
+
+IN_A_NAMESPACE = """
+import socket, sys
+from kinetod.access.peers import Unidentified, of_unix
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+for _ in range(2):
+    connection, _address = listener.accept()
+    try:
+        print(of_unix(connection).uid, flush=True)
+    except Unidentified as exc:
+        print(exc, flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_user_whom_the_namespace_does_not_map_is_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", IN_A_NAMESPACE, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        with socket.socket(socket.AF_UNIX) as ours:
+            ours.connect(str(path))
+            assert server.stdout.readline() == "0\n"
+        become = "os.setegid(64123); os.seteuid(64123)"
+        program = f"import os, socket; s = socket.socket(socket.AF_UNIX); {become}; s.connect({str(path)!r})"
+        path.chmod(0o777)
+        for parent in (tmp_path, *tmp_path.parents[:-2]):
+            parent.chmod(0o755)
+        subprocess.run([sys.executable, "-S", "-c", program], check=True)
+        assert server.stdout.readline() == "its user has no number in the daemon's user namespace (uid 65534 there)\n"
+
+
+def test_outside_of_user_namespaces_every_user_has_a_number(tmp_path: Path) -> None:
+    for folder in ("self", "sys/kernel"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "self/uid_map").write_text("         0          0 4294967295\n")
+    (tmp_path / "self/gid_map").write_text("         0     100000      65536\n")
+    (tmp_path / "sys/kernel/overflowgid").write_text("65534\n")
+    assert (unmapped("uid", tmp_path), unmapped("gid", tmp_path)) == (None, 65534)

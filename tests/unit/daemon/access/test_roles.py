@@ -10,6 +10,7 @@ from kinetod.access.roles import (
     parse_role,
     wrong_names,
 )
+from support.certificates import Authority
 
 RULES = LocalRules(
     everybody=frozenset({Role.OWN}),
@@ -83,4 +84,20 @@ def test_names_of_certificates_have_a_kind() -> None:
 
 def test_the_names_of_a_certificate_come_in_the_order_in_which_they_count() -> None:
     auth = {"x509_common_name": [b"ada"], "peer_dns": [b"one", b"two"], "peer_uri": [b"spiffe://a/b"], "other": [b"x"]}
-    assert certificate_names(auth) == ["URI:spiffe://a/b", "DNS:one", "DNS:two", "CN:ada"]
+    assert certificate_names(auth) == ["URI:spiffe://a/b", "DNS:one", "DNS:two"]
+
+
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [({}, True), ({"dns": "x"}, False), ({"ip": "10.0.0.1"}, False), ({"registered_id": "1.2.3.4"}, False)],
+)
+def test_a_common_name_counts_only_where_there_is_no_alternative_name_of_any_kind(
+    names: dict[str, str], counts: bool
+) -> None:
+    issued = Authority().issue("operator", **names)  # type: ignore[arg-type]
+    auth = {"x509_common_name": [b"operator"], "x509_pem_cert": [issued.certificate]}
+    assert certificate_names(auth) == (["CN:operator"] if counts else [])
+
+
+def test_a_certificate_that_cannot_be_read_has_no_common_name() -> None:
+    assert certificate_names({"x509_common_name": [b"operator"], "x509_pem_cert": [b"\xff"]}) == []

@@ -212,6 +212,14 @@ def test_without_cuda_no_libcupti_is_looked_for(tmp_path: Path) -> None:
     assert find_cupti(7, {}, proc) is None
 
 
+def test_folders_that_a_process_names_are_no_patterns(tmp_path: Path) -> None:
+    proc = fake_proc(tmp_path, "/usr/lib/libcuda.so.1")
+    put(proc, "/home/a/b/c/libcupti.so.12")
+    for named in ("/**", "/home/*/*/*", "/home/[a]/b/c"):
+        assert find_cupti(7, {"LD_LIBRARY_PATH": named, "CUDA_HOME": named}, proc) is None
+    assert find_cupti(7, {"LD_LIBRARY_PATH": "/home/a/b/c"}, proc) == "/home/a/b/c/libcupti.so.12"
+
+
 @pytest.mark.parametrize(
     ("path", "environ", "mapped"),
     [
