@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from kineto_trace import spill
 from kineto_trace.codec import Interner
 from kineto_trace.convert import convert_target
 from kineto_trace.errors import TraceError
@@ -34,7 +35,9 @@ def _answer(line: str) -> dict[str, Any]:
     try:
         job = json.loads(line)
         job_id = job["id"]
-        conversion = convert_target(Path(job["target_dir"]), formats=[str(name) for name in job["formats"]])
+        target_dir = Path(job["target_dir"])
+        spill.begin(target_dir)
+        conversion = convert_target(target_dir, formats=[str(name) for name in job["formats"]])
     except TraceError as exc:
         return {"id": job_id, "ok": False, "reason_code": exc.reason_code, "reason": str(exc)}
     except OSError as exc:

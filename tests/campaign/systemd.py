@@ -25,7 +25,7 @@ UNITS = ("kinetod.service", "kinetod-attach.socket")
 LOOP = "import time\ndef spin():\n    while True: time.sleep(0.001)\nspin()"
 MAPS = f"import mmap\nfile = open(%r, 'rb')\nkept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n{LOOP}"
 USERS = range(1234, 1238)
-HELPERS_CAPABILITIES = sum(1 << number for number in (2, 6, 7, 19, 21))
+HELPERS_CAPABILITIES = sum(1 << number for number in (2, 19, 21))
 IN_A_CONTAINER = ("--property=SystemCallFilter=@system-service", "--property=SystemCallErrorNumber=EPERM")
 PACKAGED_AGENT = "/opt/kinetod/lib/python3.11/site-packages"
 

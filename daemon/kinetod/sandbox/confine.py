@@ -25,7 +25,7 @@ from kinetod.sandbox import landlock, seccomp
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 47, 4
 _CAPABILITIES_V3 = 0x20080522
 _CODE_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")
-_CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom")
+_CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/statm")
 _OPEN_FILES = 256
 _CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
 _OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
