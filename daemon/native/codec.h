@@ -183,7 +183,7 @@ KC_EXPORT int kc_longest(const kc_graph *graph, int64_t *via, int64_t *last);
 /* Theory of operation
  *     A sparse file is mapped as a whole. Arrays of `least` bytes and more come out of it, first fit, in units of 64 KiB;
  *     their blocks are reserved on disk when they are made and freed with them. A thread looks at the process's resident
- *     memory every 10 ms and unmaps all of it from the page tables when it is above the limit: the kernel keeps the pages
+ *     files every 2 ms and unmaps all of it from the page tables when it is above the limit: the kernel keeps the pages
  *     as long as it has room, and writes them out when not. So what is needed at the same time may exceed memory, and
  *     only time is lost. The functions are numpy's (PyDataMem_Handler); there is one such file in a process, for good.
  */

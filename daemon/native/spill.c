@@ -14,7 +14,7 @@
 
 #define UNIT (64u << 10)  /* extents are multiples of it */
 #define HEADER 64u        /* before the data, so that it stays aligned as vector instructions like it */
-#define LOOK_EVERY_NS 10000000
+#define LOOK_EVERY_NS 2000000
 
 typedef struct {
     uint64_t at, size;
@@ -138,7 +138,8 @@ static void dropped(void *data)
 void *kc_spill_malloc(void *context, size_t size)
 {
     (void)context;
-    return size >= spill.least ? spilled(size) : malloc(size);
+    void *data = size >= spill.least ? spilled(size) : NULL;
+    return data ? data : malloc(size); /* the disk is full: memory, as far as the process's limit goes */
 }
 
 void *kc_spill_calloc(void *context, size_t count, size_t size)
@@ -146,7 +147,8 @@ void *kc_spill_calloc(void *context, size_t count, size_t size)
     (void)context;
     if (size && count > SIZE_MAX / size)
         return NULL;
-    return count * size >= spill.least ? spilled(count * size) : calloc(count, size);
+    void *data = count * size >= spill.least ? spilled(count * size) : NULL;
+    return data ? data : calloc(count, size);
 }
 
 void kc_spill_free(void *context, void *data, size_t size)
@@ -174,6 +176,7 @@ void *kc_spill_realloc(void *context, void *data, size_t size)
     return moved;
 }
 
+/* Bytes of files that are resident: of ours, of the raw ones, and of libraries. */
 static uint64_t resident(void)
 {
     char text[128];
@@ -182,7 +185,7 @@ static uint64_t resident(void)
     if (length <= 0)
         return UINT64_MAX; /* not told: as if it were too much */
     text[length] = 0;
-    sscanf(text, "%*u %llu", &pages);
+    sscanf(text, "%*u %*u %llu", &pages);
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 

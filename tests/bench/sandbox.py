@@ -1,4 +1,4 @@
-"""What the sandbox costs a decode, and how much memory one takes: `python tests/bench/sandbox.py [--megabytes 100,700]`.
+"""What the sandbox costs a decode, and how much memory one takes: `python tests/bench/sandbox.py [--megabytes 90,700]`.
 
 The same records are decoded by the worker as the daemon starts it (a fork, the sandbox, and arrays in a file where the
 records are many) and by the same code in one warm process without any of it, by turns in the same run. Told is the

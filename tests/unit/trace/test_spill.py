@@ -91,7 +91,16 @@ said = [resident() < 100 << 20, all(int(array[-1]) == number for number, array i
     assert run(tmp_path, code, resident=100 << 20) == [True, True]
 
 
-def test_a_full_file_is_a_memory_error(tmp_path: Path) -> None:
+def test_what_has_no_room_in_the_file_lies_in_memory(tmp_path: Path) -> None:
+    code = """
+before = disk()
+arrays = [np.full(1 << 20, number % 256, np.uint8) for number in range(400)]
+said = [disk() - before < 321 << 20, all(int(array[-1]) == number % 256 for number, array in enumerate(arrays))]
+"""
+    assert run(tmp_path, code) == [True, True]  # the file has 256 MiB and 16 times its 4 MiB of records
+
+
+def test_what_fits_nowhere_is_a_memory_error(tmp_path: Path) -> None:
     code = """
 try: said = np.empty(1 << 40, np.uint8).size
 except MemoryError: said = "MemoryError"
