@@ -192,6 +192,8 @@ KC_EXPORT int kc_longest(const kc_graph *graph, int64_t *via, int64_t *last);
 KC_EXPORT int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t resident_limit);
 /* A file's read-only mapping, which is unmapped from the page tables too; it must stay. 1, or 0: not watched. */
 KC_EXPORT int kc_spill_watch(void *mapping, uint64_t size);
+/* One look, by a thread that is about to touch much: it does not depend on when the other gets the processor. */
+void kc_spill_settle(void);
 KC_EXPORT void *kc_spill_malloc(void *context, size_t size);
 KC_EXPORT void *kc_spill_calloc(void *context, size_t count, size_t size);
 KC_EXPORT void *kc_spill_realloc(void *context, void *data, size_t size);

@@ -36,6 +36,31 @@ static struct {
     uint32_t watched_count;
 } spill = {.lock = PTHREAD_MUTEX_INITIALIZER, .file = -1, .statm = -1};
 
+/* Bytes of files that are resident: of ours, of the raw ones, and of libraries. */
+static uint64_t resident(void)
+{
+    char text[128];
+    unsigned long long pages = 0;
+    ssize_t length = pread(spill.statm, text, sizeof text - 1, 0);
+    if (length <= 0)
+        return UINT64_MAX; /* not told: as if it were too much */
+    text[length] = 0;
+    sscanf(text, "%*u %*u %llu", &pages);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The pages stay in the kernel's cache, or on disk; whoever touches them has them again. */
+void kc_spill_settle(void)
+{
+    if (!spill.base || resident() <= spill.resident_limit)
+        return;
+    madvise(spill.base, spill.room, MADV_DONTNEED);
+    pthread_mutex_lock(&spill.lock);
+    for (uint32_t i = 0; i < spill.watched_count; i++)
+        madvise(spill.watched[i].at, spill.watched[i].size, MADV_DONTNEED);
+    pthread_mutex_unlock(&spill.lock);
+}
+
 static int insert(uint32_t place, extent new)
 {
     if (spill.free_count == spill.free_room) {
@@ -107,6 +132,7 @@ static void *spilled(uint64_t size)
 {
     if (size > spill.room)
         return NULL;
+    kc_spill_settle();
     uint64_t whole = units(size);
     pthread_mutex_lock(&spill.lock);
     uint64_t at = taken(whole);
@@ -176,35 +202,14 @@ void *kc_spill_realloc(void *context, void *data, size_t size)
     return moved;
 }
 
-/* Bytes of files that are resident: of ours, of the raw ones, and of libraries. */
-static uint64_t resident(void)
+static void *look_again_and_again(void *unused)
 {
-    char text[128];
-    unsigned long long pages = 0;
-    ssize_t length = pread(spill.statm, text, sizeof text - 1, 0);
-    if (length <= 0)
-        return UINT64_MAX; /* not told: as if it were too much */
-    text[length] = 0;
-    sscanf(text, "%*u %*u %llu", &pages);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-/* The pages stay in the kernel's cache, or on disk; whoever touches them has them again. */
-static void *trim(void *unused)
-{
-    (void)unused;
+    struct timespec pause = {0, LOOK_EVERY_NS};
     for (;;) {
-        struct timespec pause = {0, LOOK_EVERY_NS};
         nanosleep(&pause, NULL);
-        if (resident() <= spill.resident_limit)
-            continue;
-        madvise(spill.base, spill.room, MADV_DONTNEED);
-        pthread_mutex_lock(&spill.lock);
-        for (uint32_t i = 0; i < spill.watched_count; i++)
-            madvise(spill.watched[i].at, spill.watched[i].size, MADV_DONTNEED);
-        pthread_mutex_unlock(&spill.lock);
+        kc_spill_settle();
     }
-    return NULL;
+    return unused;
 }
 
 int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t resident_limit)
@@ -222,7 +227,7 @@ int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t r
     spill.room = room;
     spill.least = least < UNIT ? UNIT : least;
     spill.resident_limit = resident_limit;
-    if (insert(0, (extent){0, room}) || pthread_create(&thread, NULL, trim, NULL)) {
+    if (insert(0, (extent){0, room}) || pthread_create(&thread, NULL, look_again_and_again, NULL)) {
         munmap(base, room);
         spill.base = NULL;
         return -1;
