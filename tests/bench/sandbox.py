@@ -18,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
 
-from formats import RECORDING, make_source
+from bench.formats import RECORDING, make_source
 from kineto_trace.raw import RawWriter
 from kinetod import child
 from support.h200 import recording, strings_of, target_of

@@ -66,11 +66,9 @@ def confine(folder: Path, limits: Limits) -> None:
 
 def close_descriptors(keep: Collection[int]) -> None:
     """All but these: no pipe, socket or file of the parent stays open."""
-    first = 0
-    for descriptor in sorted(keep):
-        os.closerange(first, descriptor)
-        first = descriptor + 1
-    os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for descriptor in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - set(keep):
+        with contextlib.suppress(OSError):  # the one by which they were listed
+            os.close(descriptor)
 
 
 def _code(own: Path) -> Iterator[tuple[Path, int]]:

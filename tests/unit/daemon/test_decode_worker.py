@@ -29,6 +29,18 @@ def test_real_records_are_decoded_in_the_sandbox(tmp_path: Path, name: str) -> N
     assert {file[1] for file in answer["conversion"]["files"]} < {path.name for path in tmp_path.iterdir()}
 
 
+def test_a_worker_has_one_thread_when_it_forks(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        child.python("kinetod.decode_worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        job = {"id": 1, "target_dir": str(tmp_path), "formats": [], "memory_bytes": 1 << 30, "cpu_s": 60}
+        worker.stdin.write(json.dumps({**job, "required": False}) + "\n")
+        worker.stdin.flush()
+        worker.stdout.readline()  # it is warm
+        assert len(list(Path(f"/proc/{worker.pid}/task").iterdir())) == 1
+
+
 def test_a_worker_answers_job_after_job_and_ends_with_its_input(tmp_path: Path) -> None:
     make_spool(tmp_path, "graph-cupti26")
     answers, _ = converse(
