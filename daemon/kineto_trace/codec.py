@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parent / "_native" / "libkineto_codec.so"
-ABI_VERSION = 9
+ABI_VERSION = 10
 PADDING = 32  # bytes that the native side may read after a literal or text
 MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this
@@ -140,6 +140,10 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     library.kc_contain.restype = None
     library.kc_enclosing.argtypes = [ctypes.c_void_p] * 4
     library.kc_enclosing.restype = None
+    library.kc_spill_open.argtypes = [ctypes.c_int] * 2 + [ctypes.c_uint64] * 3
+    library.kc_spill_open.restype = ctypes.c_int
+    library.kc_spill_watch.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.kc_spill_watch.restype = ctypes.c_int
     return library
 
 

@@ -1,44 +1,23 @@
-"""A warm worker: `python -m kineto_trace.worker` converts targets, one JSON line per job, until end of input.
+"""One job of a decode worker: a line of JSON in, a line of JSON out, whatever happens.
 
-Theory of operation
-    A job is {"id", "target_dir", "formats"} on standard input, its answer one line on what was standard
-    output at the start: {"id", "ok": true, "conversion": {…}} or {"id", "ok": false, "reason_code",
-    "reason"}. Anything else that is printed in here goes to standard error. What takes long to import is
-    imported before the first job. The caller has the deadline: a worker that hangs is killed, one that
-    crashed is replaced, and the job's files are then still whole or absent.
+A job is {"id", "target_dir", "formats"}; its answer {"id", "ok": true, "conversion": {…}} or {"id", "ok": false,
+"reason_code", "reason"}. Anything else that is printed in here goes to standard error. The caller has the deadline and
+confines the process: one that is killed leaves the job's files whole or absent.
 """
 
 import json
-import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from kineto_trace import spill
 from kineto_trace.codec import Interner
 from kineto_trace.convert import convert_target
 from kineto_trace.errors import TraceError
 
 
-def main() -> int:
-    """Serves standard input. Returns the exit status."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = sys.stderr
-    _warm_up()
-    return serve(sys.stdin, answers)
-
-
-def serve(jobs: TextIO, answers: TextIO) -> int:
-    """Answers every line of `jobs` with one line."""
-    for line in jobs:
-        if line.strip():
-            answers.write(json.dumps(_answer(line)) + "\n")
-            answers.flush()
-    return 0
-
-
-def _warm_up() -> None:
+def warm_up() -> None:
     """Loads the native library, so that a missing one is seen in the log at once; a job then tells the caller."""
     try:
         Interner()
@@ -46,12 +25,19 @@ def _warm_up() -> None:
         sys.stderr.write(f"{exc}\n")
 
 
+def answer(line: str) -> str:
+    """Does the job of this line. Does not raise."""
+    return json.dumps(_answer(line))
+
+
 def _answer(line: str) -> dict[str, Any]:
     job_id: Any = None
     try:
         job = json.loads(line)
         job_id = job["id"]
-        conversion = convert_target(Path(job["target_dir"]), formats=[str(name) for name in job["formats"]])
+        target_dir = Path(job["target_dir"])
+        spill.begin(target_dir)
+        conversion = convert_target(target_dir, formats=[str(name) for name in job["formats"]])
     except TraceError as exc:
         return {"id": job_id, "ok": False, "reason_code": exc.reason_code, "reason": str(exc)}
     except OSError as exc:
@@ -63,7 +49,3 @@ def _answer(line: str) -> dict[str, Any]:
         reason = f"the decoder failed: {type(exc).__name__}: {exc}"
         return {"id": job_id, "ok": False, "reason_code": TraceError.reason_code, "reason": reason}
     return {"id": job_id, "ok": True, "conversion": conversion.to_dict()}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

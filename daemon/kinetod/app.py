@@ -59,9 +59,10 @@ from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.server import RpcServer
 from kinetod.rpc.service import ProfilerService
 from kinetod.rpc.watch_host import HostWatcher
+from kinetod.sandbox.support import support
 from kinetod.store import LOCK_FILE, Store
 from kinetod.store_guard import check_store
-from kinetod.workers import WorkerPool
+from kinetod.workers import Bounds, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -226,12 +227,26 @@ async def _ask_vendor_libraries(gpus: GpuReader) -> None:
     log.info("%s", said)
 
 
+def _check_sandbox(config: Config) -> None:
+    """Says once what decoders are not confined by. Raises StartError if that is not good enough."""
+    missing = support().missing
+    if missing and config.decode_sandbox == "required":
+        raise StartError(f'{"; ".join(missing)}; captures.decode_sandbox is "required"')
+    for each in missing:
+        log.warning("decoders are not confined completely: %s", each)
+
+
+def _bounds(config: Config) -> Bounds:
+    return Bounds(memory_bytes=config.decode_memory_bytes, required=config.decode_sandbox == "required")
+
+
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemon:
     config = settings.current
     settings.subscribe(lambda config: logs.set_level(config.log_level))
     store = Store(config.state_dir)
     stack.callback(store.close)
-    workers = WorkerPool(config.decode_workers)
+    _check_sandbox(config)
+    workers = WorkerPool(config.decode_workers, bounds=lambda: _bounds(settings.current))
     await workers.start()
     stack.push_async_callback(workers.stop)
     executor = ThreadPoolExecutor(FILE_THREADS, "files")

@@ -57,6 +57,8 @@ class Config:
     process_deadline_ns: int = 30 * _SECOND_NS
     decode_deadline_ns: int = 600 * _SECOND_NS
     decode_workers: int = 2
+    decode_memory_bytes: int = 1 << 30  # private memory of one decode
+    decode_sandbox: str = "available"
     attach: bool = True  # whether processes without an agent get one
     attach_deadline_ns: int = 10 * _SECOND_NS
     keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture

@@ -152,6 +152,20 @@ KEYS: tuple[Key, ...] = (
         shown="2",
     ),
     Key(
+        name="captures.decode_memory",
+        field="decode_memory_bytes",
+        kind=Size(least=256 << 20),
+        meaning="private memory that decoding one target may take; beyond it that target fails with OUT_OF_MEMORY",
+        reload=True,
+    ),
+    Key(
+        name="captures.decode_sandbox",
+        field="decode_sandbox",
+        kind=Choice("available", "required"),
+        meaning="how a decoder is confined: available: with what this kernel has; required: kinetod does not start "
+        "where Landlock or seccomp is missing",
+    ),
+    Key(
         name="attach.enabled",
         field="attach",
         kind=Switch(),

@@ -1,20 +1,19 @@
-"""The decode worker as the daemon starts it: `kineto_trace.worker` that never outlives its daemon."""
+"""The decode worker as the daemon starts it: warm, never outliving its daemon, a confined process for each job."""
 
-import ctypes
+import gc
 import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from kinetod.sandbox.jobs import die_with_parent, serve
+
 _NICE = 5  # a third of what others get who want the processor: the programs that are traced, and the daemon's answers
-
-
-def die_with_parent() -> None:
-    """A daemon that was killed must not leave a worker that writes into a store of the next one."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the daemon is gone")
+# No library shall start a thread before we fork, nor take address space that counts as the decoder's memory.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 def main() -> int:
@@ -22,9 +21,15 @@ def main() -> int:
     die_with_parent()
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
-    from kineto_trace.worker import main as work
+    os.environ.update(_ENVIRONMENT)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+    from kineto_trace.worker import answer, warm_up
 
-    return work() or 0
+    warm_up()
+    gc.freeze()  # what is here for good is not looked through again in each child, nor copied for that
+    return serve(sys.stdin.buffer, answers, answer)
 
 
 if __name__ == "__main__":

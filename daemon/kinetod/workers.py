@@ -1,14 +1,18 @@
 """Warm processes that decode: started ahead of time, given a deadline, replaced when they die.
 
-A trace may be anything that a target sent, and decoding it may crash or hang: that must not be the daemon.
+A trace may be anything that a target sent, and decoding it may crash, hang or be taken over: that must not be the
+daemon, and must not reach another capture. So each job is confined to its own folder (`sandbox`), and a folder that has
+ended its decoder, or the daemon, MAX_TRIES times is not tried again, however often the daemon starts.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
+import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +20,15 @@ from kineto_protos.units import format_duration
 
 from kinetod import child, metrics
 from kinetod.errors import VerdictReason
+from kinetod.sandbox import tries
+from kinetod.sandbox.jobs import MAX_ANSWER_BYTES
 from kinetod.text import clean, clean_code
 
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.decode_worker")
-MAX_ANSWER_BYTES = 16 << 20
 FATAL_ROUNDS = 3
 RAW_KEPT = "the raw records are kept in"  # of a reason: the folder stays
-_TRIES = 2
 _EXIT_S = 2.0
 
 
@@ -37,8 +41,20 @@ class DecodeError(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a decoder may take. required: whether one that cannot be confined as documented decodes nothing."""
+
+    memory_bytes: int = 1 << 30
+    required: bool = False
+
+
 class _Crashed(Exception):
-    pass
+    """The worker is of no use any more."""
+
+
+class _Died(Exception):
+    """The job's own process ended without an answer; the worker that it was forked from goes on."""
 
 
 class _Worker:
@@ -55,7 +71,7 @@ class _Worker:
         )
 
     async def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """One job, one answer. Raises _Crashed."""
+        """One job, one answer. Raises _Crashed, _Died."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -65,6 +81,8 @@ class _Worker:
             raise _Crashed(str(exc)) from exc
         if not isinstance(answer, dict) or answer.get("id") != job["id"]:
             raise _Crashed("it answered something else")
+        if "died" in answer:
+            raise _Died(clean(str(answer["died"]), 200))
         return answer
 
     async def stop(self, *, kill: bool) -> str:
@@ -75,9 +93,10 @@ class _Worker:
 class WorkerPool:
     """A fixed number of workers; jobs wait for a free one."""
 
-    def __init__(self, count: int, *, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, count: int, *, command: Sequence[str] = COMMAND, bounds: Callable[[], Bounds] = Bounds) -> None:
         self._count = count
         self._command = command
+        self._bounds = bounds
         self._idle: list[_Worker] = []
         self._slots = asyncio.Semaphore(count)
         self._jobs = 0
@@ -117,17 +136,39 @@ class WorkerPool:
     ) -> dict[str, Any]:
         async with self._working():
             job.begins()
-            for attempt in range(1, _TRIES + 1):
+            crash = ""
+            while await self._may_try(target_dir):
                 try:
-                    return await self._try(target_dir, formats, deadline_ns)
-                except _Crashed as exc:
-                    log.error("decoding %s crashed its worker (%s), try %d of %d", target_dir, exc, attempt, _TRIES)
+                    conversion = await self._try(target_dir, formats, deadline_ns)
+                except (_Crashed, _Died) as exc:
+                    log.error("decoding %s crashed its worker (%s)", target_dir, exc)
                     crash = str(exc)
                     metrics.worker_crashed()
+                except DecodeError as exc:
+                    if exc.code != VerdictReason.DECODE_TIMEOUT:
+                        tries.forget(target_dir)
+                    raise
+                except asyncio.CancelledError:
+                    tries.take_back(target_dir)  # the daemon is being stopped; that is nobody's fault
+                    raise
+                else:
+                    tries.forget(target_dir)
+                    return conversion
+            why = f"the decoder crashed ({crash})" if crash else "decoding it ended its process or the daemon before"
             raise DecodeError(
                 VerdictReason.DECODE_FAILED,
-                f"the decoder crashed ({crash}); {RAW_KEPT} {target_dir}/raw",
+                f"{why}; after {tries.MAX_TRIES} tries it is not tried again; {RAW_KEPT} {target_dir}/raw",
             )
+
+    async def _may_try(self, target_dir: Path) -> bool:
+        """Notes the try on disk first: whoever starts after us knows of it, whatever becomes of us."""
+        try:
+            return await asyncio.to_thread(tries.begin, target_dir)
+        except OSError as exc:
+            raise DecodeError(
+                VerdictReason.STORE_IO,
+                f"cannot note that decoding begins ({exc.strerror}); {RAW_KEPT} {target_dir}/raw",
+            ) from exc
 
     @contextlib.asynccontextmanager
     async def _working(self) -> AsyncIterator[None]:
@@ -141,7 +182,15 @@ class WorkerPool:
     async def _try(self, target_dir: Path, formats: Sequence[str], deadline_ns: int) -> dict[str, Any]:
         worker = await self._take()
         self._jobs += 1
-        job = {"id": self._jobs, "target_dir": str(target_dir), "formats": list(formats)}
+        bounds = self._bounds()
+        job = {
+            "id": self._jobs,
+            "target_dir": str(target_dir),
+            "formats": list(formats),
+            "memory_bytes": bounds.memory_bytes,
+            "cpu_s": (deadline_ns // 10**9 + 1) * (os.cpu_count() or 1),
+            "required": bounds.required,
+        }
         try:
             answer = await asyncio.wait_for(worker.ask(job), deadline_ns / 1e9)
         except TimeoutError:
@@ -154,6 +203,9 @@ class WorkerPool:
         except _Crashed as exc:
             how = await worker.stop(kill=False)  # killing what has just ended would hide its exit status
             raise _Crashed(how) from exc
+        except _Died:
+            self._idle.append(worker)
+            raise
         except BaseException:
             await worker.stop(kill=True)
             raise

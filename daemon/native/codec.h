@@ -6,8 +6,8 @@
  *     and these functions run the tables. Structures have fixed-width members in an order without padding,
  *     so that ctypes declares them word for word; kc_abi_version guards against a stale library.
  *
- *     No global state, no allocation but in the interner and kc_longest, no calls back into Python: the interpreter lock is
- *     free meanwhile, and threads may work on separate objects. Input bytes are untrusted: every read is
+ *     No global state but that of spilling, no allocation but there, in the interner and kc_longest, no calls back into
+ *     Python: the interpreter lock is free meanwhile, and threads may work on separate objects. Input bytes are untrusted: every read is
  *     checked against the end of the buffer, every write against the capacity given.
  */
 #ifndef KINETO_CODEC_H
@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI_VERSION 9
+#define KC_ABI_VERSION 10
 #define KC_EXPORT __attribute__((visibility("default")))
 
 /* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */
@@ -177,5 +177,26 @@ KC_EXPORT uint64_t kc_trail(const int64_t *before, uint64_t count, int64_t node,
 /* via[n] = the edge by which the path of the largest weight reaches node n, -1: it begins there; last = where the
    largest of all ends. Returns KC_PATH_…. */
 KC_EXPORT int kc_longest(const kc_graph *graph, int64_t *via, int64_t *last);
+
+/* ---- memory for large arrays in a file ---- */
+
+/* Theory of operation
+ *     A sparse file is mapped as a whole. Arrays of `least` bytes and more come out of it, first fit, in units of 64 KiB;
+ *     their blocks are reserved on disk when they are made and freed with them. A thread looks at the process's resident
+ *     files every 2 ms and unmaps all of it from the page tables when it is above the limit: the kernel keeps the pages
+ *     as long as it has room, and writes them out when not. So what is needed at the same time may exceed memory, and
+ *     only time is lost. The functions are numpy's (PyDataMem_Handler); there is one such file in a process, for good.
+ */
+#define KC_SPILL_WATCHED 32
+/* 0, or -1: without it. statm: /proc/self/statm, open. */
+KC_EXPORT int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t resident_limit);
+/* A file's read-only mapping, which is unmapped from the page tables too; it must stay. 1, or 0: not watched. */
+KC_EXPORT int kc_spill_watch(void *mapping, uint64_t size);
+/* One look, by a thread that is about to touch much: it does not depend on when the other gets the processor. */
+void kc_spill_settle(void);
+KC_EXPORT void *kc_spill_malloc(void *context, size_t size);
+KC_EXPORT void *kc_spill_calloc(void *context, size_t count, size_t size);
+KC_EXPORT void *kc_spill_realloc(void *context, void *data, size_t size);
+KC_EXPORT void kc_spill_free(void *context, void *data, size_t size);
 
 #endif

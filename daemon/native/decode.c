@@ -200,4 +200,5 @@ void kc_decode(const uint8_t *data, uint64_t size, kc_kind *kinds, uint32_t kind
     }
     result->consumed = at;
     result->records = records;
+    kc_spill_settle();
 }

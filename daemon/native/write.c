@@ -236,6 +236,7 @@ void kc_write(const kc_field *fields, uint32_t field_count, uint64_t first, uint
     }
     result->rows = done;
     result->bytes = (uint64_t)(p - out);
+    kc_spill_settle();
 }
 
 void kc_write_mixed(const kc_field *fields, const kc_row_group *groups, const uint32_t *group, const uint32_t *row,
@@ -256,6 +257,7 @@ void kc_write_mixed(const kc_field *fields, const kc_row_group *groups, const ui
     }
     result->rows = done;
     result->bytes = (uint64_t)(p - out);
+    kc_spill_settle();
 }
 
 void kc_lanes(const uint32_t *track, const int64_t *start, const int64_t *end, uint64_t count, uint32_t lane_limit,

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.sandbox import tries
 from support.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
 from support.scripted_agent import RemoteAgent, ScriptedAgent
 from support.waiting import until
@@ -154,6 +155,21 @@ def test_a_daemon_killed_in_the_middle_gives_a_true_verdict_after_its_restart(da
     assert stub.CreateCapture(request, timeout=10).id == capture_id
     listed = stub.ListCaptures(pb.ListCapturesRequest(labels={"kept": "yes"}), timeout=10).captures
     assert [each.status for each in listed] == [pb.CAPTURE_STATUS_PARTIAL]
+
+
+def test_records_that_ended_two_daemons_are_kept_and_not_decoded_again(daemon: Daemon) -> None:
+    with traced(daemon, "collect", "record 100") as (agent, capture_id):
+        events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+        next(event for event in events if has_records(event))
+        daemon.kill()
+        (raw,) = (daemon.state_dir / "captures" / capture_id).glob(f"targets/{agent.pid}-*/raw")
+        for _ in range(tries.MAX_TRIES):
+            assert tries.begin(raw.parent)
+        daemon.start()
+        target = end_of(daemon, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DECODE_FAILED")
+    assert f"after 2 tries it is not tried again; the raw records are kept in {raw}" in target.reason
+    assert list(raw.glob("*/buffers.bin"))
 
 
 def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(daemon: Daemon) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kineto_trace import attachments
+from kineto_trace import attachments, spill
 from kineto_trace.analysis.annotations import gpu_annotations
 from kineto_trace.analysis.attribution import attribute
 from kineto_trace.analysis.links import with_evaluated_sequences
@@ -54,7 +54,9 @@ def load_target(target_dir: Path) -> Loaded:
     target = TargetInfo.read(target_dir)
     parts = _Parts(StringTable(), {}, dict(target.threads), [], Losses(), {})
     for directory in source_directories(target_dir):
-        _add_source(read_source(directory), target, parts)
+        source = read_source(directory)
+        spill.watch(np.frombuffer(source.data, np.uint8))
+        _add_source(source, target, parts)
     start, end = target.window_start_ns, target.window_end_ns
     if not end:  # the agent never said what the window was
         start, end = whole_extent(parts.tables)

@@ -16,8 +16,8 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from kinetod import __version__
-from kinetod.decode_worker import die_with_parent
 from kinetod.hooks import signature
+from kinetod.sandbox.jobs import die_with_parent
 
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _MAX_ANSWER_BYTES = 300

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kinetod.host_checks import clock, driver, rights, store, units
+from kinetod.host_checks import clock, driver, rights, sandbox, store, units
 from kinetod.host_checks.interface import Check, Line, Question, packed
 from kinetod.profilers import dcgm
 from kinetod.profilers.scan import scan
@@ -16,6 +16,7 @@ from kinetod.profilers.signs import DCGM, EXPORTER
 # What is most likely to hang comes last.
 CHECKS: dict[str, Check] = {
     "rights": rights.check,
+    "sandbox": sandbox.check,
     "clock": clock.check,
     "units": units.check,
     "driver": driver.check,

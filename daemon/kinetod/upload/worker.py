@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from kineto_trace.load.manifest import Manifest
 from kineto_trace.load.stores import scheme_of
 
-from kinetod.decode_worker import die_with_parent
+from kinetod.sandbox.jobs import die_with_parent
 from kinetod.upload.credentials import redacted, secrets_of
 from kinetod.upload.interface import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
 from kinetod.upload.job import UploadJob, upload_capture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetod.sandbox import tries
 from kinetod.workers import FATAL_ROUNDS, DecodeError, WorkerPool
 
 SECOND_NS = 10**9
@@ -51,7 +52,7 @@ def test_a_worker_is_used_again(tmp_path: Path) -> None:
 
 
 def test_jobs_share_the_workers(tmp_path: Path) -> None:
-    answers = run(tmp_path, *("good" for _ in range(20)), count=3)
+    answers = run(tmp_path, *(f"good{number}" for number in range(20)), count=3)
     assert 1 <= len({answer["pid"] for answer in answers}) <= 3
 
 
@@ -158,3 +159,35 @@ def test_a_real_worker_gives_way_to_the_programs_that_are_traced(tmp_path: Path)
             await pool.stop()
 
     assert asyncio.run(scenario()) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+
+
+def test_a_folder_that_ended_the_daemon_while_it_was_decoded_is_given_up_at_the_third_start(tmp_path: Path) -> None:
+    tries.begin(tmp_path / "good")  # by a daemon that was killed with its workers,
+    tries.begin(tmp_path / "good")  # and by the next one
+    (error,) = run(tmp_path, "good")
+    assert isinstance(error, DecodeError)
+    assert error.code == "DECODE_FAILED"
+    assert error.reason == (
+        "decoding it ended its process or the daemon before; after 2 tries it is not tried again; "
+        f"the raw records are kept in {tmp_path}/good/raw"
+    )
+
+
+def test_a_daemon_that_is_stopped_while_it_decodes_does_not_count_as_a_try(tmp_path: Path) -> None:
+    async def stopped() -> None:
+        pool = WorkerPool(1, command=COMMAND)
+        await pool.start()
+        job = asyncio.create_task(pool.convert(tmp_path / "hang", [], deadline_ns=60 * SECOND_NS))
+        while pool.pids():  # until the worker has the job
+            await asyncio.sleep(0)
+        job.cancel()
+        await asyncio.wait([job])
+        await pool.stop()
+
+    asyncio.run(stopped())
+    assert (tmp_path / "hang.tries").read_text() == "0"
+
+
+def test_nothing_is_left_beside_a_folder_that_was_decoded_or_refused(tmp_path: Path) -> None:
+    run(tmp_path, "good", "bad")
+    assert list(tmp_path.glob("*.tries")) == []

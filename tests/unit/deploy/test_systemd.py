@@ -75,6 +75,17 @@ def test_the_front_end_has_no_capability_and_the_helper_those_that_it_gives_a_re
         assert any(re.match(rf"# (CAP_\w+, )*{capability}\b", line) for line in comments), capability
 
 
+def test_a_decoder_that_is_ended_for_its_memory_does_not_stop_the_front_end() -> None:
+    front_end = settings("kinetod.service")
+    assert ("OOMPolicy", "continue") in front_end
+    assert "MemoryMax" in dict(front_end)
+
+
+def test_the_front_end_may_confine_its_decoders() -> None:
+    filters = [value.split() for key, value in settings("kinetod.service") if key == "SystemCallFilter"]
+    assert filters[-1] == ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp"]
+
+
 def test_the_helper_uses_nothing_that_gives_it_a_seccomp_filter() -> None:
     assert not SECCOMP_SETTINGS & {key for key, _ in settings("kinetod-attach.service")}
 

@@ -1,12 +1,7 @@
 import gzip
 import hashlib
 import json
-import os
 import struct
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +11,7 @@ from kineto_trace.columns import load_columns
 from kineto_trace.convert import convert_target
 from kineto_trace.errors import FormatError, SpoolError, UnknownVersionError
 from kineto_trace.raw import RawWriter
+from kineto_trace.worker import answer
 from support.h200 import make_spool, recording, string_entry
 
 
@@ -156,43 +152,18 @@ def test_a_missing_target_is_a_spool_error(tmp_path: Path) -> None:
         convert_target(tmp_path, formats=[])
 
 
-@contextmanager
-def worker() -> Iterator["subprocess.Popen[str]"]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kineto_trace.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def ask(line: str) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(answer(line))
+    return said
 
 
-def ask(process: "subprocess.Popen[str]", line: str) -> dict[str, Any]:
-    assert process.stdin and process.stdout
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-    answer: dict[str, Any] = json.loads(process.stdout.readline())
-    return answer
-
-
-def test_a_worker_answers_job_after_job_and_ends_with_its_input(tmp_path: Path) -> None:
+def test_a_job_is_answered_whatever_happens(tmp_path: Path) -> None:
     make_spool(tmp_path, "graph-cupti26")
-    with worker() as process:
-        answer = ask(process, json.dumps({"id": 1, "target_dir": str(tmp_path), "formats": ["chrome"]}))
-        assert (answer["id"], answer["ok"]) == (1, True)
-        assert answer["conversion"]["files"][0][:2] == ["chrome", "trace.json.gz"]
-        assert answer["conversion"]["summary"]["activities"]["kernel"] == 410
-        refused = ask(process, json.dumps({"id": "b", "target_dir": str(tmp_path / "x"), "formats": []}))
-        assert (refused["id"], refused["ok"], refused["reason_code"]) == ("b", False, "SPOOL_INVALID")
-        wrong = ask(process, "not json")
-        assert (wrong["id"], wrong["ok"], wrong["reason_code"]) == (None, False, "TRACE_FAILED")
-        assert process.stdin and process.stdout
-        process.stdin.close()
-        assert process.wait(20) == 0
-        assert process.stdout.read() == ""
+    told = ask(json.dumps({"id": 1, "target_dir": str(tmp_path), "formats": ["chrome"]}))
+    assert (told["id"], told["ok"]) == (1, True)
+    assert told["conversion"]["files"][0][:2] == ["chrome", "trace.json.gz"]
+    assert told["conversion"]["summary"]["activities"]["kernel"] == 410
+    refused = ask(json.dumps({"id": "b", "target_dir": str(tmp_path / "x"), "formats": []}))
+    assert (refused["id"], refused["ok"], refused["reason_code"]) == ("b", False, "SPOOL_INVALID")
+    wrong = ask("not json")
+    assert (wrong["id"], wrong["ok"], wrong["reason_code"]) == (None, False, "TRACE_FAILED")

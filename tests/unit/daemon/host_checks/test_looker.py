@@ -30,7 +30,7 @@ def look(code: str | None = None, deadline_s: float = 20) -> Looked:
 def test_all_checks_are_made_on_this_host(tmp_path: Path) -> None:
     found = look()
     names = [each.name for each in found.findings]
-    assert names[:6] == ["permissions", "ptrace_scope", "seccomp", "namespaces", "python", "clock"]
+    assert names[:7] == ["permissions", "ptrace_scope", "seccomp", "namespaces", "python", "sandbox", "clock"]
     assert {"gpu_counters", "cupti", "store"} <= set(names)
     assert found.scan is not None
     assert all(each.detail for each in found.findings)

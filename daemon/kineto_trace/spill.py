@@ -1,0 +1,80 @@
+"""Large arrays in a file, so that a decode of any size takes bounded memory. See daemon/native/codec.h.
+
+numpy asks us for the memory of its arrays (NEP 49) from `begin` on, in this thread. Arrays of a mebibyte and more lie
+in an unnamed file in the target's own folder. Their pages are the kernel's to keep or to write out: when more than
+RESIDENT_BYTES are resident, arrays and raw files are let go, at the latest 2 ms after. Records below
+SPILL_FROM_BYTES are decoded in plain memory, which is faster.
+"""
+
+import ctypes
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace import codec
+
+SPILL_FROM_BYTES = 96 << 20  # of raw records; columns and what is made on the way take 1.3 to 2.5 times as much
+LEAST_BYTES = 1 << 20
+RESIDENT_BYTES = 176 << 20  # of files, libraries among them; with what grows between two looks: below 400 MiB
+_ROOM_BASE, _ROOM_FACTOR = 1 << 30, 16  # of the file, which is sparse
+_SET_HANDLER = 304  # PyDataMem_SetHandler's place in numpy's table of functions, which never changes
+_CAPSULE = b"mem_handler"
+
+
+class _Handler(ctypes.Structure):
+    """PyDataMem_Handler."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 127),
+        ("version", ctypes.c_uint8),
+        ("context", ctypes.c_void_p),
+        ("malloc", ctypes.c_void_p),
+        ("calloc", ctypes.c_void_p),
+        ("realloc", ctypes.c_void_p),
+        ("free", ctypes.c_void_p),
+    )
+
+
+_kept: list[object] = []  # what numpy points to
+
+
+def begin(target_dir: Path) -> bool:
+    """Spills from here on if the target's records are many. For the whole life of this process, so once."""
+    raw = sum(path.stat().st_size for path in target_dir.glob("raw/*/*") if path.is_file())
+    if raw < SPILL_FROM_BYTES or _kept:
+        return False
+    library = codec.load()
+    try:
+        file = os.open(target_dir, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # the file system has no unnamed files: decoded in memory, as far as the limit goes
+    if library.kc_spill_open(file, statm, _ROOM_BASE + _ROOM_FACTOR * raw, LEAST_BYTES, RESIDENT_BYTES):
+        return False
+    _install(library)
+    return True
+
+
+def watch(mapping: npt.NDArray[np.uint8]) -> None:
+    """A mapped file that need not stay in memory. It stays mapped: what is watched must not become something else."""
+    if _kept and mapping.nbytes and codec.load().kc_spill_watch(mapping.ctypes.data, mapping.nbytes):
+        _kept.append(mapping)
+
+
+def _install(library: ctypes.CDLL) -> None:
+    names = ("malloc", "calloc", "realloc", "free")
+    functions = {name: ctypes.cast(getattr(library, f"kc_spill_{name}"), ctypes.c_void_p) for name in names}
+    handler = _Handler(b"kineto_spill", 1, None, *(functions[name] for name in names))
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    core = getattr(np, "_core", None) or np.core  # numpy 1 has it by the other name
+    table = ctypes.cast(pointer(core._multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
+    address = table[_SET_HANDLER]
+    assert address is not None
+    set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
+    _kept.extend((handler, functions))
+    set_handler(new(ctypes.addressof(handler), _CAPSULE, None))

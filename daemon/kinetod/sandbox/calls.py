@@ -1,0 +1,122 @@
+"""The system calls that a decoder makes: numbers on x86-64 and aarch64 (None: the machine does not have the call).
+
+What is left out, and fails with EPERM: sockets of any family, new processes and programs, signals to others, ptrace
+and its kin, changes of mode, owner, times and xattrs (Landlock does not see those), links, mounts, namespaces, keys,
+io_uring, BPF, performance events, shared memory by name, other processes' limits and priorities, ioctl.
+"""
+
+Numbers = tuple[int | None, int | None]
+
+ALWAYS: dict[str, Numbers] = {
+    # files: which ones is Landlock's matter
+    "read": (0, 63),
+    "write": (1, 64),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "pread64": (17, 67),
+    "pwrite64": (18, 68),
+    "preadv": (295, 69),
+    "pwritev": (296, 70),
+    "lseek": (8, 62),
+    "close": (3, 57),
+    "close_range": (436, 436),
+    "fstat": (5, 80),
+    "stat": (4, None),
+    "lstat": (6, None),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "statfs": (137, 43),
+    "fstatfs": (138, 44),
+    "access": (21, None),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "open": (2, None),
+    "openat": (257, 56),
+    "getdents64": (217, 61),
+    "getcwd": (79, 17),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "ftruncate": (77, 46),
+    "fallocate": (285, 47),
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+    "fadvise64": (221, 223),
+    "dup": (32, 23),
+    "dup2": (33, None),
+    "dup3": (292, 24),
+    "umask": (95, 166),
+    # memory
+    "mmap": (9, 222),
+    "munmap": (11, 215),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "msync": (26, 227),
+    "mincore": (27, 232),
+    "brk": (12, 214),
+    "membarrier": (324, 283),
+    # threads and time
+    "futex": (202, 98),
+    "set_robust_list": (273, 99),
+    "get_robust_list": (274, 100),
+    "rseq": (334, 293),
+    "set_tid_address": (218, 96),
+    "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123),
+    "sched_getparam": (143, 121),
+    "sched_getscheduler": (145, 120),
+    "sched_get_priority_max": (146, 125),
+    "sched_get_priority_min": (147, 126),
+    "getcpu": (309, 168),
+    "get_mempolicy": (239, 236),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "gettimeofday": (96, 169),
+    "time": (201, None),
+    "times": (100, 153),
+    # what it is itself
+    "getrusage": (98, 165),
+    "sysinfo": (99, 179),
+    "uname": (63, 160),
+    "getpid": (39, 172),
+    "gettid": (186, 178),
+    "getppid": (110, 173),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "getrandom": (318, 278),
+    "getrlimit": (97, 163),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128),
+    # pipes and waiting
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "select": (23, None),
+    "pselect6": (270, 72),
+    "pipe": (22, None),
+    "pipe2": (293, 59),
+    "eventfd2": (290, 19),
+}
+# By their arguments; `seccomp` has the rules.
+CLONE: Numbers = (56, 220)
+CLONE3: Numbers = (435, 435)
+FCNTL: Numbers = (72, 25)
+PRCTL: Numbers = (157, 167)
+PRLIMIT: Numbers = (302, 261)
+KILL: Numbers = (62, 129)
+TGKILL: Numbers = (234, 131)

@@ -1,0 +1,35 @@
+"""A decode worker whose decoder was taken over: it runs the code that a job names as its format.
+
+The code finds its own folder as `own` and the daemon's as it likes; what it puts into `said` is told. It stands for
+any bug in a parser, so nothing in it goes through the decoder.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kineto_trace import worker
+from kinetod.decode_worker import main
+
+
+class Taken(NamedTuple):
+    """In place of a Conversion."""
+
+    said: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the daemon gets."""
+        return {"said": self.said}
+
+
+def attack(target_dir: Path, *, formats: Sequence[str]) -> Taken:
+    """Runs the code."""
+    names: dict[str, Any] = {"own": target_dir, "said": None}
+    exec(formats[0], names)
+    return Taken(names["said"])
+
+
+if __name__ == "__main__":
+    setattr(worker, "convert_target", attack)  # noqa: B010 - the name is imported there, not made
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Arrays in a file: the same numbers, in a process of their own, since numpy's memory is changed for good."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_trace import spill
+
+BEGIN = """
+import json, os, sys
+from pathlib import Path
+import numpy as np
+from kineto_trace import spill
+folder = Path(sys.argv[1])
+(folder / "raw/cupti").mkdir(parents=True)
+(folder / "raw/cupti/buffers.bin").write_bytes(bytes(4 << 20))
+spill.SPILL_FROM_BYTES, spill.RESIDENT_BYTES = 1 << 20, int(sys.argv[2])
+spill._ROOM_BASE = 256 << 20
+begun = spill.begin(folder)
+def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+def disk(): return os.fstat(descriptor).st_blocks * 512
+descriptor = next(int(n) for n in os.listdir("/proc/self/fd") if "(deleted)" in os.readlink(f"/proc/self/fd/{n}"))
+"""
+
+
+def run(tmp_path: Path, code: str, resident: int = 1 << 40) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{BEGIN}\n{code}\nprint(json.dumps(said))", str(tmp_path / "target"), str(resident)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_large_arrays_lie_on_disk_and_small_ones_do_not(tmp_path: Path) -> None:
+    code = """
+before = disk()
+small, large = np.ones(1000), np.ones(4 << 20, np.uint8)
+held = disk() - before
+total = int(large.sum())
+del large
+said = [begun, held >= 4 << 20, total == 4 << 20, disk() - before < 1 << 20]
+"""
+    assert run(tmp_path, code) == [True] * 4
+
+
+def test_what_is_freed_is_zero_when_it_is_taken_again(tmp_path: Path) -> None:
+    code = """
+said = []
+for _ in range(50):
+    dirty = np.full(3 << 20, 255, np.uint8); del dirty
+    said.append(int(np.zeros(3 << 20, np.uint8).sum()))
+said = set(said) == {0}
+"""
+    assert run(tmp_path, code) is True
+
+
+def test_arrays_of_all_sizes_keep_their_values(tmp_path: Path) -> None:
+    code = """
+chance = np.random.default_rng(1)
+kept = {}
+for turn in range(400):
+    if kept and chance.random() < 0.45:
+        number, array = kept.popitem()
+        assert (array == number).all()
+    else:
+        kept[turn] = np.full(int(chance.integers(1, 400_000)), turn, np.int64)
+grown = np.arange(100_000)
+for size in (200_000, 900_000, 50_000, 10):
+    grown.resize(size, refcheck=False)
+    assert (grown[:10] == np.arange(10)).all()
+said = all((array == number).all() for number, array in kept.items())
+"""
+    assert run(tmp_path, code)
+
+
+def test_resident_memory_stays_bounded_while_arrays_grow(tmp_path: Path) -> None:
+    code = """
+arrays = []
+for number in range(60):
+    arrays.append(np.full(4 << 20, number, np.uint8))
+import time
+give_up = time.monotonic() + 60
+while resident() > 100 << 20 and time.monotonic() < give_up:
+    os.sched_yield()
+said = [resident() < 100 << 20, all(int(array[-1]) == number for number, array in enumerate(arrays))]
+"""
+    assert run(tmp_path, code, resident=100 << 20) == [True, True]
+
+
+def test_what_has_no_room_in_the_file_lies_in_memory(tmp_path: Path) -> None:
+    code = """
+before = disk()
+arrays = [np.full(1 << 20, number % 256, np.uint8) for number in range(400)]
+said = [disk() - before < 321 << 20, all(int(array[-1]) == number % 256 for number, array in enumerate(arrays))]
+"""
+    assert run(tmp_path, code) == [True, True]  # the file has 256 MiB and 16 times its 4 MiB of records
+
+
+def test_what_fits_nowhere_is_a_memory_error(tmp_path: Path) -> None:
+    code = """
+try: said = np.empty(1 << 40, np.uint8).size
+except MemoryError: said = "MemoryError"
+"""
+    assert run(tmp_path, code) == "MemoryError"
+
+
+@pytest.mark.parametrize("raw", [0, spill.SPILL_FROM_BYTES - 1])
+def test_few_records_are_decoded_in_plain_memory(tmp_path: Path, raw: int) -> None:
+    (tmp_path / "raw/cupti").mkdir(parents=True)
+    with (tmp_path / "raw/cupti/buffers.bin").open("wb") as file:
+        file.truncate(raw)
+    assert not spill.begin(tmp_path)
