@@ -15,7 +15,9 @@
  * of Python is run. A call that comes late, or in a forked child, does nothing.
  *
  * The call is queued for the main interpreter by name: Py_AddPendingCall, before 3.12, asks the thread that has the
- * GIL for its interpreter, and that thread may be ending. Before 3.12 only the main thread runs such calls.
+ * GIL for its interpreter, and that thread may be ending. And for the main thread alone: another one may find the
+ * interpreter ending when it wants the GIL back, from 3.13 on it never returns then, and the interpreter waits for the
+ * call for ever.
  */
 #include "python_stub.h"
 #include "stub_calls.h"
@@ -40,6 +42,7 @@ void *turns_enter(struct turns_role_of *role) {
     return 0;
 }
 
+#define MAIN_THREAD_ONLY 1 /* before 3.12 there is no such parameter */
 #define STACK_BYTES (256ul << 10)
 #define TURN_MS 3
 #define PAUSE_NS 60000L
@@ -93,7 +96,7 @@ static void ask(struct python_argument *given) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* who writes `over` looks at `queueing` next */
     if (turns->over == 0 && turns->queued == 0 && given->turns.initialised() != 0) {
         turns->queued = 1;
-        if (turns->queue(given->interpreter(), (void *)turns->code, &turns->as_call, 0) != 0) {
+        if (turns->queue(given->interpreter(), (void *)turns->code, &turns->as_call, MAIN_THREAD_ONLY) != 0) {
             turns->queued = 0; /* the queue is full */
         }
     }
