@@ -38,6 +38,7 @@ from kinetod import store_schema
 from kinetod.access.policy import Thing
 from kinetod.errors import Exhausted, KinetodError, Precondition, Reason, StartError
 from kinetod.identity import ProcessKey
+from kinetod.limits.fair import FairSlots
 from kinetod.store_guard import open_regular
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ class Store:
         self.captures_dir = state_dir / "captures"
         self._trash = state_dir / "trash"
         self._executor = ThreadPoolExecutor(1, "store")
+        self._turns = FairSlots(1)
+        self.reading = FairSlots(2, spare=1)  # turns at reading stored files
         try:
             self._db = self._open()
             self._prepare()
@@ -137,7 +140,8 @@ class Store:
         """Executes a method in the store's thread; write errors become KinetodError."""
         call = functools.partial(function, *args, **kwargs)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+            async with self._turns.turn():
+                return await asyncio.get_running_loop().run_in_executor(self._executor, call)
         except (OSError, sqlite3.Error) as exc:
             raise store_error(exc, self.state_dir) from exc
 

@@ -16,6 +16,7 @@ from kineto_protos.units import format_duration
 
 from kinetod import child, metrics
 from kinetod.errors import VerdictReason
+from kinetod.limits.fair import FairSlots
 from kinetod.text import clean, clean_code
 
 log = logging.getLogger(__name__)
@@ -73,13 +74,13 @@ class _Worker:
 
 
 class WorkerPool:
-    """A fixed number of workers; jobs wait for a free one."""
+    """A fixed number of workers; jobs wait for a free one, in turns by whose they are (`limits.fair`)."""
 
     def __init__(self, count: int, *, command: Sequence[str] = COMMAND) -> None:
         self._count = count
         self._command = command
         self._idle: list[_Worker] = []
-        self._slots = asyncio.Semaphore(count)
+        self._slots = FairSlots(count, spare=1)
         self._jobs = 0
         self._busy = 0
         self._fatal_rounds = 0  # in a row in which all workers were dead
@@ -131,7 +132,7 @@ class WorkerPool:
 
     @contextlib.asynccontextmanager
     async def _working(self) -> AsyncIterator[None]:
-        async with self._slots:
+        async with self._slots.turn():
             self._busy += 1
             try:
                 yield
@@ -157,7 +158,10 @@ class WorkerPool:
         except BaseException:
             await worker.stop(kill=True)
             raise
-        self._idle.append(worker)
+        if len(self._idle) + self._busy <= self._count:
+            self._idle.append(worker)
+        else:
+            await worker.stop(kill=False)  # of the spare turn
         return _conversion(answer, target_dir)
 
     async def _take(self) -> _Worker:

@@ -36,6 +36,18 @@ class _Names:
     until: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a connection alone says of a caller. key: what is counted by."""
+
+    key: str
+    who: str
+    admin: bool = False
+    via: Via | str = ""
+    uid: int | None = None
+    address: str = ""
+
+
 class Callers:
     """Finds out who calls. `peer_of` knows the connections (see `front`)."""
 
@@ -58,6 +70,34 @@ class Callers:
         self._names: dict[int | str, _Names] = {}
         self._jobs: dict[int, tuple[float, frozenset[str]]] = {}
         settings.subscribe(lambda _config: self._names.clear())
+
+    def standing(self, connection: str, auth: Auth) -> Standing:
+        """Who is at the other end, as far as no database has to be asked; of users by name what was known last."""
+        peer = self._peer_of(connection)
+        if peer is None:
+            return Standing(key="nobody", who="a connection that the daemon does not know")
+        config = self._settings.current
+        if peer.uid is not None:
+            rules, names = local_rules(config), self._names.get(peer.uid)
+            admin = peer.uid in (0, self._own_uid)
+            if names is not None and not admin:
+                gid_of = names.group_ids.get
+                roles = local_roles(
+                    rules, uid=peer.uid, user=names.user, gids=peer.gids, own_uid=self._own_uid, gid_of=gid_of
+                )
+                admin = Role.ADMIN in roles
+            who = f"{names.user} (uid {peer.uid})" if names is not None else f"uid {peer.uid}"
+            return Standing(key=peer.key, who=who, admin=admin, via=peer.via, uid=peer.uid, address=peer.address)
+        name = next((each for each in certificate_names(auth) if each in config.certificates), None)
+        if name is None or peer.via is not Via.TLS:
+            return Standing(key=peer.key, who=f"the address {peer.address}", via=peer.via, address=peer.address)
+        return Standing(
+            key=f"certificate {name}",
+            who=f"the certificate {clean(name, 300)}",
+            admin=Role.ADMIN in config.certificates[name].roles,
+            via=peer.via,
+            address=peer.address,
+        )
 
     async def caller(
         self, connection: str, auth: Auth, action: Action | None, pods: frozenset[str] = frozenset()

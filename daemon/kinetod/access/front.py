@@ -13,24 +13,25 @@ Theory of operation
     One peer cannot keep others out:
     - a connection is not passed on before its first byte; the oldest of a peer's silent ones is closed when it has
       more than MAX_SILENT_PER_PEER, and each after FIRST_BYTE_S. A peer with silent ones can still connect;
-    - a peer has at most `max_per_peer` connections that speak, all peers together MAX_CONNECTIONS;
+    - how many connections a peer has, how fast it makes them and how much it sends is limited (`crowd`);
     - gRPC closes those that do not finish the handshake (see `rpc.server`);
     - neither direction holds more than HIGH_WATER_BYTES: a side that is not read is not read from.
 """
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix
+from kinetod.access.crowd import Crowd
+from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix, with_groups
 from kinetod.access.policy import Via
 from kinetod.config import ListenAddress
 from kinetod.errors import StartError
@@ -41,9 +42,9 @@ log = logging.getLogger(__name__)
 FIRST_BYTE_S = 5.0
 LINGER_S = 10.0
 MAX_SILENT_PER_PEER = 64
-MAX_CONNECTIONS = 4096
+MAX_LOOKED_UP = 256  # connections over loopback whose user is being found out
 HIGH_WATER_BYTES = 1 << 20
-BACKLOG = 1024
+BACKLOG = 4096  # the kernel's usual most: a flood is accepted and closed faster than it comes
 ACCEPT_BUDGET = 64
 RETRY_ACCEPT_S = 0.2
 PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET = "plain", "tls", "tls-token"  # gRPC's own, in the private folder
@@ -109,16 +110,18 @@ class Front:
         socket_mode: int,
         lets_in: Callable[[Peer], bool],
         max_per_peer: Callable[[], int],
+        is_admin: Callable[[Peer], bool],
     ) -> None:
-        """lets_in: whether a local peer may connect at all."""
+        """lets_in: whether a local peer may connect at all; is_admin: it is never kept out by limits."""
         self._doors = list(doors)
         self._folder = folder
         self._socket_mode = socket_mode
         self._lets_in = lets_in
-        self._max_per_peer = max_per_peer
+        self._crowd = Crowd(max_per_peer=max_per_peer, is_admin=is_admin)
         self._listeners: list[_Listener] = []
-        self._peers: dict[str, Peer] = {}
-        self._speaking: collections.Counter[str] = collections.Counter()
+        self._named: dict[str, _Client] = {}
+        self._lookups = ThreadPoolExecutor(1, "peers")
+        self._looked_up = 0
         self._silent: dict[str, dict[_Client, None]] = {}  # by peer, oldest first
         self._open: set[_Client] = set()
 
@@ -147,7 +150,13 @@ class Front:
 
     def peer(self, name: str) -> Peer | None:
         """Who is behind a connection that gRPC shows as `name`."""
-        return self._peers.get(name)
+        client = self._named.get(name)
+        return client.peer if client is not None else None
+
+    def hold(self, name: str, seconds: float) -> None:
+        """Reads nothing of the peer that gRPC shows as `name` for so long."""
+        if (client := self._named.get(name)) is not None:
+            self._crowd.hold(client, seconds)
 
     def stop_accepting(self) -> None:
         """No new connections."""
@@ -164,6 +173,7 @@ class Front:
         self.stop_accepting()
         for client in list(self._open):
             client.end()
+        self._lookups.shutdown(wait=False)
 
     # connections
 
@@ -171,15 +181,22 @@ class Front:
         if door.address.path is not None:
             try:
                 peer = of_unix(sock)
+                if not self._crowd.may_open(peer):
+                    sock.close()
+                    return
+                peer = with_groups(peer, sock)
             except OSError:
                 sock.close()
                 return
             self._admit(sock, door, peer)
+        elif self._looked_up >= MAX_LOOKED_UP:
+            sock.close()
         else:
             task = asyncio.create_task(self._accept_tcp(sock, door))
             task.add_done_callback(_log_failure)
 
     async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
+        self._looked_up += 1
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             near, far = sock.getsockname()[:2], sock.getpeername()[:2]
@@ -188,18 +205,24 @@ class Front:
             elif door.tls:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
-                peer = await asyncio.to_thread(of_loopback, near, far)
+                peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
         except (OSError, Unidentified) as exc:
             log.warning("a connection to %s was refused: %s", door.address, exc)
             sock.close()
             return
-        self._admit(sock, door, peer)
+        finally:
+            self._looked_up -= 1
+        if self._crowd.may_open(peer):
+            self._admit(sock, door, peer)
+        else:
+            sock.close()
 
     def _admit(self, sock: socket.socket, door: Door, peer: Peer) -> None:
-        if len(self._open) >= MAX_CONNECTIONS or (peer.uid is not None and not self._lets_in(peer)):
+        if peer.uid is not None and not self._lets_in(peer):
             log.warning("a connection of %s was refused", peer.key)
             sock.close()
             return
+        self._crowd.opened(peer)
         silent = self._silent.setdefault(peer.key, {})
         if len(silent) >= MAX_SILENT_PER_PEER:
             next(iter(silent)).end()
@@ -213,13 +236,8 @@ class Front:
     def spoke(self, client: "_Client") -> bool:
         """The first byte has come; whether the connection may go on."""
         self._no_longer_silent(client)
-        key = client.peer.key
-        if self._speaking[key] >= self._max_per_peer():
-            log.warning("a connection of %s was refused: it has %d", key, self._speaking[key])
-            return False
-        self._speaking[key] += 1
-        client.counted = True
-        return True
+        client.counted = self._crowd.may_speak(client)
+        return client.counted
 
     def _no_longer_silent(self, client: "_Client") -> None:
         silent = self._silent.get(client.peer.key, {})
@@ -229,7 +247,15 @@ class Front:
 
     def named(self, client: "_Client", name: str) -> None:
         """gRPC will know the connection by this name."""
-        self._peers[name] = client.peer
+        self._named[name] = client
+
+    def joined(self, client: "_Client") -> None:
+        """Its bytes go to gRPC from now on."""
+        self._crowd.joined(client)
+
+    def received(self, client: "_Client", size: int) -> None:
+        """So many bytes of a client came."""
+        self._crowd.received(client, size)
 
     def ending(self, client: "_Client") -> None:
         """A connection is being closed."""
@@ -237,14 +263,12 @@ class Front:
 
     def ended(self, client: "_Client") -> None:
         """A connection is closed."""
+        if client not in self._open:
+            return
         self._open.discard(client)
         self._no_longer_silent(client)
-        self._peers.pop(client.name, None)
-        if client.counted:
-            client.counted = False
-            self._speaking[client.peer.key] -= 1
-            if not self._speaking[client.peer.key]:
-                del self._speaking[client.peer.key]
+        self._named.pop(client.name, None)
+        self._crowd.closed(client, spoke=client.counted)
 
 
 class _Half(asyncio.Protocol):
@@ -254,6 +278,19 @@ class _Half(asyncio.Protocol):
         self.client = client
         self.transport: asyncio.Transport | None = None
         self.other: _Half | None = None
+        self._paused: set[str] = set()  # for which reasons
+
+    def pause(self, reason: str) -> None:
+        """Reads nothing until no reason is left."""
+        self._paused.add(reason)
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self, reason: str) -> None:
+        """One reason less."""
+        self._paused.discard(reason)
+        if not self._paused and self.transport is not None:
+            self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -262,16 +299,17 @@ class _Half(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.other is not None and self.other.transport is not None:
             self.other.transport.write(data)
+            self.client.passed_on(self, len(data))
         else:
             self.client.first_bytes(data)
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
+        if self.other is not None:
+            self.other.pause("its other end is slow")
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
+        if self.other is not None:
+            self.other.resume("its other end is slow")
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.transport = None
@@ -308,8 +346,7 @@ class _Client:
         if self._ended:
             return
         self._early += data
-        if self._near.transport is not None:
-            self._near.transport.pause_reading()
+        self._near.pause("joining")
         if self.name:
             return
         self._timer.cancel()
@@ -340,7 +377,21 @@ class _Client:
         self._near.other, self._far.other = self._far, self._near
         self._far.transport.write(self._early)
         self._early = b""
-        self._near.transport.resume_reading()
+        self._front.joined(self)
+        self._near.resume("joining")
+
+    def passed_on(self, half: _Half, size: int) -> None:
+        """So many bytes went from one end to the other."""
+        if half is self._near:
+            self._front.received(self, size)
+
+    def hold(self) -> None:
+        """Reads nothing of the client."""
+        self._near.pause("held")
+
+    def release(self) -> None:
+        """Reads again."""
+        self._near.resume("held")
 
     def end(self) -> None:
         """Closes both ends once what they have been given is sent, or cannot be within LINGER_S."""

@@ -4,7 +4,6 @@ Everything that changes the files of an ended capture goes through here, so that
 not meet at the same capture.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -78,7 +77,7 @@ class Keeping:
         for target in capture.targets if here else ():
             for file in target.files:
                 path = self._store.capture_dir(capture.id) / "targets" / stored_path(target, file.format)
-                problem = await asyncio.to_thread(check_local, path, file)
+                problem = await check_local(self._store, path, file)
                 await note_check(self._store, capture, target, file, problem)
                 if problem:
                     log.error("capture %s: %s: %s", capture.id, path, problem)

@@ -187,13 +187,9 @@ class CaptureManager:
     def _check_count(self, caller: Caller) -> None:
         owner = _owner(caller)
         own = sum(running.capture.owner_uid == owner for running in self._running.values())
-        limits.check_captures(caller, own, self._config.max_captures_per_user)
-        if len(self._running) >= self._config.max_captures:
-            raise Exhausted(
-                Reason.TOO_MANY_CAPTURES,
-                f"{len(self._running)} captures are running, as many as this daemon allows (kinetod --max-captures); "
-                "wait for one to end or cancel it",
-            )
+        config = self._config
+        most_own, most = config.max_captures_per_user, config.max_captures
+        limits.check_captures(caller, own, len(self._running), most_own=most_own, most=most)
 
     async def _check_limits(self, caller: Caller) -> None:
         self._check_count(caller)

@@ -8,18 +8,19 @@ from grpc_reflection.v1alpha import reflection
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import add_ProfilerServicer_to_server
 
+from kinetod.access.doorkeeper import Doorkeeper
 from kinetod.access.front import PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET, Front, PrivateFolder
 from kinetod.access.tls import Certificates
 from kinetod.errors import StartError
 from kinetod.rpc.bundled import Bundled
+from kinetod.rpc.entrance import Entrance
 from kinetod.rpc.requests import Tolerant
 from kinetod.rpc.service import ProfilerService
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Profiler"].full_name
-MAX_CONCURRENT_CALLS = 1024
 MAX_REQUEST_BYTES = 1 << 20  # the largest request that makes sense has 4096 pids and 64 labels
 HANDSHAKE_MS = 10_000  # TLS and HTTP/2, from the first byte on
-MAX_STREAMS = 128  # calls at a time on one connection
+MAX_STREAMS = 64  # calls at a time on one connection; clients wait beyond it
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
@@ -31,7 +32,12 @@ class RpcServer:
     """Serves until `stop`. Not serving is the health until `set_serving`. Clients come through the front."""
 
     def __init__(
-        self, service: ProfilerService, front: Front, folder: PrivateFolder, certificates: Certificates | None
+        self,
+        service: ProfilerService,
+        front: Front,
+        folder: PrivateFolder,
+        certificates: Certificates | None,
+        doorkeeper: Doorkeeper,
     ) -> None:
         self.serving = False
         self._front = front
@@ -40,8 +46,7 @@ class RpcServer:
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=_OPTIONS,
-            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
-            interceptors=(Tolerant(), Bundled(SERVICE_NAME)),
+            interceptors=(Entrance(doorkeeper, SERVICE_NAME), Tolerant(), Bundled(SERVICE_NAME)),
         )
         # The generated and bundled helpers carry no types.
         add_ProfilerServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
