@@ -66,6 +66,8 @@ class Config:
     max_age_ns: int = 30 * _DAY_NS  # of captures; 0: no limit, as with the sizes below
     max_store_bytes: int = 100 << 30
     max_user_bytes: int = 0
+    user_share_percent: int = 25  # of the store, that each user is sure of; 0: of nothing
+    max_user_captures: int = 5000
     max_entry_age_ns: int = 365 * _DAY_NS  # of uploaded captures that are no longer here
     retention_interval_ns: int = 600 * _SECOND_NS
     keep_local: bool = True  # also once it is uploaded

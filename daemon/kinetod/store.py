@@ -78,6 +78,16 @@ class Holding:
     uploaded: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What the ended captures of one user take on this disk. kept: what retention may not remove."""
+
+    owner_uid: int | None
+    stored_bytes: int = 0
+    pinned_bytes: int = 0
+    kept_bytes: int = 0
+
+
 class Store:
     """One state folder. The caller holds its lock."""
 
@@ -318,11 +328,12 @@ class Store:
             row = self._db.execute(query, (user,)).fetchone()
         return int(row[0])
 
-    def bytes_of(self, owner_uid: int) -> int:
-        """What the captures of one user take on this disk, as far as they have ended."""
-        query = "SELECT coalesce(sum(local_bytes), 0) FROM captures WHERE owner_uid = ?"
-        (total,) = self._db.execute(query, (owner_uid,)).fetchone()
-        return int(total)
+    def uses(self, until_uploaded: bool) -> list[Use]:
+        """Of each user. until_uploaded: what is not uploaded is kept."""
+        return [
+            Use(owner_uid=row[0], stored_bytes=row[1], pinned_bytes=row[2], kept_bytes=row[3])
+            for row in self._db.execute(_USES, (until_uploaded,)).fetchall()
+        ]
 
     def page(
         self,
@@ -404,6 +415,11 @@ class Store:
         status = os.statvfs(self.state_dir)
         return status.f_bavail * status.f_frsize
 
+    def disk_bytes(self) -> int:
+        """What an unprivileged process could write on the disk if it were empty."""
+        status = os.statvfs(self.state_dir)
+        return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
+
     def check_writable(self) -> None:
         """Writes a little file. Raises OSError."""
         with tempfile.TemporaryFile(dir=self.state_dir) as probe:  # calls come at once: each has a file of its own
@@ -426,6 +442,11 @@ class Store:
 
 _SELECT = (
     "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start FROM captures"
+)
+_USES = (
+    "SELECT owner_uid, sum(local_bytes), sum(local_bytes * (pinned != 0)), sum(local_bytes * (pinned != 0 OR "
+    "(? AND coalesce(json_extract(upload, '$.state'), '') != 'UPLOAD_STATE_UPLOADED'))) "
+    "FROM captures WHERE local_bytes IS NOT NULL GROUP BY owner_uid"
 )
 _INSERT = (
     "INSERT INTO captures (id, created_ns, ended_ns, status, host, idempotency_key, request_hash, spec, owner_uid) "

@@ -111,7 +111,7 @@ class _Attack:
         found: Counter[str] = Counter()
         threads = []
         for _ in range(connections):
-            method = self.channel().stream_stream(path)
+            method: Any = self.channel().stream_stream(path)
             for _ in range(streams):
                 call = method(requests(), timeout=600)
                 self._calls.append(call)
@@ -135,7 +135,7 @@ class _Attack:
     def check(self, count: int) -> Counter[str]:
         """Health checks, one after the other."""
         found: Counter[str] = Counter()
-        method = self.channel().unary_unary(HEALTH_CHECK)
+        method: Any = self.channel().unary_unary(HEALTH_CHECK)
         for _ in range(count):
             try:
                 method(b"", timeout=TIMEOUT_S)

@@ -21,15 +21,14 @@ MAX_CALLERS = 10_000
 RESERVE = 8  # one in so many, see above
 # What a call counts as. These look at many processes, start one, or write to the disk and wait for it.
 COSTS = {
-    "ListProcesses": 4,
-    "GetHost": 2,
-    "WatchHost": 4,
-    "DiagnoseProcess": 8,
-    "DiagnoseHost": 8,
-    "CreateCapture": 4,
+    "ListProcesses": 2,
+    "WatchHost": 2,
+    "DiagnoseProcess": 4,
+    "DiagnoseHost": 4,
+    "CreateCapture": 2,
     "PinCapture": 2,
     "DeleteCapture": 2,
-    "VerifyCapture": 4,
+    "VerifyCapture": 2,
 }
 
 

@@ -24,7 +24,7 @@ class Keeping:
 
     def __init__(self, store: Store, retention: Retention, uploader: Uploader, remote: RemoteReader) -> None:
         self._store = store
-        self._retention = retention
+        self.retention = retention
         self._uploader = uploader
         self.remote = remote
 
@@ -32,7 +32,7 @@ class Keeping:
         """A capture is stored as a whole."""
         if capture.local_bytes:
             self._uploader.add(capture.id)
-        self._retention.wake()
+        self.retention.wake()
 
     def annotate(self, capture: pb.Capture) -> pb.Capture:
         """The capture with what only the queue of uploads knows."""
@@ -44,7 +44,7 @@ class Keeping:
         await self._store.run(self._store.set_pinned, capture.id, pinned)
         log.info("capture %s is %s", capture.id, "pinned" if pinned else "unpinned")
         if not pinned:
-            self._retention.wake()
+            self.retention.wake()
 
     async def delete(self, capture: pb.Capture, *, keep_uploaded: bool) -> None:
         """Raises Precondition if it is pinned or its uploaded copy cannot be removed."""

@@ -135,9 +135,9 @@ class ProfilerService(ProfilerServicer):
                 yield chunk
 
     @unary
-    async def PinCapture(self, request: pb.PinCaptureRequest, _caller: Caller) -> pb.Capture:
+    async def PinCapture(self, request: pb.PinCaptureRequest, caller: Caller) -> pb.Capture:
         """Keeps a capture from retention, or no longer."""
-        return await self._captures.pin(request.id, pinned=request.pinned)
+        return await self._captures.pin(request.id, caller, pinned=request.pinned)
 
     @streaming
     async def VerifyCapture(self, request: pb.VerifyCaptureRequest, caller: Caller) -> AsyncIterator[pb.FileCheck]:

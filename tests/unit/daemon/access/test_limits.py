@@ -18,9 +18,7 @@ def test_a_caller_may_burst_and_then_asks_at_the_rate() -> None:
     rate = RequestRate(lambda: 2, clock)
     for _ in range(8):
         rate.take("uid 1000", "ada")
-    with pytest.raises(
-        Exhausted, match=r"^ada sends more than 2 requests a second \(access.requests_per_s"
-    ) as info:
+    with pytest.raises(Exhausted, match=r"^ada sends more than 2 requests a second \(access.requests_per_s") as info:
         rate.take("uid 1000", "ada")
     assert info.value.reason == "TOO_MANY_REQUESTS"
     assert 0 < int(info.value.metadata["retry_after_ms"]) <= 501
