@@ -96,7 +96,7 @@ class WorkerPool:
     async def tend(self) -> bool:
         """Replaces workers that have died. False if none can be started, or if all of them die again and again."""
         dead = [worker for worker in self._idle if worker.process.returncode is not None]
-        self._fatal_rounds = self._fatal_rounds + 1 if len(dead) == self._count else 0
+        self._fatal_rounds = self._fatal_rounds + 1 if len(dead) >= self._count else 0
         for worker in dead:
             self._idle.remove(worker)
             log.warning("decode worker %d died (%s)", worker.process.pid, await worker.stop(kill=True))
@@ -158,10 +158,7 @@ class WorkerPool:
         except BaseException:
             await worker.stop(kill=True)
             raise
-        if len(self._idle) + self._busy <= self._count:
-            self._idle.append(worker)
-        else:
-            await worker.stop(kill=False)  # of the spare turn
+        self._idle.append(worker)  # also that of the spare turn: starting one would take longer than most jobs
         return _conversion(answer, target_dir)
 
     async def _take(self) -> _Worker:

@@ -68,7 +68,7 @@ class Full(Enum):
 
 def full(held: int, used: int, *, own: int, in_all: int, admin: bool) -> Full | None:
     """Whether somebody who holds so many of the used ones may have one more; None: yes."""
-    reserve = max(1, in_all // RESERVE)
+    reserve = in_all // RESERVE
     if admin:
         return None if used < in_all + 2 * reserve else Full.ALL
     if held >= own:

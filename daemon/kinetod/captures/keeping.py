@@ -31,7 +31,7 @@ class Keeping:
     def ended(self, capture: pb.Capture) -> None:
         """A capture is stored as a whole."""
         if capture.local_bytes:
-            self._uploader.add(capture.id)
+            self._uploader.add(capture.id, capture.owner_uid if capture.HasField("owner_uid") else None)
         self.retention.wake()
 
     def annotate(self, capture: pb.Capture) -> pb.Capture:
@@ -61,7 +61,7 @@ class Keeping:
             await self._store.run(self._store.set_upload, capture.id, None)
         except KinetodError:
             if is_here(capture) and capture.upload.state != pb.UPLOAD_STATE_UPLOADED:
-                self._uploader.add(capture.id)
+                self._uploader.add(capture.id, capture.owner_uid if capture.HasField("owner_uid") else None)
             raise
         await self._store.remove(capture.id)
         log.info("capture %s is deleted%s", capture.id, ", its uploaded copy stays" if keep_uploaded else "")
