@@ -3,10 +3,10 @@
     .venv/bin/python tests/campaign/hostile.py --seconds 600
 
 First the other one alone, for a fifth of the time; then beside as many programs of the hostile one that only compute,
-as long; then with the attack. Prints latencies of all and each goal; exit status 1 if one is missed. What computing alone
-costs the other one is no fault of the daemon's. All programs of the hostile one run with --nice on the last CPU: how the
-CPUs are shared between users is the kernel's affair (systemd gives each user the same), and a machine of two has nothing
-else to keep them apart.
+as long; then with the attack. Prints latencies of all and each goal; exit status 1 if one is missed. What programs cost
+that only compute is no fault of the daemon's. All programs of the hostile one run with --nice on the last CPU: how the
+CPUs are shared between users is the kernel's affair (systemd gives each user the same), and a machine of two has
+nothing else to keep them apart.
 """
 
 from __future__ import annotations
@@ -252,9 +252,7 @@ def main() -> int:
             )
         ]
         goals += [
-            Goal(
-                f"p99 of {what} under attack / beside programs that compute", percentile(a, 0.99) / percentile(b, 0.99)
-            )
+            Goal(f"p99 of {what} under attack / while others compute", percentile(a, 0.99) / percentile(b, 0.99))
             for what, a, b in (
                 ("calls", attacked.calls_ms, burning.calls_ms),
                 ("traces", attacked.traces_ms, burning.traces_ms),

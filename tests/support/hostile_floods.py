@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -79,7 +80,7 @@ async def call(channel: grpc.aio.Channel, path: str, request: bytes | None, time
         found["OK"] += 1
     except grpc.aio.AioRpcError as exc:
         found[exc.code().name] += 1
-    except (grpc.aio.UsageError, grpc._cython.cygrpc.ExecuteBatchError, asyncio.InvalidStateError):
+    except (grpc.aio.UsageError, asyncio.InvalidStateError, cygrpc.ExecuteBatchError):
         found["cut off"] += 1  # it was refused before its request was sent
 
 

@@ -19,7 +19,6 @@ from kinetod import metrics
 from kinetod.access.limits import RequestRate, full
 from kinetod.access.peers import Peer
 from kinetod.access.tally import Tally
-from kinetod.errors import Exhausted
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +72,7 @@ class Crowd:
         """Whether this peer may make one more connection."""
         if self._is_admin(peer):
             return True
-        try:
-            self._rate.take(peer.key, peer.key)
-        except Exhausted:
+        if self._rate.late_s(peer.key):
             self._refused(peer, "CONNECTION_RATE", f"it makes more than {CONNECTIONS_PER_SECOND} a second")
             return False
         held, used = self._open[peer.key], self._open.total()

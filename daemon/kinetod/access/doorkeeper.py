@@ -78,6 +78,15 @@ class Doorkeeper:
         self._tally.note((who.key, call, error.reason), line)
         self._hold(connection, PENALTY_S)
 
+    def unknown(self, call: str, connection: str, auth: Auth) -> None:
+        """A call was refused before it was known whose it is. Raises Exhausted if there are too many of them."""
+        standing = self._callers.standing(connection, auth)
+        try:
+            self._rate.take(f"{standing.key} unknown", standing.who)
+        except Exhausted as exc:
+            self.flooded(call, connection, standing, exc)
+            raise
+
     def close(self) -> None:
         """Writes what is counted and not written."""
         self._tally.flush()

@@ -68,6 +68,8 @@ class Gate:
                 raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule says who")
             await self._decide(caller, action, request)
         except KinetodError as exc:
+            if caller is None:
+                self._doorkeeper.unknown(call, connection, auth)
             if caller is not None and exc.reason in FLOODS:
                 self._doorkeeper.flooded(call, connection, caller, exc)
             else:

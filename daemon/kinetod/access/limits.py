@@ -42,6 +42,16 @@ class RequestRate:
 
     def take(self, key: str, who: object, cost: int = 1) -> None:
         """Counts a request. who: for the message. Raises Exhausted."""
+        if (late_s := self.late_s(key, cost)) > 0:
+            raise Exhausted(
+                Reason.TOO_MANY_REQUESTS,
+                f"{who} sends more than {self._per_second()} requests a second (access.requests_per_second; one that "
+                f"makes the daemon do much counts as up to {max(COSTS.values())}); wait a moment",
+                retry_after_ms=int(late_s * 1000) + 1,
+            )
+
+    def late_s(self, key: str, cost: int = 1) -> float:
+        """Counts a request, 0; or does not, and says how long it is before one will be."""
         rate, now = self._per_second(), self._clock()
         asked, at = self._asked.pop(key, (0.0, now))
         asked = max(0.0, asked - (now - at) * rate)
@@ -50,13 +60,7 @@ class RequestRate:
         self._asked[key] = (asked if too_many else asked + cost, now)
         if len(self._asked) > MAX_CALLERS:
             del self._asked[next(iter(self._asked))]  # the one that has asked for nothing for the longest time
-        if too_many:
-            raise Exhausted(
-                Reason.TOO_MANY_REQUESTS,
-                f"{who} sends more than {rate} requests a second (access.requests_per_second; one that makes the "
-                f"daemon do much counts as up to {max(COSTS.values())}); wait a moment",
-                retry_after_ms=int((asked + cost - most) / rate * 1000) + 1,
-            )
+        return max(1e-6, (asked + cost - most) / rate) if too_many else 0.0
 
 
 class Full(Enum):

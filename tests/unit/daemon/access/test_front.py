@@ -173,7 +173,7 @@ def test_a_peer_has_so_many_connections_and_gets_another_for_one_that_it_closes(
             assert answer == b""
             async with closing(one, three):
                 pass
-            while parts.front._crowd.speaking > 1:
+            while parts.front.crowd.speaking > 1:
                 await asyncio.sleep(0)
             answer, four = await parts.said(b"d")
             assert answer == b"d"
