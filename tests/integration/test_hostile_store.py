@@ -80,7 +80,7 @@ def test_who_fills_the_store_pays_for_it_alone(daemon: Daemon, users: tuple[User
 
 def test_nobody_pins_more_than_a_share_and_is_then_refused_captures(users: tuple[User, User]) -> None:
     ada, bob = users
-    pins = []
+    pins: list[str] = []
     while not pins or pins[-1] == OK:
         pins.append(ada.pins(ada.capture()))
         assert len(pins) < 40

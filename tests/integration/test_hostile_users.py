@@ -75,3 +75,10 @@ def test_health_checks_are_limited_per_user_and_audited_in_few_lines(daemon: Dae
     assert is_well(daemon)
     lines = [line for line in audit.read_text().splitlines() if f'"uid":{ADA}' in line]
     assert 1 <= len(lines) <= 10
+
+
+def test_calls_that_wait_cost_others_none_of_theirs(daemon: Daemon, ada: Hostile, bob: CallsAs) -> None:
+    ada.tell("burst", connections=40, streams=60)
+    codes = {bob.call(daemon.address, "GetClock", pb.GetClockRequest()).code for _ in range(100)}
+    assert ada.told()
+    assert codes == {OK}

@@ -132,6 +132,20 @@ class _Attack:
             thread.join(max(0.0, end - time.monotonic()))
         return found
 
+    def burst(self, connections: int, streams: int) -> Counter[str]:
+        """So many calls at once, again and again."""
+        found: Counter[str] = Counter()
+        methods: list[Any] = [self.channel().unary_unary(f"{PROFILER}GetClock") for _ in range(connections)]
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            for call in [method.future(b"", timeout=SETTLE_S) for method in methods for _ in range(streams)]:
+                try:
+                    call.result()
+                    found["OK"] += 1
+                except grpc.RpcError as exc:
+                    found[exc.code().name] += 1
+        return found
+
     def check(self, count: int) -> Counter[str]:
         """Health checks, one after the other."""
         found: Counter[str] = Counter()

@@ -20,11 +20,16 @@ from kinetod.rpc.service import ProfilerService
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Profiler"].full_name
 MAX_REQUEST_BYTES = 1 << 20  # the largest request that makes sense has 4096 pids and 64 labels
 HANDSHAKE_MS = 10_000  # TLS and HTTP/2, from the first byte on
+MAX_PENDING = 1 << 15
 MAX_STREAMS = 64  # calls at a time on one connection; clients wait beyond it
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # Calls that wait to be looked at, of all callers: beyond the first number gRPC cancels some at random, whoever's
+    # they are (1000 by default, which one user's connections have). Connections and streams bound them.
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
 )
 
 
