@@ -1,7 +1,7 @@
 """How many connections the peers of the front have, how fast they make them, and who is not read from for a while.
 
 One peer cannot keep others out:
-- it makes at most CONNECTIONS_PER_SECOND, after a first burst, has at most `max_per_peer` that speak, and sends at
+- it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_…), after a first burst, has at most `max_per_peer` that speak, and sends at
   most BYTES_PER_SECOND. An eighth of all connections is kept for peers that have none, one for administrators;
 - what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
 A peer that has a uid is one peer, however many connections it has; without one, each connection is held by itself,
@@ -23,7 +23,8 @@ from kinetod.access.tally import Tally
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4096  # of all peers
-CONNECTIONS_PER_SECOND = 32  # the burst is four times as many
+CONNECTIONS_PER_SECOND = 32  # of one user; the burst is four times as many
+ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
 BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
 BURST_BYTES = 16 << 20
 MAX_HOLD_S = 30.0
@@ -56,6 +57,7 @@ class Crowd:
         self._is_admin = is_admin
         self._clock = clock
         self._rate = RequestRate(lambda: CONNECTIONS_PER_SECOND, clock)
+        self._address_rate = RequestRate(lambda: ADDRESS_CONNECTIONS_PER_SECOND, clock)
         self._open: collections.Counter[str] = collections.Counter()
         self._speaking: collections.Counter[str] = collections.Counter()
         self._sent: dict[str, tuple[float, float]] = {}  # bytes that the time since has not made good for, and when
@@ -72,8 +74,9 @@ class Crowd:
         """Whether this peer may make one more connection."""
         if self._is_admin(peer):
             return True
-        if self._rate.late_s(peer.key):
-            self._refused(peer, "CONNECTION_RATE", f"it makes more than {CONNECTIONS_PER_SECOND} a second")
+        rate = self._rate if peer.uid is not None else self._address_rate
+        if rate.late_s(peer.key):
+            self._refused(peer, "CONNECTION_RATE", "it makes too many a second")
             return False
         held, used = self._open[peer.key], self._open.total()
         if full(held, used, own=MAX_CONNECTIONS, in_all=MAX_CONNECTIONS, admin=False) is not None:
