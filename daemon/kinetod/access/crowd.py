@@ -1,8 +1,9 @@
 """How many connections the peers of the front have, how fast they make them, and who is not read from for a while.
 
 One peer cannot keep others out:
-- it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_…), after a first burst, has at most `max_per_peer` that speak, and sends at
-  most BYTES_PER_SECOND. An eighth of all connections is kept for peers that have none, one for administrators;
+- it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most
+  `max_per_peer` that speak, and sends at most BYTES_PER_SECOND. An eighth of all connections is kept for peers that
+  have none, one for administrators;
 - what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
 A peer that has a uid is one peer, however many connections it has; without one, each connection is held by itself,
 since a whole cluster may be behind one address.
