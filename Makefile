@@ -99,9 +99,11 @@ views: $(STAMP)
 config-docs: $(STAMP)
 	$(BIN)/python docs/generate_config.py
 
-# Every role against every call, over the Unix socket, loopback and TLS; as root.
+# Every role against every call, over the Unix socket, loopback and TLS; then a hostile user beside another one; as root.
+HOSTILE_SECONDS ?= 600
 campaign-access: $(STAMP)
 	$(BIN)/python tests/campaign/access.py
+	$(BIN)/python tests/campaign/hostile.py --seconds $(HOSTILE_SECONDS)
 
 # Ten minutes of damaged traces through the loaders.
 campaign-fuzz: $(STAMP)

@@ -49,6 +49,7 @@ from kinetod.hooks.runner import HookRunner
 from kinetod.host import HostInfo, read_gpus
 from kinetod.host_checks.looker import HostLooker
 from kinetod.kubernetes.parts import make_kubernetes
+from kinetod.limits.fair import FairSlots
 from kinetod.link import LinkServer
 from kinetod.lock import Lock
 from kinetod.observing import start_metrics
@@ -72,6 +73,7 @@ VENDOR_LIBRARIES_S = 10.0  # without the persistence daemon, the driver takes se
 STOP_CAPTURES_S = 8.0
 STOP_CALLS_S = 1.0
 FILE_THREADS = 4
+LOOKS = 2  # calls that look at processes and folders at a time; the threads for it are twice as many at least
 SWITCH_INTERVAL_S = 0.001  # threads that read many small files and the loop keep each other waiting for less
 
 
@@ -285,6 +287,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
 
     captures.on_end = ended
     host = HostInfo(settings, store, hostname, gpus)
+    looks = FairSlots(LOOKS, spare=1)
     watcher = HostWatcher(
         hub=hub,
         registry=registry,
@@ -292,6 +295,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         captures_running=lambda: captures.running,
         state_dir=config.state_dir,
         hostname=hostname,
+        settings=settings,
+        looks=looks,
     )
     diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
     service = ProfilerService(
@@ -303,8 +308,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         diagnoser=diagnoser,
         host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper),
         gate=gate,
+        settings=settings,
+        looks=looks,
     )
-    rpc = RpcServer(service, access.front, access.folder, access.certificates)
+    rpc = RpcServer(service, access.front, access.folder, access.certificates, access.doorkeeper)
     await captures.recover()
     await rpc.start()
     link.start()

@@ -20,10 +20,12 @@ from kinetod.agents import Agent, AgentHub
 from kinetod.attach.interface import AttachCode, Attached, AttachError, Helpers
 from kinetod.attach.proxies import Proxies
 from kinetod.identity import ProcessKey, Unidentified, identity_of
+from kinetod.limits.fair import FairSlots
 from kinetod.link import Connection, LinkServer
 
 log = logging.getLogger(__name__)
 
+AT_A_TIME = 6  # and two by others; as many as there are helpers (attach.helpers.MAX_HELPERS)
 COLLECTOR = "collector"  # the method whose channel leads to a collector without an agent
 
 
@@ -77,6 +79,7 @@ class Attacher:
         self._own_pids = own_pids
         self._proxies = proxies or Proxies()
         self._attempts: dict[ProcessKey, _Attempt] = {}
+        self._turns = FairSlots(AT_A_TIME, spare=2)
 
     def configure(self, *, deadline_ns: int, keep_ns: int) -> None:
         """For attempts from now on."""
@@ -105,6 +108,10 @@ class Attacher:
                 f"process {key.pid} is this daemon itself or one of its helpers, which cannot be traced; name another "
                 "process",
             )
+        async with self._turns.turn():
+            return await self._attach_now(key)
+
+    async def _attach_now(self, key: ProcessKey) -> Agent:
         end = time.monotonic() + self._deadline_ns / 1e9
         attached, channel = await self._helpers.attach(key, deadline_s=self._deadline_ns / 1e9)
         left_s = max(1.0, end - time.monotonic())

@@ -50,7 +50,7 @@ class Config:
     state_dir: Path
     buffer_limit_bytes: int = 128 << 20
     max_duration_ns: int = 600 * _SECOND_NS
-    max_captures: int = 16
+    max_captures: int = 32
     max_trace_bytes: int = 8 << 30
     min_free_bytes: int = 1 << 30
     agent_deadline_ns: int = 10 * _SECOND_NS
@@ -68,6 +68,8 @@ class Config:
     max_age_ns: int = 30 * _DAY_NS  # of captures; 0: no limit, as with the sizes below
     max_store_bytes: int = 100 << 30
     max_user_bytes: int = 0
+    user_share_percent: int = 25  # of the store, that each user is sure of; 0: of nothing
+    max_user_captures: int = 5000
     max_entry_age_ns: int = 365 * _DAY_NS  # of uploaded captures that are no longer here
     retention_interval_ns: int = 600 * _SECOND_NS
     keep_local: bool = True  # also once it is uploaded
@@ -104,7 +106,10 @@ class Config:
     kubernetes_audiences: tuple[str, ...] = ()  # empty: the API server's own
     audit_file: Path | None = None  # None: the journal
     requests_per_second: int = 50  # of one caller
-    max_connections: int = 128  # of one user or remote address
+    max_connections: int = 64  # of one user or remote address
+    max_calls_per_user: int = 64  # at a time
+    max_watches_per_user: int = 4  # of the host
+    max_streams_per_user: int = 16  # of stored files
     max_captures_per_user: int = 8
     quota_per_user_bytes: int = 0  # 0: no limit
     pod_resources: bool = False  # whether the kubelet is asked

@@ -235,7 +235,7 @@ KEYS: tuple[Key, ...] = (
         name="store.max_bytes",
         field="max_store_bytes",
         kind=Size(least=0),
-        meaning="what all captures may take on this disk; beyond it the oldest go; 0: no limit",
+        meaning="what all captures may take on this disk; beyond it the oldest go of who takes most; 0: no limit",
         reload=True,
     ),
     Key(
@@ -243,6 +243,21 @@ KEYS: tuple[Key, ...] = (
         field="max_user_bytes",
         kind=Size(least=0),
         meaning="what the captures of one user may take; beyond it that user's oldest go; 0: no limit",
+        reload=True,
+    ),
+    Key(
+        name="store.share_per_user",
+        field="user_share_percent",
+        kind=Count(0, 100),
+        meaning="percent of store.max_bytes, or of the disk where that is less, that each user is sure of; what may "
+        "not be removed of one user (pinned, running, yet to be uploaded) takes no more; 0: no shares",
+        reload=True,
+    ),
+    Key(
+        name="store.max_captures_per_user",
+        field="max_user_captures",
+        kind=Count(0),
+        meaning="captures of one user in the store; beyond it that user's oldest go; 0: no limit",
         reload=True,
     ),
     Key(

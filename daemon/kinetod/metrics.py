@@ -135,11 +135,19 @@ _CALLS = Counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method
 _CALL_S = Histogram(
     "kineto_grpc_request_duration_seconds", "gRPC calls.", ["method"], buckets=_FAST_S, registry=REGISTRY
 )
+_LIMITED = Counter(
+    "kineto_limited_requests",
+    "Requests and connections that were refused since one caller, or all together, had too many.",
+    ["limit"],
+    registry=REGISTRY,
+)
 _CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls under way.", ["method"], registry=REGISTRY)
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
 for _reason in LINK_REASONS:
     _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
+for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION_RATE", "BYTES"):
+    _LIMITED.labels(_limit)
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
 for _hook in ("command", "webhook"):
@@ -288,6 +296,11 @@ def link_throttled() -> None:
 
 
 # calls
+
+
+def limited(limit: str) -> None:
+    """A request was refused: a reason code. A connection was: CONNECTIONS or CONNECTION_RATE, or slowed down: BYTES."""
+    _LIMITED.labels(_few_reasons(limit)).inc()
 
 
 class Call:

@@ -2,9 +2,10 @@
 
 Theory of operation
     `plan` is pure. Rules, in this order: uploaded (where no local copies are to be kept), age (since the end of the
-    capture), bytes of one user, bytes of all; by bytes the oldest go first, until the rest fits. Never removed are
-    captures that run, that are pinned, or that are yet to be uploaded; their bytes count all the same. Of an uploaded
-    capture only the files on this host go; its entry stays, and goes by an age of its own.
+    capture), number and bytes of one user, bytes of all; of one user the oldest go first, until the rest fits. By the
+    bytes of all, the user who takes most pays, and nobody who has no more than their share (`captures.store_shares`).
+    Never removed are captures that run, that are pinned, or that are yet to be uploaded; their bytes count all the
+    same. Of an uploaded capture only the files on this host go; its entry stays, and goes by an age of its own.
 
     The rules are looked at every `store.retention_interval`, after each capture and after each upload. Ages come from
     the wall clock; when that has jumped forward by more than CLOCK_JUMP_NS against the clock that runs on, nothing is
@@ -16,13 +17,13 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kineto_protos.units import format_duration, format_size
 
 from kinetod import metrics
-from kinetod.config import Settings
+from kinetod.config import Config, Settings
 from kinetod.errors import KinetodError
 from kinetod.store import Holding, Store, folder_bytes
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 CLOCK_JUMP_NS = 600 * 10**9
 HOLD_AFTER_JUMP_S = 3600.0
+PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Policy:
     max_age_ns: int = 0
     max_bytes: int = 0
     max_bytes_per_user: int = 0
+    max_captures_per_user: int = 0
+    share_bytes: int = 0  # that each user is sure of; 0: of nothing
     max_entry_age_ns: int = 0  # of uploaded captures that are no longer here
     keep_local: bool = True  # also once it is uploaded
 
@@ -84,16 +88,80 @@ def plan(
         users[each.owner_uid].append(each)
     for uid, owned in users.items():
         who = f"the captures of uid {uid}" if uid is not None else "captures of unknown users"
-        _by_bytes(owned, policy.max_bytes_per_user, who, "user-bytes", may_go, removals)
-    _by_bytes(holdings, policy.max_bytes, "all captures", "bytes", may_go, removals)
+        _by_count(owned, policy.max_captures_per_user, who, may_go, removals)
+        _by_bytes(owned, policy.max_bytes_per_user, who, may_go, removals)
+    if policy.max_bytes:
+        _fairly(users, policy.max_bytes, policy.share_bytes, may_go, removals)
     return [removals[each.id] for each in holdings if each.id in removals]
+
+
+def beyond_shares(
+    holdings: Iterable[Holding], share: int, wanted: int, *, is_held: Callable[[Holding], bool]
+) -> list[Removal]:
+    """What goes to make so much room: of those who take more than their share, first of who takes most."""
+    users = defaultdict[int | None, list[Holding]](list)
+    total = 0
+    for each in holdings:
+        users[each.owner_uid].append(each)
+        total += each.local_bytes or 0
+    removals: dict[str, Removal] = {}
+
+    def may_go(each: Holding) -> bool:
+        return not (not each.ended_ns or each.pinned or is_held(each) or each.id in removals)
+
+    _fairly(users, max(0, total - wanted), share, may_go, removals)
+    return list(removals.values())
+
+
+def _fairly(
+    users: Mapping[int | None, list[Holding]],
+    limit: int,
+    share: int,
+    may_go: Callable[[Holding], bool],
+    removals: dict[str, Removal],
+) -> None:
+    uses = {
+        uid: sum(each.local_bytes or 0 for each in owned if each.id not in removals) for uid, owned in users.items()
+    }
+    going = {uid: iter([each for each in owned if each.local_bytes and may_go(each)]) for uid, owned in users.items()}
+    total = sum(uses.values())
+    while total > limit and going:
+        uid = max(going, key=lambda each: uses[each])
+        if uses[uid] <= share:
+            return
+        if (each := next(going[uid], None)) is None:
+            del going[uid]
+            continue
+        who = "of unknown users" if uid is None else f"of uid {uid}"
+        reason = (
+            f"all captures take {format_size(total)}, the limit is {format_size(limit)}, and those {who} take most: "
+            f"{format_size(uses[uid])}"
+        )
+        removals[each.id] = Removal(each, "bytes", reason)
+        uses[uid] -= each.local_bytes or 0
+        total -= each.local_bytes or 0
+
+
+def _by_count(
+    holdings: list[Holding],
+    limit: int,
+    who: str,
+    may_go: Callable[[Holding], bool],
+    removals: dict[str, Removal],
+) -> None:
+    left = sum(each.id not in removals for each in holdings)
+    for each in holdings if limit else ():
+        if left <= limit:
+            return
+        if may_go(each):
+            removals[each.id] = Removal(each, "user-count", f"{who} are {left}, the limit is {limit}")
+            left -= 1
 
 
 def _by_bytes(
     holdings: list[Holding],
     limit: int,
     who: str,
-    rule: str,
     may_go: Callable[[Holding], bool],
     removals: dict[str, Removal],
 ) -> None:
@@ -103,8 +171,14 @@ def _by_bytes(
             return
         if each.local_bytes and may_go(each):
             reason = f"{who} take {format_size(total)}, the limit is {format_size(limit)}"
-            removals[each.id] = Removal(each, rule, reason)
+            removals[each.id] = Removal(each, "user-bytes", reason)
             total -= each.local_bytes
+
+
+def share_bytes(config: Config, disk_bytes: int) -> int:
+    """What one user is sure of, on a disk of that size."""
+    room = max(0, disk_bytes - config.min_free_bytes)
+    return min(config.max_store_bytes or room, room) * config.user_share_percent // 100
 
 
 class Retention:
@@ -144,6 +218,7 @@ class Retention:
                 log.exception("retention failed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._settings.current.retention_interval_ns / 1e9)
+            await asyncio.sleep(PAUSE_S)  # whoever ends many captures makes it look at all of them no more often
             self._wake.clear()
 
     async def apply(self) -> list[Removal]:
@@ -155,13 +230,23 @@ class Retention:
             max_age_ns=config.max_age_ns,
             max_bytes=config.max_store_bytes,
             max_bytes_per_user=config.max_user_bytes,
+            max_captures_per_user=config.max_user_captures,
+            share_bytes=share_bytes(config, await asyncio.to_thread(self._store.disk_bytes)),
             max_entry_age_ns=config.max_entry_age_ns,
             keep_local=config.keep_local,
         )
-        removals = plan(holdings, policy, self._clock_ns(), is_held=self._is_held, by_age=by_age)
+        now_ns = self._clock_ns()
+        removals = await asyncio.to_thread(plan, holdings, policy, now_ns, is_held=self._is_held, by_age=by_age)
         for each in removals:
             await self._remove(each)
         return removals
+
+    async def reclaim(self, size: int) -> None:
+        """Makes so much room on the disk, as far as users take more than their share. Raises KinetodError, OSError."""
+        holdings = await self._measured()
+        share = share_bytes(self._settings.current, await asyncio.to_thread(self._store.disk_bytes))
+        for each in await asyncio.to_thread(beyond_shares, holdings, share, size, is_held=self._is_held):
+            await self._remove(each)
 
     def _is_held(self, holding: Holding) -> bool:
         waits = bool(self._settings.current.upload_url) and not holding.uploaded and bool(holding.local_bytes)

@@ -38,6 +38,7 @@ from kinetod import store_schema
 from kinetod.access.policy import Thing
 from kinetod.errors import Exhausted, KinetodError, Precondition, Reason, StartError
 from kinetod.identity import ProcessKey
+from kinetod.limits.fair import FairSlots
 from kinetod.store_guard import open_regular
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,16 @@ class Holding:
     uploaded: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What the ended captures of one user take on this disk. kept: what retention may not remove."""
+
+    owner_uid: int | None
+    stored_bytes: int = 0
+    pinned_bytes: int = 0
+    kept_bytes: int = 0
+
+
 class Store:
     """One state folder. The caller holds its lock."""
 
@@ -86,6 +97,8 @@ class Store:
         self.captures_dir = state_dir / "captures"
         self._trash = state_dir / "trash"
         self._executor = ThreadPoolExecutor(1, "store")
+        self._turns = FairSlots(1)
+        self.reading = FairSlots(2, spare=1)  # turns at reading stored files
         try:
             self._db = self._open()
             self._prepare()
@@ -137,7 +150,8 @@ class Store:
         """Executes a method in the store's thread; write errors become KinetodError."""
         call = functools.partial(function, *args, **kwargs)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+            async with self._turns.turn():
+                return await asyncio.get_running_loop().run_in_executor(self._executor, call)
         except (OSError, sqlite3.Error) as exc:
             raise store_error(exc, self.state_dir) from exc
 
@@ -314,11 +328,12 @@ class Store:
             row = self._db.execute(query, (user,)).fetchone()
         return int(row[0])
 
-    def bytes_of(self, owner_uid: int) -> int:
-        """What the captures of one user take on this disk, as far as they have ended."""
-        query = "SELECT coalesce(sum(local_bytes), 0) FROM captures WHERE owner_uid = ?"
-        (total,) = self._db.execute(query, (owner_uid,)).fetchone()
-        return int(total)
+    def uses(self, until_uploaded: bool) -> list[Use]:
+        """Of each user. until_uploaded: what is not uploaded is kept."""
+        return [
+            Use(owner_uid=row[0], stored_bytes=row[1], pinned_bytes=row[2], kept_bytes=row[3])
+            for row in self._db.execute(_USES, (until_uploaded,)).fetchall()
+        ]
 
     def page(
         self,
@@ -400,6 +415,11 @@ class Store:
         status = os.statvfs(self.state_dir)
         return status.f_bavail * status.f_frsize
 
+    def disk_bytes(self) -> int:
+        """What an unprivileged process could write on the disk if it were empty."""
+        status = os.statvfs(self.state_dir)
+        return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
+
     def check_writable(self) -> None:
         """Writes a little file. Raises OSError."""
         with tempfile.TemporaryFile(dir=self.state_dir) as probe:  # calls come at once: each has a file of its own
@@ -422,6 +442,11 @@ class Store:
 
 _SELECT = (
     "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start FROM captures"
+)
+_USES = (
+    "SELECT owner_uid, sum(local_bytes), sum(local_bytes * (pinned != 0)), sum(local_bytes * (pinned != 0 OR "
+    "(? AND coalesce(json_extract(upload, '$.state'), '') != 'UPLOAD_STATE_UPLOADED'))) "
+    "FROM captures WHERE local_bytes IS NOT NULL GROUP BY owner_uid"
 )
 _INSERT = (
     "INSERT INTO captures (id, created_ns, ended_ns, status, host, idempotency_key, request_hash, spec, owner_uid) "

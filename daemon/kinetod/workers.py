@@ -20,6 +20,7 @@ from kineto_protos.units import format_duration
 
 from kinetod import child, metrics
 from kinetod.errors import VerdictReason
+from kinetod.limits.fair import FairSlots
 from kinetod.sandbox import tries
 from kinetod.sandbox.jobs import MAX_ANSWER_BYTES
 from kinetod.text import clean, clean_code
@@ -91,14 +92,14 @@ class _Worker:
 
 
 class WorkerPool:
-    """A fixed number of workers; jobs wait for a free one."""
+    """A fixed number of workers; jobs wait for a free one, in turns by whose they are (`limits.fair`)."""
 
     def __init__(self, count: int, *, command: Sequence[str] = COMMAND, bounds: Callable[[], Bounds] = Bounds) -> None:
         self._count = count
         self._command = command
         self._bounds = bounds
         self._idle: list[_Worker] = []
-        self._slots = asyncio.Semaphore(count)
+        self._slots = FairSlots(count, spare=1)
         self._jobs = 0
         self._busy = 0
         self._fatal_rounds = 0  # in a row in which all workers were dead
@@ -114,7 +115,7 @@ class WorkerPool:
     async def tend(self) -> bool:
         """Replaces workers that have died. False if none can be started, or if all of them die again and again."""
         dead = [worker for worker in self._idle if worker.process.returncode is not None]
-        self._fatal_rounds = self._fatal_rounds + 1 if len(dead) == self._count else 0
+        self._fatal_rounds = self._fatal_rounds + 1 if len(dead) >= self._count else 0
         for worker in dead:
             self._idle.remove(worker)
             log.warning("decode worker %d died (%s)", worker.process.pid, await worker.stop(kill=True))
@@ -172,7 +173,7 @@ class WorkerPool:
 
     @contextlib.asynccontextmanager
     async def _working(self) -> AsyncIterator[None]:
-        async with self._slots:
+        async with self._slots.turn():
             self._busy += 1
             try:
                 yield
@@ -209,7 +210,7 @@ class WorkerPool:
         except BaseException:
             await worker.stop(kill=True)
             raise
-        self._idle.append(worker)
+        self._idle.append(worker)  # also that of the spare turn: starting one would take longer than most jobs
         return _conversion(answer, target_dir)
 
     async def _take(self) -> _Worker:

@@ -32,6 +32,7 @@ from kinetod.captures.services import Services
 from kinetod.config import Config, ListenAddress, Settings
 from kinetod.gpus.reader import GpuReader
 from kinetod.host import HostInfo
+from kinetod.limits.fair import FairSlots
 from kinetod.link import LinkServer
 from kinetod.registry import Registry
 from kinetod.rpc.diagnose import Diagnoser
@@ -162,6 +163,7 @@ async def start_host(
     captures = CaptureManager(settings, registry, store, services, keeping)
     gate = access.gate(captures.thing, no_such_capture)
     captures.on_end = gate.note_end
+    looks = FairSlots(2)
     service = SERVICES[kind](
         hub=hub,
         registry=registry,
@@ -174,12 +176,16 @@ async def start_host(
             captures_running=lambda: captures.running,
             state_dir=config.state_dir,
             hostname=folder.name,
+            settings=settings,
+            looks=looks,
         ),
         diagnoser=Diagnoser(registry, attaching=False),
         host_diagnoser=HostDiagnoser(settings, registry, shared.gpus, folder.name),
         gate=gate,
+        settings=settings,
+        looks=looks,
     )
-    rpc = RpcServer(service, access.front, access.folder, access.certificates)
+    rpc = RpcServer(service, access.front, access.folder, access.certificates, access.doorkeeper)
     await rpc.start()
     link.start()
     await rpc.set_serving(True)

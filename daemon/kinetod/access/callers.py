@@ -6,9 +6,10 @@ import grp
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
 
 from kinetod.access.jobs import PROC, jobs_of
 from kinetod.access.kubernetes import KubernetesUsers
@@ -24,6 +25,8 @@ KEEP_JOBS_S = 2.0
 MAX_KEPT = 4096
 _PROCESS_ACTIONS = (Action.SEE_PROCESS, Action.TRACE)
 Auth = Mapping[str, Iterable[bytes]]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,18 @@ class _Names:
     user: str
     group_ids: Mapping[str, int | None]
     until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a connection alone says of a caller. key: what is counted by."""
+
+    key: str
+    who: str
+    admin: bool = False
+    via: Via | str = ""
+    uid: int | None = None
+    address: str = ""
 
 
 class Callers:
@@ -56,8 +71,37 @@ class Callers:
         self._clock = clock
         self._proc = proc
         self._names: dict[int | str, _Names] = {}
+        self._asking: dict[Hashable, asyncio.Task[Any]] = {}
         self._jobs: dict[int, tuple[float, frozenset[str]]] = {}
         settings.subscribe(lambda _config: self._names.clear())
+
+    def standing(self, connection: str, auth: Auth) -> Standing:
+        """Who is at the other end, as far as no database has to be asked; of users by name what was known last."""
+        peer = self._peer_of(connection)
+        if peer is None:
+            return Standing(key="nobody", who="a connection that the daemon does not know")
+        config = self._settings.current
+        if peer.uid is not None:
+            rules, names = local_rules(config), self._names.get(peer.uid)
+            admin = peer.uid in (0, self._own_uid)
+            if names is not None and not admin:
+                gid_of = names.group_ids.get
+                roles = local_roles(
+                    rules, uid=peer.uid, user=names.user, gids=peer.gids, own_uid=self._own_uid, gid_of=gid_of
+                )
+                admin = Role.ADMIN in roles
+            who = f"{names.user} (uid {peer.uid})" if names is not None else f"uid {peer.uid}"
+            return Standing(key=peer.key, who=who, admin=admin, via=peer.via, uid=peer.uid, address=peer.address)
+        name = next((each for each in certificate_names(auth) if each in config.certificates), None)
+        if name is None or peer.via is not Via.TLS:
+            return Standing(key=peer.key, who=f"the address {peer.address}", via=peer.via, address=peer.address)
+        return Standing(
+            key=f"certificate {name}",
+            who=f"the certificate {clean(name, 300)}",
+            admin=Role.ADMIN in config.certificates[name].roles,
+            via=peer.via,
+            address=peer.address,
+        )
 
     async def caller(
         self, connection: str, auth: Auth, action: Action | None, pods: frozenset[str] = frozenset()
@@ -138,15 +182,22 @@ class Callers:
             if len(self._names) >= MAX_KEPT:
                 self._names.clear()
             until = self._clock() + KEEP_NAMES_S
-            names = self._names[user] = await asyncio.to_thread(_look_up, user, groups, until)
+            names = self._names[user] = await self._once(("names", user, groups), _look_up, user, groups, until)
         return names
+
+    async def _once(self, key: Hashable, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What blocks, in a thread; whoever asks the same meanwhile waits for it too: nobody takes all threads."""
+        if (task := self._asking.get(key)) is None:
+            task = self._asking[key] = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
+            task.add_done_callback(lambda _: self._asking.pop(key))
+        return cast("T", await asyncio.shield(task))
 
     async def _jobs_of(self, uid: int) -> frozenset[str]:
         kept = self._jobs.get(uid)
         if kept is None or kept[0] < self._clock():
             if len(self._jobs) >= MAX_KEPT:
                 self._jobs.clear()
-            found = await asyncio.to_thread(jobs_of, uid, self._proc)
+            found = await self._once(("jobs", uid), jobs_of, uid, self._proc)
             kept = self._jobs[uid] = (self._clock() + KEEP_JOBS_S, found)
         return kept[1]
 

@@ -13,24 +13,26 @@ Theory of operation
     One peer cannot keep others out:
     - a connection is not passed on before its first byte; the oldest of a peer's silent ones is closed when it has
       more than MAX_SILENT_PER_PEER, and each after FIRST_BYTE_S. A peer with silent ones can still connect;
-    - a peer has at most `max_per_peer` connections that speak, all peers together MAX_CONNECTIONS;
+    - how many connections a peer has, how fast it makes them and how much it sends is limited (`crowd`);
     - gRPC closes those that do not finish the handshake (see `rpc.server`);
     - neither direction holds more than HIGH_WATER_BYTES: a side that is not read is not read from.
 """
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix
+from kinetod.access.crowd import Crowd
+from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix, with_groups
 from kinetod.access.policy import Via
 from kinetod.config import ListenAddress
 from kinetod.errors import StartError
@@ -41,10 +43,10 @@ log = logging.getLogger(__name__)
 FIRST_BYTE_S = 5.0
 LINGER_S = 10.0
 MAX_SILENT_PER_PEER = 64
-MAX_CONNECTIONS = 4096
+MAX_LOOKED_UP = 256  # connections over loopback whose user is being found out
 HIGH_WATER_BYTES = 1 << 20
-BACKLOG = 1024
-ACCEPT_BUDGET = 64
+BACKLOG = 4096  # the kernel's usual most: a flood is accepted and closed faster than it comes
+ACCEPT_S = 0.001  # at a time: some 40 connections that are closed at once; calls wait for it a few times
 RETRY_ACCEPT_S = 0.2
 PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET = "plain", "tls", "tls-token"  # gRPC's own, in the private folder
 _SOCKETS = (PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET)
@@ -109,16 +111,18 @@ class Front:
         socket_mode: int,
         lets_in: Callable[[Peer], bool],
         max_per_peer: Callable[[], int],
+        is_admin: Callable[[Peer], bool],
     ) -> None:
-        """lets_in: whether a local peer may connect at all."""
+        """lets_in: whether a local peer may connect at all; is_admin: it is never kept out by limits."""
         self._doors = list(doors)
         self._folder = folder
         self._socket_mode = socket_mode
         self._lets_in = lets_in
-        self._max_per_peer = max_per_peer
+        self.crowd = Crowd(max_per_peer=max_per_peer, is_admin=is_admin)
         self._listeners: list[_Listener] = []
-        self._peers: dict[str, Peer] = {}
-        self._speaking: collections.Counter[str] = collections.Counter()
+        self._named: dict[str, _Client] = {}
+        self._lookups = ThreadPoolExecutor(1, "peers")
+        self._looked_up = 0
         self._silent: dict[str, dict[_Client, None]] = {}  # by peer, oldest first
         self._open: set[_Client] = set()
 
@@ -147,7 +151,13 @@ class Front:
 
     def peer(self, name: str) -> Peer | None:
         """Who is behind a connection that gRPC shows as `name`."""
-        return self._peers.get(name)
+        client = self._named.get(name)
+        return client.peer if client is not None else None
+
+    def hold(self, name: str, seconds: float) -> None:
+        """Reads nothing of the peer that gRPC shows as `name` for so long."""
+        if (client := self._named.get(name)) is not None:
+            self.crowd.hold(client, seconds)
 
     def stop_accepting(self) -> None:
         """No new connections."""
@@ -164,6 +174,7 @@ class Front:
         self.stop_accepting()
         for client in list(self._open):
             client.end()
+        self._lookups.shutdown(wait=False)
 
     # connections
 
@@ -171,16 +182,23 @@ class Front:
         if door.address.path is not None:
             try:
                 peer = of_unix(sock)
+                if not self.crowd.may_open(peer):
+                    sock.close()
+                    return
+                peer = with_groups(peer, sock)
             except (OSError, Unidentified) as exc:
                 log.warning("a connection to %s was refused: %s", door.address, exc)
                 sock.close()
                 return
             self._admit(sock, door, peer)
+        elif self._looked_up >= MAX_LOOKED_UP:
+            sock.close()
         else:
             task = asyncio.create_task(self._accept_tcp(sock, door))
             task.add_done_callback(_log_failure)
 
     async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
+        self._looked_up += 1
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             near, far = sock.getsockname()[:2], sock.getpeername()[:2]
@@ -189,18 +207,24 @@ class Front:
             elif door.tls:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
-                peer = await asyncio.to_thread(of_loopback, near, far)
+                peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
         except (OSError, Unidentified) as exc:
             log.warning("a connection to %s was refused: %s", door.address, exc)
             sock.close()
             return
-        self._admit(sock, door, peer)
+        finally:
+            self._looked_up -= 1
+        if self.crowd.may_open(peer):
+            self._admit(sock, door, peer)
+        else:
+            sock.close()
 
     def _admit(self, sock: socket.socket, door: Door, peer: Peer) -> None:
-        if len(self._open) >= MAX_CONNECTIONS or (peer.uid is not None and not self._lets_in(peer)):
+        if peer.uid is not None and not self._lets_in(peer):
             log.warning("a connection of %s was refused", peer.key)
             sock.close()
             return
+        self.crowd.opened(peer)
         silent = self._silent.setdefault(peer.key, {})
         if len(silent) >= MAX_SILENT_PER_PEER:
             next(iter(silent)).end()
@@ -214,13 +238,8 @@ class Front:
     def spoke(self, client: "_Client") -> bool:
         """The first byte has come; whether the connection may go on."""
         self._no_longer_silent(client)
-        key = client.peer.key
-        if self._speaking[key] >= self._max_per_peer():
-            log.warning("a connection of %s was refused: it has %d", key, self._speaking[key])
-            return False
-        self._speaking[key] += 1
-        client.counted = True
-        return True
+        client.counted = self.crowd.may_speak(client)
+        return client.counted
 
     def _no_longer_silent(self, client: "_Client") -> None:
         silent = self._silent.get(client.peer.key, {})
@@ -230,7 +249,7 @@ class Front:
 
     def named(self, client: "_Client", name: str) -> None:
         """gRPC will know the connection by this name."""
-        self._peers[name] = client.peer
+        self._named[name] = client
 
     def ending(self, client: "_Client") -> None:
         """A connection is being closed."""
@@ -238,14 +257,12 @@ class Front:
 
     def ended(self, client: "_Client") -> None:
         """A connection is closed."""
+        if client not in self._open:
+            return
         self._open.discard(client)
         self._no_longer_silent(client)
-        self._peers.pop(client.name, None)
-        if client.counted:
-            client.counted = False
-            self._speaking[client.peer.key] -= 1
-            if not self._speaking[client.peer.key]:
-                del self._speaking[client.peer.key]
+        self._named.pop(client.name, None)
+        self.crowd.closed(client, spoke=client.counted)
 
 
 class _Half(asyncio.Protocol):
@@ -255,6 +272,19 @@ class _Half(asyncio.Protocol):
         self.client = client
         self.transport: asyncio.Transport | None = None
         self.other: _Half | None = None
+        self._paused: set[str] = set()  # for which reasons
+
+    def pause(self, reason: str) -> None:
+        """Reads nothing until no reason is left."""
+        self._paused.add(reason)
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self, reason: str) -> None:
+        """One reason less."""
+        self._paused.discard(reason)
+        if not self._paused and self.transport is not None:
+            self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -263,16 +293,17 @@ class _Half(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.other is not None and self.other.transport is not None:
             self.other.transport.write(data)
+            self.client.passed_on(self, len(data))
         else:
             self.client.first_bytes(data)
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
+        if self.other is not None:
+            self.other.pause("its other end is slow")
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
+        if self.other is not None:
+            self.other.resume("its other end is slow")
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.transport = None
@@ -309,8 +340,7 @@ class _Client:
         if self._ended:
             return
         self._early += data
-        if self._near.transport is not None:
-            self._near.transport.pause_reading()
+        self._near.pause("joining")
         if self.name:
             return
         self._timer.cancel()
@@ -341,7 +371,21 @@ class _Client:
         self._near.other, self._far.other = self._far, self._near
         self._far.transport.write(self._early)
         self._early = b""
-        self._near.transport.resume_reading()
+        self._front.crowd.joined(self)
+        self._near.resume("joining")
+
+    def passed_on(self, half: _Half, size: int) -> None:
+        """So many bytes went from one end to the other."""
+        if half is self._near:
+            self._front.crowd.received(self, size)
+
+    def hold(self) -> None:
+        """Reads nothing of the client."""
+        self._near.pause("held")
+
+    def release(self) -> None:
+        """Reads again."""
+        self._near.resume("held")
 
     def end(self) -> None:
         """Closes both ends once what they have been given is sent, or cannot be within LINGER_S."""
@@ -385,7 +429,8 @@ class _Listener:
         self._loop.add_reader(sock.fileno(), self._acceptable)
 
     def _acceptable(self) -> None:
-        for _ in range(ACCEPT_BUDGET):
+        end = time.monotonic() + ACCEPT_S
+        while time.monotonic() < end:
             try:
                 sock, _address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

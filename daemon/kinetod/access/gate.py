@@ -17,9 +17,11 @@ from typing import Any
 
 from kinetod.access.audit import AuditLog
 from kinetod.access.callers import Auth, Callers
-from kinetod.access.limits import RequestRate
+from kinetod.access.doorkeeper import FLOODS, Doorkeeper
+from kinetod.access.limits import COSTS, RequestRate
 from kinetod.access.policy import CALLS, Action, Caller, Thing, listed, may, may_at_all, needed
 from kinetod.errors import KinetodError, NotIdentified, NotPermitted, Reason
+from kinetod.limits.fair import payer
 
 _CAPTURE_ACTIONS = (Action.SEE_CAPTURE, Action.CHANGE_CAPTURE)
 ThingOf = Callable[[str], Awaitable[Thing | None]]
@@ -40,6 +42,7 @@ class Gate:
         callers: Callers,
         rate: RequestRate,
         audit: AuditLog,
+        doorkeeper: Doorkeeper,
         *,
         thing_of: ThingOf,
         no_such: Callable[[str], KinetodError],
@@ -47,6 +50,7 @@ class Gate:
         self._callers = callers
         self._rate = rate
         self._audit = audit
+        self._doorkeeper = doorkeeper
         self._thing_of = thing_of
         self._no_such = no_such
 
@@ -56,14 +60,20 @@ class Gate:
         try:
             action = CALLS.get(call)
             caller = await self._callers.caller(connection, auth, action, _pods(request))
-            self._rate.take(caller)
+            payer.set(caller.key)
+            self._rate.take(caller.key, caller, COSTS.get(call, 1))
             if caller.refusal is not None:
                 raise caller.refusal
             if action is None:
                 raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule says who")
             await self._decide(caller, action, request)
         except KinetodError as exc:
-            self._refused(call, caller, request, exc)
+            if caller is None:
+                self._doorkeeper.unknown(call, connection, auth)
+            if caller is not None and exc.reason in FLOODS:
+                self._doorkeeper.flooded(call, connection, caller, exc)
+            else:
+                self._refused(call, caller, request, exc)
             raise
         return caller
 

@@ -132,6 +132,27 @@ ACCESS_KEYS: tuple[Key, ...] = (
         reload=True,
     ),
     Key(
+        name="access.max_calls_per_user",
+        field="max_calls_per_user",
+        kind=Count(1, 4096),
+        meaning="calls that one caller may have under way at the same time, health checks and watches included",
+        reload=True,
+    ),
+    Key(
+        name="access.max_watches_per_user",
+        field="max_watches_per_user",
+        kind=Count(1, 1024),
+        meaning="of these, watches of the host (`kinetoctl top`)",
+        reload=True,
+    ),
+    Key(
+        name="access.max_streams_per_user",
+        field="max_streams_per_user",
+        kind=Count(1, 4096),
+        meaning="of these, fetches and checks of stored files",
+        reload=True,
+    ),
+    Key(
         name="access.max_captures_per_user",
         field="max_captures_per_user",
         kind=Count(1),

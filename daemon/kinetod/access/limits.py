@@ -1,7 +1,15 @@
-"""How much a caller may ask for: requests a second, captures at a time, stored bytes. Pure but for the clock."""
+"""How much a caller may ask for: requests a second, things that last, captures at a time, stored bytes. Pure but for
+the clock.
 
+Of whatever there is a limit for all callers together, an eighth more is kept for those who have none of it yet, and
+another eighth for administrators: whoever takes all that is to be had still keeps nobody out.
+"""
+
+import collections
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
 
 from kineto_protos.units import format_size
 
@@ -10,6 +18,18 @@ from kinetod.errors import Exhausted, Reason
 
 BURST_S = 4.0  # so many seconds' worth of requests may come at once
 MAX_CALLERS = 10_000
+RESERVE = 8  # one in so many, see above
+# What a call counts as. These look at many processes, start one, or write to the disk and wait for it.
+COSTS = {
+    "ListProcesses": 2,
+    "WatchHost": 2,
+    "DiagnoseProcess": 4,
+    "DiagnoseHost": 4,
+    "CreateCapture": 2,
+    "PinCapture": 2,
+    "DeleteCapture": 2,
+    "VerifyCapture": 2,
+}
 
 
 class RequestRate:
@@ -20,30 +40,100 @@ class RequestRate:
         self._clock = clock
         self._asked: dict[str, tuple[float, float]] = {}  # requests that the time since has not made good for, and when
 
-    def take(self, caller: Caller) -> None:
-        """Counts a request. Raises Exhausted."""
-        rate, now = self._per_second(), self._clock()
-        asked, at = self._asked.pop(caller.key, (0.0, now))
-        asked = max(0.0, asked - (now - at) * rate)
-        too_many = asked + 1 > max(1.0, rate * BURST_S)
-        self._asked[caller.key] = (asked if too_many else asked + 1, now)
-        if len(self._asked) > MAX_CALLERS:
-            del self._asked[next(iter(self._asked))]  # the one that has asked for nothing for the longest time
-        if too_many:
+    def take(self, key: str, who: object, cost: int = 1) -> None:
+        """Counts a request. who: for the message. Raises Exhausted."""
+        if (late_s := self.late_s(key, cost)) > 0:
             raise Exhausted(
                 Reason.TOO_MANY_REQUESTS,
-                f"{caller} sends more than {rate} requests a second (access.requests_per_second); wait a moment",
-                retry_after_ms=int((asked + 1 - max(1.0, rate * BURST_S)) / rate * 1000) + 1,
+                f"{who} sends more than {self._per_second()} requests a second (access.requests_per_second; one that "
+                f"makes the daemon do much counts as up to {max(COSTS.values())}); wait a moment",
+                retry_after_ms=int(late_s * 1000) + 1,
             )
 
+    def late_s(self, key: str, cost: int = 1) -> float:
+        """Counts a request, 0; or does not, and says how long it is before one will be."""
+        rate, now = self._per_second(), self._clock()
+        asked, at = self._asked.pop(key, (0.0, now))
+        asked = max(0.0, asked - (now - at) * rate)
+        most = max(cost, rate * BURST_S)
+        too_many = asked + cost > most
+        self._asked[key] = (asked if too_many else asked + cost, now)
+        if len(self._asked) > MAX_CALLERS:
+            del self._asked[next(iter(self._asked))]  # the one that has asked for nothing for the longest time
+        return max(1e-6, (asked + cost - most) / rate) if too_many else 0.0
 
-def check_captures(caller: Caller, running: int, most: int) -> None:
-    """Whether one more capture may begin beside the `running` ones of this caller. Raises Exhausted."""
-    if Role.ADMIN not in caller.roles and running >= most:
+
+class Full(Enum):
+    """Which limit keeps a caller from getting one more."""
+
+    OWN = "of one caller"
+    ALL = "of all callers"
+
+
+def full(held: int, used: int, *, own: int, in_all: int, admin: bool) -> Full | None:
+    """Whether somebody who holds so many of the used ones may have one more; None: yes."""
+    reserve = in_all // RESERVE
+    if admin:
+        return None if used < in_all + 2 * reserve else Full.ALL
+    if held >= own:
+        return Full.OWN
+    return None if used < (in_all if held else in_all + reserve) else Full.ALL
+
+
+class Shares:
+    """Who holds how many of something that lasts: calls, watches, streams. The limits are asked each time."""
+
+    def __init__(
+        self, reason: Reason, what: str, setting: str, *, own: Callable[[], int], in_all: Callable[[], int]
+    ) -> None:
+        """what: of which, in the plural; setting: the key of the limit of one caller."""
+        self._reason = reason
+        self._what = what
+        self._setting = setting
+        self._own = own
+        self._in_all = in_all
+        self._held: collections.Counter[str] = collections.Counter()
+
+    @contextlib.contextmanager
+    def one(self, key: str, who: object, *, admin: bool) -> Iterator[None]:
+        """Holds one for the block. Raises Exhausted."""
+        held, used, own, in_all = self._held[key], self._held.total(), self._own(), self._in_all()
+        why = full(held, used, own=own, in_all=in_all, admin=admin)
+        if why is Full.OWN:
+            raise Exhausted(
+                self._reason,
+                f"{who} has {held} {self._what} at a time, as many as one caller may have ({self._setting}); end one "
+                "of them, or wait for its end",
+            )
+        if why is Full.ALL:
+            raise Exhausted(
+                self._reason,
+                f"{used} {self._what} are under way for all callers, of {in_all}; wait a moment. {self._setting} says "
+                "how many one caller may have",
+            )
+        self._held[key] += 1
+        try:
+            yield
+        finally:
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+
+
+def check_captures(caller: Caller, own: int, running: int, *, most_own: int, most: int) -> None:
+    """Whether one more capture may begin. own: those of the running ones that are this caller's. Raises Exhausted."""
+    why = full(own, running, own=most_own, in_all=most, admin=Role.ADMIN in caller.roles)
+    if why is Full.OWN:
         raise Exhausted(
             Reason.TOO_MANY_CAPTURES,
-            f"{running} captures of {caller} are running, as many as one user may have "
+            f"{own} captures of {caller} are running, as many as one user may have "
             "(access.max_captures_per_user); wait for one to end or cancel it",
+        )
+    if why is Full.ALL:
+        raise Exhausted(
+            Reason.TOO_MANY_CAPTURES,
+            f"{running} captures are running, as many as this daemon allows (kinetod --max-captures); wait for one to "
+            "end or cancel it",
         )
 
 

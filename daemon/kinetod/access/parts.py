@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 from kinetod.access.audit import AuditLog
 from kinetod.access.callers import Callers
+from kinetod.access.doorkeeper import Doorkeeper
 from kinetod.access.front import Door, Front, PrivateFolder
 from kinetod.access.gate import Gate, ThingOf
 from kinetod.access.kubernetes import KubernetesUsers
-from kinetod.access.limits import RequestRate
+from kinetod.access.limits import RequestRate, Shares
 from kinetod.access.peers import Peer
 from kinetod.access.tls import Certificates, TlsFiles
 from kinetod.config import Config, ListenAddress, Settings, serves_everybody
-from kinetod.errors import KinetodError
+from kinetod.errors import KinetodError, Reason
 
 log = logging.getLogger(__name__)
+
+MAX_CALLS = 4096  # under way for all callers together; each takes some 20 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,11 @@ class Access:
     certificates: Certificates | None
     callers: Callers
     rate: RequestRate
+    doorkeeper: Doorkeeper
 
     def gate(self, thing_of: ThingOf, no_such: Callable[[str], KinetodError]) -> Gate:
         """What calls pass. thing_of: a capture by its id; no_such: the error for one that is not there."""
-        return Gate(self.callers, self.rate, self.audit, thing_of=thing_of, no_such=no_such)
+        return Gate(self.callers, self.rate, self.audit, self.doorkeeper, thing_of=thing_of, no_such=no_such)
 
 
 async def make_access(
@@ -59,15 +63,28 @@ async def make_access(
         socket_mode=0o666 if everybody else 0o600,
         lets_in=lets_in,
         max_per_peer=lambda: settings.current.max_connections,
+        is_admin=lambda peer: peer.uid in (0, own_uid),
     )
     stack.callback(front.close)
+    callers = Callers(settings, front.peer, kubernetes)
+    rate = RequestRate(lambda: settings.current.requests_per_second)
+    calls = Shares(
+        Reason.TOO_MANY_CALLS,
+        "calls",
+        "access.max_calls_per_user",
+        own=lambda: settings.current.max_calls_per_user,
+        in_all=lambda: MAX_CALLS,
+    )
+    doorkeeper = Doorkeeper(callers, calls, rate, audit, hold=front.hold)
+    stack.callback(doorkeeper.close)
     return Access(
         audit=audit,
         folder=folder,
         front=front,
         certificates=certificates,
-        callers=Callers(settings, front.peer, kubernetes),
-        rate=RequestRate(lambda: settings.current.requests_per_second),
+        callers=callers,
+        rate=rate,
+        doorkeeper=doorkeeper,
     )
 
 

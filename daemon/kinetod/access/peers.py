@@ -16,14 +16,14 @@ import ipaddress
 import socket
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kinetod.access.policy import Via
 
 _UCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Linux 4.13
-_MAX_GROUPS = 65536
+_USUAL_GROUPS, _MAX_GROUPS = 64, 65536
 _ESTABLISHED = "01"
 _LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns of /proc/net/tcp
 PROC = Path("/proc")
@@ -68,20 +68,25 @@ def _known(uid: int) -> int:
 
 
 def of_unix(sock: socket.socket) -> Peer:
-    """The process that connected. Raises OSError, Unidentified."""
+    """The process that connected, with its main group. Raises OSError, Unidentified."""
     pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    gids = frozenset({gid, *_groups(sock)} - {unmapped("gid")})
-    return Peer(via=Via.UNIX, uid=_known(uid), gids=gids, pid=pid or None)
+    return Peer(via=Via.UNIX, uid=_known(uid), gids=frozenset({gid} - {unmapped("gid")}), pid=pid or None)
+
+
+def with_groups(peer: Peer, sock: socket.socket) -> Peer:
+    """The same with its supplementary groups."""
+    return replace(peer, gids=peer.gids | frozenset(_groups(sock)) - {unmapped("gid")})
 
 
 def _groups(sock: socket.socket) -> list[int]:
-    """The supplementary groups. Not those of Python's getsockopt, which takes 256 at most."""
-    groups = array.array("I", bytes(_MAX_GROUPS * array.array("I").itemsize))
-    length = ctypes.c_uint(len(groups) * groups.itemsize)
-    address, _ = groups.buffer_info()
-    if _libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, address, ctypes.byref(length)):
-        return []  # a kernel without it: they are not known, and give no rights
-    return list(groups[: length.value // groups.itemsize])
+    """Not those of Python's getsockopt, which takes 256 at most."""
+    for most in (_USUAL_GROUPS, _MAX_GROUPS):
+        groups = array.array("I", bytes(most * array.array("I").itemsize))
+        length = ctypes.c_uint(len(groups) * groups.itemsize)
+        address, _ = groups.buffer_info()
+        if not _libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, address, ctypes.byref(length)):
+            return list(groups[: length.value // groups.itemsize])
+    return []  # a kernel without it: they are not known, and give no rights
 
 
 def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:

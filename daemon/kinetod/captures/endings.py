@@ -5,7 +5,7 @@ import time
 
 from kineto_protos.units import format_duration, format_size
 
-from kinetod.captures.spool import DiskFull, StoreLost
+from kinetod.captures.spool import DiskFull, ShareUsed, StoreLost
 from kinetod.captures.verdict import Ending, Outcome, worse
 from kinetod.errors import VerdictReason
 from kinetod.identity import Identity, how_it_ended
@@ -21,6 +21,8 @@ def ending_of_disk(exc: DiskFull) -> Ending:
     """Nothing more can be written."""
     if isinstance(exc, StoreLost):
         return Ending(Outcome.PARTIAL, VerdictReason.STORE_IO, str(exc))
+    if isinstance(exc, ShareUsed):
+        return Ending(Outcome.PARTIAL, VerdictReason.QUOTA_EXCEEDED, str(exc))
     return Ending(Outcome.PARTIAL, VerdictReason.DISK_FULL, f"{exc}; free space or delete captures")
 
 

@@ -7,7 +7,7 @@ Theory of operation
     Of an uploaded file each block has a checksum of its own, which the upload worker compares.
 """
 
-import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -20,7 +20,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats import STORED_NAMES
 
 from kinetod.errors import DataLoss, KinetodError, NotFound, OutOfRange, Precondition, Reason, invalid
-from kinetod.store import Store, file_digest, key_of
+from kinetod.store import Store, key_of
 from kinetod.store_guard import open_regular
 from kinetod.upload.queue import stored_path
 from kinetod.upload.reader import RemoteReader
@@ -28,6 +28,7 @@ from kinetod.upload.reader import RemoteReader
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
+CHECKED_BYTES = 8 << 20  # in one turn
 VERIFIED_AGAIN_NS = 3600 * 10**9  # a right checksum is noted so often at most
 
 
@@ -50,7 +51,7 @@ async def fetch(
     if is_here(capture) and not (uploaded and file.damage):
         path = store.target_dir(capture.id, key_of(target)) / STORED_NAMES[file.format]
         try:
-            stream = await asyncio.to_thread(_open, path, file)
+            stream = await store.reading.in_thread(_open, path, file)
         except DataLoss as exc:
             await note_check(store, capture, target, file, exc.metadata["problem"])
             if not uploaded:
@@ -74,15 +75,18 @@ def is_here(capture: pb.Capture) -> bool:
     return not capture.HasField("local_bytes") or capture.local_bytes > 0
 
 
-def check_local(path: Path, file: pb.TraceFile) -> str:
-    """What is wrong with a file, empty: nothing. Blocking; reads all of it."""
+async def check_local(store: Store, path: Path, file: pb.TraceFile) -> str:
+    """What is wrong with a file, empty: nothing. Reads all of it."""
+    digest, done = hashlib.sha256(), 0
     try:
-        size, digest = file_digest(path)
-    except OSError as exc:
-        return f"cannot be read ({exc.strerror})"
-    if size != file.size_bytes:
-        return f"has {size} bytes instead of {file.size_bytes}"
-    return "" if digest == file.sha256 else _wrong_digest(digest, file)
+        stream = await store.reading.in_thread(_open, path, file)
+        with contextlib.closing(stream):
+            while done < file.size_bytes:
+                size = min(CHECKED_BYTES, file.size_bytes - done)
+                done += len(await store.reading.in_thread(_read_at, stream, done, size, digest, file))
+    except DataLoss as exc:
+        return exc.metadata["problem"]
+    return "" if digest.hexdigest() == file.sha256 else _wrong_digest(digest.hexdigest(), file)
 
 
 async def note_check(store: Store, capture: pb.Capture, target: pb.Target, file: pb.TraceFile, problem: str) -> None:
@@ -101,9 +105,12 @@ async def _local(
 ) -> AsyncIterator[pb.TraceChunk]:
     digest = hashlib.sha256()
     try:
-        await asyncio.to_thread(_skip, stream, offset, digest, file)
+        done = 0
+        while done < offset:  # what the caller has already: only its part of the checksum is needed
+            size = min(CHUNK_BYTES, offset - done)
+            done += len(await store.reading.in_thread(_read_at, stream, done, size, digest, file))
         while True:
-            data = await asyncio.to_thread(_read, stream, offset, digest, file)
+            data = await store.reading.in_thread(_read, stream, offset, digest, file)
             if offset + len(data) == file.size_bytes and digest.hexdigest() != file.sha256:
                 raise _damaged(file.name, _wrong_digest(digest.hexdigest(), file))
             yield pb.TraceChunk(offset=offset, data=data)
@@ -182,13 +189,6 @@ def _open(path: Path, file: pb.TraceFile) -> BinaryIO:
         stream.close()
         raise _damaged(path, f"has {size} bytes instead of {file.size_bytes}")
     return stream
-
-
-def _skip(stream: BinaryIO, offset: int, digest: "hashlib._Hash", file: pb.TraceFile) -> None:
-    """What the caller has already: only its part of the checksum is needed."""
-    done = 0
-    while done < offset:
-        done += len(_read_at(stream, done, min(CHUNK_BYTES, offset - done), digest, file))
 
 
 def _read(stream: BinaryIO, offset: int, digest: "hashlib._Hash", file: pb.TraceFile) -> bytes:

@@ -4,7 +4,6 @@ Everything that changes the files of an ended capture goes through here, so that
 not meet at the same capture.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -25,15 +24,15 @@ class Keeping:
 
     def __init__(self, store: Store, retention: Retention, uploader: Uploader, remote: RemoteReader) -> None:
         self._store = store
-        self._retention = retention
+        self.retention = retention
         self._uploader = uploader
         self.remote = remote
 
     def ended(self, capture: pb.Capture) -> None:
         """A capture is stored as a whole."""
         if capture.local_bytes:
-            self._uploader.add(capture.id)
-        self._retention.wake()
+            self._uploader.add(capture.id, capture.owner_uid if capture.HasField("owner_uid") else None)
+        self.retention.wake()
 
     def annotate(self, capture: pb.Capture) -> pb.Capture:
         """The capture with what only the queue of uploads knows."""
@@ -45,7 +44,7 @@ class Keeping:
         await self._store.run(self._store.set_pinned, capture.id, pinned)
         log.info("capture %s is %s", capture.id, "pinned" if pinned else "unpinned")
         if not pinned:
-            self._retention.wake()
+            self.retention.wake()
 
     async def delete(self, capture: pb.Capture, *, keep_uploaded: bool) -> None:
         """Raises Precondition if it is pinned or its uploaded copy cannot be removed."""
@@ -62,7 +61,7 @@ class Keeping:
             await self._store.run(self._store.set_upload, capture.id, None)
         except KinetodError:
             if is_here(capture) and capture.upload.state != pb.UPLOAD_STATE_UPLOADED:
-                self._uploader.add(capture.id)
+                self._uploader.add(capture.id, capture.owner_uid if capture.HasField("owner_uid") else None)
             raise
         await self._store.remove(capture.id)
         log.info("capture %s is deleted%s", capture.id, ", its uploaded copy stays" if keep_uploaded else "")
@@ -78,7 +77,7 @@ class Keeping:
         for target in capture.targets if here else ():
             for file in target.files:
                 path = self._store.capture_dir(capture.id) / "targets" / stored_path(target, file.format)
-                problem = await asyncio.to_thread(check_local, path, file)
+                problem = await check_local(self._store, path, file)
                 await note_check(self._store, capture, target, file, problem)
                 if problem:
                     log.error("capture %s: %s: %s", capture.id, path, problem)

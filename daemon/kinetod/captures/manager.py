@@ -12,16 +12,17 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from kineto_protos.alignment import plan
-from kineto_protos.units import format_size
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import metrics
 from kinetod.access import limits
-from kinetod.access.policy import Action, Caller, Thing, sees_all
+from kinetod.access.policy import Action, Caller, Role, Thing, sees_all
 from kinetod.attaching import Attacher
 from kinetod.captures.alignment import observe
 from kinetod.captures.arming import Arming, not_startable
@@ -35,12 +36,12 @@ from kinetod.captures.running import Running
 from kinetod.captures.saving import Saver
 from kinetod.captures.services import Services
 from kinetod.captures.spec import CaptureRequest, checked_key, checked_spec, request_hash
+from kinetod.captures.store_shares import StoreShares
 from kinetod.captures.target import TargetRun
 from kinetod.captures.verdict import Ending, Outcome, capture_status
 from kinetod.config import Config, Settings
 from kinetod.errors import (
     AlreadyExists,
-    Exhausted,
     KinetodError,
     NotFound,
     Precondition,
@@ -50,7 +51,7 @@ from kinetod.errors import (
     invalid,
 )
 from kinetod.registry import Registry
-from kinetod.store import Store, folder_bytes, key_of, store_error
+from kinetod.store import Store, folder_bytes, key_of
 from kinetod.workers import RAW_KEPT
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class CaptureManager:
         self._services = services
         self._keeping = keeping
         self._saver = Saver(store)
+        self._shares = StoreShares(settings, store, keeping.retention, self._live_bytes)
         self._running: dict[str, Running] = {}
         self._creating = asyncio.Lock()
         self._stopping = False
@@ -107,7 +109,8 @@ class CaptureManager:
                 if before := await self._before(key, digest):
                     return before
                 request = checked_spec(spec, self._config, time.time_ns())
-                await self._check_limits(caller)
+                self._check_count(caller)
+                await self._shares.check(caller, _owner(caller))
                 targets = await resolve(self._registry, self._wanted(request, caller), holds)
             except KinetodError:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
@@ -137,7 +140,7 @@ class CaptureManager:
             targets = still_there(self._registry, request.match, targets)
             host, owner_uid = self._services.host, _owner(caller)
             capture = new_capture(spec, targets, host=host, requested_ns=requested_ns, owner_uid=owner_uid)
-            running = Running(capture)
+            running = Running(capture, unlimited=Role.ADMIN in caller.roles)
             await self._store.run(self._store.insert, capture, key=key.stored, request_hash=digest)
             self._running[capture.id] = running
             running.runs = self._new_runs(running, request, targets)
@@ -187,40 +190,16 @@ class CaptureManager:
     def _check_count(self, caller: Caller) -> None:
         owner = _owner(caller)
         own = sum(running.capture.owner_uid == owner for running in self._running.values())
-        limits.check_captures(caller, own, self._config.max_captures_per_user)
-        if len(self._running) >= self._config.max_captures:
-            raise Exhausted(
-                Reason.TOO_MANY_CAPTURES,
-                f"{len(self._running)} captures are running, as many as this daemon allows (kinetod --max-captures); "
-                "wait for one to end or cancel it",
-            )
+        config = self._config
+        most_own, most = config.max_captures_per_user, config.max_captures
+        limits.check_captures(caller, own, len(self._running), most_own=most_own, most=most)
 
-    async def _check_limits(self, caller: Caller) -> None:
-        self._check_count(caller)
-        if quota_bytes := self._config.quota_per_user_bytes:
-            stored_bytes = await self._store.run(self._store.bytes_of, _owner(caller))
-            limits.check_stored(caller, stored_bytes, quota_bytes)
-        try:
-            free = await asyncio.to_thread(self._store.free_bytes)
-            if free < self._config.min_free_bytes + self._config.start_free_bytes:
-                raise self._low_disk(free)
-            await asyncio.to_thread(self._store.check_writable)
-        except OSError as exc:
-            raise store_error(exc, self._store.state_dir) from exc
-
-    def _low_disk(self, free: int) -> Exhausted:
-        config, path = self._config, self._store.state_dir
-        needed = config.min_free_bytes + config.start_free_bytes
-        return Exhausted(
-            Reason.LOW_DISK,
-            f"only {format_size(free)} are free on the disk of {path}, a new capture needs {format_size(needed)}: "
-            f"{format_size(config.min_free_bytes)} must stay free (store.min_free_bytes), and "
-            f"{format_size(config.start_free_bytes)} are for itself (store.start_free_bytes); "
-            "delete captures or free space",
-            path=str(path),
-            free_bytes=free,
-            needed_bytes=needed,
-        )
+    def _live_bytes(self) -> Mapping[int, int]:
+        """What running captures have written, by user. From any thread."""
+        live = Counter[int]()
+        for running in list(self._running.values()):
+            live[running.capture.owner_uid] += running.live_bytes
+        return live
 
     def _new_runs(self, running: Running, request: CaptureRequest, targets: list[Resolved]) -> list[TargetRun]:
         capture = running.capture
@@ -231,6 +210,7 @@ class CaptureManager:
                 continue
 
             def changed(number: int = number) -> None:
+                running.live_bytes = sum(counts.bytes for each in capture.targets for counts in each.counts)
                 running.watchers.changed(number)
 
             run = TargetRun(
@@ -243,6 +223,7 @@ class CaptureManager:
                 labels=dict(capture.spec.labels),
                 directory=self._store.target_dir(capture.id, key_of(target)),
                 on_change=changed,
+                check_share=partial(self._shares.check_left, capture.owner_uid, admin=running.unlimited),
             )
             run.attach()
             runs.append(run)
@@ -312,6 +293,8 @@ class CaptureManager:
             await self._saver.late(running, saved)
         del self._running[capture.id]
         self._keeping.ended(capture)
+        with contextlib.suppress(KinetodError):  # the next one who asks does it again
+            await self._shares.refresh()
 
     async def recover(self) -> None:
         """Ends what the last daemon left unfinished; decoding goes on in the background."""
@@ -415,9 +398,13 @@ class CaptureManager:
             )
         await self._keeping.delete(await self.get(capture_id), keep_uploaded=keep_uploaded)
 
-    async def pin(self, capture_id: str, *, pinned: bool) -> pb.Capture:
-        """Keeps a capture from retention, or no longer. Raises NotFound."""
-        await self._keeping.pin(await self.get(capture_id), pinned)
+    async def pin(self, capture_id: str, caller: Caller, *, pinned: bool) -> pb.Capture:
+        """Keeps a capture from retention, or no longer. Raises NotFound, Exhausted."""
+        capture = await self.get(capture_id)
+        if pinned and not capture.pinned:
+            owner_uid = capture.owner_uid if capture.HasField("owner_uid") else None
+            await self._shares.check_pin(caller, owner_uid, capture.local_bytes)
+        await self._keeping.pin(capture, pinned)
         if running := self._running.get(capture_id):
             running.capture.pinned = pinned
         return await self.get(capture_id)

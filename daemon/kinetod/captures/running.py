@@ -13,8 +13,10 @@ from kinetod.captures.watch import Watchers
 class Running:
     """What there is of it beside its public state."""
 
-    def __init__(self, capture: pb.Capture) -> None:
+    def __init__(self, capture: pb.Capture, *, unlimited: bool = False) -> None:
         self.capture = capture
+        self.live_bytes = 0  # of records, written so far
+        self.unlimited = unlimited  # an administrator's: held to no share of the store
         self.watchers = Watchers(capture)
         self.runs: list[TargetRun] = []
         self.arming: Arming | None = None  # None: it began at once

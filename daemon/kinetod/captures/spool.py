@@ -34,6 +34,10 @@ class StoreLost(DiskFull):
     """Nothing can be written, for another reason than that the disk is full."""
 
 
+class ShareUsed(DiskFull):
+    """The user may store no more; the text says why."""
+
+
 class TraceLimit(Exception):
     """The target's share of the disk is used up."""
 
@@ -58,12 +62,15 @@ class Spool:
         max_trace_bytes: int,
         min_free_bytes: int,
         free_bytes: Callable[[], int],
+        check_share: Callable[[], None] = lambda: None,
     ) -> None:
+        """check_share: raises ShareUsed."""
         self.directory = directory
         self._buffer_limit_bytes = buffer_limit_bytes
         self._max_trace_bytes = max_trace_bytes
         self._min_free_bytes = min_free_bytes
         self._free_bytes = free_bytes
+        self._check_share = check_share
         self._sources: dict[str, _Source] = {}
 
     def open(self, arena: wire.Arena, fd: int) -> None:
@@ -101,7 +108,9 @@ class Spool:
             raise _translated(exc, self.directory) from exc
 
     def drain(self, *, target_is_dead: bool = False, last: bool = False) -> None:
-        """Copies what is ready now. Raises DiskFull, TraceLimit; `last`: keeps no reserve on the disk."""
+        """Copies what is ready now. Raises DiskFull, TraceLimit, ShareUsed; `last`: keeps no reserve on the disk."""
+        if not last:
+            self._check_share()
         for source in self._sources.values():
             if source.broken:
                 continue

@@ -101,6 +101,7 @@ class TargetRun:
         labels: dict[str, str],
         directory: Path,
         on_change: Callable[[], None],
+        check_share: Callable[[], None] = lambda: None,
     ) -> None:
         self.target = target
         self.garbage: Path | None = None  # to be removed once the verdict is stored
@@ -118,10 +119,8 @@ class TargetRun:
         self._seen = _Seen()
         self._memory = MemoryShare(services.promises, target.pid)
         self._stop: Ending | None = None
-        self._begun = False
-        self._deadline = 0.0
-        self._counts_at = 0.0
-        self._window_noted = False
+        self._deadline = self._counts_at = 0.0
+        self._begun = self._window_noted = False
         self._clock_offset_ns = clock_offset_ns()
         self._spool = Spool(
             directory,
@@ -129,6 +128,7 @@ class TargetRun:
             max_trace_bytes=self._config.max_trace_bytes,
             min_free_bytes=self._config.min_free_bytes,
             free_bytes=services.free_bytes,
+            check_share=check_share,
         )
 
     # called by the link

@@ -1,7 +1,7 @@
 """The services that gRPC brings along, health and reflection: what they cannot answer is refused as by our own.
 
 gRPC itself would answer UNKNOWN and write a traceback for each such call, which anybody may make as often as they like.
-They take any caller (docs/access.md), so no gate is asked and nothing is audited.
+They take any caller (docs/access.md), so no gate is asked; the doorkeeper counts them.
 """
 
 import inspect

@@ -8,18 +8,20 @@ from grpc_reflection.v1alpha import reflection
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import add_ProfilerServicer_to_server
 
+from kinetod.access.doorkeeper import Doorkeeper
 from kinetod.access.front import PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET, Front, PrivateFolder
 from kinetod.access.tls import Certificates
 from kinetod.errors import StartError
 from kinetod.rpc.bundled import Bundled
+from kinetod.rpc.entrance import Entrance
 from kinetod.rpc.requests import Tolerant
 from kinetod.rpc.service import ProfilerService
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Profiler"].full_name
-MAX_CONCURRENT_CALLS = 1024
 MAX_REQUEST_BYTES = 1 << 20  # the largest request that makes sense has 4096 pids and 64 labels
 HANDSHAKE_MS = 10_000  # TLS and HTTP/2, from the first byte on
-MAX_STREAMS = 128  # calls at a time on one connection
+MAX_PENDING = 1 << 15
+MAX_STREAMS = 64  # calls at a time on one connection; clients wait beyond it
 # Who calls is found out when a connection is made. After this time it is made anew, so that a certificate that has
 # expired, or whose authority was taken away, does not count for good.
 MAX_CONNECTION_AGE_MS = 3_600_000
@@ -30,6 +32,10 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # Calls that wait to be looked at, of all callers: beyond the first number gRPC cancels some at random, whoever's
+    # they are (1000 by default, which one user's connections have). Connections and streams bound them.
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
 )
 
 
@@ -37,7 +43,12 @@ class RpcServer:
     """Serves until `stop`. Not serving is the health until `set_serving`. Clients come through the front."""
 
     def __init__(
-        self, service: ProfilerService, front: Front, folder: PrivateFolder, certificates: Certificates | None
+        self,
+        service: ProfilerService,
+        front: Front,
+        folder: PrivateFolder,
+        certificates: Certificates | None,
+        doorkeeper: Doorkeeper,
     ) -> None:
         self.serving = False
         self._front = front
@@ -46,8 +57,7 @@ class RpcServer:
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=_OPTIONS,
-            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
-            interceptors=(Tolerant(), Bundled(SERVICE_NAME)),
+            interceptors=(Entrance(doorkeeper, SERVICE_NAME), Tolerant(), Bundled(SERVICE_NAME)),
         )
         # The generated and bundled helpers carry no types.
         add_ProfilerServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]

@@ -1,24 +1,29 @@
 """The Profiler service: each method translates one call to the daemon's parts."""
 
-import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerServicer
 
 from kinetod.access.gate import Gate
-from kinetod.access.policy import Caller
+from kinetod.access.limits import Shares
+from kinetod.access.policy import Caller, Role
 from kinetod.agents import AgentHub
 from kinetod.captures.manager import CaptureManager
+from kinetod.config import Settings
+from kinetod.errors import Reason
 from kinetod.host import HostInfo
+from kinetod.limits.fair import FairSlots
 from kinetod.registry import Registry, checked_selector
 from kinetod.rpc.diagnose import Diagnoser
 from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.status import Context, streaming, unary
 from kinetod.rpc.watch_host import HostWatcher
 
+MAX_STREAMS = 256  # of stored files, of all callers: each holds a chunk of 1 MiB or two
 Handler = Callable[["ProfilerService", pb.GetClockRequest, Context], Awaitable[pb.Clock]]
 
 
@@ -50,7 +55,10 @@ class ProfilerService(ProfilerServicer):
         diagnoser: Diagnoser,
         host_diagnoser: HostDiagnoser,
         gate: Gate,
+        settings: Settings,
+        looks: FairSlots,
     ) -> None:
+        """looks: turns at looking at processes and folders."""
         self.gate = gate
         self._hub = hub
         self._registry = registry
@@ -59,12 +67,25 @@ class ProfilerService(ProfilerServicer):
         self._watcher = watcher
         self._diagnoser = diagnoser
         self._host_diagnoser = host_diagnoser
+        self._looks = looks
+        self._streams = Shares(
+            Reason.TOO_MANY_STREAMS,
+            "fetches and checks of stored files",
+            "access.max_streams_per_user",
+            own=lambda: settings.current.max_streams_per_user,
+            in_all=lambda: MAX_STREAMS,
+        )
+
+    def _stream(self, caller: Caller) -> AbstractContextManager[None]:
+        return self._streams.one(caller.key, caller, admin=Role.ADMIN in caller.roles)
 
     @unary
     async def ListProcesses(self, request: pb.ListProcessesRequest, caller: Caller) -> pb.ListProcessesResponse:
         """Processes with an agent, and those that could have one."""
         match = checked_selector(request.selector)
-        processes = await self._registry.processes(match, caller, include_without_agent=request.include_without_agent)
+        async with self._looks.turn():
+            everything = request.include_without_agent
+            processes = await self._registry.processes(match, caller, include_without_agent=everything)
         return pb.ListProcessesResponse(processes=processes)
 
     @unary
@@ -107,21 +128,23 @@ class ProfilerService(ProfilerServicer):
         return pb.DeleteCaptureResponse()
 
     @streaming
-    async def FetchTrace(self, request: pb.FetchTraceRequest, _caller: Caller) -> AsyncIterator[pb.TraceChunk]:
+    async def FetchTrace(self, request: pb.FetchTraceRequest, caller: Caller) -> AsyncIterator[pb.TraceChunk]:
         """The bytes of one file."""
-        async for chunk in self._captures.fetch(request):
-            yield chunk
+        with self._stream(caller):
+            async for chunk in self._captures.fetch(request):
+                yield chunk
 
     @unary
-    async def PinCapture(self, request: pb.PinCaptureRequest, _caller: Caller) -> pb.Capture:
+    async def PinCapture(self, request: pb.PinCaptureRequest, caller: Caller) -> pb.Capture:
         """Keeps a capture from retention, or no longer."""
-        return await self._captures.pin(request.id, pinned=request.pinned)
+        return await self._captures.pin(request.id, caller, pinned=request.pinned)
 
     @streaming
-    async def VerifyCapture(self, request: pb.VerifyCaptureRequest, _caller: Caller) -> AsyncIterator[pb.FileCheck]:
+    async def VerifyCapture(self, request: pb.VerifyCaptureRequest, caller: Caller) -> AsyncIterator[pb.FileCheck]:
         """Reads every stored file again."""
-        async for check in self._captures.verify(request.id, uploaded=request.uploaded):
-            yield check
+        with self._stream(caller):
+            async for check in self._captures.verify(request.id, uploaded=request.uploaded):
+                yield check
 
     @stamped
     @unary
@@ -133,7 +156,7 @@ class ProfilerService(ProfilerServicer):
     async def GetHost(self, _request: pb.GetHostRequest, _caller: Caller) -> pb.Host:
         """This host."""
         agents, running = len(self._hub), self._captures.running
-        return await asyncio.to_thread(self._host.describe, agents=agents, captures_running=running)
+        return await self._looks.in_thread(self._host.describe, agents=agents, captures_running=running)
 
     @streaming
     async def WatchHost(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
@@ -144,9 +167,11 @@ class ProfilerService(ProfilerServicer):
     @unary
     async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, caller: Caller) -> pb.Diagnosis:
         """Whether and how an agent could get into a process."""
-        return await self._diagnoser.diagnose(request.pid, caller)
+        async with self._looks.turn():
+            return await self._diagnoser.diagnose(request.pid, caller)
 
     @unary
     async def DiagnoseHost(self, _request: pb.DiagnoseHostRequest, caller: Caller) -> pb.HostDiagnosis:
         """What on this host stands in the way of traces."""
-        return await self._host_diagnoser.diagnose(caller)
+        async with self._looks.turn():
+            return await self._host_diagnoser.diagnose(caller)

@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 
 from kinetod import errors, metrics
 from kinetod.access.callers import Auth
+from kinetod.access.doorkeeper import FLOODS
 from kinetod.access.gate import Gate
 from kinetod.access.kubernetes import TOKEN_KEY
 from kinetod.access.policy import Caller
@@ -57,7 +58,8 @@ def _code_of(exc: Exception) -> grpc.StatusCode:
 
 async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
     if isinstance(exc, errors.KinetodError):
-        log.info("%s is refused: %s: %s", method, exc.reason, exc.message)
+        level = logging.DEBUG if exc.reason in FLOODS else logging.INFO  # those the audit log counts
+        log.log(level, "%s is refused: %s: %s", method, exc.reason, exc.message)
         await context.abort_with_status(to_status(exc))
     else:
         log.error("%s failed", method, exc_info=exc)
@@ -66,7 +68,7 @@ async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
     raise AssertionError("abort_with_status returned")
 
 
-def _auth(context: Context) -> Auth:
+def auth_of(context: Context) -> Auth:
     """What the caller has shown: the certificate's properties, and the token."""
     shown: dict[str, Iterable[bytes]] = dict(context.auth_context())
     shown[TOKEN_KEY] = [str(value).encode() for name, value in context.invocation_metadata() or () if name == TOKEN_KEY]
@@ -88,7 +90,7 @@ def unary(
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
         with metrics.call(method.__name__) as call:
             try:
-                caller = await self.gate.admit(method.__name__, context.peer(), _auth(context), request)
+                caller = await self.gate.admit(method.__name__, context.peer(), auth_of(context), request)
                 with self.gate.noted(method.__name__, caller, request) as noted:
                     noted.answer = await method(self, readable(request), caller)
                 return noted.answer  # type: ignore[no-any-return]  # it is what the method answered
@@ -108,7 +110,7 @@ def streaming(
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
         with metrics.call(method.__name__) as call:
             try:
-                caller = await self.gate.admit(method.__name__, context.peer(), _auth(context), request)
+                caller = await self.gate.admit(method.__name__, context.peer(), auth_of(context), request)
                 with self.gate.noted(method.__name__, caller, request):
                     readable(request)
                 async for response in method(self, request, caller):

@@ -14,13 +14,16 @@ import psutil
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
-from kinetod.access.policy import Caller
+from kinetod.access.limits import Shares
+from kinetod.access.policy import Caller, Role
 from kinetod.agents import AgentHub
-from kinetod.errors import Exhausted, Reason, invalid
+from kinetod.config import Settings
+from kinetod.errors import Reason, invalid
 from kinetod.gpus.interface import GpuState, Snapshot
 from kinetod.gpus.reader import GpuReader
 from kinetod.host_sample import HostSample, cpu_shares, sample_host, space_of
 from kinetod.identity import ProcessKey
+from kinetod.limits.fair import FairSlots
 from kinetod.registry import Match, Registry, checked_selector
 
 DEFAULT_INTERVAL_NS = 2 * 10**9
@@ -28,7 +31,7 @@ LEAST_INTERVAL_NS = 500 * 10**6
 MOST_INTERVAL_NS = 3600 * 10**9
 FIRST_S = 0.5  # what the rates of the first sample are over
 GPUS_AGE_S = 0.25  # watchers at about the same time share what was read
-MAX_WATCHERS = 32
+MAX_WATCHERS = 32  # of all callers
 MAX_PROCESSES = 2000  # gRPC clients take 4 MiB unless told otherwise
 MAX_COMMAND_CHARS = 1000
 
@@ -69,25 +72,30 @@ class HostWatcher:
         captures_running: Callable[[], int],
         state_dir: Path,
         hostname: str,
+        settings: Settings,
+        looks: FairSlots,
     ) -> None:
+        """looks: turns at looking at processes."""
         self._hub = hub
         self._registry = registry
         self._gpus = gpus
         self._captures_running = captures_running
         self._state_dir = state_dir
         self._hostname = hostname
-        self._watchers = 0
+        self._looks = looks
+        self._watches = Shares(
+            Reason.TOO_MANY_WATCHERS,
+            "watches of this host",
+            "access.max_watches_per_user",
+            own=lambda: settings.current.max_watches_per_user,
+            in_all=lambda: MAX_WATCHERS,
+        )
 
     async def watch(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
         """Samples without end, with the processes that the caller may see. Raises InvalidRequest, Exhausted."""
         match = checked_selector(request.selector)
         interval_s = _interval_ns(request.interval_ns) / 1e9
-        if self._watchers >= MAX_WATCHERS:
-            raise Exhausted(
-                Reason.TOO_MANY_WATCHERS, f"{MAX_WATCHERS} callers watch this host already; end one of them first"
-            )
-        self._watchers += 1
-        try:
+        with self._watches.one(caller.key, caller, admin=Role.ADMIN in caller.roles):
             before, _ = await self._look(match, caller, request.include_without_agent)
             wait_s = min(interval_s, FIRST_S)
             while True:
@@ -96,10 +104,12 @@ class HostWatcher:
                 now, processes = await self._look(match, caller, request.include_without_agent)
                 yield await self._sample(before, now, processes)
                 before = now
-        finally:
-            self._watchers -= 1
 
     async def _look(self, match: Match, caller: Caller, everything: bool) -> tuple[_Moment, list[pb.Process]]:
+        async with self._looks.turn():
+            return await self._look_now(match, caller, everything)
+
+    async def _look_now(self, match: Match, caller: Caller, everything: bool) -> tuple[_Moment, list[pb.Process]]:
         gpus = await asyncio.to_thread(lambda: self._gpus.read(max_age_s=GPUS_AGE_S))
         processes = await self._processes(match, caller, gpus, everything)
         keys = [ProcessKey(process.pid, process.start_time_ns) for process in processes]

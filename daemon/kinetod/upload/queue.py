@@ -1,4 +1,4 @@
-"""The queue of uploads: what has ended and is not uploaded yet, oldest first, until it is.
+"""The queue of uploads: what has ended and is not uploaded yet, in turns by user, of each the oldest first.
 
 Theory of operation
     What is to be uploaded follows from the store (ended, files here, not uploaded), so the queue needs no file of its
@@ -39,6 +39,7 @@ _MOST_DOUBLINGS = 30
 
 @dataclass(slots=True)
 class _Item:
+    owner_uid: int | None = None
     due: float = 0.0  # by the loop's clock
     failures: int = 0
     url: str = ""
@@ -67,6 +68,8 @@ class Uploader:
         self._jitter = jitter
         self._items: dict[str, _Item] = {}
         self._damaged: dict[str, dict[str, str]] = {}  # files that the record does not know, by capture
+        self._turn = 0
+        self._turns: dict[int | None, int] = {}  # when each user's last upload began
         self._wake = asyncio.Event()
         self._rescan = True
         settings.subscribe(self._reconfigured)
@@ -76,10 +79,10 @@ class Uploader:
         """Whether captures are uploaded at all."""
         return bool(self._settings.current.upload_url)
 
-    def add(self, capture_id: str) -> None:
+    def add(self, capture_id: str, owner_uid: int | None) -> None:
         """A capture has ended."""
         if self.enabled:
-            self._items.setdefault(capture_id, _Item())
+            self._items.setdefault(capture_id, _Item(owner_uid=owner_uid))
             self._changed()
 
     def _reconfigured(self, _config: Config) -> None:
@@ -115,7 +118,7 @@ class Uploader:
         else:
             for holding in await self._store.run(self._store.holdings):
                 if holding.ended_ns and holding.local_bytes != 0 and not holding.uploaded:
-                    self._items.setdefault(holding.id, _Item())
+                    self._items.setdefault(holding.id, _Item(owner_uid=holding.owner_uid))
         metrics.uploads_waiting(len(self._items))
 
     def _start_due(self, now: float) -> float | None:
@@ -124,13 +127,15 @@ class Uploader:
         running = sum(item.task is not None for item in self._items.values())
         if running and self._worker.outdated():
             return None  # the changed settings need another worker: let this one finish
-        waiting = sorted((item.due, each) for each, item in self._items.items() if item.task is None)
-        for due, capture_id in waiting:
-            if running >= config.upload_parallel or not self.enabled:
-                return None
-            if due > now:
-                return due - now
+        while running < config.upload_parallel and self.enabled:
+            waiting = [(item.due, each) for each, item in self._items.items() if item.task is None]
+            due = [(self._turns.get(self._items[each].owner_uid, 0), at, each) for at, each in waiting if at <= now]
+            if not due:
+                return min(waiting)[0] - now if waiting else None
+            _, _, capture_id = min(due)
             item = self._items[capture_id]
+            self._turn += 1
+            self._turns[item.owner_uid] = self._turn
             item.task = asyncio.create_task(self._try(capture_id, item), name=f"upload {capture_id}")
             running += 1
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.config import Config, Settings
-from kinetod.retention import HOLD_AFTER_JUMP_S, Policy, Retention, plan
+from kinetod.retention import HOLD_AFTER_JUMP_S, Policy, Retention, beyond_shares, plan, share_bytes
 from kinetod.store import Holding, Store
 from support.kept import put_capture
 
@@ -44,6 +44,40 @@ def test_without_limits_everything_stays() -> None:
     assert gone([holding(1, age_days=900)]) == []
 
 
+def test_who_takes_most_makes_room_and_nobody_within_their_share_pays() -> None:
+    ada, bob = [holding(number, uid=1) for number in (1, 2)], [holding(number, uid=2) for number in range(3, 9)]
+    assert gone([*ada, *bob], max_bytes=500, share_bytes=250) == [("c3", "bytes"), ("c4", "bytes"), ("c5", "bytes")]
+    (removal, *_) = plan([*ada, *bob], Policy(max_bytes=700, share_bytes=250), NOW_NS)
+    assert removal.reason == (
+        "all captures take 800 bytes, the limit is 700 bytes, and those of uid 2 take most: 600 bytes"
+    )
+
+
+def test_the_newest_capture_of_one_evicts_nothing_of_others_within_their_share() -> None:
+    held = [holding(number, uid=number) for number in range(1, 6)]
+    assert gone(held, max_bytes=400, share_bytes=100) == []
+
+
+def test_pinned_captures_count_for_their_user_and_the_others_of_that_user_go() -> None:
+    pinned = [replace(holding(number, uid=2), pinned=True) for number in (1, 2, 3)]
+    holdings = [holding(0, uid=1), *pinned, holding(4, uid=2), holding(5, uid=1)]
+    assert gone(holdings, max_bytes=500, share_bytes=250) == [("c4", "bytes")]
+    assert gone(holdings, max_bytes=100, share_bytes=250) == [("c4", "bytes")]
+
+
+def test_a_user_has_so_many_captures() -> None:
+    holdings = [holding(number, uid=number % 2, size=0) for number in range(6)]
+    assert gone(holdings, max_captures_per_user=2) == [("c0", "user-count"), ("c1", "user-count")]
+
+
+def test_room_is_made_only_of_what_lies_beyond_shares() -> None:
+    holdings = [holding(1, uid=1), *(holding(number, uid=2) for number in range(2, 6))]
+    found = beyond_shares(holdings, 250, 10_000, is_held=lambda each: each.id == "c2")
+    assert [each.holding.id for each in found] == ["c3", "c4"]
+    found = beyond_shares(holdings, 250, 1, is_held=lambda _: False)
+    assert [each.holding.id for each in found] == ["c2"]
+
+
 def test_old_captures_go() -> None:
     holdings = [holding(1, age_days=9), holding(2, age_days=7.5), holding(3, age_days=6)]
     assert gone(holdings, max_age_ns=7 * DAY_NS) == [("c1", "age"), ("c2", "age")]
@@ -67,7 +101,7 @@ def test_a_user_pays_with_their_own_captures() -> None:
     assert gone(holdings, max_bytes_per_user=200) == [("c2", "user-bytes")]
     (removal,) = plan(holdings, Policy(max_bytes_per_user=200), NOW_NS)
     assert removal.reason == "the captures of uid 2 take 300 bytes, the limit is 200 bytes"
-    assert gone(holdings, max_bytes_per_user=200, max_bytes=200) == [("c1", "bytes"), ("c2", "user-bytes")]
+    assert gone(holdings, max_bytes_per_user=200, max_bytes=200) == [("c2", "user-bytes"), ("c3", "bytes")]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +172,23 @@ def test_what_goes_is_gone_from_disk_and_logged_with_its_reason(store: Store, ca
     assert [folder.name for folder in store.captures_dir.iterdir()] == [new.id]
     (line,) = [record.message for record in caplog.records if "is removed" in record.message]
     assert line == f"capture {old.id} of uid 7 (4 KiB) is removed: it ended 40 days ago, the limit is 30 days"
+
+
+def test_the_first_start_with_shares_removes_nothing_of_a_store_that_one_user_has_filled(store: Store) -> None:
+    for number in range(1, 9):
+        store.set_pinned(put_capture(store, NOW_NS + number, uid=7).id, number % 2 == 0)
+    used = sum(each.local_bytes or 0 for each in store.holdings())
+    assert asyncio.run(retention(store, Clock(), max_store_bytes=used).apply()) == []
+    assert len(left(store)) == 8
+
+
+def test_a_share_is_of_the_store_or_of_the_disk_where_that_is_less(store: Store) -> None:
+    config = Config(listen=(), agent_socket=Path("/s"), state_dir=store.state_dir, max_store_bytes=1000)
+    assert share_bytes(config, 10 << 40) == 250
+    assert share_bytes(config, config.min_free_bytes + 100) == 25
+    assert share_bytes(replace(config, max_store_bytes=0), config.min_free_bytes + 400) == 100
+    assert share_bytes(replace(config, user_share_percent=0), 10 << 40) == 0
+    assert share_bytes(config, 0) == 0
 
 
 def test_of_an_uploaded_capture_the_entry_stays(store: Store) -> None:

@@ -212,7 +212,7 @@ def test_captures_have_owners(store: Store) -> None:
     assert [each.id for each in store.page({}, size=9, before=None, only_uid=1000)] == ["c3", "c1"]
     assert [each.id for each in store.page({}, size=9, before=(3, "c3"), only_uid=1000)] == ["c1"]
     assert store.page({}, size=9, before=None, only_uid=-1) == []
-    assert (store.bytes_of(1000), store.bytes_of(3000)) == (40, 0)
+    assert {use.owner_uid: use.stored_bytes for use in store.uses(False)} == {1000: 40, 2000: 20}
 
 
 def test_old_captures_of_several_users_are_nobodys(tmp_path: Path) -> None:

@@ -112,8 +112,11 @@ def test_what_is_no_regular_file_is_neither_read_nor_waited_for(no_file: Path) -
         open_regular(no_file)
 
 
-def test_it_is_damage_when_a_capture_is_verified(no_file: Path) -> None:
-    assert check_local(no_file, pb.TraceFile(size_bytes=6)).startswith("cannot be read (")
+def test_it_is_damage_when_a_capture_is_verified(no_file: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    found = asyncio.run(check_local(store, no_file, pb.TraceFile(size_bytes=6)))
+    store.close()
+    assert "cannot be read (" in found
 
 
 def test_it_is_damage_when_a_capture_is_uploaded(no_file: Path) -> None:

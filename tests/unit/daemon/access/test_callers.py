@@ -119,3 +119,37 @@ def test_other_certificates_are_unknown(name: bytes) -> None:
     with pytest.raises(NotPermitted) as caught:
         who(callers, {"x509_common_name": [name]})
     assert caught.value.reason == "UNKNOWN_CERTIFICATE"
+
+
+def test_however_often_one_user_asks_at_a_time_the_jobs_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def jobs_of(uid: int, _proc: Path) -> frozenset[str]:
+        asked.append(uid)
+        return frozenset({"77"})
+
+    monkeypatch.setattr("kinetod.access.callers.jobs_of", jobs_of)
+
+    async def run() -> set[frozenset[str]]:
+        callers = known(CONFIG, local())
+        found = await asyncio.gather(*(callers.caller(NAME, {}, Action.TRACE) for _ in range(50)))
+        return {each.jobs for each in found}
+
+    assert asyncio.run(run()) == {frozenset({"77"})}
+    assert asked == [ADA]
+
+
+def test_a_connection_alone_says_by_what_calls_are_counted() -> None:
+    callers = known(CONFIG, local())
+    assert (callers.standing(NAME, {}).key, callers.standing(NAME, {}).admin) == (f"uid {ADA}", False)
+    assert known(CONFIG, local(0)).standing(NAME, {}).admin
+    named = replace(CONFIG, admin_users=(str(ADA),))
+    by_name = known(named, local())
+    who(by_name)  # its name is known from now on
+    assert by_name.standing(NAME, {}).admin
+    certificates = replace(CONFIG, certificates={"CN:ops": parse_grant("admin")})
+    tls = known(certificates, Peer(via=Via.TLS, address="192.0.2.7"))
+    found = tls.standing(NAME, {"x509_common_name": [b"ops"]})
+    assert (found.key, found.admin) == ("certificate CN:ops", True)
+    assert tls.standing(NAME, {"x509_common_name": [b"nobody's"]}).key == "192.0.2.7"
+    assert tls.standing("unix:", {}).key == "nobody"

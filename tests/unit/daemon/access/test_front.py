@@ -21,11 +21,25 @@ DEADLINE_S = 10
 class Parts:
     """A front at a socket, and an echo in the place of gRPC that notes who connects."""
 
-    def __init__(self, folder: Path, max_per_peer: int = 100, lets_in: Callable[[Peer], bool] = lambda _: True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_per_peer: int = 100,
+        lets_in: Callable[[Peer], bool] = lambda _: True,
+        *,
+        is_admin: Callable[[Peer], bool] = lambda _: False,
+    ) -> None:
         self.path = folder / "front.sock"
         self.private = PrivateFolder(folder / "private")
         door = Door(address=ListenAddress(path=self.path))
-        self.front = Front([door], self.private, socket_mode=0o600, lets_in=lets_in, max_per_peer=lambda: max_per_peer)
+        self.front = Front(
+            [door],
+            self.private,
+            socket_mode=0o600,
+            lets_in=lets_in,
+            max_per_peer=lambda: max_per_peer,
+            is_admin=is_admin,
+        )
         self.names: list[str] = []
         self.echoing = 0
         self.reading = asyncio.Event()
@@ -120,7 +134,7 @@ def test_who_may_not_connect_is_sent_away(tmp_path: Path) -> None:
 
 def test_a_thousand_silent_connections_keep_nobody_out(tmp_path: Path) -> None:
     async def run() -> None:
-        async with Parts(tmp_path, max_per_peer=2) as parts:
+        async with Parts(tmp_path, is_admin=lambda _: True) as parts:
             silent = [socket.socket(socket.AF_UNIX) for _ in range(1000)]
             for each in silent:
                 each.setblocking(False)
@@ -159,7 +173,7 @@ def test_a_peer_has_so_many_connections_and_gets_another_for_one_that_it_closes(
             assert answer == b""
             async with closing(one, three):
                 pass
-            while parts.front._speaking.total() > 1:
+            while parts.front.crowd.speaking > 1:
                 await asyncio.sleep(0)
             answer, four = await parts.said(b"d")
             assert answer == b"d"

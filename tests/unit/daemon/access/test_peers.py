@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.access.peers import Unidentified, of_loopback, of_unix, unmapped
+from kinetod.access.peers import Unidentified, of_loopback, of_unix, unmapped, with_groups
 from kinetod.access.policy import Via
 
 
 def test_a_unix_peer_is_known_by_its_process_user_and_groups() -> None:
     ours, _theirs = socket.socketpair()
-    peer = of_unix(ours)
+    peer = with_groups(of_unix(ours), ours)
     assert (peer.via, peer.uid, peer.pid) == (Via.UNIX, os.getuid(), os.getpid())
     assert peer.gids == {os.getgid(), *os.getgroups()}
     for each in (ours, _theirs):
@@ -28,7 +28,7 @@ def test_all_groups_of_a_peer_are_known(tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-S", "-c", program], extra_groups=groups):
             accepted, _ = server.accept()
             with accepted:
-                assert of_unix(accepted).gids == {os.getgid(), *groups}
+                assert with_groups(of_unix(accepted), accepted).gids == {os.getgid(), *groups}
 
 
 @pytest.mark.parametrize(

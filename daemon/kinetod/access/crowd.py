@@ -1,0 +1,173 @@
+"""How many connections the peers of the front have, how fast they make them, and who is not read from for a while.
+
+One peer cannot keep others out:
+- it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most
+  `max_per_peer` that speak, and sends at most BYTES_PER_SECOND. An eighth of all connections is kept for peers that
+  have none, one for administrators;
+- what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
+A peer that has a uid is one peer, however many connections it has; without one, each connection is held by itself,
+since a whole cluster may be behind one address.
+"""
+
+import asyncio
+import collections
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kinetod import metrics
+from kinetod.access.limits import RequestRate, full
+from kinetod.access.peers import Peer
+from kinetod.access.tally import Tally
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 4096  # of all peers
+CONNECTIONS_PER_SECOND = 32  # of one user; the burst is four times as many
+ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
+BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
+BURST_BYTES = 16 << 20
+MAX_HOLD_S = 30.0
+
+
+class Held(Protocol):
+    """A connection that can be held."""
+
+    peer: Peer
+    name: str
+
+    def hold(self) -> None:
+        """Reads nothing from it."""
+
+    def release(self) -> None:
+        """Reads again."""
+
+
+class Crowd:
+    """Counts. is_admin: a peer that is never kept out."""
+
+    def __init__(
+        self,
+        *,
+        max_per_peer: Callable[[], int],
+        is_admin: Callable[[Peer], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_per_peer = max_per_peer
+        self._is_admin = is_admin
+        self._clock = clock
+        self._rate = RequestRate(lambda: CONNECTIONS_PER_SECOND, clock)
+        self._address_rate = RequestRate(lambda: ADDRESS_CONNECTIONS_PER_SECOND, clock)
+        self._open: collections.Counter[str] = collections.Counter()
+        self._speaking: collections.Counter[str] = collections.Counter()
+        self._sent: dict[str, tuple[float, float]] = {}  # bytes that the time since has not made good for, and when
+        self._connections: dict[str, set[Held]] = {}  # those that speak, by whom they are held with
+        self._until: dict[str, float] = {}
+        self._tally = Tally(_log)
+
+    @property
+    def speaking(self) -> int:
+        """Connections that have said something."""
+        return self._speaking.total()
+
+    def may_open(self, peer: Peer) -> bool:
+        """Whether this peer may make one more connection."""
+        if self._is_admin(peer):
+            return True
+        rate = self._rate if peer.uid is not None else self._address_rate
+        if rate.late_s(peer.key):
+            self._refused(peer, "CONNECTION_RATE", "it makes too many a second")
+            return False
+        held, used = self._open[peer.key], self._open.total()
+        if full(held, used, own=MAX_CONNECTIONS, in_all=MAX_CONNECTIONS, admin=False) is not None:
+            self._refused(peer, "CONNECTIONS", f"there are {used}")
+            return False
+        return True
+
+    def opened(self, peer: Peer) -> None:
+        """It has made one."""
+        self._open[peer.key] += 1
+
+    def may_speak(self, connection: Held) -> bool:
+        """Whether a connection that has said something may go on; it counts from now on if so."""
+        key, admin = connection.peer.key, self._is_admin(connection.peer)
+        held, used = self._speaking[key], self._speaking.total()
+        if full(held, used, own=self._max_per_peer(), in_all=MAX_CONNECTIONS, admin=admin) is not None:
+            why = f"it has {held} of {self._max_per_peer()} (access.max_connections), all together have {used}"
+            self._refused(connection.peer, "CONNECTIONS", why)
+            return False
+        self._speaking[key] += 1
+        return True
+
+    def closed(self, connection: Held, *, spoke: bool) -> None:
+        """A connection is gone."""
+        _less(self._open, connection.peer.key)
+        if spoke:
+            _less(self._speaking, connection.peer.key)
+        group = self._connections.get(_group(connection), set())
+        group.discard(connection)
+        if not group:
+            self._connections.pop(_group(connection), None)
+
+    def joined(self, connection: Held) -> None:
+        """It is read from from now on, unless its peer is held."""
+        self._connections.setdefault(_group(connection), set()).add(connection)
+        if _group(connection) in self._until:
+            connection.hold()
+
+    def received(self, connection: Held, size: int) -> None:
+        """So many bytes came."""
+        if self._is_admin(connection.peer):
+            return
+        group, now = _group(connection), self._clock()
+        sent, at = self._sent.pop(group, (0.0, now))
+        sent = max(0.0, sent - (now - at) * BYTES_PER_SECOND) + size
+        self._sent[group] = sent, now
+        if len(self._sent) > MAX_CONNECTIONS:
+            del self._sent[next(iter(self._sent))]
+        if sent > BURST_BYTES:
+            text = f"{connection.peer.key} sends too much and is read more slowly"
+            self._tally.note((group, "BYTES"), {"text": text})
+            metrics.limited("BYTES")
+            self.hold(connection, (sent - BURST_BYTES) / BYTES_PER_SECOND)
+
+    def hold(self, connection: Held, seconds: float) -> None:
+        """Reads nothing of this peer for so long, after what it is held for already; at most MAX_HOLD_S."""
+        group, now = _group(connection), self._clock()
+        if self._is_admin(connection.peer):
+            return
+        until = self._until.get(group)
+        self._until[group] = min(now + MAX_HOLD_S, (now if until is None else max(now, until)) + seconds)
+        if until is None:
+            for each in self._connections.get(group, ()):
+                each.hold()
+            asyncio.get_running_loop().call_later(seconds, self._due, group)
+
+    def _due(self, group: str) -> None:
+        left = self._until[group] - self._clock()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self._due, group)
+            return
+        del self._until[group]
+        for each in list(self._connections.get(group, ())):
+            each.release()
+
+    def _refused(self, peer: Peer, limit: str, why: str) -> None:
+        metrics.limited(limit)
+        self._tally.note((peer.key, limit), {"text": f"a connection of {peer.key} was refused: {why}"})
+
+
+def _group(connection: Held) -> str:
+    return connection.peer.key if connection.peer.uid is not None else connection.name
+
+
+def _less(counter: "collections.Counter[str]", key: str) -> None:
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
+
+
+def _log(line: Mapping[str, Any]) -> None:
+    more = f" ({line['count']} more)" if "count" in line else ""
+    log.warning("%s%s", line.get("text", "more connections were refused"), more)

@@ -1,0 +1,150 @@
+"""How many connections peers have, how fast they make them, and who is not read from."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+from kinetod.access import crowd as crowd_module
+from kinetod.access.crowd import BURST_BYTES, CONNECTIONS_PER_SECOND, MAX_HOLD_S, Crowd
+from kinetod.access.peers import Peer
+from kinetod.access.policy import Via
+
+ADA, ROOT = Peer(via=Via.UNIX, uid=1000), Peer(via=Via.UNIX, uid=0)
+FAR = Peer(via=Via.TLS, address="192.0.2.7")
+BURST = 4 * CONNECTIONS_PER_SECOND
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Connection:
+    def __init__(self, peer: Peer, name: str = "") -> None:
+        self.peer, self.name, self.held = peer, name, False
+
+    def hold(self) -> None:
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+
+
+def crowd(clock: Callable[[], float] | None = None, max_per_peer: int = 2) -> Crowd:
+    return Crowd(max_per_peer=lambda: max_per_peer, is_admin=lambda peer: peer.uid == 0, clock=clock or Clock())
+
+
+def in_loop(function: Callable[[], None]) -> None:
+    async def run() -> None:
+        function()
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_connects_too_fast_is_refused_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found = crowd(clock)
+        assert [found.may_open(ADA) for _ in range(BURST + 50)] == [True] * BURST + [False] * 50
+        assert all(found.may_open(FAR) for _ in range(3 * BURST))
+        assert all(found.may_open(ROOT) for _ in range(1000))
+        clock.now += 1
+        assert sum(found.may_open(ADA) for _ in range(100)) == CONNECTIONS_PER_SECOND
+
+    with caplog.at_level(logging.WARNING):
+        in_loop(run)
+    (line,) = [record.message for record in caplog.records]
+    assert line == "a connection of uid 1000 was refused: it makes too many a second"
+
+
+def test_connections_that_speak_are_counted_for_each_peer_until_they_are_closed() -> None:
+    def run() -> None:
+        found = crowd()
+        one, two, three = (Connection(ADA) for _ in range(3))
+        assert [found.may_speak(each) for each in (one, two, three)] == [True, True, False]
+        assert found.may_speak(Connection(FAR))
+        found.closed(one, spoke=True)
+        assert found.may_speak(three)
+
+    in_loop(run)
+
+
+def test_a_peer_without_connections_and_root_get_one_where_there_are_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd_module, "MAX_CONNECTIONS", 8)
+
+    def run() -> None:
+        found = crowd(max_per_peer=100)
+        assert sum(found.may_speak(Connection(ADA)) for _ in range(20)) == 8
+        assert found.may_speak(Connection(FAR))
+        assert not found.may_speak(Connection(Peer(via=Via.UNIX, uid=1001)))
+        assert found.may_speak(Connection(ROOT))
+
+    in_loop(run)
+
+
+def test_all_connections_of_a_user_are_held_also_those_that_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found = crowd(clock)
+        one, two, other = Connection(ADA), Connection(ADA), Connection(ROOT)
+        for each in (one, other):
+            found.joined(each)
+        found.hold(one, 0.5)
+        found.hold(one, 0.5)
+        found.hold(other, 5)
+        found.joined(two)
+        assert (one.held, two.held, other.held) == (True, True, False)
+        clock.now += 0.9
+        found._due("uid 1000")
+        assert one.held
+        clock.now += 0.2
+        found._due("uid 1000")
+        assert (one.held, two.held) == (False, False)
+
+    in_loop(run)
+
+
+def test_nobody_is_held_for_longer_than_the_most() -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found, one = crowd(clock), Connection(ADA)
+        found.joined(one)
+        for _ in range(10_000):
+            found.hold(one, 0.05)
+        clock.now += MAX_HOLD_S
+        found._due("uid 1000")
+        assert not one.held
+
+    in_loop(run)
+
+
+def test_of_those_behind_one_address_only_the_one_who_floods_is_held() -> None:
+    def run() -> None:
+        found, one, two = crowd(), Connection(FAR, "a"), Connection(FAR, "b")
+        for each in (one, two):
+            found.joined(each)
+        found.hold(one, 1)
+        assert (one.held, two.held) == (True, False)
+
+    in_loop(run)
+
+
+def test_who_sends_too_much_is_read_more_slowly() -> None:
+    def run() -> None:
+        found, one, root = crowd(), Connection(ADA), Connection(ROOT)
+        for each in (one, root):
+            found.joined(each)
+            for _ in range(BURST_BYTES >> 20):
+                found.received(each, 1 << 20)
+            assert not each.held
+            found.received(each, 1 << 20)
+        assert (one.held, root.held) == (True, False)
+
+    in_loop(run)
