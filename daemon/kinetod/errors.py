@@ -18,6 +18,7 @@ The classes map to gRPC status codes in `kinetod.rpc.status`; the codes are docu
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 
 class Reason(StrEnum):
@@ -108,6 +109,7 @@ class KinetodError(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.audited: Mapping[str, Any] = {}  # for the audit log alone
         self.metadata: Mapping[str, str] = {name: str(value) for name, value in metadata.items()}
 
 

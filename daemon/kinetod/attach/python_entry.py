@@ -19,8 +19,8 @@ from kinetod.attach.image import PythonImage, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.machine import this_machine
 from kinetod.attach.ptrace import LostError, StoppedThread, in_own_thread
-from kinetod.attach.threads import PendingCallPolicy
 from kinetod.attach.python_code import CODE
+from kinetod.attach.threads import PendingCallPolicy
 
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
 _HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,

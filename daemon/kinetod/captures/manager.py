@@ -243,6 +243,7 @@ class CaptureManager:
                 labels=dict(capture.spec.labels),
                 directory=self._store.target_dir(capture.id, key_of(target)),
                 on_change=changed,
+                approved=resolved.approved,
             )
             run.attach()
             runs.append(run)

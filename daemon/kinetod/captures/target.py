@@ -44,6 +44,7 @@ from kinetod.captures.endings import (
     ending_of_trace_limit,
     exit_status,
 )
+from kinetod.captures.replacing import after_exec
 from kinetod.captures.room import MemoryShare
 from kinetod.captures.services import Services
 from kinetod.captures.spool import DiskFull, Spool, TraceLimit
@@ -56,8 +57,11 @@ from kinetod.captures.verdict import (
     ending_of_result,
     final,
     iterations_not_reached,
+    target_exited,
+    user_profiler_goes_on,
     worse,
 )
+from kinetod.credentials import Credentials
 from kinetod.errors import VerdictReason
 from kinetod.text import clean
 from kinetod.workers import DecodeError
@@ -101,6 +105,7 @@ class TargetRun:
         labels: dict[str, str],
         directory: Path,
         on_change: Callable[[], None],
+        approved: Credentials | None = None,
     ) -> None:
         self.target = target
         self.garbage: Path | None = None  # to be removed once the verdict is stored
@@ -113,6 +118,7 @@ class TargetRun:
         self._formats = tuple(formats)
         self._labels = labels
         self._on_change = on_change
+        self._approved = approved  # what the process was when the capture was allowed
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._seen = _Seen()
@@ -235,6 +241,7 @@ class TargetRun:
             ending = replace(ending, reason=ending.reason + await exit_status(self.agent.identity))
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
+        ending = await after_exec(self._services.whose, self.agent.key, self._approved, ending)
         await self._store(await self._services.conflicts.explained(ending, self.target.process.uid))
 
     async def _take_memory(self) -> None:
@@ -296,9 +303,7 @@ class TargetRun:
             assert self._stop is not None
             return self._stop
         if self._seen.died:
-            when = "during the capture" if self._begun else "before the capture was started"
-            reason = f"process {self.target.pid} ended {when}"
-            return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, reason)
+            return target_exited(self.target.pid, begun=self._begun)
         reason = f"the link to the agent of process {self.target.pid} was lost: {self._seen.gone}"
         return self._stop or Ending(Outcome.PARTIAL, VerdictReason.AGENT_LOST, reason)
 
@@ -322,9 +327,7 @@ class TargetRun:
                 f"{format_duration(self._config.process_deadline_ns)}",
             )
         elif may_wait(self.request) and state < pb.TARGET_STATE_COLLECT:
-            waited = format_duration(self._config.max_duration_ns)
-            reason = f"the own torch.profiler of process {target.pid} did not end within {waited}; trace again after it"
-            self.stop(Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason))
+            self.stop(user_profiler_goes_on(target.pid, self._config.max_duration_ns))
         elif self.request.iterations is not None:
             self.stop(iterations_not_reached(target.pid, self.request, self._config.max_duration_ns))
         else:
