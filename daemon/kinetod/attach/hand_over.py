@@ -8,7 +8,8 @@ Theory of operation
        by a descriptor that was opened for it, or through the thread (ptrace.py). An execve by another of its threads
        makes both fail.
     3. The trampoline goes into its cave, the frame goes below its stack's red zone, then its registers are set to the
-       trampoline, once, and it is let go. Whoever kills us before has changed nothing that matters, after that the thread restores itself.
+       trampoline, once, and it is let go. Whoever kills us before has changed nothing that matters, after that the
+       thread restores itself.
     4. Without a stop: the mailbox is read until the result is there.
     A lock (flock on the target's /proc/PID/stat, held by this process's life at most) keeps a second daemon out: two
     must not write code into the same cave at once.

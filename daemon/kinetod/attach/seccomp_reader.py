@@ -38,8 +38,8 @@ def read_filters(
 ) -> list[Filter]:
     """The filters of the process, oldest first; `seccomp` is what its main thread has.
 
-    approved: what the process must be; None: anything. Raises AttachError: REPLACED if it is not; SECCOMP where they may
-    not be read, TRACED or NOT_PERMITTED where the process may not be stopped, UNSUITABLE, GONE, TIMEOUT.
+    approved: what the process must be; None: anything. Raises AttachError: REPLACED if it is not; SECCOMP where they
+    may not be read, TRACED or NOT_PERMITTED where the process may not be stopped, UNSUITABLE, GONE, TIMEOUT.
     """
     if seccomp.mode != SECCOMP_FILTER:
         return []

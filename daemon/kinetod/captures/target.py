@@ -19,7 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ from kinetod.captures.endings import (
     clock_offset_ns,
     ending_of_disk,
     ending_of_trace_limit,
-    exit_status,
+    with_exit_status,
 )
 from kinetod.captures.replacing import after_exec
 from kinetod.captures.room import MemoryShare
@@ -53,6 +53,7 @@ from kinetod.captures.verdict import (
     Ending,
     Final,
     Outcome,
+    agent_stuck,
     ending_of_rejection,
     ending_of_result,
     final,
@@ -237,12 +238,12 @@ class TargetRun:
             self._seen.gone = self._seen.gone or "it was not connected any more"
         ending = await self._collect()
         ending = after_clock(await self._last_drain(ending), clock_offset_ns() - self._clock_offset_ns)
-        if self._seen.result is None and ending.code == VerdictReason.TARGET_EXITED:
-            ending = replace(ending, reason=ending.reason + await exit_status(self.agent.identity))
+        if self._seen.result is None:
+            ending = await with_exit_status(ending, self.agent.identity)
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
-        ending = await after_exec(self._services.whose, self.agent.key, self._approved, ending)
-        await self._store(await self._services.conflicts.explained(ending, self.target.process.uid))
+        ending = await self._services.conflicts.explained(ending, self.target.process.uid)
+        await self._store(await after_exec(self._services.whose, self.agent.key, self._approved, ending))
 
     async def _take_memory(self) -> None:
         taken = await self._in_thread(self._memory.take, self.request, self.agent.hello.sources)
@@ -331,9 +332,7 @@ class TargetRun:
         elif self.request.iterations is not None:
             self.stop(iterations_not_reached(target.pid, self.request, self._config.max_duration_ns))
         else:
-            name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
-            reason = f"the agent of process {target.pid} did not get out of {name} in time"
-            self.stop(Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason))
+            self.stop(agent_stuck(target.pid, state))
 
     def _give_up(self, outcome: Outcome, code: str, reason: str) -> None:
         """Nothing more is awaited from the agent; should it still live, it may stop too."""

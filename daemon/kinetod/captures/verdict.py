@@ -85,6 +85,13 @@ def user_profiler_goes_on(pid: int, allowed_ns: int) -> Ending:
     return Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason)
 
 
+def agent_stuck(pid: int, state: pb.TargetState) -> Ending:
+    """The agent did not get on."""
+    name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
+    reason = f"the agent of process {pid} did not get out of {name} in time"
+    return Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason)
+
+
 def target_exited(pid: int, *, begun: bool) -> Ending:
     """The process is no more. begun: the capture, or it waited for its start."""
     when = "during the capture" if begun else "before the capture was started"
