@@ -62,6 +62,16 @@ class Request:
         raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
 
 
+    def explained(self, error: AttachError) -> AttachError:
+        """The same error, unless the process has become another one meanwhile, which explains it."""
+        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
+            try:
+                self.check_process()
+            except AttachError as better:
+                return better
+        return error
+
+
 Attempt = Callable[[Request], tuple[Attached, socket.socket]]
 
 
@@ -98,7 +108,8 @@ def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket
         request.check_process()
         attached, channel = attempt(request)
     except AttachError as exc:
-        return {"id": number, "ok": False, "code": exc.code, "reason": exc.reason}, None
+        error = request.explained(exc)
+        return {"id": number, "ok": False, "code": error.code, "reason": error.reason}, None
     except Exception as exc:  # noqa: BLE001  # of this process, which goes on; the daemon logs its standard error
         traceback.print_exc()
         reason = (

@@ -269,12 +269,19 @@ async def _with_agents(
         try:
             agent = await wanted.attacher.attach(target.key, approval)
         except AttachError as exc:
-            return replace(target, problem=_attach_problem(target, exc))
+            return replace(target, problem=_attach_problem(target, await _explained(registry, target, exc)))
         hold(agent)
         add_agent(target.process, agent)
         return replace(target, agent=agent, attached=agent.attached)
 
     return list(await asyncio.gather(*(one(target) for target in targets)))
+
+
+async def _explained(registry: Registry, target: Resolved, error: AttachError) -> AttachError:
+    """The same error, unless the process has become another one meanwhile, which explains it."""
+    found = await registry.whose(target.key) if error.code is AttachCode.FAILED else None
+    difference = target.approved.difference(found) if found is not None and target.approved is not None else ""
+    return replaced(target.key.pid, difference) if difference else error
 
 
 async def _decided_again(

@@ -162,8 +162,7 @@ class TargetRun:
         self._wake.set()
 
     def _agent_state(self, message: wire.State) -> None:
-        state = _STATES.get(message.state)
-        if state is None:
+        if (state := _STATES.get(message.state)) is None:
             self._move_deadline(after_acceptance(self.request, self._config, time.time_ns()))  # its time has not come
         elif state > self.target.state:
             if state == pb.TARGET_STATE_COLLECT:
@@ -487,8 +486,7 @@ class TargetRun:
         self._end(verdict)
 
     def _add_result_to_target(self) -> None:
-        result = self._seen.result
-        if result is None:
+        if (result := self._seen.result) is None:
             return
         self.target.warnings.extend(clean(warning, 500) for warning in result.warnings[:_MAX_WARNINGS])
         self.target.overhead.CopyFrom(overhead_of(result.overhead))
