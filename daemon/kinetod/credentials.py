@@ -96,7 +96,7 @@ def _differences(approved: Credentials, found: Credentials) -> Iterator[str]:
         yield f"its group ids were {_listed(approved.gids)} and are {_listed(found.gids)}"
     if approved.capabilities != found.capabilities:
         yield f"its capabilities were {approved.capabilities:#x} and are {found.capabilities:#x}"
-    if approved.dumpable != found.dumpable:
+    if None not in (approved.dumpable, found.dumpable) and approved.dumpable != found.dumpable:
         yield f"it has become {'dumpable' if found.dumpable else 'undumpable'}"
     for field in fields(Credentials)[4:]:  # those that may be unknown
         before, now = getattr(approved, field.name), getattr(found, field.name)

@@ -18,10 +18,8 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +27,6 @@ from pathlib import Path
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from support import attach_service
-from support.attach_service import SERVICE_UID
 from support.calls_as import OK, CallsAs, plain_python
 from support.daemon import REPOSITORY, Daemon, watch_to_end
 from support.stepped import DAEMON_STEPS, HELPER_STEPS, IN_THE_STOP, SERVICE_STEPS
@@ -52,7 +49,7 @@ exec_when = ctypes.CDLL(library).exec_when
 def own_of_ada():
     end = time.monotonic() + 0.002
     while time.monotonic() < end: pass
-def child():
+def main():
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
     if agent:
         sys.path.insert(0, agent)
@@ -63,7 +60,7 @@ def child():
     while True:
         own_of_ada()
         time.sleep(0.0005)
-child()
+main()
 """
 BOBS = """
 import os, sys, time
@@ -201,9 +198,21 @@ class Race:
         uid = FRONT_END if deployment == WITH_HELPER else None
         self.daemon = _SteppedDaemon(root, ("--config", str(config)), uid=uid, environ=environ)
         root.chmod(0o755)
+        if uid is not None:
+            self._move_sockets(uid)
         self._stack.callback(self.daemon.kill)
         self.daemon.start()
         self._ada = self._stack.enter_context(CallsAs(ADA))
+
+    def _move_sockets(self, uid: int) -> None:
+        """Agents trust a socket of another user's only if its folder lies in /run."""
+        folder = Path(tempfile.mkdtemp(prefix="kineto-race-", dir="/run"))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        os.chown(folder, uid, uid)
+        folder.chmod(0o755)
+        daemon = self.daemon
+        daemon.runtime_dir, daemon.rpc_socket = folder, folder / "kinetod.sock"
+        daemon.agent_socket, daemon.address = folder / "agent.sock", f"unix:{daemon.rpc_socket}"
 
     def __enter__(self) -> Race:
         return self
@@ -240,7 +249,7 @@ class Race:
                 timer.start()
             self._trace(target, outcome)
             outcome.reached = not step or (self._steps is not None and self._steps.reached.is_set())
-            outcome.changed = target.changed.is_set() or (not outcome.reached)
+            outcome.changed = target.changed.is_set()
             if target.changed.is_set():
                 outcome.wrong += [each for each in target.traces_of_us() if not agent]
         if self._steps is not None:

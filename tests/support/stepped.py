@@ -13,7 +13,6 @@ import functools
 import importlib
 import inspect
 import os
-import runpy
 import socket
 import sys
 from typing import Any
@@ -88,7 +87,7 @@ def wrapped(function: Any, step: str, side: str) -> Any:
             if side == BEFORE:
                 hit(step)
             result = function(*args, **kwargs)
-            if side == AFTER and result is not None or function.__name__ in ("__init__", "check", "send"):
+            if (side == AFTER and result is not None) or function.__name__ in ("__init__", "check", "send"):
                 hit(step)
             return result
 
