@@ -61,7 +61,6 @@ class Request:
                 return found
         raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
 
-
     def explained(self, error: AttachError) -> AttachError:
         """The same error, unless the process has become another one meanwhile, which explains it."""
         if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):

@@ -61,7 +61,7 @@ def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
     """Whether the process still is of the user who made the channel."""
     _pid, uid, _gid = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     try:
-        return (proc / str(pid)).stat().st_uid == uid
+        return bool((proc / str(pid)).stat().st_uid == uid)
     except OSError:
         return False
 
