@@ -20,7 +20,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,7 +96,8 @@ class _Steps:
         self._listener.bind(str(path))
         path.chmod(0o666)
         self._listener.listen(64)
-        self.step, self.action = "", lambda: None
+        self.step = ""
+        self.action: Callable[[], None] = self.close
         self.reached = threading.Event()
         threading.Thread(target=self._serve, name="steps", daemon=True).start()
 

@@ -113,7 +113,7 @@ def main() -> None:
     """Runs a module with its steps, and what it starts likewise."""
     module = sys.argv[1]
     sys.argv = [module, *sys.argv[2:]]
-    child = importlib.import_module("kinetod.child")
+    child: Any = importlib.import_module("kinetod.child")
     plain = child.python
     child.python = lambda name, *arguments: (
         (sys.executable, __file__, name, *arguments) if name in STEPS_OF else plain(name, *arguments)

@@ -21,6 +21,7 @@ from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.profilers.scan import Profiler
 from support import attach_service, seccomp_host, subjects
 from support.agent_daemon import Connection
+from support.approvals import approval_of, message_of
 from support.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
 from support.waiting import until
 
@@ -44,7 +45,8 @@ assert ctypes.CDLL(None).prctl(22, 2, ctypes.byref(program), 0, 0) == 0
 ASK = """
 import asyncio, json, sys
 from pathlib import Path
-from kinetod.attach.interface import AttachError
+from kinetod import credentials
+from kinetod.attach.interface import Approval, AttachError
 from kinetod.attach.service.client import HelperService
 from kinetod.identity import ProcessKey, start_time_ns
 async def main(path, pid):
@@ -53,7 +55,7 @@ async def main(path, pid):
     facts = (await service.private_facts([key])).get(key)
     said = {"rank": facts and facts.rank}
     try:
-        attached, channel = await service.attach(key, deadline_s=10)
+        attached, channel = await service.attach(key, Approval(credentials.read(pid), True), deadline_s=10)
         channel.close()
         said["method"] = attached.method
     except AttachError as exc:
@@ -92,7 +94,7 @@ def ask(service: Service, use: Callable[[HelperService], Awaitable[T]]) -> T:
 def refused(service: Service, pid: int) -> AttachError:
     async def use(helper: HelperService) -> AttachError:
         with pytest.raises(AttachError) as caught:
-            await helper.attach(key_of(pid), deadline_s=10)
+            await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
         return caught.value
 
     return ask(service, use)
@@ -120,7 +122,7 @@ def test_a_main_thread_that_sleeps_is_entered_by_a_thread_of_our_own(service: Se
     with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
 
         async def use(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(pid), deadline_s=10)
+            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
             Connection(channel).expect(wire.Hello)
             channel.close()
             return attached.method
@@ -139,7 +141,7 @@ def test_another_user_gets_nothing(service: Service, target: int) -> None:
 
 def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: int) -> None:
     async def use(helper: HelperService) -> socket.socket:
-        _attached, channel = await helper.attach(key_of(target), deadline_s=10)
+        _attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=10)
         return channel
 
     channel = ask(service, use)
@@ -176,7 +178,7 @@ def test_a_process_that_is_another_one_by_now_is_not_touched(service: Service, t
         key = key_of(target)
         other = ProcessKey(key.pid, key.start_time_ns - 10**10)
         with pytest.raises(AttachError) as caught:
-            await helper.attach(other, deadline_s=10)
+            await helper.attach(other, approval_of(target), deadline_s=10)
         assert caught.value.code is AttachCode.GONE
         assert await helper.private_facts([other]) == {}
 
@@ -237,8 +239,8 @@ def raw(service: Service, *packets: bytes) -> messages.Answer | None:
     [
         (b"hello", "REQUEST"),
         (b"KATT\x09\x00{}", "VERSION"),
-        (b"KATT\x01\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
-        (b"KATT\x01\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
+        (b"KATT\x02\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
+        (b"KATT\x02\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
     ],
 )
 def test_what_is_no_request_is_refused_and_the_service_goes_on(service: Service, packet: bytes, code: str) -> None:
@@ -267,7 +269,7 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
     with attach_service.running() as own:
 
         async def use(helper: HelperService) -> AttachCode | str:
-            attach = asyncio.create_task(helper.attach(key_of(target), deadline_s=10))
+            attach = asyncio.create_task(helper.attach(key_of(target), approval_of(target), deadline_s=10))
             killed: set[int] = set()
             while not attach.done():
                 for pid in helper_pids(own) - killed:
@@ -286,7 +288,7 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
         assert psutil.pid_exists(target)
 
         async def again(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(target), deadline_s=10)
+            attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=10)
             channel.close()
             return attached.method
 
@@ -301,7 +303,13 @@ def test_what_is_done_for_a_caller_that_hangs_up_is_given_up(service: Service) -
         target = messages.Target(pid, key.start_time_ns)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.connect(str(service.socket))
-            asked = messages.Attach(target=target, boot_time_ns=BOOT_TIME_NS, deadline_ms=60_000)
+            asked = messages.Attach(
+                target=target,
+                approved=message_of(pid),
+                administrator=True,
+                boot_time_ns=BOOT_TIME_NS,
+                deadline_ms=60_000,
+            )
             sock.send(messages.encode(asked))
         service.logged("given up: the caller hung up")
         assert psutil.pid_exists(pid)
@@ -313,7 +321,7 @@ def test_a_process_with_a_seccomp_filter_is_entered_too(service: Service) -> Non
     with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
 
         async def use(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(pid), deadline_s=10)
+            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
             channel.close()
             return attached.method
 

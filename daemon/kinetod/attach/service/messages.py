@@ -31,6 +31,7 @@ Pid = Annotated[int, msgspec.Meta(gt=0, le=_MAX_PID)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Short = Annotated[str, msgspec.Meta(max_length=128)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Digest = Annotated[str, msgspec.Meta(max_length=64)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -77,7 +78,7 @@ class Approved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dumpable: bool | None
     user_namespace: Large | None
     executable: tuple[Large, Large] | None
-    program: Short
+    program: Digest
 
 
 class Attach(_Message, frozen=True, tag="attach"):
@@ -163,7 +164,7 @@ class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     is_python: bool
     own_user_namespace: bool
     uid: Id | None
-    program: Short
+    program: Digest
 
 
 class Seen(_Message, frozen=True, tag="seen"):
