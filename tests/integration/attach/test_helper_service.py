@@ -1,20 +1,23 @@
 """The attach helper service as systemd starts it, asked by one user about the processes of another."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 import pytest
 from kineto_agent import wire
+from kinetod import credentials
 from kinetod.attach.diagnosis import KnownAgent
-from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.interface import Approval, AttachCode, AttachError
 from kinetod.attach.service import messages
 from kinetod.attach.service.client import HelperService
 from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
@@ -23,10 +26,12 @@ from support import attach_service, seccomp_host, subjects
 from support.agent_daemon import Connection
 from support.approvals import approval_of, message_of
 from support.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
+from support.calls_as import plain_python
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 T = TypeVar("T")
+METHODS = ("pending-call", "native-thread")
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
 SPIN = """
 import threading, time
@@ -160,6 +165,75 @@ def test_roots_processes_outside_of_containers_are_left_alone(service: Service) 
     assert error.code is AttachCode.NOT_PERMITTED
     assert "processes of root outside of containers are left alone" in error.reason
     service.logged("refused ATTACH_NOT_PERMITTED")
+
+
+UNDUMPABLE = f"import ctypes\nctypes.CDLL(None).prctl(4, 0)\n{SPIN}"
+
+
+@contextlib.contextmanager
+def plain_target(uid: int, program: str = SPIN) -> Iterator[int]:
+    """One that its own user may trace, if the program does not change that."""
+    *prefix, python = plain_python(uid)
+    with subjects.python(program, prefix=tuple(prefix), executable=python) as pid:
+        yield pid
+
+
+def asked_for(service: Service, pid: int, *, administrator: bool) -> str:
+    """The method, or why not."""
+
+    async def use(helper: HelperService) -> str:
+        try:
+            attached, channel = await helper.attach(
+                key_of(pid), approval_of(pid, administrator=administrator), deadline_s=10
+            )
+        except AttachError as exc:
+            return exc.reason
+        channel.close()
+        return attached.method
+
+    return ask(service, use)
+
+
+def test_what_its_own_user_could_not_trace_is_entered_for_administrators_only(service: Service, target: int) -> None:
+    assert "it is protected: it has capabilities" in asked_for(service, target, administrator=False)
+    assert asked_for(service, target, administrator=True) in METHODS
+    with plain_target(OWNER_UID, UNDUMPABLE) as pid:
+        assert "it is protected: it is not dumpable" in asked_for(service, pid, administrator=False)
+        assert asked_for(service, pid, administrator=True) in METHODS
+    with plain_target(OWNER_UID) as pid:
+        assert asked_for(service, pid, administrator=False) in METHODS
+
+
+def test_accounts_of_the_hosts_services_are_left_alone_by_default(service: Service) -> None:
+    with plain_target(999) as pid:
+        assert "processes of uid 999 are left alone" in asked_for(service, pid, administrator=True)
+
+
+@pytest.mark.parametrize("uid", [attach_service.SERVICE_UID, CALLER_UID])
+def test_the_helper_enters_none_of_its_siblings(service: Service, uid: int) -> None:
+    with plain_target(uid) as pid:
+        assert f"uid {uid} is" in asked_for(service, pid, administrator=True)
+    service.logged("refused ATTACH_NOT_PERMITTED")
+
+
+def test_its_own_processes_are_left_alone_whatever_the_policy_says() -> None:
+    with attach_service.running() as own:
+        own.policy.write_text(f'callers = [{CALLER_UID}]\nusers = ["*"]\nroot = "always"\nprotected = "always"\n')
+        assert own.process is not None
+        for pid in (own.process.pid, *until(lambda: helper_pids(own), "it has helpers")):
+            assert "the attach helper itself" in asked_for(own, pid, administrator=True)
+
+
+def test_what_the_front_end_has_not_decided_about_is_not_entered(service: Service) -> None:
+    with plain_target(OWNER_UID) as pid:
+
+        async def use(helper: HelperService) -> AttachError:
+            other = replace(credentials.read(pid), uids=(CALLER_UID,) * 4)
+            with pytest.raises(AttachError) as caught:
+                await helper.attach(key_of(pid), Approval(other, True), deadline_s=10)
+            return caught.value
+
+        assert ask(service, use).code is AttachCode.REPLACED
 
 
 def test_a_change_of_the_policy_counts_at_once(target: int) -> None:

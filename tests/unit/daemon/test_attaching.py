@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,6 +228,29 @@ def test_a_channel_of_another_process_is_refused() -> None:
             await parts.attacher.attach(own, approval_of(own.pid))
         assert caught.value.code is AttachCode.FAILED
         assert len(parts.hub) == 0
+
+    run(scenario)
+
+
+def test_a_channel_of_another_user_is_refused() -> None:
+    async def scenario(parts: Parts) -> None:
+        approved = replace(parts.approval().credentials, uids=(12345,) * 4)
+        with pytest.raises(AttachError, match="its channel is one of uid") as caught:
+            await parts.attacher.attach(parts.helper_key(), Approval(approved))
+        assert caught.value.code is AttachCode.REPLACED
+        assert len(parts.hub) == 0
+
+    run(scenario)
+
+
+def test_who_decided_about_another_program_makes_an_attempt_of_its_own() -> None:
+    async def scenario(parts: Parts) -> None:
+        key, approval = parts.helper_key(), parts.approval()
+        other = Approval(replace(approval.credentials, uids=(12345,) * 4))
+        first, second = await asyncio.gather(
+            parts.attacher.attach(key, approval), parts.attacher.attach(key, other), return_exceptions=True
+        )
+        assert isinstance(first, Agent) and isinstance(second, AttachError)
 
     run(scenario)
 
