@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any
 
 PROC = Path("/proc")
 _AUXV_BYTES = 4096  # some 320 are usual
+_STATUS_BYTES = 1 << 16  # 1.5 KiB are usual; the groups of a user may be many
+_STATUS = re.compile(rb"\nUid:\t([\d\t]+)\nGid:\t([\d\t]+)\n(?:.*\n)*?CapPrm:\t([0-9a-f]+)\n")
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100
 _STATX_BYTES, _STATX_INO_OFFSET, _STATX_DEV_OFFSET = 256, 32, 136  # struct statx: stx_ino, stx_dev_major and _minor
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -115,23 +118,20 @@ def read(pid: int, tid: int = 0, proc: Path = PROC) -> Credentials:
     """
     folder = f"{proc}/{pid}/task/{tid}" if tid else f"{proc}/{pid}"
     try:
-        before = program(folder)
-        found = _read(folder)
-        if before != found.program:  # in the middle of an execve
-            found = _read(folder)
-        return found
-    except (OSError, KeyError, ValueError, IndexError) as exc:
+        return _read(folder)
+    except (OSError, ValueError, IndexError) as exc:
         raise ProcessLookupError(f"process {pid} has ended") from exc
 
 
 def _read(folder: str) -> Credentials:
-    with open(f"{folder}/status", "rb") as file:  # noqa: PTH123 - in a hurry
-        lines = dict(line.partition(b":")[::2] for line in file.read().split(b"\n"))
-    uids = tuple(map(int, lines[b"Uid"].split()))
+    ids = _STATUS.search(_content(f"{folder}/status", _STATUS_BYTES))
+    if ids is None:
+        raise ValueError("a status without ids")
+    uids = _four(ids[1].split())
     return Credentials(
         uids=uids,
-        gids=tuple(map(int, lines[b"Gid"].split())),
-        capabilities=int(lines[b"CapPrm"], 16),
+        gids=_four(ids[2].split()),
+        capabilities=int(ids[3], 16),
         dumpable=_dumpable(folder, uids[1]),
         user_namespace=_namespace(folder),
         executable=_executable(f"{folder}/exe"),
@@ -170,11 +170,14 @@ def _executable(path: str) -> tuple[int, int] | None:
 def program(folder: str) -> str:
     """Which program runs there; empty if that may not be seen. folder: /proc/PID."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(f"{folder}/auxv", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            vector = os.read(descriptor, _AUXV_BYTES)
-        finally:
-            os.close(descriptor)
-        if vector:
+        if vector := _content(f"{folder}/auxv", _AUXV_BYTES):
             return hashlib.sha256(vector).hexdigest()[:32]
     return ""
+
+
+def _content(path: str, size: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)

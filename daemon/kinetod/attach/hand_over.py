@@ -166,6 +166,8 @@ class _HandOver:
         collecting = gc.isenabled()
         gc.disable()  # not while the target stands
         try:
+            # Now too: what it takes is at hand in the stop then, which lasts half as long.
+            thread.check(self._image.approved)
             with thread:
                 return self._redirect(thread, work, placed)
         except StuckError:
