@@ -30,6 +30,7 @@ from support import attach_service
 from support.calls_as import OK, CallsAs, plain_python
 from support.daemon import REPOSITORY, Daemon, watch_to_end
 from support.stepped import DAEMON_STEPS, HELPER_STEPS, IN_THE_STOP, SERVICE_STEPS
+from support.waiting import until
 
 ADA, BOB, FRONT_END = 61011, 61012, 64995
 SECRET = b"secret_of_bob"
@@ -83,6 +84,7 @@ class Outcome:
     """What became of one attempt. wrong: what must not happen."""
 
     result: str = ""
+    pid: int = 0
     reached: bool = True  # the step
     changed: bool = False  # bob's program ran
     wrong: list[str] = field(default_factory=list)
@@ -235,6 +237,10 @@ class Race:
         """One trace that ada asks for."""
         outcome = Outcome()
         with self._target(uid, agent=agent) as target:
+            outcome.pid = target.process.pid
+            if step and agent:
+                said = f"agent of process {outcome.pid} (uid {ADA}) has connected"
+                until(lambda: said in self.daemon.log(), said)
             if step:
                 assert self._steps is not None
                 self._steps.reached.clear()
@@ -279,8 +285,9 @@ class Race:
         self._ada.call(self.daemon.address, "DeleteCapture", pb.DeleteCaptureRequest(id=capture_id))
 
     def audited(self) -> list[dict[str, object]]:
-        """The lines of the audit log."""
-        return [json.loads(line) for line in self.audit.read_text().splitlines()]
+        """The lines of the audit log that are whole."""
+        whole = self.audit.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 class _SteppedDaemon(Daemon):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from support.exec_race import BOB, ROOT_DAEMON, WITH_HELPER, Race
 from support.stepped import DAEMON_STEPS, HELPER_STEPS, SERVICE_STEPS
+from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="users are played by root")
 BY_THEMSELVES = ("looked", "introduced", "decided", "made", "collecting", "collected", "storing")
@@ -38,8 +39,12 @@ def test_nor_is_one_whose_agents_connect_by_themselves(race: Race, step: str) ->
 
 
 def test_the_audit_log_names_whose_the_process_was_when_it_was_refused(race: Race) -> None:
-    race.attempt("introduced", agent=True)
-    (line,) = (line for line in race.audited()[-2:] if line["call"] == "CreateCapture")
+    pid = race.attempt("introduced", agent=True).pid
+
+    def written() -> list[dict[str, object]]:
+        return [line for line in race.audited() if line.get("selector") == {"pids": [pid]}]
+
+    (line,) = until(written, "the log has the request")
     assert (line["decision"], line["reason"], line["target_uid"]) == ("denied", "NOT_YOUR_PROCESS", BOB)
 
 
