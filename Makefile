@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -104,6 +104,10 @@ HOSTILE_SECONDS ?= 600
 campaign-access: $(STAMP)
 	$(BIN)/python tests/campaign/access.py
 	$(BIN)/python tests/campaign/hostile.py --seconds $(HOSTILE_SECONDS)
+
+# Ten thousand traces of processes that become another user's meanwhile, at every step and at random; as root: an hour.
+campaign-exec-race: $(STAMP)
+	$(BIN)/python tests/campaign/exec_race.py
 
 # Ten minutes of damaged traces through the loaders.
 campaign-fuzz: $(STAMP)

@@ -189,7 +189,13 @@ class AgentHub:
 
     def introduction(self, connection: Connection) -> "asyncio.Future[Agent]":
         """Done when the agent of an adopted connection has said Hello; fails with AttachError if it never does."""
-        return self._awaited.setdefault(connection, asyncio.get_running_loop().create_future())
+        waiting = self._awaited.setdefault(connection, asyncio.get_running_loop().create_future())
+        agent = self._agents.get(connection.identity.key)
+        if connection.closed:
+            self._awaited.pop(connection).set_exception(_not_introduced(connection, "it hung up"))
+        elif agent is not None and agent.connection is connection:
+            self._introduce(connection, agent)
+        return waiting
 
     def incompatible_version(self, key: ProcessKey) -> int | None:
         """The protocol version of an agent that we cannot talk to, if this process has one."""

@@ -259,6 +259,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     stack.push_async_callback(helpers.stop)
     kubernetes = make_kubernetes(settings, helper, lambda user: store.run(store.number_of, user), stack)
     access = await make_access(settings, stack, kubernetes.users)
+    hub = AgentHub()
+    gpus = GpuReader()
+    stack.push_async_callback(asyncio.to_thread, gpus.close)
+    registry = Registry(hub, privileged=helper, gpus=GpuHolders(gpus), attaching=config.attach, names=kubernetes.names)
     services = Services(
         settings=settings,
         workers=workers,
@@ -267,11 +271,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         host=hostname,
         conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper)),
         device_graphs=DeviceGraphs(helpers.device_graphs),
+        whose=registry.whose,
     )
-    hub = AgentHub()
-    gpus = GpuReader()
-    stack.push_async_callback(asyncio.to_thread, gpus.close)
-    registry = Registry(hub, privileged=helper, gpus=GpuHolders(gpus), attaching=config.attach, names=kubernetes.names)
     # the system's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None

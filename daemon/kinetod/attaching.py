@@ -17,8 +17,9 @@ from kineto_protos.units import format_duration
 
 from kinetod import metrics
 from kinetod.agents import Agent, AgentHub
-from kinetod.attach.interface import AttachCode, Attached, AttachError, Helpers
+from kinetod.attach.interface import Approval, AttachCode, Attached, AttachError, Helpers
 from kinetod.attach.proxies import Proxies
+from kinetod.credentials import Credentials
 from kinetod.identity import ProcessKey, Unidentified, identity_of
 from kinetod.limits.fair import FairSlots
 from kinetod.link import Connection, LinkServer
@@ -78,7 +79,7 @@ class Attacher:
         self._keep_ns = keep_ns
         self._own_pids = own_pids
         self._proxies = proxies or Proxies()
-        self._attempts: dict[ProcessKey, _Attempt] = {}
+        self._attempts: dict[tuple[ProcessKey, Approval], _Attempt] = {}
         self._turns = FairSlots(AT_A_TIME, spare=2)
 
     def configure(self, *, deadline_ns: int, keep_ns: int) -> None:
@@ -86,22 +87,22 @@ class Attacher:
         self._deadline_ns = deadline_ns
         self._keep_ns = keep_ns
 
-    async def attach(self, key: ProcessKey) -> Agent:
+    async def attach(self, key: ProcessKey, approval: Approval) -> Agent:
         """The agent in this process, which may have connected by itself meanwhile. Raises AttachError."""
-        attempt = self._attempts.get(key)
+        attempt = self._attempts.get((key, approval))
         if attempt is None:
-            task = asyncio.create_task(self._attach(key), name=f"attach {key}")
-            attempt = self._attempts[key] = _Attempt(task)
-            task.add_done_callback(lambda done: self._done(key, done))
+            task = asyncio.create_task(self._attach(key, approval), name=f"attach {key}")
+            attempt = self._attempts[key, approval] = _Attempt(task)
+            task.add_done_callback(lambda done: self._done(key, approval, done))
         return await attempt.agent()
 
-    def _done(self, key: ProcessKey, attempt: "asyncio.Task[Agent]") -> None:
-        del self._attempts[key]
+    def _done(self, key: ProcessKey, approval: Approval, attempt: "asyncio.Task[Agent]") -> None:
+        del self._attempts[key, approval]
         if not attempt.cancelled() and (error := attempt.exception()) is not None:  # the caller may be gone
             log.info("process %d: %s", key.pid, error)
             metrics.attach_failed(str(error.code) if isinstance(error, AttachError) else "INTERNAL")
 
-    async def _attach(self, key: ProcessKey) -> Agent:
+    async def _attach(self, key: ProcessKey, approval: Approval) -> Agent:
         if key.pid in (os.getpid(), *self._own_pids(), *self._proxies.pids()):
             raise AttachError(
                 AttachCode.UNSUITABLE,
@@ -109,13 +110,13 @@ class Attacher:
                 "process",
             )
         async with self._turns.turn():
-            return await self._attach_now(key)
+            return await self._attach_now(key, approval)
 
-    async def _attach_now(self, key: ProcessKey) -> Agent:
+    async def _attach_now(self, key: ProcessKey, approval: Approval) -> Agent:
         end = time.monotonic() + self._deadline_ns / 1e9
-        attached, channel = await self._helpers.attach(key, deadline_s=self._deadline_ns / 1e9)
+        attached, channel = await self._helpers.attach(key, approval, deadline_s=self._deadline_ns / 1e9)
         left_s = max(1.0, end - time.monotonic())
-        connection = await self._connect(key, attached, channel, left_s)
+        connection = await self._connect(key, approval.credentials, attached, channel, left_s)
         try:
             async with asyncio.timeout(left_s):
                 agent = await self._hub.introduction(connection)
@@ -132,9 +133,11 @@ class Attacher:
             agent.keep_ns = self._keep_ns
         return agent
 
-    async def _connect(self, key: ProcessKey, attached: Attached, channel: socket.socket, left_s: float) -> Connection:
+    async def _connect(
+        self, key: ProcessKey, approved: Credentials, attached: Attached, channel: socket.socket, left_s: float
+    ) -> Connection:
         if attached.method != COLLECTOR:
-            return self._link.adopt(channel, key, attached, handshake_s=left_s)
+            return self._link.adopt(channel, key, attached, approved, handshake_s=left_s)
         try:
             identity = identity_of(key)
         except Unidentified as exc:
@@ -145,7 +148,7 @@ class Attacher:
         except BaseException:
             identity.close()
             raise
-        return self._link.adopt(link, key, attached, handshake_s=left_s, identity=identity)
+        return self._link.adopt(link, key, attached, approved, handshake_s=left_s, identity=identity)
 
     async def stop(self) -> None:
         """Gives up what is under way."""

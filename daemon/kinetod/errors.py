@@ -18,6 +18,7 @@ The classes map to gRPC status codes in `kinetod.rpc.status`; the codes are docu
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from kineto_trace.visible import one_line
 
@@ -47,6 +48,7 @@ class Reason(StrEnum):
     ATTACH_SECCOMP = "ATTACH_SECCOMP"
     ATTACH_TIMEOUT = "ATTACH_TIMEOUT"
     ATTACH_GONE = "ATTACH_GONE"
+    ATTACH_REPLACED = "ATTACH_REPLACED"
     ATTACH_FAILED = "ATTACH_FAILED"
     AGENT_INCOMPATIBLE = "AGENT_INCOMPATIBLE"
     BUSY = "BUSY"
@@ -86,6 +88,7 @@ class VerdictReason(StrEnum):
     RECORDS_DROPPED = "RECORDS_DROPPED"
     RECORDS_UNREADABLE = "RECORDS_UNREADABLE"
     TARGET_EXITED = "TARGET_EXITED"
+    TARGET_REPLACED = "TARGET_REPLACED"
     NO_MEMORY = "NO_MEMORY"
     MEMORY_SHORT = "MEMORY_SHORT"
     TRACE_LIMIT = "TRACE_LIMIT"
@@ -111,6 +114,7 @@ class KinetodError(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.audited: Mapping[str, Any] = {}  # for the audit log alone
         self.metadata: Mapping[str, str] = {name: str(value) for name, value in metadata.items()}
 
 

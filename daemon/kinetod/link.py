@@ -39,7 +39,8 @@ from typing import Protocol
 from kineto_agent import wire
 
 from kinetod import metrics
-from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach.interface import AttachCode, Attached, AttachError, replaced
+from kinetod.credentials import Credentials
 from kinetod.errors import StartError
 from kinetod.identity import Identity, ProcessKey, Unidentified, identify
 
@@ -362,14 +363,16 @@ class LinkServer:
         sock: socket.socket,
         key: ProcessKey,
         attached: Attached,
+        approved: Credentials,
         *,
         handshake_s: float = HANDSHAKE_S,
         identity: Identity | None = None,
     ) -> Connection:
         """Makes a connection of the channel of an attach, whose other end must be the process `key`'s.
 
-        `identity` is for a channel of our own making (a proxy of the process). Takes the socket over, also when it
-        raises AttachError.
+        approved: whose process that may be; who made the channel is the kernel's word, and an execve has closed its
+        other end. `identity` is for a channel of our own making (a proxy of the process). Takes the socket over, also
+        when it raises AttachError.
         """
         sock.setblocking(False)
         try:
@@ -385,6 +388,10 @@ class LinkServer:
                 f"the channel is not process {key.pid}'s but process {found.pid}'s (uid {found.uid}); nothing was "
                 "traced, try again",
             )
+        if (found.uid, found.gid) != (approved.uid, approved.gid):
+            sock.close()
+            found.close()
+            raise replaced(key.pid, f"its channel is one of uid {found.uid}, gid {found.gid}")
         connection = Connection(
             sock, found, self._handler, self._connections.discard, attached=attached, handshake_s=handshake_s
         )

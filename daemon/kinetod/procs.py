@@ -12,8 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from kinetod import credentials
 from kinetod.access.jobs import job_in, step_in
 from kinetod.containers import Container, Names, container_in, pod_in
+from kinetod.credentials import Credentials
 from kinetod.identity import PROC, ProcessKey, started_ns
 from kinetod.kinship import Family
 from kinetod.process_folder import ProcessFolder
@@ -62,11 +64,16 @@ class ProcessFacts:
     pod: str = ""  # the UID of the Kubernetes pod, likewise
     container: Container | None = None  # likewise, as far as the path tells
     names: Names | None = None  # what Kubernetes calls them
+    credentials: Credentials | None = None  # what a decision about it rests on, compared later
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
-        """The same with what somebody else could read."""
+        """The same with what somebody else could read, unless that was of another program by then."""
+        if private.uid not in (None, self.uid):
+            return self
+        known = self.credentials and replace(self.credentials, program=private.program)
         return replace(
             self,
+            credentials=known,
             gpus=private.gpus,
             rank=private.rank,
             world_size=private.world_size,
@@ -89,36 +96,36 @@ class PrivateFacts:
     job_step: str = ""
     is_python: bool = False  # by its executable
     own_user_namespace: bool = False  # as in a container that its user has started
+    uid: int | None = None  # whose it was then; None: not known
+    program: str = ""  # as Credentials has it
 
 
 def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
     """None if there is no such process (a zombie is none: it can never be traced)."""
     try:
         with ProcessFolder(pid, proc) as folder:
-            return _read_facts(pid, folder)
+            return _read_facts(pid, folder, proc)
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _read_facts(pid: int, folder: ProcessFolder) -> ProcessFacts | None:
+def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | None:
     stat = folder.read("stat")
     name, _, rest = stat[stat.index(b"(") + 1 :].rpartition(b")")  # the name may hold anything
     fields = rest.split()
     if fields[_STAT_STATE] in (b"Z", b"X", b"x"):
         return None
-    status = folder.read("status")
-    real_uid, uid, saved_uid = map(int, _status_field(status, b"Uid")[:3])
     arguments = _command(folder)  # none: a thread of the kernel
     command = arguments or [os.fsdecode(name)]
-    private = _read_private(folder)
+    private, rights = _read_with_rights(pid, folder, proc)
     cgroups = _cgroups(folder)
     job = job_in(cgroups)
-    dumpable = real_uid == uid == saved_uid and _dumpable(folder, uid)
-    capable = uid != 0 and _has_capabilities(status)
+    dumpable = not rights.changes_rights and rights.dumpable is not False
+    capable = rights.uid != 0 and rights.capabilities != 0
     return ProcessFacts(
         key=ProcessKey(pid, started_ns(int(fields[_STAT_START_TIME]))),
-        uid=uid,
-        user=_user_name(real_uid, int(time.monotonic() / KEEP_NAMES_S)),
+        uid=rights.uid,
+        user=_user_name(rights.uids[0], int(time.monotonic() / KEEP_NAMES_S)),
         command=_clipped(command),
         gpus=private.gpus,
         rank=private.rank,
@@ -134,7 +141,18 @@ def _read_facts(pid: int, folder: ProcessFolder) -> ProcessFacts | None:
         job_step=step_in(cgroups) if job is not None else private.job_step,
         pod=pod_in(cgroups),
         container=container_in(cgroups),
+        credentials=rights,
     )
+
+
+def _read_with_rights(pid: int, folder: ProcessFolder, proc: Path) -> tuple[PrivateFacts, Credentials]:
+    """Both of one program, or nothing private. Raises OSError."""
+    before = credentials.program(f"{proc}/{pid}")
+    private = _read_private(folder)
+    rights = credentials.read(pid, proc=proc)
+    if before != rights.program:
+        private = PrivateFacts()
+    return replace(private, uid=rights.uid, program=rights.program), rights
 
 
 def read_all(pids: Iterable[int], proc: Path = PROC) -> list[ProcessFacts]:
@@ -149,7 +167,7 @@ def read_all(pids: Iterable[int], proc: Path = PROC) -> list[ProcessFacts]:
 def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
     """What may not be read is empty."""
     with contextlib.suppress(OSError), ProcessFolder(pid, proc) as folder:
-        return _read_private(folder)
+        return _read_with_rights(pid, folder, proc)[0]
     return PrivateFacts()
 
 
@@ -167,12 +185,6 @@ def _read_private(folder: ProcessFolder) -> PrivateFacts:
         is_python=_runs_python(folder),
         own_user_namespace=_in_own_user_namespace(folder),
     )
-
-
-def _status_field(status: bytes, name: bytes) -> list[bytes]:
-    """Raises ValueError if it is not there."""
-    start = status.index(b"\n" + name + b":") + len(name) + 2
-    return status[start : status.index(b"\n", start)].split()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -198,20 +210,6 @@ def _cgroups(folder: ProcessFolder) -> str:
     with contextlib.suppress(OSError):
         return folder.read("cgroup").decode("utf-8", "replace")
     return ""
-
-
-def _dumpable(folder: ProcessFolder, uid: int) -> bool:
-    """The kernel gives the files of a process that is not to root; the folder's own owner says nothing of it."""
-    with contextlib.suppress(OSError):
-        return folder.owner("environ") == uid
-    return False
-
-
-def _has_capabilities(status: bytes) -> bool:
-    """Also if that cannot be told."""
-    with contextlib.suppress(ValueError, IndexError):
-        return int(_status_field(status, b"CapPrm")[0], 16) != 0
-    return True
 
 
 def _in_own_user_namespace(folder: ProcessFolder) -> bool:

@@ -15,6 +15,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.access.policy import Action, Caller, Thing, may
 from kinetod.agents import Agent, AgentHub
 from kinetod.containers import is_container_id, is_pod_uid
+from kinetod.credentials import REPLACED, Credentials
 from kinetod.errors import check_shown, invalid
 from kinetod.gpus.holders import Held
 from kinetod.helping import Member, leading
@@ -340,8 +341,20 @@ class Registry:
 
     async def candidate(self, pid: int) -> Candidate | None:
         """One process whatever it is; None if there is no such process."""
-        facts = await self._facts([pid])
-        return self._join(facts[0], anything=True) if facts else None
+        return next(iter(await self.candidates([pid])), None)
+
+    async def candidates(self, pids: Iterable[int]) -> list[Candidate]:
+        """Of those that exist, whatever they are, as they are now."""
+        facts = await self._facts(sorted(pids))
+        for each in facts:
+            agent = self._hub.get(each.key)
+            if agent is not None and agent.identity.uid != each.uid:  # what holds its link is not this program
+                agent.connection.close(f"{REPLACED}; it runs as uid {each.uid} now")
+        return [each for each in (self._join(each, anything=True) for each in facts) if each is not None]
+
+    async def whose(self, key: ProcessKey) -> Credentials | None:
+        """What a process is now; None if it has ended."""
+        return next((each.credentials for each in await self._facts([key.pid]) if each.key == key), None)
 
     async def _facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
         """Of those that exist."""
@@ -363,6 +376,8 @@ class Registry:
 
     def _join(self, facts: ProcessFacts, *, anything: bool = False) -> Candidate | None:
         agent = self._hub.get(facts.key)
+        if agent is not None and agent.identity.uid != facts.uid:  # it connected as another user's
+            agent = None
         incompatible = agent is None and self._hub.incompatible_version(facts.key) is not None
         if not (agent or incompatible or facts.is_python or facts.gpus or anything):
             return None

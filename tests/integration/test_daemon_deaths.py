@@ -81,6 +81,15 @@ def test_a_target_that_exits_with_a_result_is_partial(daemon: Daemon) -> None:
     assert len(target.files) == 1
 
 
+def test_a_target_that_executes_another_program_is_partial_and_that_is_said(daemon: Daemon) -> None:
+    with traced(daemon, "collect", "record 100") as (agent, capture_id):
+        agent.tell("execute")
+        target = end_of(daemon, capture_id)
+    assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_REPLACED")
+    assert "the process replaced itself by another program (exec) during the capture" in target.reason
+    assert len(target.files) == 1
+
+
 def test_a_target_that_exits_without_a_word_is_partial_and_its_status_known(daemon: Daemon) -> None:
     with traced(daemon, "collect", "record 100") as (agent, capture_id):
         agent.tell("exit 3")

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from kinetod import credentials
 from kinetod.attach.helpers import COMMAND
 from kinetod.identity import BOOT_TIME_NS, PROC, start_time_ns
 
@@ -49,6 +50,7 @@ class LoneHelper:
             "pid": pid,
             "start_time_ns": start_time_ns(pid, PROC),
             "boot_time_ns": BOOT_TIME_NS,
+            "approved": credentials.read(pid).to_dict(),
             "deadline_s": 10.0,
             "token": time.time_ns(),
         }

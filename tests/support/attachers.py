@@ -11,6 +11,7 @@ from kinetod.attach.interface import AttachError
 from kinetod.identity import PROC, ProcessKey, start_time_ns
 
 from support.agent_daemon import Connection
+from support.approvals import approval_of
 from support.attach_harness import DEADLINE_S, NO_HELLO, Attempt
 
 
@@ -34,7 +35,9 @@ class HelperAttacher:
             return Attempt(outcome="refused", reason=f"it has no start time: {exc.strerror}")
         begin = time.perf_counter_ns()
         try:
-            attached, channel = self._runner.run(self._helpers.attach(key, deadline_s=self._deadline_s))
+            attached, channel = self._runner.run(
+                self._helpers.attach(key, approval_of(pid), deadline_s=self._deadline_s)
+            )
         except AttachError as exc:
             outcome = "failed" if exc.code in ("ATTACH_FAILED",) else "refused"
             return Attempt(outcome=outcome, reason=f"{exc.code}: {exc.reason}".replace(str(pid), "PID"))

@@ -286,6 +286,8 @@ def _main() -> int:
         name, *arguments = shlex.split(line)
         if name == "exit":
             os._exit(int(arguments[0]))
+        if name == "execute":
+            os.execv(sys.executable, [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"])
         if name == "fork":
             _fork(int(sys.argv[2]))
         else:

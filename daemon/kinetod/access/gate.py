@@ -119,9 +119,8 @@ class Gate:
 
     def _refused(self, call: str, caller: Caller | None, request: Any, error: KinetodError) -> None:
         denied = isinstance(error, NotPermitted | NotIdentified)
-        self._audit.write(
-            call, "denied" if denied else "refused", caller, reason=str(error.reason), **what_is_asked(request)
-        )
+        facts = {"reason": str(error.reason), **what_is_asked(request), **error.audited}
+        self._audit.write(call, "denied" if denied else "refused", caller, **facts)
 
 
 def _role_needed(caller: Caller, action: Action) -> NotPermitted:

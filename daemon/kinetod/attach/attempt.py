@@ -43,7 +43,9 @@ PARKED_S = 0.01
 LOOK_EVERY_S = 0.25  # whether the process has been stopped or frozen meanwhile
 _D_STATE_PATIENCE_SHARE = 0.5  # of the time; the other half is for getting in
 # Codes after which no other method is tried: the process is gone or stands still, or the kernel says no.
-_FINAL = frozenset({AttachCode.GONE, AttachCode.NOT_PERMITTED, AttachCode.UNSUITABLE, AttachCode.LIMIT})
+_FINAL = frozenset(
+    {AttachCode.GONE, AttachCode.NOT_PERMITTED, AttachCode.UNSUITABLE, AttachCode.LIMIT, AttachCode.REPLACED}
+)
 
 
 def warm_up() -> None:
@@ -56,7 +58,9 @@ def warm_up() -> None:
 def attach(request: "Request") -> tuple[Attached, socket.socket]:
     """The channel, at whose other end the agent (or the collector) runs. Raises AttachError."""
     pid = request.key.pid
-    image = suitable_image(pid, request.deadline.left_s * _D_STATE_PATIENCE_SHARE)
+    # What it is now is compared in every stop: then the image, whose memory is opened below, is this program's too.
+    approved = request.check_process()
+    image = suitable_image(pid, request.deadline.left_s * _D_STATE_PATIENCE_SHARE, approved)
     request.check_process()  # again: what has been looked at since is this process
     if image.python is None:
         stop, channel = collector.bring_in(image, request.token, request.deadline)
@@ -128,13 +132,14 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
                 handed.append(method)
                 handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
                 patience_s = PATIENCE_S if stop.tid in (0, image.pid) else BYSTANDER_PATIENCE_S
-            if handed and (channel := _patiently(image.pid, bootstrap, min(patience_s, deadline.left_s), handed)):
+            if handed and (channel := _patiently(image, bootstrap, min(patience_s, deadline.left_s), handed)):
                 return Taken(handed_over, stopped_ns, channel)
             standstill.check(image.pid)
         turn_s *= 2
     while handed and not (problem := _problem(handed)):
         last = deadline.passed
-        if channel := await_channel(image.pid, bootstrap.token, Deadline(min(LOOK_EVERY_S, deadline.left_s))):
+        left = Deadline(min(LOOK_EVERY_S, deadline.left_s))
+        if channel := await_channel(image.pid, bootstrap.token, left, image.approved):
             return Taken(handed_over, stopped_ns, channel)
         standstill.check(image.pid)
         if last:
@@ -161,12 +166,14 @@ def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadlin
         ) from exc
 
 
-def _patiently(pid: int, bootstrap: Bootstrap, patience_s: float, handed: Sequence[Method]) -> socket.socket | None:
+def _patiently(
+    image: TargetImage, bootstrap: Bootstrap, patience_s: float, handed: Sequence[Method]
+) -> socket.socket | None:
     """The channel if it appears within that time, less if the main thread is asleep or it will not appear."""
-    end = Deadline(patience_s)
+    pid, end = image.pid, Deadline(patience_s)
     while True:
         before = _asleep_since(pid)
-        channel = await_channel(pid, bootstrap.token, Deadline(min(PARKED_S, end.left_s)))
+        channel = await_channel(pid, bootstrap.token, Deadline(min(PARKED_S, end.left_s)), image.approved)
         if channel is not None or end.passed or _problem(handed) or (before and before == _asleep_since(pid)):
             return channel
 

@@ -8,7 +8,8 @@ Theory of operation
     Nothing announces the memfd, so /proc/PID/fd is looked through again and again, at first every 0.2 ms, later less
     often. New descriptors are looked at each time; all of them, since numbers are used again, every few times.
 
-    What the target gives is believed only if it is such a socket, made by that process.
+    What the target gives is believed only if it is such a socket, made by that process while it was of the user that
+    was approved. Its end in the target is closed by an execve.
 """
 
 import ctypes
@@ -19,7 +20,8 @@ import socket
 import struct
 import time
 
-from kinetod.attach.interface import AttachCode, AttachError, Deadline
+from kinetod.attach.interface import AttachCode, AttachError, Deadline, replaced
+from kinetod.credentials import Credentials
 
 _PIDFD_GETFD = 438  # the same on every machine
 _FIRST_PAUSE_S = 0.0002
@@ -32,17 +34,26 @@ _ENDED = (errno.ESRCH, errno.ENOENT)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def await_channel(pid: int, token: int, deadline: Deadline) -> socket.socket | None:
+def await_channel(
+    pid: int, token: int, deadline: Deadline, approved: Credentials | None = None
+) -> socket.socket | None:
     """Our end of the channel of this bootstrap, a SOCK_SEQPACKET socket; None if the deadline passes first.
 
-    Looks once even if the deadline has passed. Raises AttachError: NOT_PERMITTED, GONE, UNSUPPORTED (the kernel has
-    no pidfd_getfd) or FAILED (what was found is no channel).
+    approved: whose it must be by the kernel's word; None: anybody's. Looks once even if the deadline has passed. Raises
+    AttachError: NOT_PERMITTED, GONE, UNSUPPORTED (the kernel has no pidfd_getfd), REPLACED (another user's) or FAILED
+    (what was found is no channel).
     """
     process = _open_process(pid)
     try:
-        return _await(process, pid, f"/memfd:kineto-{token}-", deadline)
+        channel = _await(process, pid, f"/memfd:kineto-{token}-", deadline)
     finally:
         os.close(process)
+    if channel is not None and approved is not None:
+        _pid, uid, gid = _peer(channel)
+        if (uid, gid) != (approved.uid, approved.gid):
+            channel.close()
+            raise replaced(pid, f"its channel is one of uid {uid}, gid {gid}")
+    return channel
 
 
 def _await(process: int, pid: int, prefix: str, deadline: Deadline) -> socket.socket | None:
@@ -115,12 +126,18 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
         raise AttachError(AttachCode.FAILED, f"process {pid} offers a channel that is no socket: {exc}") from exc
     owner = 0
     if channel.family == socket.AF_UNIX:
-        owner = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+        owner = _peer(channel)[0]
     if channel.type != socket.SOCK_SEQPACKET or owner != pid:
         channel.close()
         reason = f"process {pid} offers a channel that is not its own (made by process {owner})"
         raise AttachError(AttachCode.FAILED, reason)
     return channel
+
+
+def _peer(channel: socket.socket) -> tuple[int, int, int]:
+    """Pid, uid and gid of who made the pair."""
+    pid, uid, gid = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
 
 
 def _translated(exc: OSError, pid: int, what: str) -> AttachError:

@@ -65,7 +65,7 @@ def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop,
     """Starts the collector's thread; gives the channel to it, which the caller owns. Raises AttachError."""
     found = target.symbol_in((f"memfd:{library().name}",), "kc_serve")
     stop = start_thread(target, CODE[this_machine().name], argument(target, token, found[0] if found else 0), deadline)
-    channel = await_channel(target.pid, token, deadline)
+    channel = await_channel(target.pid, token, deadline, target.approved)
     if channel is None:
         raise AttachError(
             AttachCode.TIMEOUT,

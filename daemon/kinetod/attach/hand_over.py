@@ -1,13 +1,18 @@
 """Makes one thread of the target call one function: a single stop, and nothing to undo from outside.
 
 Theory of operation
-    1. Without a stop: facts, the trampoline into a code cave, an address for the region.
-    2. One thread is stopped, its point checked. Bad: it is let go, and it is tried again a little later.
-    3. The frame goes below its stack's red zone, then its registers are set to the trampoline, once, and it is let
-       go. Whoever kills us before has changed nothing that matters, after that the thread restores itself.
+    1. Without a stop: facts, a place for the trampoline in a code cave, an address for the region. Nothing is written:
+       by execve the process may have become another user's.
+    2. One thread is stopped, its point checked. Bad: it is let go, and it is tried again a little later. Good: it is
+       compared with what was approved (user, rights, program). From here on all that is written goes to that memory:
+       by a descriptor that was opened for it, or through the thread (ptrace.py). An execve by another of its threads
+       makes both fail.
+    3. The trampoline goes into its cave, the frame goes below its stack's red zone, then its registers are set to the
+       trampoline, once, and it is let go. Whoever kills us before has changed nothing that matters, after that the
+       thread restores itself.
     4. Without a stop: the mailbox is read until the result is there.
     A lock (flock on the target's /proc/PID/stat, held by this process's life at most) keeps a second daemon out: two
-    must not write code into the same cave at once. The code is compared once more in the stop.
+    must not write code into the same cave at once.
 """
 
 import contextlib
@@ -118,19 +123,15 @@ class _HandOver:
         raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no address was free for one page")
 
     def _place(self) -> tuple[Placed, ...]:
-        """The trampoline first. Written now, where /proc/PID/mem does it; else in the stop."""
+        """The trampoline first. It is written in the stop."""
         placed: list[Placed] = []
         for code in (trampoline.TRAMPOLINE[self._machine.name], *self._plan.codes):
             try:
-                place = trampoline.find_place(self._image, code, placed)
+                placed.append(trampoline.find_place(self._image, code, placed))
             except AttachError:
                 if len(placed) < _CODES_NEEDED:
                     raise
                 break
-            if place.missing and self._image.memory.writes_code:
-                with contextlib.suppress(OSError):  # a kernel may forbid it (proc_mem.force_override)
-                    self._image.memory.write(place.address, code)
-            placed.append(place)
         return tuple(placed)
 
     def _work(self, placed: tuple[Placed, ...]) -> Work:
@@ -173,6 +174,8 @@ class _HandOver:
         collecting = gc.isenabled()
         gc.disable()  # not while the target stands
         try:
+            # Now too: what it takes is at hand in the stop then, which lasts half as long.
+            thread.check(self._image.approved)
             with thread:
                 return self._redirect(thread, work, placed)
         except StuckError:
@@ -201,15 +204,26 @@ class _HandOver:
         resumption = self._machine.resumption(point)
         frame = trampoline.build_frame(self._machine, thread, point, resumption, work, old_mask)
         self._check_stack(point, frame)
+        thread.check(self._image.approved)
         for place in placed:
             if memory.read(place.address, len(place.code)) != place.code:
-                thread.poke(place.address, place.code + bytes(-len(place.code) % 8))
-        memory.write(frame.parameters, frame.data)
+                self._write_code(thread, place)
+        if memory.writes:
+            memory.write(frame.parameters, frame.data)
+        else:
+            thread.write(frame.parameters, frame.data)
         self._machine.redirect(thread, point, placed[0].address, frame.parameters, frame.saved)
         with contextlib.suppress(OSError):  # killed at this moment
             # after: else a death in between would leave them blocked
             thread.set_signal_mask(trampoline.BLOCKED_SIGNALS | old_mask)
         return frame
+
+    def _write_code(self, thread: StoppedThread, place: Placed) -> None:
+        if self._image.memory.writes:
+            with contextlib.suppress(OSError):  # a kernel may forbid it (proc_mem.force_override)
+                self._image.memory.write(place.address, place.code)
+                return
+        thread.poke(place.address, place.code + bytes(-len(place.code) % 8))
 
     def _check_stack(self, point: Point, frame: Frame) -> None:
         mapping = self._image.mapping_at(point.sp - 1)

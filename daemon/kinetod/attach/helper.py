@@ -2,7 +2,7 @@
 
 Theory of operation
     Standard input is a SOCK_SEQPACKET socket. One packet is one request, a JSON object:
-        {"id", "pid", "start_time_ns", "boot_time_ns", "deadline_s", "token"}
+        {"id", "pid", "start_time_ns", "boot_time_ns", "approved", "deadline_s", "token"}
     and one packet its answer:
         {"id", "ok": true, "method", "stopped_ns", "latency_ns"} and the channel's descriptor (SCM_RIGHTS)
         {"id", "ok": false, "code", "reason"}
@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kinetod import credentials
 from kinetod.attach import questions
-from kinetod.attach.interface import AttachCode, Attached, AttachError, Deadline
+from kinetod.attach.interface import AttachCode, Attached, AttachError, Deadline, replaced
+from kinetod.credentials import Credentials
 from kinetod.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
 
 MAX_REQUEST_BYTES = 4096
@@ -40,20 +42,33 @@ _LEFT_AS_THEY_ARE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One attach. The token is the bootstrap's."""
+    """One attach. The token is the bootstrap's; approved: what the process must be, as long as it is touched."""
 
     key: ProcessKey
+    approved: Credentials
     deadline: Deadline
     token: int
     boot_time_ns: int = BOOT_TIME_NS
     received_ns: int = 0  # monotonic
 
-    def check_process(self) -> None:
-        """Raises AttachError if the pid is not that process any more."""
+    def check_process(self) -> Credentials:
+        """What the process is, with all that only we may see. Raises AttachError if it is not what was approved."""
         with contextlib.suppress(OSError):
+            found = credentials.read(self.key.pid)
             if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
-                return
+                if difference := self.approved.difference(found):
+                    raise replaced(self.key.pid, difference)
+                return found
         raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
+
+    def explained(self, error: AttachError) -> AttachError:
+        """The same error, unless the process has become another one meanwhile, which explains it."""
+        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
+            try:
+                self.check_process()
+            except AttachError as better:
+                return better
+        return error
 
 
 Attempt = Callable[[Request], tuple[Attached, socket.socket]]
@@ -65,6 +80,7 @@ def parse(data: bytes) -> tuple[int, Request]:
     try:
         request = Request(
             key=ProcessKey(int(fields["pid"]), int(fields["start_time_ns"])),
+            approved=Credentials.from_dict(fields["approved"]),
             deadline=Deadline(float(fields["deadline_s"])),
             token=int(fields["token"]),
             boot_time_ns=int(fields.get("boot_time_ns", BOOT_TIME_NS)),
@@ -91,7 +107,8 @@ def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket
         request.check_process()
         attached, channel = attempt(request)
     except AttachError as exc:
-        return {"id": number, "ok": False, "code": exc.code, "reason": exc.reason}, None
+        error = request.explained(exc)
+        return {"id": number, "ok": False, "code": error.code, "reason": error.reason}, None
     except Exception as exc:  # noqa: BLE001  # of this process, which goes on; the daemon logs its standard error
         traceback.print_exc()
         reason = (

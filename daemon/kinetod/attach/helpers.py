@@ -26,7 +26,7 @@ from kineto_protos.units import format_duration
 
 from kinetod import child
 from kinetod.attach import standstill
-from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach.interface import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.questions import DEVICE_GRAPHS
 from kinetod.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.link import descriptors
@@ -145,18 +145,20 @@ class AttachHelpers:
         self._idle = list(await asyncio.gather(*(_Helper.start(self._command) for _ in range(self._count))))
 
     async def attach(
-        self, key: ProcessKey, *, deadline_s: float, boot_time_ns: int = BOOT_TIME_NS
+        self, key: ProcessKey, approval: Approval, *, deadline_s: float, boot_time_ns: int = BOOT_TIME_NS
     ) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError.
 
         boot_time_ns: from which the key's start time is reckoned.
         """
         async with self._slots:
-            return await self._attach(key, deadline_s, boot_time_ns)
+            return await self._attach(key, approval, deadline_s, boot_time_ns)
 
-    async def _attach(self, key: ProcessKey, deadline_s: float, boot_time_ns: int) -> tuple[Attached, socket.socket]:
+    async def _attach(
+        self, key: ProcessKey, approval: Approval, deadline_s: float, boot_time_ns: int
+    ) -> tuple[Attached, socket.socket]:
         try:
-            request = self._request(key, deadline_s, boot_time_ns)
+            request = self._request(key, approval, deadline_s, boot_time_ns)
             answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
         except OSError as exc:
             raise AttachError(
@@ -241,13 +243,14 @@ class AttachHelpers:
         self._requests += 1
         return self._requests
 
-    def _request(self, key: ProcessKey, deadline_s: float, boot_time_ns: int) -> dict[str, Any]:
+    def _request(self, key: ProcessKey, approval: Approval, deadline_s: float, boot_time_ns: int) -> dict[str, Any]:
         self._token = max(self._token + 1, time.time_ns())
         return {
             "id": self._number(),
             "pid": key.pid,
             "start_time_ns": key.start_time_ns,
             "boot_time_ns": boot_time_ns,  # start times are reckoned from it, and it moves when the clock is set
+            "approved": approval.credentials.to_dict(),
             "deadline_s": deadline_s,
             "token": self._token,
         }

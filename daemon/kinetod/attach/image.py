@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from kinetod import credentials
 from kinetod.attach.elf import Elf, NotElfError
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.memory import Memory, gone, not_permitted
+from kinetod.credentials import Credentials
 
 PROC = Path("/proc")
 OLDEST_PYTHON = (3, 9)
@@ -65,6 +67,13 @@ class PythonImage:
         return found[0]
 
 
+def _found(pid: int, proc: Path) -> Credentials:
+    try:
+        return credentials.read(pid, proc=proc)
+    except ProcessLookupError:
+        raise gone(pid) from None
+
+
 def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
     """All mappings by rising address; raises AttachError."""
     try:
@@ -90,8 +99,10 @@ class TargetImage:
     Raises AttachError: GONE, NOT_PERMITTED, or UNSUPPORTED for an interpreter that cannot be used.
     """
 
-    def __init__(self, pid: int, proc: Path = PROC) -> None:
+    def __init__(self, pid: int, proc: Path = PROC, *, approved: Credentials | None = None) -> None:
+        """approved: what it must be in every stop; None: what it was when nobody had opened its memory yet."""
         self.pid = pid
+        self.approved = approved or _found(pid, proc)
         self.proc = proc / str(pid)
         self.memory = Memory(pid)
         self.maps = read_maps(pid, proc)

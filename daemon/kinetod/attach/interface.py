@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from kinetod.credentials import REPLACED
+
 if TYPE_CHECKING:
     from kinetod.attach.image import TargetImage
+    from kinetod.credentials import Credentials
     from kinetod.identity import ProcessKey
 
 MAX_BOOTSTRAP_BYTES = 3072  # it travels through one page of the target
@@ -36,6 +39,7 @@ class AttachCode(StrEnum):
     SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
     TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not come round
     GONE = "ATTACH_GONE"  # it ended meanwhile
+    REPLACED = "ATTACH_REPLACED"  # it executed another program, or changed its rights, since the attach was allowed
     FAILED = "ATTACH_FAILED"  # anything else
 
 
@@ -46,6 +50,15 @@ class AttachError(Exception):
         super().__init__(reason)
         self.code = code
         self.reason = reason
+
+
+def replaced(pid: int, difference: str) -> AttachError:
+    """The error for a process that is not what was approved any more. difference: in which respect."""
+    return AttachError(
+        AttachCode.REPLACED,
+        f"process {pid} is not what the attach was allowed for: {REPLACED} or changed its rights meanwhile "
+        f"({difference}); nothing was traced. Look whose it is now, then try again",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,14 @@ class Attached:
     latency_ns: int  # from the request until the bootstrap's channel was there
 
 
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """What was allowed: to enter the process while it has these credentials, for an administrator or another user."""
+
+    credentials: "Credentials"
+    administrator: bool = False
+
+
 class Deadline:
     """A point in monotonic time."""
 
@@ -100,7 +121,9 @@ class Helpers(Protocol):
     def pids(self) -> set[int]:
         """Of the daemon's processes among them."""
 
-    async def attach(self, key: "ProcessKey", *, deadline_s: float) -> "tuple[Attached, socket.socket]":
+    async def attach(
+        self, key: "ProcessKey", approval: "Approval", *, deadline_s: float
+    ) -> "tuple[Attached, socket.socket]":
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
 
     async def stop(self) -> None:

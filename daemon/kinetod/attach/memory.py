@@ -24,7 +24,10 @@ class Iovec(ctypes.Structure):
 
 def gone(pid: int) -> AttachError:
     """The error for a process that has no memory any more."""
-    return AttachError(AttachCode.GONE, f"process {pid} has ended (or has no memory of its own, as a kernel thread)")
+    return AttachError(
+        AttachCode.GONE,
+        f"process {pid} has ended (or executes another program now, or has no memory of its own, as a kernel thread)",
+    )
 
 
 def not_permitted(pid: int) -> AttachError:
@@ -44,10 +47,13 @@ def not_permitted(pid: int) -> AttachError:
 
 
 class Memory:
-    """Reads and writes by /proc/PID/mem, where its file mode is in the way by process_vm_readv/writev.
+    """Reads and writes by /proc/PID/mem, which is the memory of the program that runs as this is made: after an execve
+    it is at its end.
 
-    Which is so with CAP_SYS_PTRACE but without CAP_DAC_OVERRIDE. Only /proc/PID/mem writes through the
-    protection of a page (a private copy of code is made).
+    Where the mode of that file is in the way (with CAP_SYS_PTRACE but without CAP_DAC_OVERRIDE), it is read only, and
+    what must be written is written through a stopped thread; without CAP_DAC_READ_SEARCH too it is read by
+    process_vm_readv. Only /proc/PID/mem and ptrace write through the protection of a page (a private copy of code is
+    made).
 
     Every method raises AttachError when the process has ended or may not be traced, and OSError where nothing is
     mapped.
@@ -56,13 +62,24 @@ class Memory:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._fd = -1
+        self.writes = True  # else only through a stopped thread
         try:
-            self._fd = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        except PermissionError:
-            with contextlib.suppress(OSError):  # EFAULT: permitted, nothing lies there
-                self.read(0, 1)
+            self._fd = self._opened(os.O_RDWR)
+            if self._fd < 0:
+                self.writes = False
+                self._fd = self._opened(os.O_RDONLY)
+            if self._fd < 0:
+                with contextlib.suppress(OSError):  # EFAULT: permitted, nothing lies there
+                    self.read(0, 1)
         except (FileNotFoundError, ProcessLookupError):
             raise gone(pid) from None
+
+    def _opened(self, mode: int) -> int:
+        """-1: the mode of the file is in the way."""
+        try:
+            return os.open(f"/proc/{self.pid}/mem", mode | os.O_CLOEXEC)
+        except PermissionError:
+            return -1
 
     def __del__(self) -> None:
         self.close()
@@ -73,16 +90,11 @@ class Memory:
             os.close(self._fd)
             self._fd = -1
 
-    @property
-    def writes_code(self) -> bool:
-        """Whether pages without write permission can be written."""
-        return self._fd >= 0
-
     def read(self, address: int, size: int) -> bytes:
         """Exactly `size` bytes."""
         if self._fd < 0:
             buffer = ctypes.create_string_buffer(size)
-            self._transfer(_libc.process_vm_readv, address, buffer, size)
+            _transfer(_libc.process_vm_readv, self.pid, address, buffer, size)
             return buffer.raw
         data = os.pread(self._fd, size, address)
         if not data and size:  # an unmapped address is EIO, a memory that is no more is the end of the file
@@ -92,10 +104,7 @@ class Memory:
         return data
 
     def write(self, address: int, data: bytes) -> None:
-        """All of it."""
-        if self._fd < 0:
-            self._transfer(_libc.process_vm_writev, address, ctypes.create_string_buffer(data, len(data)), len(data))
-            return
+        """All of it, where this `writes`."""
         written = os.pwrite(self._fd, data, address)
         if not written and data:
             raise gone(self.pid)
@@ -110,16 +119,22 @@ class Memory:
         """An unsigned 64-bit number."""
         return int(struct.unpack("<Q", self.read(address, 8))[0])
 
-    def _transfer(
-        self, call: "ctypes._NamedFuncPointer", address: int, buffer: "ctypes.Array[ctypes.c_char]", size: int
-    ) -> None:
-        local, remote = Iovec(ctypes.addressof(buffer), size), Iovec(address, size)
-        done = call(self.pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
-        if done == size:
-            return
-        code = ctypes.get_errno() if done < 0 else errno.EIO
-        if code == errno.EPERM:
-            raise not_permitted(self.pid)
-        if code == errno.ESRCH:
-            raise gone(self.pid)
-        raise OSError(code, os.strerror(code), f"{address:#x} of process {self.pid}")
+
+def write_of(tid: int, address: int, data: bytes) -> None:
+    """All of it, into the memory of whatever has that number. Raises as Memory does."""
+    _transfer(_libc.process_vm_writev, tid, address, ctypes.create_string_buffer(data, len(data)), len(data))
+
+
+def _transfer(
+    call: "ctypes._NamedFuncPointer", pid: int, address: int, buffer: "ctypes.Array[ctypes.c_char]", size: int
+) -> None:
+    local, remote = Iovec(ctypes.addressof(buffer), size), Iovec(address, size)
+    done = call(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    if done == size:
+        return
+    code = ctypes.get_errno() if done < 0 else errno.EIO
+    if code == errno.EPERM:
+        raise not_permitted(pid)
+    if code == errno.ESRCH:
+        raise gone(pid)
+    raise OSError(code, os.strerror(code), f"{address:#x} of process {pid}")

@@ -23,6 +23,7 @@ from kinetod.attach.facts import AARCH64, X86_64, Access, OwnFacts, ProcessFacts
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Deadline
 from kinetod.attach.seccomp import DEADLY, Filter, SeccompError, forbidden
+from kinetod.credentials import Credentials
 
 NEWEST_TRIED = (3, 15)
 HOST_INIT = 1
@@ -99,15 +100,17 @@ def check(pid: int, image: TargetImage | None, patience_s: float = LOOK_S) -> No
         return
     _raise_first(subject, IMAGE_RULES)
     if _filters_matter(subject):
-        filters = seccomp_reader.read_filters(pid, subject.process.seccomp, subject.own.machine)
+        filters = seccomp_reader.read_filters(
+            pid, subject.process.seccomp, subject.own.machine, approved=image.approved
+        )
         subject = replace(subject, filters=tuple(filters))
     _raise_first(subject, (seccomp,))
 
 
-def suitable_image(pid: int, patience_s: float = LOOK_S) -> TargetImage:
-    """The image of a process that can be attached to. Raises AttachError."""
+def suitable_image(pid: int, patience_s: float = LOOK_S, approved: Credentials | None = None) -> TargetImage:
+    """The image of a process that can be attached to. approved: as TargetImage has it. Raises AttachError."""
     try:
-        image = TargetImage(pid)
+        image = TargetImage(pid, approved=approved)
     except AttachError:
         check(pid, None)  # may know better why
         raise

@@ -16,6 +16,7 @@ Theory of operation
 import os
 import select
 import socket
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from kinetod.attach.toolkit import find_cupti
 from kinetod.identity import ProcessKey
 
 PROC = Path("/proc")
+_UCRED = struct.Struct("3i")
 _MAX_THREADS = 400
 _MAX_NAME_CHARS = 64
 _MAX_ENVIRON_BYTES = 1 << 20
@@ -53,6 +55,15 @@ def read_environ(pid: int, proc: Path = PROC) -> dict[str, str]:
         return {}
     pairs = (entry.partition(b"=") for entry in data.split(b"\0"))
     return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in pairs if equals}
+
+
+def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
+    """Whether the process still is of the user who made the channel."""
+    _pid, uid, _gid = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    try:
+        return bool((proc / str(pid)).stat().st_uid == uid)
+    except OSError:
+        return False
 
 
 def inner_number(status: Path, number: int) -> int:
@@ -185,6 +196,8 @@ class Helper:
 def serve(pid: int, link: socket.socket, channel: socket.socket, helper: Helper | None = None) -> None:
     """Until the link or the process is gone."""
     environ = read_environ(pid) if helper is None else helper.environ()
+    if not is_of(channel, pid):  # an execve while they were read: they may be another user's
+        environ = {}
     reader, writer = os.pipe2(os.O_CLOEXEC)
     collector = RemoteCollector(channel)
     source = RemoteCuptiSource(pid, environ, collector, helper.cupti if helper is not None else None)

@@ -20,10 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from kinetod.attach.interface import AttachCode, AttachError
-from kinetod.attach.memory import Iovec, gone, not_permitted
+from kinetod import credentials
+from kinetod.attach.interface import AttachCode, AttachError, replaced
+from kinetod.attach.memory import Iovec, gone, not_permitted, write_of
+from kinetod.credentials import Credentials
 
 STOP_LIMIT_S = 0.5  # a thread that takes longer is in an uninterruptible sleep or frozen
+_REAP_S = 0.05
 _POLL_S = 5e-6
 _MAX_POLL_S = 5e-4
 _POLL_SHARE = 0.25  # of the time waited so far
@@ -138,6 +141,26 @@ class StoppedThread:
             (word,) = struct.unpack_from("<Q", data, offset)
             self._request(_POKEDATA, address + offset, word)
 
+    def write(self, address: int, data: bytes) -> None:
+        """Write memory that its protection lets be written; whole words of 8 bytes.
+
+        To the memory of this very thread, whatever happens to its process: by its own number, which nobody else gets
+        while it is ours, or, as a main thread's number goes to the thread that calls execve, word by word.
+        """
+        if self.tid != self.pid or len(os.listdir(f"/proc/{self.pid}/task")) == 1:  # noqa: PTH208 -- in a hurry
+            write_of(self.tid, address, data)
+        else:
+            self.poke(address, data)
+
+    def check(self, approved: Credentials) -> None:
+        """Whether it is a thread of what was approved. Raises AttachError, and LostError if it was killed."""
+        try:
+            found = credentials.read(self.pid, self.tid)
+        except ProcessLookupError:
+            raise LostError(f"thread {self.tid} ended") from None
+        if difference := approved.difference(found):
+            raise replaced(self.pid, difference)
+
     def _seize(self) -> None:
         try:
             self._request(_SEIZE)
@@ -181,10 +204,22 @@ class StoppedThread:
 
     def _let_go(self) -> None:
         if self._held:
-            with contextlib.suppress(OSError):  # it did not stop, or was killed
+            try:
                 self._request(_DETACH, 0, self._signal)
+            except OSError:  # it did not stop, or was killed
+                self._reap()
             self.stopped_ns = time.monotonic_ns() - self._since_ns
             self._held = False
+
+    def _reap(self) -> None:
+        """A thread that was killed while it was ours must be waited for: an execve of its process waits for that."""
+        end = time.monotonic() + _REAP_S
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < end:
+                waited, status = os.waitpid(self.tid, _WALL | os.WNOHANG)
+                if waited and not os.WIFSTOPPED(status):
+                    return
+                time.sleep(_MAX_POLL_S)
 
     def _request(self, request: int, address: int = 0, data: int = 0) -> None:
         if _libc.ptrace(request, self.tid, address, data) == -1 and (code := ctypes.get_errno()):

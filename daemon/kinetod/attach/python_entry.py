@@ -11,6 +11,7 @@ Theory of operation
 import contextlib
 import os
 import struct
+import time
 from dataclasses import dataclass
 
 from kinetod.attach.bootstrap import LACKING
@@ -18,7 +19,9 @@ from kinetod.attach.channel import closed_by_the_program
 from kinetod.attach.image import PythonImage, TargetImage
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.machine import this_machine
+from kinetod.attach.ptrace import LostError, StoppedThread, in_own_thread
 from kinetod.attach.python_code import CODE
+from kinetod.attach.threads import PendingCallPolicy
 from kinetod.attach.turns_code import CODE as TURNS_CODE
 
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
@@ -31,6 +34,8 @@ _CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + 24
 _BEGIN, _THREAD, _CALL = 1, 3, 4  # enum turns_role
 _HANDED_OFFSET = TURNS_OFFSET + 12
 _SAID_BYTES = 240
+_CANCELLED = b"\1\0\0\0"
+_CANCEL_S = 0.05
 _ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is traced by nobody
 _QUEUE = "_PyEval_AddPendingCall"
 _BEFORE_TRACING = ("PyInterpreterState_Main", "PyThreadState_New", "PyEval_AcquireThread")
@@ -85,9 +90,26 @@ class Handed:
     address: int
 
     def cancel(self) -> None:
-        """Whoever has not begun yet does nothing."""
+        """Whoever has not begun yet does nothing. Where that cannot be written without a stop, and no thread stops in
+        time, it opens its channel, waits for us in vain and ends.
+        """
+        memory = self.target.memory
         with contextlib.suppress(OSError, AttachError):
-            self.target.memory.write(self.address + _CANCELLED_OFFSET, b"\1\0\0\0")
+            if memory.writes:
+                memory.write(self.address + _CANCELLED_OFFSET, _CANCELLED)
+                return
+            if memory.u32(self.address) in (PENDING, THREAD, WAITS):
+                in_own_thread(self._cancel_in_a_stop)
+
+    def _cancel_in_a_stop(self) -> None:
+        policy, end = PendingCallPolicy(self.target), time.monotonic() + _CANCEL_S
+        for tid in policy.candidates():
+            with contextlib.suppress(LostError), StoppedThread(self.target.pid, tid) as thread:
+                thread.check(self.target.approved)
+                thread.poke(self.address, self.target.memory.read(self.address, _CANCELLED_OFFSET) + _CANCELLED)
+                return
+            if time.monotonic() > end:
+                return
 
     def turns_given(self) -> int:
         """How often the program's threads have given the GIL away for ours."""

@@ -20,6 +20,7 @@ from kinetod.attach.facts import PROC, SECCOMP_FILTER, X86_64, Seccomp, thread_s
 from kinetod.attach.interface import AttachCode, AttachError
 from kinetod.attach.ptrace import LostError, StoppedThread, in_own_thread
 from kinetod.attach.seccomp import ActionKind, Filter, SeccompError, evaluate
+from kinetod.credentials import Credentials
 
 _NT_PRSTATUS = 1
 _MAX_FILTERS = 64
@@ -32,26 +33,30 @@ _REGISTERS, _RAX, _ORIG_RAX = struct.Struct("<27Q"), 10, 15
 _RESTARTNOINTR, _RESTART_RESTARTBLOCK = 2**64 - 513, 2**64 - 516
 
 
-def read_filters(pid: int, seccomp: Seccomp, machine: str = X86_64) -> list[Filter]:
+def read_filters(
+    pid: int, seccomp: Seccomp, machine: str = X86_64, *, approved: Credentials | None = None
+) -> list[Filter]:
     """The filters of the process, oldest first; `seccomp` is what its main thread has.
 
-    Raises AttachError: SECCOMP where they may not be read, TRACED or NOT_PERMITTED where the process may not be
-    stopped, UNSUITABLE, GONE, TIMEOUT.
+    approved: what the process must be; None: anything. Raises AttachError: REPLACED if it is not; SECCOMP where they
+    may not be read, TRACED or NOT_PERMITTED where the process may not be stopped, UNSUITABLE, GONE, TIMEOUT.
     """
     if seccomp.mode != SECCOMP_FILTER:
         return []
     try:
-        return [Filter(program) for program in _read(pid, seccomp, machine)]
+        return [Filter(program) for program in _read(pid, seccomp, machine, approved)]
     except SeccompError as exc:
         raise AttachError(AttachCode.SECCOMP, f"a seccomp filter of process {pid} is not understood: {exc}") from exc
 
 
-def _read(pid: int, seccomp: Seccomp, machine: str) -> list[bytes]:
+def _read(pid: int, seccomp: Seccomp, machine: str, approved: Credentials | None) -> list[bytes]:
     def work() -> list[bytes]:
         with StoppedThread(pid, _thread(pid, seccomp)) as thread:
             programs = _programs(thread)
             if machine == X86_64:
-                _keep_alive(thread, programs, machine)
+                _keep_alive(thread, programs, machine)  # whatever it is: this undoes what our stop has done
+            if approved is not None:
+                thread.check(approved)
             return programs
 
     why = ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from kineto_protos.units import format_duration, format_size
 
@@ -54,6 +55,13 @@ def after_clock(ending: Ending, set_by_ns: int) -> Ending:
         "times outside the window and is not in the trace"
     )
     return worse(ending, Ending(Outcome.PARTIAL, VerdictReason.CLOCK_SET, reason))
+
+
+async def with_exit_status(ending: Ending, identity: Identity) -> Ending:
+    """The same; of a process that ended, with how that was."""
+    if ending.code != VerdictReason.TARGET_EXITED:
+        return ending
+    return replace(ending, reason=ending.reason + await exit_status(identity))
 
 
 async def exit_status(identity: Identity) -> str:

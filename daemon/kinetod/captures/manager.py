@@ -224,6 +224,7 @@ class CaptureManager:
                 directory=self._store.target_dir(capture.id, key_of(target)),
                 on_change=changed,
                 check_share=partial(self._shares.check_left, capture.owner_uid, admin=running.unlimited),
+                approved=resolved.approved,
             )
             run.attach()
             runs.append(run)

@@ -5,6 +5,10 @@ Theory of operation
     those that have none, all at once. That takes milliseconds to seconds, so no lock is held; `still_there`
     looks again, without waiting, when the capture is really made. In between the agents are held, so that
     an attached one does not leave.
+
+    A process may execute another program at any moment and be another user's by then. So once each target's agent is
+    there, what the process is now is read again and decided about again, also by the kernel's word about who connected.
+    From then on that very link counts: an execve closes it, and one that is made later is another one.
 """
 
 import asyncio
@@ -20,8 +24,10 @@ from kinetod import __version__
 from kinetod.access.policy import Action, Caller, listed, may, needed, sees_all
 from kinetod.agents import Agent
 from kinetod.attach.facts import read_status
-from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach.interface import Approval, AttachCode, Attached, AttachError, replaced
+from kinetod.attach.memory import gone
 from kinetod.attaching import Attacher
+from kinetod.credentials import Credentials
 from kinetod.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason
 from kinetod.identity import PROC, ProcessKey
 from kinetod.registry import Candidate, Match, Registry, add_agent
@@ -42,6 +48,7 @@ class Resolved:
     agent: Agent | None
     problem: KinetodError | None = None
     attached: Attached | None = None  # the agent was brought in for this capture
+    approved: Credentials | None = None  # what was decided about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,7 @@ async def resolve(
             f"{match} matches {len(found)} processes, one capture takes at most {MAX_TARGETS}; select fewer",
         )
     found = await _with_agents(registry, wanted, found, holds)
+    found = await _decided_again(registry, wanted, found, own_uid)
     _raise_first(match, found)
     return found
 
@@ -144,7 +152,7 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
             f"leave that out, or {HOW_TO_GET_AN_AGENT}",
             pid=process.pid,
         )
-    return Resolved(candidate.key, process, agent, problem)
+    return Resolved(candidate.key, process, agent, problem, approved=candidate.facts.credentials)
 
 
 def _forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> NotPermitted | None:
@@ -165,7 +173,9 @@ def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
             f"{name} belongs to {process.user}, and {caller} with the roles {listed(caller.roles)} may not trace it; "
             f"its own user may, and {needed(Action.TRACE)}"
         )
-    return NotPermitted(Reason.NOT_YOUR_PROCESS, text, pid=process.pid)
+    problem = NotPermitted(Reason.NOT_YOUR_PROCESS, text, pid=process.pid)
+    problem.audited = {"target_uid": process.uid}
+    return problem
 
 
 def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
@@ -222,7 +232,7 @@ def _now(registry: Registry, target: Resolved) -> Resolved:
     if target.problem is not None:
         return target
     agent = registry.agent(target.key)
-    if agent is None:
+    if agent is None or agent is not target.agent:  # another one is another program's, for all that we know
         problem = Precondition(
             Reason.NO_AGENT,
             f"the agent in {_name(target.process)} has just gone: the process ended, or the agent was stopped in it; "
@@ -253,15 +263,53 @@ async def _with_agents(
             hold(target.agent)
             return target
         assert wanted.attacher is not None  # else it has a problem
+        if target.approved is None:
+            return replace(target, problem=_attach_problem(target, gone(target.key.pid)))
+        approval = Approval(target.approved, sees_all(wanted.caller, Action.TRACE))
         try:
-            agent = await wanted.attacher.attach(target.key)
+            agent = await wanted.attacher.attach(target.key, approval)
         except AttachError as exc:
-            return replace(target, problem=_attach_problem(target, exc))
+            return replace(target, problem=_attach_problem(target, await _explained(registry, target, exc)))
         hold(agent)
         add_agent(target.process, agent)
         return replace(target, agent=agent, attached=agent.attached)
 
     return list(await asyncio.gather(*(one(target) for target in targets)))
+
+
+async def _explained(registry: Registry, target: Resolved, error: AttachError) -> AttachError:
+    """The same error, unless the process has become another one meanwhile, which explains it."""
+    found = await registry.whose(target.key) if error.code is AttachCode.FAILED else None
+    difference = target.approved.difference(found) if found is not None and target.approved is not None else ""
+    return replaced(target.key.pid, difference) if difference else error
+
+
+async def _decided_again(
+    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], own_uid: int
+) -> list[Resolved]:
+    """The same targets with the problem of those that are not what was decided about, or not the caller's any more."""
+    open_ones = [target.key.pid for target in targets if target.problem is None]
+    now = {each.key: each for each in await registry.candidates(open_ones)} if open_ones else {}
+
+    def decided(target: Resolved) -> Resolved:
+        if target.problem is not None or target.agent is None or target.approved is None:
+            return target
+        found = now.get(target.key)
+        if found is None or found.facts.credentials is None:
+            return replace(target, agent=None, problem=_attach_problem(target, gone(target.key.pid)))
+        problem: KinetodError | None = _forbidden(wanted.caller, found, own_uid)
+        if problem is None:
+            difference = target.approved.difference(found.facts.credentials)
+            if not difference and target.agent.identity.uid != target.approved.uid:
+                difference = f"its agent connected as uid {target.agent.identity.uid}"
+            if not difference:
+                return target
+            problem = _attach_problem(target, replaced(target.key.pid, difference))
+            problem.audited = {"target_uid": found.facts.uid}
+        target.process.uid, target.process.user = found.facts.uid, found.facts.user  # whose it really is
+        return replace(target, agent=None, problem=problem)
+
+    return [decided(target) for target in targets]
 
 
 def _attach_problem(target: Resolved, error: AttachError) -> KinetodError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kinetod.captures.conflicts import Conflicts
 from kinetod.captures.device_graphs import DeviceGraphs
+from kinetod.captures.replacing import Whose, nobody
 from kinetod.captures.room import Promises
 from kinetod.config import Config, Settings
 from kinetod.workers import WorkerPool
@@ -22,6 +23,7 @@ class Services:
     host: str
     conflicts: Conflicts
     device_graphs: DeviceGraphs = field(default_factory=DeviceGraphs)
+    whose: Whose = nobody  # what a process is now
     promises: Promises = field(default_factory=Promises)  # of memory, to the targets that record now
 
     @property

@@ -19,7 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,8 +42,9 @@ from kinetod.captures.endings import (
     clock_offset_ns,
     ending_of_disk,
     ending_of_trace_limit,
-    exit_status,
+    with_exit_status,
 )
+from kinetod.captures.replacing import after_exec
 from kinetod.captures.room import MemoryShare
 from kinetod.captures.services import Services
 from kinetod.captures.spool import DiskFull, Spool, TraceLimit
@@ -52,12 +53,16 @@ from kinetod.captures.verdict import (
     Ending,
     Final,
     Outcome,
+    agent_stuck,
     ending_of_rejection,
     ending_of_result,
     final,
     iterations_not_reached,
+    target_exited,
+    user_profiler_goes_on,
     worse,
 )
+from kinetod.credentials import Credentials
 from kinetod.errors import VerdictReason
 from kinetod.text import clean
 from kinetod.workers import DecodeError
@@ -102,6 +107,7 @@ class TargetRun:
         directory: Path,
         on_change: Callable[[], None],
         check_share: Callable[[], None] = lambda: None,
+        approved: Credentials | None = None,
     ) -> None:
         self.target = target
         self.garbage: Path | None = None  # to be removed once the verdict is stored
@@ -114,6 +120,7 @@ class TargetRun:
         self._formats = tuple(formats)
         self._labels = labels
         self._on_change = on_change
+        self._approved = approved  # what the process was when the capture was allowed
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._seen = _Seen()
@@ -155,8 +162,7 @@ class TargetRun:
         self._wake.set()
 
     def _agent_state(self, message: wire.State) -> None:
-        state = _STATES.get(message.state)
-        if state is None:
+        if (state := _STATES.get(message.state)) is None:
             self._move_deadline(after_acceptance(self.request, self._config, time.time_ns()))  # its time has not come
         elif state > self.target.state:
             if state == pb.TARGET_STATE_COLLECT:
@@ -231,11 +237,12 @@ class TargetRun:
             self._seen.gone = self._seen.gone or "it was not connected any more"
         ending = await self._collect()
         ending = after_clock(await self._last_drain(ending), clock_offset_ns() - self._clock_offset_ns)
-        if self._seen.result is None and ending.code == VerdictReason.TARGET_EXITED:
-            ending = replace(ending, reason=ending.reason + await exit_status(self.agent.identity))
+        if self._seen.result is None:
+            ending = await with_exit_status(ending, self.agent.identity)
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
-        await self._store(await self._services.conflicts.explained(ending, self.target.process.uid))
+        ending = await self._services.conflicts.explained(ending, self.target.process.uid)
+        await self._store(await after_exec(self._services.whose, self.agent.key, self._approved, ending))
 
     async def _take_memory(self) -> None:
         taken = await self._in_thread(self._memory.take, self.request, self.agent.hello.sources)
@@ -296,9 +303,7 @@ class TargetRun:
             assert self._stop is not None
             return self._stop
         if self._seen.died:
-            when = "during the capture" if self._begun else "before the capture was started"
-            reason = f"process {self.target.pid} ended {when}"
-            return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, reason)
+            return target_exited(self.target.pid, begun=self._begun)
         reason = f"the link to the agent of process {self.target.pid} was lost: {self._seen.gone}"
         return self._stop or Ending(Outcome.PARTIAL, VerdictReason.AGENT_LOST, reason)
 
@@ -322,15 +327,11 @@ class TargetRun:
                 f"{format_duration(self._config.process_deadline_ns)}",
             )
         elif may_wait(self.request) and state < pb.TARGET_STATE_COLLECT:
-            waited = format_duration(self._config.max_duration_ns)
-            reason = f"the own torch.profiler of process {target.pid} did not end within {waited}; trace again after it"
-            self.stop(Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason))
+            self.stop(user_profiler_goes_on(target.pid, self._config.max_duration_ns))
         elif self.request.iterations is not None:
             self.stop(iterations_not_reached(target.pid, self.request, self._config.max_duration_ns))
         else:
-            name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
-            reason = f"the agent of process {target.pid} did not get out of {name} in time"
-            self.stop(Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason))
+            self.stop(agent_stuck(target.pid, state))
 
     def _give_up(self, outcome: Outcome, code: str, reason: str) -> None:
         """Nothing more is awaited from the agent; should it still live, it may stop too."""
@@ -485,8 +486,7 @@ class TargetRun:
         self._end(verdict)
 
     def _add_result_to_target(self) -> None:
-        result = self._seen.result
-        if result is None:
+        if (result := self._seen.result) is None:
             return
         self.target.warnings.extend(clean(warning, 500) for warning in result.warnings[:_MAX_WARNINGS])
         self.target.overhead.CopyFrom(overhead_of(result.overhead))

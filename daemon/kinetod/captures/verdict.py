@@ -78,6 +78,26 @@ def iterations_not_reached(pid: int, start: wire.Start, allowed_ns: int) -> Endi
     return Ending(Outcome.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason)
 
 
+def user_profiler_goes_on(pid: int, allowed_ns: int) -> Ending:
+    """The program's own profiler was waited for in vain."""
+    waited = format_duration(allowed_ns)
+    reason = f"the own torch.profiler of process {pid} did not end within {waited}; trace again after it"
+    return Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason)
+
+
+def agent_stuck(pid: int, state: pb.TargetState) -> Ending:
+    """The agent did not get on."""
+    name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
+    reason = f"the agent of process {pid} did not get out of {name} in time"
+    return Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason)
+
+
+def target_exited(pid: int, *, begun: bool) -> Ending:
+    """The process is no more. begun: the capture, or it waited for its start."""
+    when = "during the capture" if begun else "before the capture was started"
+    return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, f"process {pid} ended {when}")
+
+
 def worse(ending: Ending, found_later: Ending) -> Ending:
     """A trace that was whole is not any more; what had already gone wrong stays the reason."""
     return found_later if ending.outcome is Outcome.DONE else ending

@@ -61,9 +61,13 @@ class Diagnoser:
             attaching=self._attaching,
         )
         try:
-            return _to_proto(process, await self._process.diagnose(pid, agent))
+            found = await self._process.diagnose(pid, agent)
         except ProcessLookupError as exc:
             raise no_such_process(caller, pid, Action.SEE_PROCESS) from exc
+        now = await self._describe(pid, caller)  # it may have become another user's while it was looked at
+        if now.uid != process.uid:
+            raise no_such_process(caller, pid, Action.SEE_PROCESS)
+        return _to_proto(process, found)
 
     async def _describe(self, pid: int, caller: Caller) -> pb.Process:
         candidate = await self._registry.candidate(pid)

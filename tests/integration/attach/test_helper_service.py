@@ -1,31 +1,37 @@
 """The attach helper service as systemd starts it, asked by one user about the processes of another."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 import pytest
 from kineto_agent import wire
+from kinetod import credentials
 from kinetod.attach.diagnosis import KnownAgent
-from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.interface import Approval, AttachCode, AttachError
 from kinetod.attach.service import messages
 from kinetod.attach.service.client import HelperService
 from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.profilers.scan import Profiler
 from support import attach_service, seccomp_host, subjects
 from support.agent_daemon import Connection
+from support.approvals import approval_of, message_of
 from support.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
+from support.calls_as import plain_python
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 T = TypeVar("T")
+METHODS = ("pending-call", "native-thread")
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
 SPIN = """
 import threading, time
@@ -44,7 +50,8 @@ assert ctypes.CDLL(None).prctl(22, 2, ctypes.byref(program), 0, 0) == 0
 ASK = """
 import asyncio, json, sys
 from pathlib import Path
-from kinetod.attach.interface import AttachError
+from kinetod import credentials
+from kinetod.attach.interface import Approval, AttachError
 from kinetod.attach.service.client import HelperService
 from kinetod.identity import ProcessKey, start_time_ns
 async def main(path, pid):
@@ -53,7 +60,7 @@ async def main(path, pid):
     facts = (await service.private_facts([key])).get(key)
     said = {"rank": facts and facts.rank}
     try:
-        attached, channel = await service.attach(key, deadline_s=10)
+        attached, channel = await service.attach(key, Approval(credentials.read(pid), True), deadline_s=10)
         channel.close()
         said["method"] = attached.method
     except AttachError as exc:
@@ -92,7 +99,7 @@ def ask(service: Service, use: Callable[[HelperService], Awaitable[T]]) -> T:
 def refused(service: Service, pid: int) -> AttachError:
     async def use(helper: HelperService) -> AttachError:
         with pytest.raises(AttachError) as caught:
-            await helper.attach(key_of(pid), deadline_s=10)
+            await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
         return caught.value
 
     return ask(service, use)
@@ -120,7 +127,7 @@ def test_a_main_thread_that_sleeps_is_entered_by_a_thread_of_our_own(service: Se
     with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
 
         async def use(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(pid), deadline_s=10)
+            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
             Connection(channel).expect(wire.Hello)
             channel.close()
             return attached.method
@@ -139,7 +146,7 @@ def test_another_user_gets_nothing(service: Service, target: int) -> None:
 
 def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: int) -> None:
     async def use(helper: HelperService) -> socket.socket:
-        _attached, channel = await helper.attach(key_of(target), deadline_s=10)
+        _attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=10)
         return channel
 
     channel = ask(service, use)
@@ -160,6 +167,75 @@ def test_roots_processes_outside_of_containers_are_left_alone(service: Service) 
     service.logged("refused ATTACH_NOT_PERMITTED")
 
 
+UNDUMPABLE = f"import ctypes\nctypes.CDLL(None).prctl(4, 0)\n{SPIN}"
+
+
+@contextlib.contextmanager
+def plain_target(uid: int, program: str = SPIN) -> Iterator[int]:
+    """One that its own user may trace, if the program does not change that."""
+    *prefix, python = plain_python(uid)
+    with subjects.python(program, prefix=tuple(prefix), executable=python) as pid:
+        yield pid
+
+
+def asked_for(service: Service, pid: int, *, administrator: bool) -> str:
+    """The method, or why not."""
+
+    async def use(helper: HelperService) -> str:
+        try:
+            attached, channel = await helper.attach(
+                key_of(pid), approval_of(pid, administrator=administrator), deadline_s=10
+            )
+        except AttachError as exc:
+            return exc.reason
+        channel.close()
+        return attached.method
+
+    return ask(service, use)
+
+
+def test_what_its_own_user_could_not_trace_is_entered_for_administrators_only(service: Service, target: int) -> None:
+    assert "it is protected: it has capabilities" in asked_for(service, target, administrator=False)
+    assert asked_for(service, target, administrator=True) in METHODS
+    with plain_target(OWNER_UID, UNDUMPABLE) as pid:
+        assert "it is protected: it is not dumpable" in asked_for(service, pid, administrator=False)
+        assert asked_for(service, pid, administrator=True) in METHODS
+    with plain_target(OWNER_UID) as pid:
+        assert asked_for(service, pid, administrator=False) in METHODS
+
+
+def test_accounts_of_the_hosts_services_are_left_alone_by_default(service: Service) -> None:
+    with plain_target(999) as pid:
+        assert "processes of uid 999 are left alone" in asked_for(service, pid, administrator=True)
+
+
+@pytest.mark.parametrize("uid", [attach_service.SERVICE_UID, CALLER_UID])
+def test_the_helper_enters_none_of_its_siblings(service: Service, uid: int) -> None:
+    with plain_target(uid) as pid:
+        assert f"uid {uid} is" in asked_for(service, pid, administrator=True)
+    service.logged("refused ATTACH_NOT_PERMITTED")
+
+
+def test_its_own_processes_are_left_alone_whatever_the_policy_says() -> None:
+    with attach_service.running() as own:
+        own.policy.write_text(f'callers = [{CALLER_UID}]\nusers = ["*"]\nroot = "always"\nprotected = "always"\n')
+        assert own.process is not None
+        for pid in (own.process.pid, *until(lambda: helper_pids(own), "it has helpers")):
+            assert "the attach helper itself" in asked_for(own, pid, administrator=True)
+
+
+def test_what_the_front_end_has_not_decided_about_is_not_entered(service: Service) -> None:
+    with plain_target(OWNER_UID) as pid:
+
+        async def use(helper: HelperService) -> AttachError:
+            other = replace(credentials.read(pid), uids=(CALLER_UID,) * 4)
+            with pytest.raises(AttachError) as caught:
+                await helper.attach(key_of(pid), Approval(other, True), deadline_s=10)
+            return caught.value
+
+        assert ask(service, use).code is AttachCode.REPLACED
+
+
 def test_a_change_of_the_policy_counts_at_once(target: int) -> None:
     with attach_service.running() as own:
         own.policy.write_text(f"callers = [{CALLER_UID}]\ndenied_users = [{OWNER_UID}]\n")
@@ -176,7 +252,7 @@ def test_a_process_that_is_another_one_by_now_is_not_touched(service: Service, t
         key = key_of(target)
         other = ProcessKey(key.pid, key.start_time_ns - 10**10)
         with pytest.raises(AttachError) as caught:
-            await helper.attach(other, deadline_s=10)
+            await helper.attach(other, approval_of(target), deadline_s=10)
         assert caught.value.code is AttachCode.GONE
         assert await helper.private_facts([other]) == {}
 
@@ -237,8 +313,8 @@ def raw(service: Service, *packets: bytes) -> messages.Answer | None:
     [
         (b"hello", "REQUEST"),
         (b"KATT\x09\x00{}", "VERSION"),
-        (b"KATT\x01\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
-        (b"KATT\x01\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
+        (b"KATT\x02\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
+        (b"KATT\x02\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
     ],
 )
 def test_what_is_no_request_is_refused_and_the_service_goes_on(service: Service, packet: bytes, code: str) -> None:
@@ -267,7 +343,7 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
     with attach_service.running() as own:
 
         async def use(helper: HelperService) -> AttachCode | str:
-            attach = asyncio.create_task(helper.attach(key_of(target), deadline_s=10))
+            attach = asyncio.create_task(helper.attach(key_of(target), approval_of(target), deadline_s=10))
             killed: set[int] = set()
             while not attach.done():
                 for pid in helper_pids(own) - killed:
@@ -286,7 +362,7 @@ def test_a_helper_that_is_killed_while_it_attaches_hurts_nobody(target: int) -> 
         assert psutil.pid_exists(target)
 
         async def again(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(target), deadline_s=10)
+            attached, channel = await helper.attach(key_of(target), approval_of(target), deadline_s=10)
             channel.close()
             return attached.method
 
@@ -301,7 +377,13 @@ def test_what_is_done_for_a_caller_that_hangs_up_is_given_up(service: Service) -
         target = messages.Target(pid, key.start_time_ns)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.connect(str(service.socket))
-            asked = messages.Attach(target=target, boot_time_ns=BOOT_TIME_NS, deadline_ms=60_000)
+            asked = messages.Attach(
+                target=target,
+                approved=message_of(pid),
+                administrator=True,
+                boot_time_ns=BOOT_TIME_NS,
+                deadline_ms=60_000,
+            )
             sock.send(messages.encode(asked))
         service.logged("given up: the caller hung up")
         assert psutil.pid_exists(pid)
@@ -313,7 +395,7 @@ def test_a_process_with_a_seccomp_filter_is_entered_too(service: Service) -> Non
     with subjects.python(text, prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
 
         async def use(helper: HelperService) -> str:
-            attached, channel = await helper.attach(key_of(pid), deadline_s=10)
+            attached, channel = await helper.attach(key_of(pid), approval_of(pid), deadline_s=10)
             channel.close()
             return attached.method
 

@@ -23,7 +23,7 @@ import msgspec
 
 from kinetod.attach import diagnosis
 from kinetod.attach.diagnosis import Diagnosis, KnownAgent
-from kinetod.attach.interface import AttachCode, Attached, AttachError
+from kinetod.attach.interface import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.preconditions import Finding, Status
 from kinetod.attach.service import messages
 from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
@@ -68,10 +68,16 @@ class HelperService:
     async def stop(self) -> None:
         """Nothing is kept."""
 
-    async def attach(self, key: ProcessKey, *, deadline_s: float) -> tuple[Attached, socket.socket]:
+    async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
         deadline_ms = min(max(1, round(deadline_s * 1000)), messages.MAX_DEADLINE_MS)
-        asked = messages.Attach(target=_target(key), boot_time_ns=BOOT_TIME_NS, deadline_ms=deadline_ms)
+        asked = messages.Attach(
+            target=_target(key),
+            approved=msgspec.convert(approval.credentials.to_dict(), messages.Approved),
+            administrator=approval.administrator,
+            boot_time_ns=BOOT_TIME_NS,
+            deadline_ms=deadline_ms,
+        )
         try:
             async with _Conversation(self._path, deadline_s + self._start_grace_s + ANSWER_GRACE_S) as service:
                 said, descriptor = await service.ask(asked)
@@ -295,6 +301,8 @@ def _private(each: messages.PrivateFacts) -> PrivateFacts:
         job_step=clean(each.job_step, 32),
         is_python=each.is_python,
         own_user_namespace=each.own_user_namespace,
+        uid=each.uid,
+        program=clean(each.program, 128),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
 MAX_PROCESSES = 48  # of one question for facts: the answer fits into a packet
@@ -31,6 +31,9 @@ Pid = Annotated[int, msgspec.Meta(gt=0, le=_MAX_PID)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Short = Annotated[str, msgspec.Meta(max_length=128)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Digest = Annotated[str, msgspec.Meta(max_length=64)]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class BadMessage(Exception):
@@ -66,10 +69,24 @@ class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     attaching: bool = True
 
 
+class Approved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the front end has decided about (credentials.Credentials), as far as it can see it."""
+
+    uids: tuple[Id, Id, Id, Id]
+    gids: tuple[Id, Id, Id, Id]
+    capabilities: Large
+    dumpable: bool | None
+    user_namespace: Large | None
+    executable: tuple[Large, Large] | None
+    program: Digest
+
+
 class Attach(_Message, frozen=True, tag="attach"):
-    """Bring the agent in. Answered by Attached or Refused."""
+    """Bring the agent in. Answered by Attached or Refused. administrator: who asks the front end is one."""
 
     target: Target
+    approved: Approved
+    administrator: bool
     boot_time_ns: Nanoseconds
     deadline_ms: Annotated[int, msgspec.Meta(gt=0, le=MAX_DEADLINE_MS)]
 
@@ -146,6 +163,8 @@ class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     job_step: Annotated[str, msgspec.Meta(max_length=32)]
     is_python: bool
     own_user_namespace: bool
+    uid: Id | None
+    program: Digest
 
 
 class Seen(_Message, frozen=True, tag="seen"):

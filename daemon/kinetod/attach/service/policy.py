@@ -8,23 +8,34 @@ Theory of operation
     A process counts as a user's if all its user ids (real, effective, saved, of the file system) are allowed: a
     program that changes its rights is none of the one who started it. Root's processes are the host's services and
     the containers' programs; by default only those in a PID namespace of their own are allowed.
+
+    A process is protected if the kernel would not let its own user trace it: it changes its user or group, is not
+    dumpable, has capabilities on the host, or is in a user namespace that is neither its user's nor a container's. Such
+    a one is entered for administrators of the front end only, if at all. The processes of this service's own user and
+    of those who ask it are never entered: whoever breaks into one part must not get the rights of another.
 """
 
 import contextlib
+import fcntl
 import os
 import pwd
 import stat
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from kinetod.credentials import Credentials
+
 DEFAULT_FILE = Path("/etc/kinetod/attach.toml")
 MAX_FILE_BYTES = 64 << 10
 ANYBODY = "*"
-NEVER, IN_CONTAINERS, ALWAYS = "never", "containers", "always"
+ORDINARY_USERS = "1000-4294967294"  # below are the accounts of the host's services
+NEVER, IN_CONTAINERS, ADMINISTRATORS, ALWAYS = "never", "containers", "administrators", "always"
 _MAX_UID = 2**32 - 2
+_NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2), Linux 4.11
 
 
 class PolicyError(Exception):
@@ -33,9 +44,10 @@ class PolicyError(Exception):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     callers: list[str | int] = msgspec.field(default_factory=lambda: ["kineto"])
-    users: list[str | int] = msgspec.field(default_factory=lambda: [ANYBODY])
+    users: list[str | int] = msgspec.field(default_factory=lambda: [ORDINARY_USERS])
     denied_users: list[str | int] = []
     root: str = IN_CONTAINERS
+    protected: str = ADMINISTRATORS
     kubelet_socket: str = ""
 
 
@@ -52,15 +64,20 @@ class Uids:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a process is. container: it is in another PID namespace than this service, which is in the host's."""
+    """Whose a process is. container: it is in another PID namespace than this service, which is in the host's.
+    protected: why its own user could not trace it; empty: the kernel would let that user.
+    """
 
     uids: tuple[int, ...]
     container: bool
+    protected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """root: NEVER, IN_CONTAINERS or ALWAYS. kubelet_socket: what a front end gets connections to; None: to nothing."""
+    """root: NEVER, IN_CONTAINERS or ALWAYS. protected: NEVER, ADMINISTRATORS or ALWAYS. kubelet_socket: what a front
+    end gets connections to; None: to nothing.
+    """
 
     callers: Uids
     users: Uids
@@ -68,6 +85,8 @@ class Policy:
     root: str
     path: Path = DEFAULT_FILE
     kubelet_socket: Path | None = None
+    protected: str = ADMINISTRATORS
+    own_uid: int = field(default_factory=os.geteuid)
 
     def refuses_caller(self, uid: int) -> str:
         """Why this user gets nothing; empty: it is served."""
@@ -75,14 +94,24 @@ class Policy:
             return ""
         return f"uid {uid} may not ask the attach helper; `callers` in {self.path} names those who may"
 
-    def refuses_owner(self, owner: Owner) -> str:
-        """Why a process is left alone; empty: it is not."""
+    def refuses_owner(self, owner: Owner, *, administrator: bool = False) -> str:
+        """Why a process is left alone; empty: it is not. administrator: one has asked the front end for it."""
+        if why := self._refuses_uids(owner):
+            return why
+        if not owner.protected or self.protected == ALWAYS or (self.protected == ADMINISTRATORS and administrator):
+            return ""
+        whom = "for administrators only" if self.protected == ADMINISTRATORS else "for nobody"
+        return f"it is protected: {owner.protected}; such processes are entered {whom} (protected in {self.path})"
+
+    def _refuses_uids(self, owner: Owner) -> str:
         for uid in dict.fromkeys(owner.uids):
             if uid == 0:
                 if self.root == ALWAYS or (self.root == IN_CONTAINERS and owner.container):
                     continue
                 which = "outside of containers " if self.root == IN_CONTAINERS else ""
                 return f"processes of root {which}are left alone (root = {self.root!r} in {self.path})"
+            if uid == self.own_uid:
+                return f"uid {uid} is the attach helper itself"
             if uid in self.callers:
                 return f"uid {uid} is who asks, and none of its own processes is entered"
             if uid in self.denied or uid not in self.users:
@@ -99,6 +128,10 @@ def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = Non
         raise PolicyError(f"{path}: {exc}") from exc
     if file.root not in (NEVER, IN_CONTAINERS, ALWAYS):
         raise PolicyError(f"{path}: root: must be {NEVER!r}, {IN_CONTAINERS!r} or {ALWAYS!r}, not {file.root!r}")
+    if file.protected not in (NEVER, ADMINISTRATORS, ALWAYS):
+        raise PolicyError(
+            f"{path}: protected: must be {NEVER!r}, {ADMINISTRATORS!r} or {ALWAYS!r}, not {file.protected!r}"
+        )
     look_up = uid_of or (lambda name: pwd.getpwnam(name).pw_uid)
     lists = {}
     for name in ("callers", "users", "denied_users"):
@@ -111,7 +144,7 @@ def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = Non
     socket = Path(file.kubelet_socket) if file.kubelet_socket else None
     if socket is not None and not socket.is_absolute():
         raise PolicyError(f"{path}: kubelet_socket: must be an absolute path, not {file.kubelet_socket!r}")
-    return Policy(lists["callers"], lists["users"], lists["denied_users"], file.root, path, socket)
+    return Policy(lists["callers"], lists["users"], lists["denied_users"], file.root, path, socket, file.protected)
 
 
 def _read(path: Path) -> bytes:
@@ -159,13 +192,35 @@ def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
     return uid, uid
 
 
-def owner(pid: int, proc: Path = Path("/proc")) -> Owner:
-    """Of a process. Raises OSError if it is gone."""
-    uids: tuple[int, ...] = ()
-    for line in (proc / str(pid) / "status").read_text(errors="replace").splitlines():
-        if line.startswith("Uid:"):
-            uids = tuple(map(int, line.split()[1:5]))
+def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> Owner:
+    """Of a process with these credentials."""
     container = False
     with contextlib.suppress(OSError):  # what cannot be read is not believed to be a container
         container = (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink()
-    return Owner(uids, container)
+    return Owner(rights.uids, container, _protected(pid, rights, container, proc))
+
+
+def _protected(pid: int, rights: Credentials, container: bool, proc: Path) -> str:
+    if rights.changes_rights:
+        return "it can change its user or group"
+    if rights.dumpable is False:
+        return "it is not dumpable"
+    elsewhere = False
+    with contextlib.suppress(OSError):
+        elsewhere = (proc / str(pid) / "ns/user").readlink() != (proc / "self/ns/user").readlink()
+    if elsewhere:
+        own = container or _namespace_owner(pid, proc) == rights.uid
+        return "" if own else "it is in a user namespace of another user's"
+    return "it has capabilities" if rights.capabilities and rights.uid != 0 else ""
+
+
+def _namespace_owner(pid: int, proc: Path) -> int:
+    """Who has made its user namespace; -1: cannot be told."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(proc / str(pid) / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            (uid,) = struct.unpack("=I", fcntl.ioctl(descriptor, _NS_GET_OWNER_UID, bytes(4)))
+            return int(uid)
+        finally:
+            os.close(descriptor)
+    return -1

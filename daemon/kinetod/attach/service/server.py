@@ -2,8 +2,10 @@
 
 Theory of operation
     One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file
-    is read for each request. Before a process is touched its start time and its owner are checked, and once more when
-    the agent is in: a program that has got other rights meanwhile (a set-user-id executable) is let go again.
+    is read for each request. Before a process is touched its start time and its owner are checked, by our policy and
+    against what the front end has decided about. What was found then goes to the helper process, which compares it in
+    the stop in which it enters the process (hand_over.py), so that an execve meanwhile, by which the process becomes
+    another user's, is seen. When the agent is in, the same is checked once more.
 
     Nothing here reads a target's memory or files: helper processes do (`helpers.AttachHelpers`), which are killed at
     their deadlines; those that attach and those that look are apart, so that neither waits for the other. When the
@@ -15,6 +17,7 @@ Theory of operation
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
 import time
@@ -25,13 +28,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kinetod import credentials
 from kinetod.attach.diagnosis import KnownAgent
 from kinetod.attach.diagnosis_process import DiagnosisProcess
 from kinetod.attach.helpers import AttachHelpers, Crashed, TooLate
-from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.attach.interface import Approval, AttachCode, AttachError, replaced
 from kinetod.attach.questions import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
 from kinetod.attach.service import messages
-from kinetod.attach.service.policy import Owner, Policy, PolicyError, load, owner
+from kinetod.attach.service.policy import Policy, PolicyError, load, owner
+from kinetod.credentials import Credentials
 from kinetod.identity import ProcessKey, start_time_ns
 from kinetod.text import clean
 
@@ -151,20 +156,27 @@ class AttachService:
             raise Denied("CALLER", why)
         return policy
 
-    def check(self, caller: Caller, policy: Policy, key: ProcessKey, boot_time_ns: int) -> Owner:
-        """Whether the process still is the one that is named, and may be touched. Raises Denied."""
+    def check(
+        self, caller: Caller, policy: Policy, key: ProcessKey, boot_time_ns: int, *, administrator: bool = True
+    ) -> Credentials:
+        """Whether the process still is the one that is named, and may be touched. Raises Denied.
+
+        administrator: for whom the front end asks; what only looks at a process is done for everybody whom it asks for.
+        """
         try:
             before = start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns)
-            found = owner(key.pid, self._proc)
+            found = credentials.read(key.pid, proc=self._proc)
             if not before == start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns) == key.start_time_ns:
                 raise ProcessLookupError
         except (OSError, ValueError):
             raise Denied(
                 AttachCode.GONE, f"process {key.pid} has ended; `kinetoctl ps --all` lists the others"
             ) from None
+        if key.pid == os.getpid() or _is_child(key.pid, self._proc):
+            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the attach helper itself; name another process")
         if key.pid == caller.pid:
             raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is who asks; name another process")
-        if why := policy.refuses_owner(found):
+        if why := policy.refuses_owner(owner(key.pid, found, self._proc), administrator=administrator):
             raise Denied(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
         return found
 
@@ -173,12 +185,20 @@ class AttachService:
     ) -> tuple[messages.Attached, socket.socket]:
         """Raises Denied, AttachError."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
-        self.check(caller, policy, key, asked.boot_time_ns)
+        approved = Credentials.from_dict(msgspec.structs.asdict(asked.approved))
+
+        def check(approved: Credentials) -> Credentials:
+            found = self.check(caller, policy, key, asked.boot_time_ns, administrator=asked.administrator)
+            if difference := approved.difference(found):
+                raise replaced(key.pid, difference)
+            return found
+
+        found = check(approved)
         attached, channel = await self._helpers.attach(
-            key, deadline_s=asked.deadline_ms / 1000, boot_time_ns=asked.boot_time_ns
+            key, Approval(found), deadline_s=asked.deadline_ms / 1000, boot_time_ns=asked.boot_time_ns
         )
         try:
-            self.check(caller, policy, key, asked.boot_time_ns)  # it may have got other rights meanwhile
+            check(found)
         except BaseException:
             channel.close()  # the agent leaves
             raise
@@ -188,13 +208,14 @@ class AttachService:
     async def diagnose(self, caller: Caller, policy: Policy, asked: messages.Diagnose) -> messages.Diagnosed:
         """Raises Denied."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
-        self.check(caller, policy, key, asked.boot_time_ns)
+        before = self.check(caller, policy, key, asked.boot_time_ns)
         agent = KnownAgent(**msgspec.structs.asdict(asked.agent))
         try:
             found = await self._diagnosis.diagnose(key.pid, agent)
         except ProcessLookupError as exc:
             raise Denied(AttachCode.GONE, f"process {key.pid} has ended") from exc
         self.check(caller, policy, key, asked.boot_time_ns)
+        self._still(key, before)
         return messages.Diagnosed(diagnosis=asdict(found))
 
     async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
@@ -224,18 +245,26 @@ class AttachService:
     async def toolkit(self, caller: Caller, policy: Policy, asked: messages.Toolkit) -> messages.Tools:
         """Raises Denied."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
-        self.check(caller, policy, key, asked.boot_time_ns)
+        found = self.check(caller, policy, key, asked.boot_time_ns)
         targets = [[key.pid, key.start_time_ns]]
         said = await self._ask({"do": TOOLKIT, "boot_time_ns": asked.boot_time_ns, "targets": targets})
+        self._still(key, found)
         return messages.Tools(cupti=said["cupti"], environ=said["environ"])
 
     async def device_code(self, caller: Caller, policy: Policy, asked: messages.DeviceCode) -> messages.Launches:
         """Raises Denied."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
-        self.check(caller, policy, key, asked.boot_time_ns)
+        found = self.check(caller, policy, key, asked.boot_time_ns)
         targets = [[key.pid, key.start_time_ns]]
         said = await self._ask({"do": DEVICE_GRAPHS, "boot_time_ns": asked.boot_time_ns, "targets": targets})
+        self._still(key, found)
         return messages.Launches(file=said["file"])
+
+    def _still(self, key: ProcessKey, found: Credentials) -> None:
+        """Whether what was read is of what was checked. Raises AttachError."""
+        with contextlib.suppress(ProcessLookupError):
+            if difference := found.difference(credentials.read(key.pid, proc=self._proc)):
+                raise replaced(key.pid, difference)
 
     async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
         """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
@@ -420,9 +449,16 @@ def _seen(said: messages.Answer) -> int:
     return len(said.searched) if isinstance(said, messages.Found) else 0
 
 
+def _is_child(pid: int, proc: Path) -> bool:
+    """Of this process: one of its helpers, where their user (root, in a container) does not tell them."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid()
+    return False
+
+
 def _describe(pid: int) -> str:
     """Owner and name, as far as it is still there."""
     with contextlib.suppress(OSError, IndexError):
         name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-        return f"uid {owner(pid).uids[1]}, {clean(name, 32)}"
+        return f"uid {credentials.read(pid).uid}, {clean(name, 32)}"
     return "ended"

@@ -16,6 +16,7 @@ from kinetod.attach.helpers import AttachHelpers
 from kinetod.attach.interface import AttachCode, Attached, AttachError
 from kinetod.identity import ProcessKey, identify, start_time_ns
 from support import scripted_helper, subjects
+from support.approvals import APPROVAL
 from support.waiting import until
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ def failure(script: str, deadline_s: float = 20) -> AttachError:
     async def scenario(helpers: AttachHelpers) -> AttachError:
         before = helpers.pids()
         with pytest.raises(AttachError) as caught:
-            await helpers.attach(KEY, deadline_s=deadline_s)
+            await helpers.attach(KEY, APPROVAL, deadline_s=deadline_s)
         if caught.value.code is not AttachCode.TRACED:
             assert not helpers.pids() & before
         return caught.value
@@ -63,7 +64,7 @@ def test_the_channel_comes_with_what_the_attach_took() -> None:
     async def scenario(helpers: AttachHelpers) -> None:
         (pid,) = helpers.pids()
         key = ProcessKey(pid, start_time_ns(pid))
-        attached, channel = await helpers.attach(key, deadline_s=20)
+        attached, channel = await helpers.attach(key, APPROVAL, deadline_s=20)
         with channel:
             assert attached == Attached(method="scripted", stopped_ns=250_000, latency_ns=3_000_000)
             assert not channel.get_inheritable()
@@ -86,7 +87,7 @@ def test_a_refusal_has_the_helpers_code_and_words() -> None:
 def test_a_helper_that_fails_is_a_failed_attach(script: str, why: str) -> None:
     async def scenario(helpers: AttachHelpers) -> AttachError:
         with pytest.raises(AttachError) as caught:
-            await helpers.attach(KEY, deadline_s=20)
+            await helpers.attach(KEY, APPROVAL, deadline_s=20)
         return caught.value
 
     error = with_helpers(script, scenario)
@@ -107,7 +108,7 @@ def test_a_warm_helper_that_was_killed_is_passed_over() -> None:
         (pid,) = helpers.pids()
         os.kill(pid, signal.SIGKILL)
         until(lambda: subjects.state(pid) in ("", "Z"), "it has ended")  # of which the loop has not heard meanwhile
-        _attached, channel = await helpers.attach(KEY, deadline_s=20)
+        _attached, channel = await helpers.attach(KEY, APPROVAL, deadline_s=20)
         with channel:
             assert peer_pid(channel) != pid
 
@@ -117,7 +118,7 @@ def test_a_warm_helper_that_was_killed_is_passed_over() -> None:
 def test_a_caller_that_hangs_up_leaves_no_helper_behind() -> None:
     async def scenario(helpers: AttachHelpers) -> None:
         (before,) = helpers.pids()
-        caller = asyncio.create_task(helpers.attach(KEY, deadline_s=20))
+        caller = asyncio.create_task(helpers.attach(KEY, APPROVAL, deadline_s=20))
         await asyncio.sleep(0)
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
@@ -133,7 +134,7 @@ def test_many_attaches_at_once_wait_for_a_warm_helper_and_then_get_more(
     monkeypatch.setattr(module, "WAIT_FOR_WARM_S", wait_s)
 
     async def scenario(helpers: AttachHelpers) -> None:
-        tasks = [asyncio.create_task(helpers.attach(KEY, deadline_s=20)) for _ in range(3)]
+        tasks = [asyncio.create_task(helpers.attach(KEY, APPROVAL, deadline_s=20)) for _ in range(3)]
         channels = [channel for _, channel in await asyncio.gather(*tasks)]
         assert len({peer_pid(channel) for channel in channels}) == helpers_used
         for channel in channels:

@@ -11,6 +11,7 @@ from kinetod.attach import attempt, bootstrap, standstill
 from kinetod.attach.attempt import bring_in, first_number
 from kinetod.attach.image import TargetImage
 from kinetod.attach.interface import AttachCode, AttachError, Bootstrap, Deadline, Stop
+from support.approvals import PLAIN
 
 BOOTSTRAP = Bootstrap(token=1, source=b"")
 DEADLINE_S = 20.0
@@ -20,6 +21,7 @@ class Image:
     """As much of a target as the order needs: the test's own pid."""
 
     pid = os.getpid()
+    approved = PLAIN
 
 
 class FakeMethod:

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import kineto_agent
 import kinetod
 import pytest
+from kinetod import credentials
 from kinetod.attach.channel import await_channel
 from kinetod.attach.interface import AttachCode, AttachError, Deadline
 
@@ -39,6 +41,19 @@ def test_the_named_end_is_taken(descriptors: list[int]) -> None:
             taken.send(b"hello")
             assert ours.recv(10) == b"hello"
             assert not taken.get_inheritable()
+
+
+def test_a_channel_that_was_made_as_another_user_is_none(descriptors: list[int]) -> None:
+    token = time.time_ns()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        offer(descriptors, token, theirs.fileno())
+        own = credentials.read(os.getpid())
+        (await_channel(os.getpid(), token, Deadline(5), own) or pytest.fail()).close()
+        other = replace(own, uids=(own.uid + 1,) * 4)
+        with pytest.raises(AttachError, match=f"its channel is one of uid {own.uid}") as caught:
+            await_channel(os.getpid(), token, Deadline(5), other)
+    assert caught.value.code is AttachCode.REPLACED
 
 
 def test_one_look_is_taken_even_without_time() -> None:

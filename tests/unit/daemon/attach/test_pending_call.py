@@ -95,7 +95,7 @@ def test_without_the_right_to_open_proc_mem_it_works_by_other_system_calls(
     with engine_target(tmp_path) as target:
         monkeypatch.setattr("kinetod.attach.memory.os.open", refusing)
         image = TargetImage(target.pid)
-        assert not image.memory.writes_code
+        assert not image.memory.writes
         METHOD.hand_over(image, target.bootstrap(), Deadline(SECONDS))
         target.until_marked()
         target.finish()

@@ -192,7 +192,7 @@ def test_an_old_python_is_refused(version: str) -> None:
 
 def free_threaded(flag: int) -> Finding:
     class Memory:
-        writes_code = True
+        writes = True
 
         def read(self, _address: int, size: int) -> bytes:
             return (b"xdebugpy" + bytes(8) + bytes([flag]) + bytes(7))[:size]

@@ -1,13 +1,24 @@
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kinetod.attach.service import messages
 
 TARGET = messages.Target(7, 8)
+APPROVED = messages.Approved(
+    uids=(1000, 1000, 1000, 1000),
+    gids=(1000, 1000, 1000, 1000),
+    capabilities=2**63 - 1,
+    dumpable=None,
+    user_namespace=4026531837,
+    executable=None,
+    program="ab" * 32,
+)
+ATTACH = b'{"type":"attach","administrator":false,"approved":' + msgspec.json.encode(APPROVED) + b","
 MESSAGES = [
-    messages.Attach(target=TARGET, boot_time_ns=1, deadline_ms=5),
+    messages.Attach(target=TARGET, approved=APPROVED, administrator=True, boot_time_ns=1, deadline_ms=5),
     messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.Agent(state="READY")),
     messages.Look(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Search(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
@@ -15,7 +26,7 @@ MESSAGES = [
     messages.DeviceCode(target=TARGET, boot_time_ns=1),
     messages.Kubelet(),
 ]
-HEAD = b"KATT\x01\x00"
+HEAD = b"KATT\x02\x00"
 
 
 @pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
@@ -35,6 +46,8 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         job_step="é" * 32,
         is_python=True,
         own_user_namespace=True,
+        uid=2**32 - 1,
+        program="é" * 64,
     )
     tool = messages.Tool(pid=1 << 22, product="x" * 128, gpus=facts.gpus)
     for said in (
@@ -48,12 +61,15 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"type":"attach","target":[0,8],"boot_time_ns":1,"deadline_ms":5}', "target"),
-        (b'{"type":"attach","target":[7,-1],"boot_time_ns":1,"deadline_ms":5}', "target"),
-        (b'{"type":"attach","target":[7,8,9],"boot_time_ns":1,"deadline_ms":5}', "length 2"),
-        (b'{"type":"attach","target":[7,8],"boot_time_ns":1,"deadline_ms":60001}', "deadline_ms"),
-        (b'{"type":"attach","target":["7",8],"boot_time_ns":1,"deadline_ms":5}', "target"),
-        (b'{"type":"attach","target":[7,8],"boot_time_ns":1,"deadline_ms":5,"path":"/x"}', "path"),
+        (ATTACH.replace(b"[1000,", b"[-1,", 1) + b'"target":[7,8],"boot_time_ns":1,"deadline_ms":5}', "approved.uids"),
+        (ATTACH.replace(b"[1000,", b"[", 1) + b'"target":[7,8],"boot_time_ns":1,"deadline_ms":5}', "length 4"),
+        (b'{"type":"attach","target":[7,8],"boot_time_ns":1,"deadline_ms":5}', "approved"),
+        (ATTACH + b'"target":[0,8],"boot_time_ns":1,"deadline_ms":5}', "target"),
+        (ATTACH + b'"target":[7,-1],"boot_time_ns":1,"deadline_ms":5}', "target"),
+        (ATTACH + b'"target":[7,8,9],"boot_time_ns":1,"deadline_ms":5}', "length 2"),
+        (ATTACH + b'"target":[7,8],"boot_time_ns":1,"deadline_ms":60001}', "deadline_ms"),
+        (ATTACH + b'"target":["7",8],"boot_time_ns":1,"deadline_ms":5}', "target"),
+        (ATTACH + b'"target":[7,8],"boot_time_ns":1,"deadline_ms":5,"path":"/x"}', "path"),
         (b'{"type":"look","targets":[],"boot_time_ns":1}', "targets"),
         (
             b'{"type":"look","targets":['
@@ -78,9 +94,9 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="version 2") as caught:
-        messages.request(struct.pack("<4sH", b"KATT", 2) + b"whatever comes then")
-    assert caught.value.theirs == 2
+    with pytest.raises(messages.WrongVersion, match="version 3") as caught:
+        messages.request(struct.pack("<4sH", b"KATT", 3) + b"whatever comes then")
+    assert caught.value.theirs == 3
 
 
 @given(st.binary(max_size=200))

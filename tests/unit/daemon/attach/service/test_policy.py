@@ -1,11 +1,15 @@
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kinetod import credentials
 from kinetod.attach.service import policy
 from kinetod.attach.service.policy import Owner, PolicyError
+from support.approvals import PLAIN
 from support.waiting import until
 
 EXAMPLE = Path(__file__).parents[5] / "deploy/config/attach.toml"
@@ -34,7 +38,7 @@ def test_by_default_the_front_end_may_enter_everybodys_processes_but_roots(tmp_p
 
 def test_the_file_that_is_installed_says_the_defaults(tmp_path: Path) -> None:
     text = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
-    assert len(re.findall(r"^\w+ = ", text, re.MULTILINE)) == 5
+    assert len(re.findall(r"^\w+ = ", text, re.MULTILINE)) == 6
     with_all = loaded(tmp_path, text)
     assert with_all == loaded(tmp_path, EXAMPLE.read_text())
 
@@ -44,6 +48,49 @@ def test_a_program_that_has_changed_its_rights_is_none_of_who_started_it(tmp_pat
     assert found.refuses_owner(plain(1000, 0, 0, 0))
     assert found.refuses_owner(plain(1000, 1000, 0, 1000))
     assert loaded(tmp_path, "users = [1000]").refuses_owner(plain(1000, 1001, 1001, 1001))
+
+
+def test_by_default_the_hosts_own_accounts_are_left_alone(tmp_path: Path) -> None:
+    assert "processes of uid 999 are left alone" in loaded(tmp_path, "").refuses_owner(plain(999))
+    assert loaded(tmp_path, 'users = ["*"]').refuses_owner(plain(999)) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "administrator", "allowed"),
+    [
+        ("", False, False),
+        ("", True, True),
+        ('protected = "never"', True, False),
+        ('protected = "always"', False, True),
+    ],
+)
+def test_protected_processes_are_for_administrators_unless_the_policy_says_otherwise(
+    tmp_path: Path, text: str, administrator: bool, allowed: bool
+) -> None:
+    protected = Owner((1000,) * 4, container=False, protected="it is not dumpable")
+    why = loaded(tmp_path, text).refuses_owner(protected, administrator=administrator)
+    assert (why == "") is allowed, why
+    assert allowed or "it is protected: it is not dumpable" in why
+
+
+def test_the_helpers_own_processes_are_never_entered(tmp_path: Path) -> None:
+    found = replace(loaded(tmp_path, 'users = ["*"]\nprotected = "always"'), own_uid=991)
+    assert "the attach helper itself" in found.refuses_owner(plain(991), administrator=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"uids": (1000, 1001, 1001, 1001)}, "change its user"),
+        ({"gids": (1000, 42, 42, 42)}, "change its user or group"),
+        ({"dumpable": False}, "not dumpable"),
+        ({"capabilities": 1 << 13}, "has capabilities"),
+        ({}, ""),
+    ],
+)
+def test_a_process_that_its_user_could_not_trace_is_protected(changes: dict[str, Any], why: str) -> None:
+    found = policy.owner(os.getpid(), replace(PLAIN, **changes)).protected
+    assert why in found and bool(found) == bool(why)
 
 
 def test_the_front_ends_own_processes_are_never_entered(tmp_path: Path) -> None:
@@ -80,6 +127,7 @@ def test_root_in_a_container_is_left_alone_too_if_the_policy_says_so(tmp_path: P
         ('users = ["9-1"]', "no range"),
         ('users = "ada"', "users"),
         ('root = "sometimes"', "root: must be"),
+        ('protected = "sometimes"', "protected: must be"),
         ("user = []", "user"),
         ("users = [", "attach.toml"),
     ],
@@ -112,7 +160,9 @@ def test_without_a_file_nobody_is_served(tmp_path: Path, name: str) -> None:
 
 
 def test_the_owner_is_what_the_kernel_says() -> None:
-    assert policy.owner(os.getpid()) == Owner((os.getuid(), *(os.geteuid(),) * 3), container=False)
+    assert policy.owner(os.getpid(), credentials.read(os.getpid())) == Owner(
+        (os.getuid(), *(os.geteuid(),) * 3), container=False
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -121,7 +171,7 @@ def test_a_process_in_its_own_pid_namespace_is_one_of_a_container() -> None:
         try:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             (first,) = until(lambda: children.read_text().split(), "the namespace has its first process")
-            assert policy.owner(int(first)).container
+            assert policy.owner(int(first), credentials.read(int(first))).container
         finally:
             process.kill()
 
