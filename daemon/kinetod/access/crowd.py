@@ -153,6 +153,10 @@ class Crowd:
         for each in list(self._connections.get(group, ())):
             each.release()
 
+    def unknown(self, door: str, why: str) -> None:
+        """Somebody whom nobody can name was refused at that address."""
+        self._tally.note((door, why), {"text": f"a connection to {door} was refused: {why}"})
+
     def _refused(self, peer: Peer, limit: str, why: str) -> None:
         metrics.limited(limit)
         self._tally.note((peer.key, limit), {"text": f"a connection of {peer.key} was refused: {why}"})

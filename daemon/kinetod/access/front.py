@@ -187,7 +187,7 @@ class Front:
                     return
                 peer = with_groups(peer, sock)
             except (OSError, Unidentified) as exc:
-                log.warning("a connection to %s was refused: %s", door.address, exc)
+                self.crowd.unknown(str(door.address), str(exc))
                 sock.close()
                 return
             self._admit(sock, door, peer)
