@@ -17,7 +17,7 @@ from kineto_trace import codec
 
 SPILL_FROM_BYTES = 96 << 20  # of raw records; columns and what is made on the way take 1.3 to 2.5 times as much
 LEAST_BYTES = 1 << 20
-RESIDENT_BYTES = 176 << 20  # of files, libraries among them; with what grows between two looks: below 400 MiB
+RESIDENT_BYTES = 176 << 20  # of files, libraries among them; what grows between two looks comes on top
 _ROOM_BASE, _ROOM_FACTOR = 1 << 30, 16  # of the file, which is sparse
 _SET_HANDLER = 304  # PyDataMem_SetHandler's place in numpy's table of functions, which never changes
 _CAPSULE = b"mem_handler"

@@ -9,7 +9,8 @@ from kinetod import __version__
 from kinetod.config import Settings
 from kinetod.gpus.interface import LibraryState
 from kinetod.gpus.reader import DEADLINE_S, GpuReader
-from kinetod.store import Store, folder_bytes
+from kinetod.store import Store
+from kinetod.stored_files import folder_bytes
 
 
 @dataclass(frozen=True, slots=True)

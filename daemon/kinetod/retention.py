@@ -25,7 +25,8 @@ from kineto_protos.units import format_duration, format_size
 from kinetod import metrics
 from kinetod.config import Config, Settings
 from kinetod.errors import KinetodError
-from kinetod.store import Holding, Store, folder_bytes
+from kinetod.store import Holding, Store
+from kinetod.stored_files import folder_bytes
 
 log = logging.getLogger(__name__)
 

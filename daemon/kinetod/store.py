@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import errno
 import functools
-import hashlib
 import logging
 import os
 import shutil
@@ -39,7 +38,7 @@ from kinetod.access.policy import Thing
 from kinetod.errors import Exhausted, KinetodError, Precondition, Reason, StartError
 from kinetod.identity import ProcessKey
 from kinetod.limits.fair import FairSlots
-from kinetod.store_guard import open_regular
+from kinetod.stored_files import empty
 
 log = logging.getLogger(__name__)
 
@@ -268,12 +267,12 @@ class Store:
     async def remove(self, capture_id: str) -> None:
         """Removes the files of a capture; its entry too, unless it says where the uploaded copy is."""
         trash = await self.run(self._take_out, capture_id)
-        await asyncio.to_thread(_empty, trash)  # large files: not in the store's thread
+        await asyncio.to_thread(empty, trash)  # large files: not in the store's thread
         await self.run(self._settle, trash)
 
     def _take_out(self, capture_id: str) -> Path:
         trash = self._trash / capture_id
-        _empty(trash)
+        empty(trash)
         with contextlib.suppress(FileNotFoundError):
             (self.captures_dir / capture_id).rename(trash)  # over an empty folder, if there is one
         trash.mkdir(mode=0o700, exist_ok=True)
@@ -294,7 +293,7 @@ class Store:
     def _remove_folder(self, folder: Path) -> None:
         """Of a capture that has no row."""
         trash = self._trash / folder.name
-        _empty(trash)
+        empty(trash)
         with contextlib.suppress(FileNotFoundError):
             folder.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
@@ -428,7 +427,7 @@ class Store:
     def clean_up(self) -> None:
         """After a crash: ends removals, removes folders that have no row and half-written files."""
         for trash in self._trash.iterdir():
-            _empty(trash)
+            empty(trash)
             self._settle(trash)
         known = {row[0] for row in self._db.execute("SELECT id FROM captures").fetchall()}
         for folder in self.captures_dir.iterdir():
@@ -469,37 +468,6 @@ def _is_uploaded(text: str | None) -> bool:
     return upload.state == pb.UPLOAD_STATE_UPLOADED
 
 
-def _empty(folder: Path) -> None:
-    """Removes what is in a folder, not the folder; a file or link of that name goes."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        folder.unlink(missing_ok=True)
-        return
-    with contextlib.suppress(FileNotFoundError):
-        for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    Path(entry.path).unlink()
-
-
 def key_of(target: pb.Target) -> ProcessKey:
     """The process of a target."""
     return ProcessKey(target.pid, target.start_time_ns)
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += Path(root, name).lstat().st_blocks * 512
-    return total
-
-
-def file_digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file. Raises OSError."""
-    with open_regular(path) as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return os.fstat(file.fileno()).st_size, digest.hexdigest()

@@ -16,7 +16,7 @@ from kineto_trace.formats import STORED_NAMES
 
 from kinetod.captures.services import Services
 from kinetod.errors import VerdictReason
-from kinetod.store import file_digest
+from kinetod.stored_files import file_digest
 from kinetod.text import clean
 from kinetod.workers import DecodeError
 

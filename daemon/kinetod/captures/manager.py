@@ -51,7 +51,8 @@ from kinetod.errors import (
     invalid,
 )
 from kinetod.registry import Registry
-from kinetod.store import Store, folder_bytes, key_of
+from kinetod.store import Store, key_of
+from kinetod.stored_files import folder_bytes
 from kinetod.workers import RAW_KEPT
 
 log = logging.getLogger(__name__)

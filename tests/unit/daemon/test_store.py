@@ -9,7 +9,8 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.access.policy import Thing
 from kinetod.errors import Exhausted, Precondition, StartError
-from kinetod.store import Store, file_digest, folder_bytes, key_of, store_error
+from kinetod.store import Store, key_of, store_error
+from kinetod.stored_files import file_digest, folder_bytes
 
 FIRST_SCHEMA = """
 CREATE TABLE captures (id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL,
