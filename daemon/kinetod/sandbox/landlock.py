@@ -56,8 +56,8 @@ def restrict(rules: Iterable[tuple[Path, int]], version: int) -> None:
 def _allow(ruleset: int, path: Path, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
+    except (FileNotFoundError, PermissionError):
+        return  # what it cannot reach anyway needs no rule
     try:
         rule = struct.pack("=Qi", rights if path.is_dir() else rights & _FOR_FILES, descriptor)
         _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), ctypes.c_char_p(rule), ctypes.c_uint(0))
