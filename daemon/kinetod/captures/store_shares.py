@@ -82,9 +82,13 @@ class StoreShares:
 
     async def refresh(self) -> None:
         """Asks the index. Raises KinetodError."""
-        self._disk_bytes = await asyncio.to_thread(self._store.disk_bytes)
         until_uploaded = bool(self._config.upload_url)
-        self._uses = {use.owner_uid: use for use in await self._store.run(self._store.uses, until_uploaded)}
+        uses = await self._store.run(self._store.uses, until_uploaded)
+        try:
+            self._disk_bytes = await asyncio.to_thread(self._store.disk_bytes)
+        except OSError as exc:
+            raise store_error(exc, self._store.state_dir) from exc
+        self._uses = {use.owner_uid: use for use in uses}
 
     def left(self, owner_uid: int, *, admin: bool) -> Left:
         """For what this user writes now. From any thread."""
