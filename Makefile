@@ -46,7 +46,7 @@ gpu: $(STAMP)
 	$(BIN)/pytest tests/gpu
 	$(BIN)/python tests/bench/overhead.py
 
-# There, too: some eighty real GPU programs, each traced and compared with an untouched run; half an hour.
+# There, too: some eighty real GPU programs, each traced and compared with an untouched run; half some twenty minutes.
 zoo: $(STAMP)
 	$(BIN)/python tests/gpu/zoo/run.py --output build/zoo
 
@@ -105,7 +105,7 @@ campaign-access: $(STAMP)
 	$(BIN)/python tests/campaign/access.py
 	$(BIN)/python tests/campaign/hostile.py --seconds $(HOSTILE_SECONDS)
 
-# Ten thousand traces of processes that become another user's meanwhile, at every step and at random; as root: an hour.
+# Ten thousand traces of processes that become another user's meanwhile, at every step and at random; as root: some twenty minutes.
 campaign-exec-race: $(STAMP)
 	$(BIN)/python tests/campaign/exec_race.py
 
@@ -118,7 +118,7 @@ campaign-fuzz-service: $(STAMP)
 	-$(BIN)/pip install --quiet --disable-pip-version-check atheris
 	$(BIN)/python tests/campaign/fuzz_service.py
 
-# A quarter of an hour of uploads to an S3 server through kills of the daemon and cut connections.
+# A quarter of some twenty minutes of uploads to an S3 server through kills of the daemon and cut connections.
 campaign-uploads: $(STAMP)
 	$(BIN)/python tests/campaign/uploads.py
 
@@ -130,7 +130,7 @@ campaign-reports: $(STAMP)
 campaign-load: $(STAMP)
 	$(BIN)/python tests/campaign/load.py
 
-# Some 200 kills at random moments of captures, then full disks, set clocks and slow readers: half an hour, as root.
+# Some 200 kills at random moments of captures, then full disks, set clocks and slow readers: half some twenty minutes, as root.
 campaign-faults: $(STAMP)
 	$(BIN)/python tests/campaign/faults.py
 
