@@ -23,6 +23,7 @@ CUPTI_LIBRARY = "KINETO_CUPTI_LIBRARY"
 _SYSTEM_SOCKET = "/run/kineto/agent.sock"
 _OFF = ("", "0")
 _AUXILIARY = struct.Struct("LL")  # type and value, ended by type 0
+_AUXILIARY_BYTES = 4096  # some 320 are usual
 _AT_SECURE = 23
 
 
@@ -30,9 +31,10 @@ def is_elevated(auxiliary_vector: str = "/proc/self/auxv") -> bool:
     """Whether this program has another user's or group's rights, or capabilities of its file (AT_SECURE)."""
     if os.getuid() != os.geteuid() or os.getgid() != os.getegid():
         return True
+    from kineto_agent.descriptors import read_file  # _ctypes: only where it is needed
+
     try:
-        with open(auxiliary_vector, "rb") as file:
-            data = file.read()
+        data = read_file(auxiliary_vector, _AUXILIARY_BYTES)
     except OSError:
         return False
     whole = data[: len(data) - len(data) % _AUXILIARY.size]

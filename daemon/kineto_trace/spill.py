@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace import codec
+from kineto_trace.target import raw_bytes
 
 SPILL_FROM_BYTES = 96 << 20  # of raw records; columns and what is made on the way take 1.3 to 2.5 times as much
 LEAST_BYTES = 1 << 20
@@ -42,7 +43,7 @@ _kept: list[object] = []  # what numpy points to
 
 def begin(target_dir: Path) -> bool:
     """Spills from here on if the target's records are many. For the whole life of this process, so once."""
-    raw = sum(path.stat().st_size for path in target_dir.glob("raw/*/*") if path.is_file())
+    raw = raw_bytes(target_dir)
     if raw < SPILL_FROM_BYTES or _kept:
         return False
     library = codec.load()

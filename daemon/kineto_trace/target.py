@@ -99,3 +99,8 @@ def _check(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not isinstance(value, _TYPES[name]):
             raise SpoolError(f"{TARGET_FILE}: {name} has a wrong type: {value!r:.80}")
+
+
+def raw_bytes(target_dir: Path) -> int:
+    """Bytes of all raw records of a target. Raises OSError."""
+    return sum(path.stat().st_size for path in target_dir.glob("raw/*/*") if path.is_file())

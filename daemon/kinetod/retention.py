@@ -89,8 +89,8 @@ def plan(
         users[each.owner_uid].append(each)
     for uid, owned in users.items():
         who = f"the captures of uid {uid}" if uid is not None else "captures of unknown users"
-        _by_count(owned, policy.max_captures_per_user, who, may_go, removals)
-        _by_bytes(owned, policy.max_bytes_per_user, who, may_go, removals)
+        _within(policy.max_captures_per_user, _COUNT, owned, who, may_go, removals)
+        _within(policy.max_bytes_per_user, _BYTES, owned, who, may_go, removals)
     if policy.max_bytes:
         _fairly(users, policy.max_bytes, policy.share_bytes, may_go, removals)
     return [removals[each.id] for each in holdings if each.id in removals]
@@ -143,37 +143,36 @@ def _fairly(
         total -= each.local_bytes or 0
 
 
-def _by_count(
-    holdings: list[Holding],
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """What there is a limit of for each user. of: how much of it one capture is; show: an amount, for people."""
+
+    rule: str
+    verb: str
+    of: Callable[[Holding], int]
+    show: Callable[[int], str]
+
+
+_COUNT = _Measure("user-count", "are", lambda _: 1, str)
+_BYTES = _Measure("user-bytes", "take", lambda each: each.local_bytes or 0, format_size)
+
+
+def _within(
     limit: int,
+    measure: _Measure,
+    holdings: list[Holding],
     who: str,
     may_go: Callable[[Holding], bool],
     removals: dict[str, Removal],
 ) -> None:
-    left = sum(each.id not in removals for each in holdings)
-    for each in holdings if limit else ():
-        if left <= limit:
-            return
-        if may_go(each):
-            removals[each.id] = Removal(each, "user-count", f"{who} are {left}, the limit is {limit}")
-            left -= 1
-
-
-def _by_bytes(
-    holdings: list[Holding],
-    limit: int,
-    who: str,
-    may_go: Callable[[Holding], bool],
-    removals: dict[str, Removal],
-) -> None:
-    total = sum(each.local_bytes or 0 for each in holdings if each.id not in removals)
+    total = sum(measure.of(each) for each in holdings if each.id not in removals)
     for each in holdings if limit else ():
         if total <= limit:
             return
-        if each.local_bytes and may_go(each):
-            reason = f"{who} take {format_size(total)}, the limit is {format_size(limit)}"
-            removals[each.id] = Removal(each, "user-bytes", reason)
-            total -= each.local_bytes
+        if measure.of(each) and may_go(each):
+            reason = f"{who} {measure.verb} {measure.show(total)}, the limit is {measure.show(limit)}"
+            removals[each.id] = Removal(each, measure.rule, reason)
+            total -= measure.of(each)
 
 
 def share_bytes(config: Config, disk_bytes: int) -> int:

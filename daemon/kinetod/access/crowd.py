@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kinetod import metrics
-from kinetod.access.limits import RequestRate, full
+from kinetod.access.limits import Debts, RequestRate, full
 from kinetod.access.peers import Peer
 from kinetod.access.tally import Tally
 
@@ -61,7 +61,7 @@ class Crowd:
         self._address_rate = RequestRate(lambda: ADDRESS_CONNECTIONS_PER_SECOND, clock)
         self._open: collections.Counter[str] = collections.Counter()
         self._speaking: collections.Counter[str] = collections.Counter()
-        self._sent: dict[str, tuple[float, float]] = {}  # bytes that the time since has not made good for, and when
+        self._sent = Debts(clock, MAX_CONNECTIONS)  # in bytes
         self._connections: dict[str, set[Held]] = {}  # those that speak, by whom they are held with
         self._until: dict[str, float] = {}
         self._tally = Tally(_log)
@@ -120,12 +120,8 @@ class Crowd:
         """So many bytes came."""
         if self._is_admin(connection.peer):
             return
-        group, now = _group(connection), self._clock()
-        sent, at = self._sent.pop(group, (0.0, now))
-        sent = max(0.0, sent - (now - at) * BYTES_PER_SECOND) + size
-        self._sent[group] = sent, now
-        if len(self._sent) > MAX_CONNECTIONS:
-            del self._sent[next(iter(self._sent))]
+        group = _group(connection)
+        sent = self._sent.add(group, size, BYTES_PER_SECOND)
         if sent > BURST_BYTES:
             text = f"{connection.peer.key} sends too much and is read more slowly"
             self._tally.note((group, "BYTES"), {"text": text})

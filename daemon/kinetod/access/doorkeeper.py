@@ -11,7 +11,6 @@ Theory of operation
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from kinetod import metrics
@@ -25,14 +24,6 @@ from kinetod.limits.fair import payer
 
 PENALTY_S = 0.05
 FLOODS = frozenset({Reason.TOO_MANY_REQUESTS, Reason.TOO_MANY_CALLS})
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Of the audit log: who, and what about."""
-
-    caller: Caller | None
-    facts: dict[str, Any]
 
 
 class Doorkeeper:

@@ -7,6 +7,7 @@ another eighth for administrators: whoever takes all that is to be had still kee
 
 import collections
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -32,13 +33,35 @@ COSTS = {
 }
 
 
+class Debts:
+    """What each has taken that the time since has not made good for. Of at most `most` keys."""
+
+    def __init__(self, clock: Callable[[], float], most: int) -> None:
+        self._clock = clock
+        self._most = most
+        self._known: dict[str, tuple[float, float]] = {}  # how much, and when
+
+    def add(self, key: str, amount: float, per_second: float, *, limit: float = math.inf) -> float:
+        """What it is with this amount, which is not added where that would be more than the limit."""
+        now = self._clock()
+        before, at = self._known.pop(key, (0.0, now))
+        before = max(0.0, before - (now - at) * per_second)
+        after = before + amount
+        self._known[key] = (before if after > limit else after, now)
+        if len(self._known) > self._most:
+            del self._known[next(iter(self._known))]  # the one that has taken nothing for the longest time
+        return after
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
 class RequestRate:
     """A token bucket for each caller. `per_second` is asked each time; administrators have one too."""
 
     def __init__(self, per_second: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
-        self._clock = clock
-        self._asked: dict[str, tuple[float, float]] = {}  # requests that the time since has not made good for, and when
+        self._asked = Debts(clock, MAX_CALLERS)
 
     def take(self, key: str, who: object, cost: int = 1) -> None:
         """Counts a request. who: for the message. Raises Exhausted."""
@@ -52,15 +75,10 @@ class RequestRate:
 
     def late_s(self, key: str, cost: int = 1) -> float:
         """Counts a request, 0; or does not, and says how long it is before one will be."""
-        rate, now = self._per_second(), self._clock()
-        asked, at = self._asked.pop(key, (0.0, now))
-        asked = max(0.0, asked - (now - at) * rate)
+        rate = self._per_second()
         most = max(cost, rate * BURST_S)
-        too_many = asked + cost > most
-        self._asked[key] = (asked if too_many else asked + cost, now)
-        if len(self._asked) > MAX_CALLERS:
-            del self._asked[next(iter(self._asked))]  # the one that has asked for nothing for the longest time
-        return max(1e-6, (asked + cost - most) / rate) if too_many else 0.0
+        asked = self._asked.add(key, cost, rate, limit=most)
+        return max(1e-6, (asked - most) / rate) if asked > most else 0.0
 
 
 class Full(Enum):

@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kineto_trace.target import raw_bytes
+
 from kinetod.sandbox import landlock, seccomp
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 47, 4
@@ -88,13 +90,12 @@ def _die_first_for_memory() -> None:
 
 
 def _set_limits(own: Path, limits: Limits) -> None:
-    raw = sum(path.stat().st_size for path in own.glob("raw/*/*") if path.is_file())
     wanted = {
         resource.RLIMIT_CORE: 0,  # what is in it came from a target and belongs to its owner
         resource.RLIMIT_DATA: limits.memory_bytes,
         resource.RLIMIT_CPU: limits.cpu_s,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_FSIZE: _CHEAP_BYTES + _OUTPUT_FACTOR * raw,
+        resource.RLIMIT_FSIZE: _CHEAP_BYTES + _OUTPUT_FACTOR * raw_bytes(own),
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }

@@ -187,18 +187,16 @@ class AttachService:
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         approved = Credentials.from_dict(msgspec.structs.asdict(asked.approved))
 
-        def check(approved: Credentials) -> Credentials:
-            found = self.check(caller, policy, key, asked.boot_time_ns, administrator=asked.administrator)
-            if difference := approved.difference(found):
-                raise replaced(key.pid, difference)
-            return found
+        def check() -> Credentials:
+            return self.check(caller, policy, key, asked.boot_time_ns, administrator=asked.administrator)
 
-        found = check(approved)
+        found = check()
+        _same(key, approved, found)
         attached, channel = await self._helpers.attach(
             key, Approval(found), deadline_s=asked.deadline_ms / 1000, boot_time_ns=asked.boot_time_ns
         )
         try:
-            check(found)
+            _same(key, found, check())
         except BaseException:
             channel.close()  # the agent leaves
             raise
@@ -214,8 +212,7 @@ class AttachService:
             found = await self._diagnosis.diagnose(key.pid, agent)
         except ProcessLookupError as exc:
             raise Denied(AttachCode.GONE, f"process {key.pid} has ended") from exc
-        self.check(caller, policy, key, asked.boot_time_ns)
-        self._still(key, before)
+        _same(key, before, self.check(caller, policy, key, asked.boot_time_ns))
         return messages.Diagnosed(diagnosis=asdict(found))
 
     async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
@@ -263,8 +260,7 @@ class AttachService:
     def _still(self, key: ProcessKey, found: Credentials) -> None:
         """Whether what was read is of what was checked. Raises AttachError."""
         with contextlib.suppress(ProcessLookupError):
-            if difference := found.difference(credentials.read(key.pid, proc=self._proc)):
-                raise replaced(key.pid, difference)
+            _same(key, found, credentials.read(key.pid, proc=self._proc))
 
     async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
         """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
@@ -447,6 +443,12 @@ def _seen(said: messages.Answer) -> int:
     if isinstance(said, messages.Seen):
         return len(said.facts)
     return len(said.searched) if isinstance(said, messages.Found) else 0
+
+
+def _same(key: ProcessKey, approved: Credentials, found: Credentials) -> None:
+    """Raises AttachError if the process is another one by now."""
+    if difference := approved.difference(found):
+        raise replaced(key.pid, difference)
 
 
 def _is_child(pid: int, proc: Path) -> bool:
