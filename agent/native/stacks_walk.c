@@ -27,6 +27,7 @@
 #define ATTEMPTS 6u
 #define HOLD_FRAMES 8u
 #define HOLD_BYTES MEMORY_PAGE_BYTES
+#define HELD_FRAMES_MOST (HOLD_BYTES / 64u) /* none is shorter; a chain that was torn may be a circle */
 #define HOLD_TIMES_SHORTEST 3
 #define HOLD_LEAST_LIMIT_NS 1500
 #define THREAD_BYTES_MOST 512u
@@ -254,7 +255,7 @@ static bool held_frame(const struct walker_of_stacks *walker, const struct hold 
 /* Is `address` below `from` in what is held, or what comes next below it? */
 static bool is_below(const struct walker_of_stacks *walker, const struct hold *hold, uint64_t from, uint64_t address) {
     struct walked_frame frame;
-    for (uint32_t i = 0; i < FRAMES_MOST && from != address; i++) {
+    for (uint32_t i = 0; i < HELD_FRAMES_MOST && from != address; i++) {
         const bool held = held_frame(walker, hold, from, &frame);
         if (!held && i == 0) { /* just called, in the next page: it may still be there */
             uint8_t bytes[FRAME_BYTES_MOST];
@@ -277,7 +278,7 @@ static bool keep_held(struct walker_of_stacks *walker, const struct hold *hold, 
     struct walked_frame frame;
     kept->depth = 0;
     kept->truncated = false;
-    while (address != 0 && kept->depth < FRAMES_MOST && held_frame(walker, hold, address, &frame)) {
+    for (uint32_t i = 0; i < HELD_FRAMES_MOST && address != 0 && held_frame(walker, hold, address, &frame); i++) {
         if (kept->depth > 0 || address == hold->to || is_below(walker, hold, hold->to, address)) {
             kept->frames[kept->depth++] = frame;
         }

@@ -276,6 +276,46 @@ static void nonsense_is_survived(void) {
     interpreters[0].threads = NULL;
 }
 
+struct flip {
+    struct fake_thread *thread;
+    struct fake_frame *frames[2];
+};
+
+/* As if the thread called and returned; in memory that only this thread writes. */
+__attribute__((no_sanitize("thread"))) static void *run_flips(void *argument) {
+    const struct flip *flip = argument;
+    link_thread(flip->thread, &interpreters[0]);
+    for (uint32_t i = 0; go_on; i++) {
+        __atomic_store_n(&flip->thread->frame, flip->frames[i % 2], __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+/* A frame that is freed and made again while it is read may point to itself, or to one that points to it. */
+static void a_circle_that_comes_and_goes_is_survived(void) {
+    static _Alignas(4096) struct fake_frame frames[3]; /* in one page */
+    struct ks_stop_result result;
+    struct fake_thread thread = {.frame = &frames[0]};
+    uint32_t rounds = 0;
+    struct flip flip = {&thread, {&frames[0], &frames[2]}};
+    pthread_t flipper;
+    for (uint32_t i = 0; i < 3; i++) {
+        frames[i] = (struct fake_frame){.code = &codes[0], .previous = i == 2 ? NULL : &frames[1 - i]};
+    }
+    go_on = true;
+    CHECK(pthread_create(&flipper, NULL, run_flips, &flip) == 0);
+    uint64_t seen = 0;
+    do { /* until both have had a processor at the same time for a while */
+        (void)open_sampler(4000, 1u << 20);
+        await_ticks(200);
+        close_sampler(&result);
+        seen += result.partial_stacks;
+    } while (seen < 100 && ++rounds < 50);
+    go_on = false;
+    CHECK(pthread_join(flipper, NULL) == 0);
+    interpreters[0].threads = NULL;
+}
+
 static void a_full_table_is_counted(void) {
     struct ks_stop_result result;
     struct fake_frame frame = {.code = &codes[0], .instruction = codes[0].bytecode};
@@ -294,6 +334,7 @@ int main(void) {
     make_interpreter();
     threads_come_and_go();
     nonsense_is_survived();
+    a_circle_that_comes_and_goes_is_survived();
     a_full_table_is_counted();
     (void)open_sampler(1000, 1u << 20); /* the exit handler ends it */
     await_ticks(3);
