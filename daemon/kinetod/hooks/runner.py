@@ -231,7 +231,7 @@ class _Places:
         return len(self.held)
 
     def to_give_up(self, owner: str) -> _Place | None:
-        """The newest that does not run, of the owner with most; None: that one would have no more than this one then."""
+        """The newest that does not run, of the owner with most; None: that one has hardly more than this one."""
         counts = Counter(place.owner for place in self.held)
         most, count = counts.most_common(1)[0]
         if count <= counts[owner] + 1:
