@@ -29,8 +29,8 @@ _CAPABILITIES_V3 = 0x20080522
 _CODE_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")
 _CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/statm")
 _OPEN_FILES = 256
-_CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
-_OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
+CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
+OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
 _OOM_FIRST = b"1000"  # if memory is short, the kernel ends this one and no other
 
 
@@ -95,7 +95,7 @@ def _set_limits(own: Path, limits: Limits) -> None:
         resource.RLIMIT_DATA: limits.memory_bytes,
         resource.RLIMIT_CPU: limits.cpu_s,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_FSIZE: _CHEAP_BYTES + _OUTPUT_FACTOR * raw_bytes(own),
+        resource.RLIMIT_FSIZE: CHEAP_BYTES + OUTPUT_FACTOR * raw_bytes(own),
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
