@@ -79,7 +79,7 @@ class Worker:
                 known={name: (size, sha256) for name, (size, sha256) in job["known"].items()},
                 damaged=job["damaged"],
             )
-            sink = sink_for(scheme_of(url), fs, self._throttle)
+            sink = sink_for(scheme_of(url), fs, self._throttle.share(str(job["user"])))
             digest, size = upload_capture(task, sink, remote, progress)
             return {"manifest_sha256": digest, "size": size}, b""
         if job["do"] == "remove":
