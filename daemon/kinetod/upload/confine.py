@@ -21,7 +21,8 @@ _SYSTEM = (
     "/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services",
     "/etc/protocols", "/etc/passwd", "/etc/localtime", "/etc/mime.types", "/etc/ssl", "/etc/pki",
     "/etc/crypto-policies", "/etc/ca-certificates", "/usr/share", "/usr/local/share", "/proc/cpuinfo",
-    "/proc/meminfo", "/proc/sys", "/sys/devices/system/cpu", "/run/systemd/resolve", "/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib",
+    "/proc/meminfo", "/proc/sys", "/sys/devices/system/cpu", "/run/systemd/resolve", "/bin", "/usr/bin", "/lib",
+    "/lib64", "/usr/lib",
 )  # fmt: skip
 _HOME = (".aws", ".azure", ".config/gcloud", ".boto")  # where libraries of stores look, and keep tokens
 _DAEMONS_OWN = "KINETOD_"  # its settings name its keys
