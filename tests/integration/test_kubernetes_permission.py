@@ -294,13 +294,13 @@ def held_calls(node: Node, token: str, *, connections: int, streams: int) -> Ite
     """Calls whose request never comes."""
     never = threading.Event()
 
-    def nothing() -> Iterator[bytes]:
+    def nothing() -> Iterator[Any]:
         never.wait()
         yield from ()
 
     with contextlib.ExitStack() as stack:
         stack.callback(never.set)
-        metadata = [("authorization", f"Bearer {token}")]
+        metadata = (("authorization", f"Bearer {token}"),)
         for _ in range(connections):
             channel = stack.enter_context(grpc.insecure_channel(node.tokens, options=OWN_CONNECTION))
             with contextlib.suppress(grpc.FutureTimeoutError):  # it was refused

@@ -25,6 +25,7 @@ _SYSTEM = (
     "/lib64", "/usr/lib",
 )  # fmt: skip
 _HOME = (".aws", ".azure", ".config/gcloud", ".boto")  # where libraries of stores look, and keep tokens
+_CERTIFICATES = ("SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")  # variables that may name folders
 _DAEMONS_OWN = "KINETOD_"  # its settings name its keys
 
 
@@ -52,7 +53,8 @@ def _rules(state_dir: Path, folders: tuple[str, ...], environ: Mapping[str, str]
             yield Path(home, name), landlock.OWN
     for name, value in environ.items():
         path = Path(value)
-        if not name.startswith(_DAEMONS_OWN) and path.is_absolute() and path.is_file():
+        named = path.is_file() or (name in _CERTIFICATES and path.is_dir())
+        if named and path.is_absolute() and not name.startswith(_DAEMONS_OWN):
             yield path, landlock.READ
             if path.is_symlink():  # a token that is renewed: the link will lead to another file
                 yield path.parent, landlock.READ
