@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -28,6 +28,18 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but dev.
+EXTRAS := nvidia amd s3 gcs azure dask kubernetes
+LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --fork-strategy fewest --upgrade \
+    --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+lock: $(STAMP)
+	$(BIN)/uv $(LOCK) $(EXTRAS:%=--extra %) pyproject.toml --output-file deploy/supply/requirements.txt
+	$(BIN)/uv $(LOCK) deploy/supply/build.in --output-file deploy/supply/build.txt
+
+# Known vulnerabilities of what is pinned; KINETO_ADVISORIES names a folder of advisories where osv.dev is out of reach.
+audit: $(STAMP)
+	PYTHONPATH=deploy/supply $(BIN)/python -m pinned.audit
 
 # The agent's tests under every Python from 3.9 on that this machine has.
 test-pythons: $(STAMP)

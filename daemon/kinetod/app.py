@@ -248,7 +248,11 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     store = Store(config.state_dir)
     stack.callback(store.close)
     _check_sandbox(config)
-    workers = WorkerPool(config.decode_workers, bounds=lambda: _bounds(settings.current))
+
+    def room() -> int:
+        return store.free_bytes() - settings.current.min_free_bytes - settings.current.start_free_bytes
+
+    workers = WorkerPool(config.decode_workers, bounds=lambda: _bounds(settings.current), room=room)
     await workers.start()
     stack.push_async_callback(workers.stop)
     executor = ThreadPoolExecutor(FILE_THREADS, "files")

@@ -306,7 +306,7 @@ KEYS: tuple[Key, ...] = (
         name="upload.parallel",
         field="upload_parallel",
         kind=Count(1, 32),
-        meaning="captures that are uploaded at the same time",
+        meaning="captures that are uploaded at the same time; one more for a user of whom none is",
         reload=True,
     ),
     Key(

@@ -1,31 +1,43 @@
 """Serves /metrics and /health over HTTP, in threads of its own: a scrape never holds up the daemon.
 
-A peer can hurt only itself: one that sends nothing is cut after REQUEST_S, and at most MAX_CONNECTIONS are open,
-more are closed at once. Nothing but these two pages is served, and nothing is taken from the request but the names
-that Prometheus asks for.
+A peer can hurt only itself. Over loopback a peer is a user of this host, else an address. Each has MAX_PER_PEER
+connections at a time and MAX_PER_SECOND new ones, of MAX_CONNECTIONS of all, of which some are kept for peers that have
+none; more are closed at once. A connection ends after CONNECTION_S, however slowly it sends or reads. One measurement
+is made at a time, and serves all scrapes that came before it began.
+
+Nothing but these two pages is served, and nothing is taken from the request but the names that Prometheus asks for.
 """
 
+import contextlib
 import json
 import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kinetod import __version__, metrics
-from kinetod.config import ListenAddress
+from kinetod.access.limits import RESERVE, RequestRate, full
+from kinetod.access.peers import Unidentified, of_loopback
+from kinetod.config import ListenAddress, is_loopback
 from kinetod.errors import StartError
 
 log = logging.getLogger(__name__)
 
 REQUEST_S = 5.0
+CONNECTION_S = 15.0  # a scrape takes 2 s
 MAX_CONNECTIONS = 16
+MAX_PER_PEER = 4
+MAX_PER_SECOND = 10  # of one peer, on average
 POLL_S = 0.5
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 _JSON = [("Content-Type", "application/json")]
@@ -48,7 +60,10 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: ListenAddress) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._held = Counter[str]()
+        self._open: dict[Any, tuple[str, float]] = {}  # by connection: whose, and since when
+        self._rate = RequestRate(lambda: MAX_PER_SECOND)
         super().__init__((address.host, address.port), _Handler)
 
     def server_bind(self) -> None:
@@ -58,23 +73,102 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if not self._enter(request, _peer(request, client_address)):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no more threads
-            self._free.release()
+            self._leave(request)
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            self.finish_request(request, client_address)
+        except Exception:  # noqa: BLE001  # as the base class does
+            self.handle_error(request, client_address)
         finally:
-            self._free.release()
+            self._leave(request)
+            self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a connection to the metrics port broke", exc_info=True)
+
+    def _enter(self, request: Any, peer: str) -> bool:
+        """Whether this peer may have one connection more, which it has then."""
+        with self._lock:
+            in_all = MAX_CONNECTIONS - MAX_CONNECTIONS // RESERVE
+            if full(self._held[peer], self._held.total(), own=MAX_PER_PEER, in_all=in_all, admin=False) is not None:
+                return False
+            if self._rate.late_s(peer):
+                return False
+            self._held[peer] += 1
+            self._open[request] = peer, time.monotonic()
+        return True
+
+    def _leave(self, request: Any) -> None:
+        with self._lock:
+            peer, _ = self._open.pop(request)
+            self._held[peer] -= 1
+            self._held += Counter()  # without those who have none
+
+    def service_actions(self) -> None:
+        """Every POLL_S: ends what takes too long."""
+        with self._lock:
+            for connection, (_, since) in self._open.items():
+                if time.monotonic() - since > CONNECTION_S:
+                    with contextlib.suppress(OSError):  # the other end has hung up
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _peer(connection: socket.socket, far: tuple[str, int]) -> str:
+    """What connections are counted by: a user of this host, or an address."""
+    if not is_loopback(far[0]):
+        return far[0]
+    try:
+        return of_loopback(connection.getsockname()[:2], far[:2]).key
+    except (Unidentified, OSError):
+        return "nobody in particular"
+
+
+class _Shared:
+    """A registry that is measured once for all scrapes that wait."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._began = float("-inf")
+        self._families: list[Metric] = []
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family, as measured after this was called."""
+        came = time.monotonic()
+        with self._lock:
+            if self._began < came:
+                self._began = time.monotonic()
+                self._families = list(self._registry.collect())
+            return self._families
+
+    def restricted_registry(self, names: Collection[str]) -> "_Some":
+        """Those with these samples: what `name[]` asks for."""
+        return _Some(self, frozenset(names))
+
+
+class _Some:
+    """The samples of a registry that have one of these names."""
+
+    def __init__(self, registry: _Shared, names: frozenset[str]) -> None:
+        self._registry = registry
+        self._names = names
+
+    def collect(self) -> Iterable[Metric]:
+        """The families that have any."""
+        for family in self._registry.collect():
+            samples = [sample for sample in family.samples if sample.name in self._names]
+            if samples:
+                some = Metric(family.name, family.documentation, family.type, family.unit)
+                some.samples = samples
+                yield some
 
 
 class MetricsServer:
@@ -89,7 +183,7 @@ class MetricsServer:
         registry = CollectorRegistry()
         for collector in (metrics.REGISTRY, *collectors):
             registry.register(collector)
-        self._metrics: Any = make_wsgi_app(registry)
+        self._metrics: Any = make_wsgi_app(_Shared(registry))
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 

@@ -23,6 +23,7 @@ from kinetod.errors import VerdictReason
 from kinetod.limits.fair import FairSlots
 from kinetod.sandbox import tries
 from kinetod.sandbox.jobs import MAX_ANSWER_BYTES
+from kinetod.sandbox.output import WATCH_S, Output, Overrun
 from kinetod.text import clean, clean_code
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,18 @@ class _Worker:
 class WorkerPool:
     """A fixed number of workers; jobs wait for a free one, in turns by whose they are (`limits.fair`)."""
 
-    def __init__(self, count: int, *, command: Sequence[str] = COMMAND, bounds: Callable[[], Bounds] = Bounds) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        command: Sequence[str] = COMMAND,
+        bounds: Callable[[], Bounds] = Bounds,
+        room: Callable[[], int] = lambda: 1 << 62,
+    ) -> None:
+        """room: free bytes of the disk beyond its reserve; asked in threads."""
         self._count = count
+        self._room = room
+        self._outputs: dict[Path, Output] = {}
         self._command = command
         self._bounds = bounds
         self._idle: list[_Worker] = []
@@ -107,6 +118,10 @@ class WorkerPool:
     def pids(self) -> set[int]:
         """Of the workers that are idle now."""
         return {worker.process.pid for worker in self._idle}
+
+    def written(self, folder: Path) -> int:
+        """What decoders at work have written below a folder. From any thread."""
+        return sum(output.bytes for path, output in list(self._outputs.items()) if path.is_relative_to(folder))
 
     async def start(self) -> None:
         """Warms all workers up."""
@@ -193,7 +208,7 @@ class WorkerPool:
             "required": bounds.required,
         }
         try:
-            answer = await asyncio.wait_for(worker.ask(job), deadline_ns / 1e9)
+            answer = await asyncio.wait_for(self._watched(worker, job, target_dir), deadline_ns / 1e9)
         except TimeoutError:
             await worker.stop(kill=True)
             raise DecodeError(
@@ -212,6 +227,21 @@ class WorkerPool:
             raise
         self._idle.append(worker)  # also that of the spare turn: starting one would take longer than most jobs
         return _conversion(answer, target_dir)
+
+    async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
+        """Its answer. Raises DecodeError if it writes too much, _Crashed, _Died."""
+        output = self._outputs[target_dir] = Output(target_dir, self._room)
+        asking = asyncio.create_task(worker.ask(job))
+        try:
+            while not (await asyncio.wait({asking}, timeout=WATCH_S))[0]:
+                with contextlib.suppress(OSError):  # of a folder that is gone, or a disk that does not answer
+                    await asyncio.to_thread(output.look)
+            return asking.result()
+        except Overrun as exc:
+            raise DecodeError(exc.code, f"{exc}; {RAW_KEPT} {target_dir}/raw") from exc
+        finally:
+            asking.cancel()
+            del self._outputs[target_dir]
 
     async def _take(self) -> _Worker:
         while self._idle:

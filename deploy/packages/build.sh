@@ -28,14 +28,11 @@ minor=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 # The environment, made at its place below the root, then told where it will lie.
 mkdir -p "$root$prefix"
-if ! "$python" -m venv --symlinks "$root$prefix" >/dev/null 2>&1; then  # Debian's Python has ensurepip in a package of its own
-    "$python" -m venv --clear --symlinks --without-pip "$root$prefix"
-fi
-builder=$work/builder
-if [ -x .venv/bin/pip ]; then pip=.venv/bin/pip; else "$python" -m venv "$builder"; pip=$builder/bin/pip; fi
-"$pip" --python "$root$prefix/bin/python3" install --quiet --disable-pip-version-check --no-warn-script-location \
-    --no-compile ".${extras:+[$extras]}"
-rm -rf "$root$prefix"/lib/python*/site-packages/{pip,setuptools}{,-*} "$root$prefix"/bin/{pip,Activate.ps1,activate}*
+"$python" -m venv --symlinks --without-pip "$root$prefix"
+tools=$python  # Debian's Python has ensurepip in a package of its own
+if [ -x .venv/bin/python ]; then tools=.venv/bin/python; fi
+deploy/supply/install.sh "$tools" "$root$prefix" "$extras" "$root$prefix/share/sbom/kinetod.cdx.json"
+rm -rf "$root$prefix"/bin/{Activate.ps1,activate}*
 find "$root$prefix" -name __pycache__ -prune -exec rm -rf {} +
 find "$root$prefix" -type d \( -name tests -o -name include \) -path '*/site-packages/*' -prune -exec rm -rf {} +
 grep -rlIZ "$root$prefix" "$root$prefix/bin" "$root$prefix/pyvenv.cfg" | xargs -0 -r sed -i "s|$root$prefix|$prefix|g"

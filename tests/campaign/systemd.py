@@ -11,13 +11,16 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
+sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos", "deploy/supply")]
 
+from pinned.pins import RUNTIME, normal, read  # noqa: E402
+from pinned.sbom import digest_of  # noqa: E402
 from support.booted import CannotBoot, Machine, machine  # noqa: E402
 from support.waiting import until  # noqa: E402
 
@@ -53,6 +56,7 @@ class Campaign:
 
     def run(self) -> None:
         """Everything."""
+        self.check("the bill of materials lists all that is in the package", lambda: f"{listed(self.package)} packages")
         self.check("install: dpkg -i starts both units", self.install)
         self.check("the front end has no capability, a filter, and its own user", self.front_end)
         self.check("an unprepared process of another user is traced", lambda: self.trace("train", 1234))
@@ -263,6 +267,26 @@ class Campaign:
         left = self.inside.said("sh", "-c", "ls -d /var/lib/kineto /etc/kinetod /opt/kinetod /run/kineto* 2>/dev/null")
         assert left == "", left
         assert self.inside.run("id", "kineto", check=False).returncode != 0
+
+
+def listed(package: Path) -> int:
+    """Holds the package's bill of materials against the lock and its files; how many packages it lists."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["dpkg-deb", "--extract", str(package), folder], check=True)
+        prefix = Path(folder) / "opt/kinetod"
+        bill = json.loads((prefix / "share/sbom/kinetod.cdx.json").read_text())
+        pins = read(RUNTIME)
+        for each in bill["components"]:
+            pin = pins[normal(each["name"])]
+            assert each["version"] == pin.version
+            assert each["hashes"][0]["content"] in pin.digests
+            assert each["licenses"]
+        own = {part["name"]: part["hashes"][0]["content"] for part in bill["metadata"]["component"]["components"]}
+        assert own == {path.name: digest_of(path) for path in prefix.glob("lib/*/site-packages/kineto_*/_native/*.so")}
+        assert len(own) == 2
+        found = {path.name.partition("-")[0] for path in prefix.glob("lib/*/site-packages/*.dist-info")}
+        assert {normal(name) for name in found} == {normal(each["name"]) for each in bill["components"]} | {"kinetod"}
+        return len(found)
 
 
 def built() -> Path:

@@ -3,6 +3,7 @@ forwarded ports, the official client, and a process in a pod's control group.
 """
 
 import collections
+import contextlib
 import json
 import os
 import socket
@@ -280,3 +281,42 @@ def test_over_the_network_tokens_need_tls_and_no_certificate_of_the_client(node:
         assert [process["pid"] for process in found.json()] == [node.pid], (found.stderr, daemon.log())
         with authority.channel(f"127.0.0.1:{port}", None) as channel:
             assert call(channel, "GetHost", pb.GetHostRequest()).reason == "NOT_IDENTIFIED"
+
+
+# one user of forwarded ports beside another
+
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+GET_HOST = "/kineto.v1.Profiler/GetHost"
+
+
+@contextlib.contextmanager
+def held_calls(node: Node, token: str, *, connections: int, streams: int) -> Iterator[None]:
+    """Calls whose request never comes."""
+    never = threading.Event()
+
+    def nothing() -> Iterator[Any]:
+        never.wait()
+        yield from ()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(never.set)
+        metadata = (("authorization", f"Bearer {token}"),)
+        for _ in range(connections):
+            channel = stack.enter_context(grpc.insecure_channel(node.tokens, options=OWN_CONNECTION))
+            with contextlib.suppress(grpc.FutureTimeoutError):  # it was refused
+                grpc.channel_ready_future(channel).result(2)
+            for _ in range(streams):
+                stack.callback(channel.stream_stream(GET_HOST)(nothing(), metadata=metadata).cancel)
+        yield
+
+
+@pytest.mark.parametrize("token", ["stolen", "ada-s", ""])
+def test_who_holds_all_calls_over_forwarded_ports_keeps_no_other_user_out(node: Node, token: str) -> None:
+    with held_calls(node, token, connections=4, streams=32):
+        assert node.call("GetHost", pb.GetHostRequest(), token="bob-s").code == OK
+
+
+@pytest.mark.parametrize("token", ["stolen", "ada-s", ""])
+def test_who_holds_all_connections_over_forwarded_ports_keeps_no_other_user_out(node: Node, token: str) -> None:
+    with held_calls(node, token, connections=70, streams=1):
+        assert node.call("GetHost", pb.GetHostRequest(), token="bob-s").code == OK

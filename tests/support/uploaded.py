@@ -58,5 +58,5 @@ def upload_folder(
     scheme, _, place = url.partition("://")
     found, root = (fs, place) if fs is not None else fsspec.core.url_to_fs(url)
     task = UploadJob(folder=folder, url=url, capture=capture, known={}, damaged=damaged or {})
-    upload_capture(task, sink_for(scheme, found, Throttle(0)), RemoteCapture(found, root), lambda _: None)
+    upload_capture(task, sink_for(scheme, found, Throttle(0).share("")), RemoteCapture(found, root), lambda _: None)
     return url

@@ -75,6 +75,13 @@ class Callers:
         self._jobs: dict[int, tuple[float, frozenset[str]]] = {}
         settings.subscribe(lambda _config: self._names.clear())
 
+    async def introduce(self, connection: str, auth: Auth) -> str:
+        """For a caller whom only a token names: finds out the name, before anything is counted. "": others, nobody."""
+        peer = self._peer_of(connection)
+        if peer is None or peer.via is not Via.KUBERNETES or self._kubernetes is None:
+            return ""
+        return await self._kubernetes.introduce(connection, auth)
+
     def standing(self, connection: str, auth: Auth) -> Standing:
         """Who is at the other end, as far as no database has to be asked; of users by name what was known last."""
         peer = self._peer_of(connection)
@@ -92,6 +99,9 @@ class Callers:
                 admin = Role.ADMIN in roles
             who = f"{names.user} (uid {peer.uid})" if names is not None else f"uid {peer.uid}"
             return Standing(key=peer.key, who=who, admin=admin, via=peer.via, uid=peer.uid, address=peer.address)
+        if peer.via is Via.KUBERNETES and self._kubernetes is not None and (user := self._kubernetes.known(auth)):
+            who = f"the Kubernetes user {user}"
+            return Standing(key=f"kubernetes {user}", who=who, via=peer.via, address=peer.address)
         name = next((each for each in certificate_names(auth) if each in config.certificates), None)
         if name is None or peer.via is not Via.TLS:
             return Standing(key=peer.key, who=f"the address {peer.address}", via=peer.via, address=peer.address)

@@ -6,7 +6,7 @@ One peer cannot keep others out:
   have none, one for administrators;
 - what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
 A peer that has a uid is one peer, however many connections it has; without one, each connection is held by itself,
-since a whole cluster may be behind one address.
+since a whole cluster may be behind one address. Where callers show tokens, `tunnels` says whose connections go.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ from typing import Any, Protocol
 from kinetod import metrics
 from kinetod.access.limits import Debts, RequestRate, full
 from kinetod.access.peers import Peer
+from kinetod.access.policy import Via
 from kinetod.access.tally import Tally
+from kinetod.access.tunnels import Tunnels
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ class Held(Protocol):
 
     peer: Peer
     name: str
+    user: str
+
+    def end(self) -> None:
+        """Closes it."""
 
     def hold(self) -> None:
         """Reads nothing from it."""
@@ -64,6 +70,7 @@ class Crowd:
         self._sent = Debts(clock, MAX_CONNECTIONS)  # in bytes
         self._connections: dict[str, set[Held]] = {}  # those that speak, by whom they are held with
         self._until: dict[str, float] = {}
+        self._tunnels = Tunnels()
         self._tally = Tally(_log)
 
     @property
@@ -93,11 +100,16 @@ class Crowd:
         """Whether a connection that has said something may go on; it counts from now on if so."""
         key, admin = connection.peer.key, self._is_admin(connection.peer)
         held, used = self._speaking[key], self._speaking.total()
+        if tunnelled := connection.peer.via is Via.KUBERNETES:
+            self._tunnels.make_room(key, self._max_per_peer())
+            held = self._tunnels.count(key)  # without those that are being ended
         if full(held, used, own=self._max_per_peer(), in_all=MAX_CONNECTIONS, admin=admin) is not None:
             why = f"it has {held} of {self._max_per_peer()} (access.max_connections), all together have {used}"
             self._refused(connection.peer, "CONNECTIONS", why)
             return False
         self._speaking[key] += 1
+        if tunnelled:
+            self._tunnels.add(connection)
         return True
 
     def closed(self, connection: Held, *, spoke: bool) -> None:
@@ -105,6 +117,7 @@ class Crowd:
         _less(self._open, connection.peer.key)
         if spoke:
             _less(self._speaking, connection.peer.key)
+        self._tunnels.remove(connection)
         group = self._connections.get(_group(connection), set())
         group.discard(connection)
         if not group:

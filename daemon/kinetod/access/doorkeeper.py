@@ -27,7 +27,7 @@ FLOODS = frozenset({Reason.TOO_MANY_REQUESTS, Reason.TOO_MANY_CALLS})
 
 
 class Doorkeeper:
-    """Lets calls in. hold: see `Front.hold`."""
+    """Lets calls in. hold, vouch: see `Front`."""
 
     def __init__(
         self,
@@ -37,13 +37,20 @@ class Doorkeeper:
         audit: AuditLog,
         *,
         hold: Callable[[str, float], None],
+        vouch: Callable[[str, str], None] = lambda _connection, _user: None,
     ) -> None:
         self._callers = callers
         self._calls = calls
         self._rate = rate
         self._audit = audit
         self._hold = hold
+        self._vouch = vouch
         self._tally = Tally(self._write)
+
+    async def introduced(self, connection: str, auth: Auth) -> None:
+        """Finds out whose call it is where only a token says so. Raises Exhausted."""
+        if user := await self._callers.introduce(connection, auth):
+            self._vouch(connection, user)
 
     @contextlib.contextmanager
     def entered(self, method: str, connection: str, auth: Auth, *, ungated: bool) -> Iterator[None]:

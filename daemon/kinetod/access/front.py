@@ -159,6 +159,11 @@ class Front:
         if (client := self._named.get(name)) is not None:
             self.crowd.hold(client, seconds)
 
+    def vouch(self, name: str, user: str) -> None:
+        """The connection that gRPC shows as `name` has shown a token of this user."""
+        if (client := self._named.get(name)) is not None:
+            client.user = user
+
     def stop_accepting(self) -> None:
         """No new connections."""
         for listener in self._listeners:
@@ -315,7 +320,7 @@ class _Client:
 
     def __init__(self, front: Front, peer: Peer, upstream: str) -> None:
         self.peer = peer
-        self.name = ""
+        self.name = self.user = ""
         self.counted = False
         self._front = front
         self._upstream = upstream

@@ -5,23 +5,31 @@ Theory of operation
     `kubectl exec` (SubjectAccessReview: create pods/exec on that very pod). Only pods of this node are asked about,
     and where a request names pods only these. Where the API server does not answer, nobody is let in.
 
+    All forwarded ports end at one address, so nobody is counted by it: a call's token is looked at first, in turns by
+    connection, and the call then counts for its user. Tokens that are nobody's count together, by the address.
+
     Whatever belongs to somebody here belongs to a number: captures, quotas, limits. The store gives each user of
     Kubernetes one beyond those of Linux (Store.number_of), and keeps it.
 """
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Caller, Role
-from kinetod.errors import NotIdentified, NotPermitted, Reason
+from kinetod.errors import Exhausted, NotIdentified, NotPermitted, Reason
 from kinetod.kubernetes.api import ApiError
 from kinetod.kubernetes.pods import NodePods
 from kinetod.kubernetes.reviews import Reviews, User
+from kinetod.limits.fair import FairSlots, payer
 from kinetod.text import clean
 
 TOKEN_KEY = "authorization"  # noqa: S105  # the name of gRPC metadata
 MAX_TOKEN_CHARS = 64 << 10
+REVIEWS_AT_ONCE = 4  # of the API server's threads; the others are for those who are known
+INTRODUCED_AT_ONCE = 16  # of one connection
 _PREFIX = "Bearer "
 _MAX_NAME_CHARS = 256
 
@@ -41,6 +49,36 @@ class KubernetesUsers:
         self._pods = pods
         self._number_of = number_of
         self._audiences = audiences
+        self._turns = FairSlots(REVIEWS_AT_ONCE, spare=1)
+        self._introducing = Counter[str]()  # calls that wait for that, by connection
+
+    async def introduce(self, connection: str, auth: Mapping[str, Iterable[bytes]]) -> str:
+        """Asks whose token this is, in turns by connection; the name, or "". `known` has it then. Raises Exhausted."""
+        with contextlib.suppress(NotIdentified):
+            token, audiences = _token(auth), self._audiences()
+            if self._introducing[connection] >= INTRODUCED_AT_ONCE:
+                raise Exhausted(
+                    Reason.TOO_MANY_CALLS,
+                    f"{self._introducing[connection]} calls of this connection wait until their tokens are checked",
+                )
+            payer.set(connection)
+            self._introducing[connection] += 1
+            try:
+                async with self._turns.turn():
+                    await self._reviews.user(token, audiences)
+            except ApiError:  # the call itself will say so
+                return ""
+            finally:
+                self._introducing[connection] -= 1
+                self._introducing += Counter()  # without those of which none waits
+        return self.known(auth)
+
+    def known(self, auth: Mapping[str, Iterable[bytes]]) -> str:
+        """The name of the user whose token this was a moment ago, or ""."""
+        with contextlib.suppress(NotIdentified):
+            user = self._reviews.known_user(_token(auth), self._audiences())
+            return clean(user.name, _MAX_NAME_CHARS) if user is not None else ""
+        return ""
 
     async def caller(self, peer: Peer, auth: Mapping[str, Iterable[bytes]], wanted: Collection[str] | None) -> Caller:
         """Who shows this token. wanted: the UIDs of pods that are meant, empty: all on this node; None: no pods.

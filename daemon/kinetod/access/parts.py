@@ -75,7 +75,7 @@ async def make_access(
         own=lambda: settings.current.max_calls_per_user,
         in_all=lambda: MAX_CALLS,
     )
-    doorkeeper = Doorkeeper(callers, calls, rate, audit, hold=front.hold)
+    doorkeeper = Doorkeeper(callers, calls, rate, audit, hold=front.hold, vouch=front.vouch)
     stack.callback(doorkeeper.close)
     return Access(
         audit=audit,

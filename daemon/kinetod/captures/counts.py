@@ -17,6 +17,11 @@ def noted_ways(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {source: clean(way, _MAX_WAY_CHARS) for source, way in ways.items() if isinstance(way, str) and way}
 
 
+def stored_bytes(target: pb.Target) -> int:
+    """What a target of a running capture takes on disk: its records, or the files that were made of them."""
+    return sum(file.size_bytes for file in target.files) or sum(counts.bytes for counts in target.counts)
+
+
 def source_counts(counts: Mapping[str, Counts], ways: Mapping[str, str]) -> list[pb.SourceCounts]:
     """One entry for each source that has an arena."""
     return [

@@ -26,6 +26,7 @@ from kinetod.access.policy import Action, Caller, Role, Thing, sees_all
 from kinetod.attaching import Attacher
 from kinetod.captures.alignment import observe
 from kinetod.captures.arming import Arming, not_startable
+from kinetod.captures.counts import stored_bytes
 from kinetod.captures.fetch import fetch
 from kinetod.captures.keeping import Keeping
 from kinetod.captures.making import new_capture
@@ -199,7 +200,8 @@ class CaptureManager:
         """What running captures have written, by user. From any thread."""
         live = Counter[int]()
         for running in list(self._running.values()):
-            live[running.capture.owner_uid] += running.live_bytes
+            decoded = self._services.workers.written(self._store.capture_dir(running.capture.id))
+            live[running.capture.owner_uid] += running.live_bytes + decoded
         return live
 
     def _new_runs(self, running: Running, request: CaptureRequest, targets: list[Resolved]) -> list[TargetRun]:
@@ -211,7 +213,7 @@ class CaptureManager:
                 continue
 
             def changed(number: int = number) -> None:
-                running.live_bytes = sum(counts.bytes for each in capture.targets for counts in each.counts)
+                running.live_bytes = sum(stored_bytes(each) for each in capture.targets)
                 running.watchers.changed(number)
 
             run = TargetRun(

@@ -90,7 +90,8 @@ HOOK_KEYS: tuple[Key, ...] = (
         name="hooks.parallel",
         field="hook_parallel",
         kind=Count(1, 32),
-        meaning="how many runs of the command, or calls of one address, may be under way at a time",
+        meaning="how many runs of the command, or calls of one address, may be under way at a time; one more for "
+        "a user of whom none is",
         reload=True,
     ),
 )

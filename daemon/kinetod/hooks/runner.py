@@ -5,6 +5,10 @@ Theory of operation
     and never learn what became of it. Of one hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; what
     comes on top of that is dropped, logged and counted. A dead address so fills its own places only.
 
+    All users share these places. Turns go round the users, and a user of whom none runs does not wait for one of whom
+    all run: that is one call more. When all places are taken, the user with most of them gives up the newest that
+    does not run.
+
     A webhook that fails is tried again after pauses that double, with jitter, until `hooks.retry_for` is over; the
     place is free meanwhile. A command runs once.
 
@@ -16,7 +20,9 @@ import contextlib
 import json
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kineto_protos.plain import plain
@@ -39,6 +45,7 @@ from kinetod.hooks.interface import (
 )
 from kinetod.hooks.keys import ALL
 from kinetod.hooks.webhook import WebhookHook
+from kinetod.limits.fair import FairSlots, payer
 
 log = logging.getLogger(__name__)
 
@@ -82,24 +89,39 @@ class HookRunner:
         if ALL not in config.hook_on and status.lower() not in config.hook_on:
             return
         hooks = []
+        owner = f"uid {capture.owner_uid}" if capture.HasField("owner_uid") else ""
         for hook in self._hooks(config):
-            if self._places_of(hook).taken >= MAX_WAITING:
-                log.error(
-                    "hook %s: %d captures wait for it, capture %s is not told", hook.name, MAX_WAITING, capture.id
-                )
-                metrics.hook_dropped(hook.kind)
+            places = self._places_of(hook)
+            if places.taken >= MAX_WAITING and not self._displace(hook, places, owner):
+                self._drop(hook, capture.id)
             else:
-                self._places_of(hook).taken += 1
                 hooks.append(hook)
         if not hooks:
             return
         copy = pb.Capture()
         copy.CopyFrom(capture)
         for hook in hooks:
-            task = asyncio.create_task(self._tell(hook, copy, status), name=f"hook {hook.name} of {capture.id}")
+            place = _Place(owner=owner, capture_id=capture.id)
+            self._places_of(hook).held.append(place)
+            task = asyncio.create_task(self._tell(hook, place, copy, status), name=f"hook {hook.name} of {capture.id}")
+            place.task = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         metrics.hooks_waiting(self.waiting)
+
+    def _displace(self, hook: Hook, places: "_Places", owner: str) -> bool:
+        """Whether there is a place now, since another user had many more."""
+        place = places.to_give_up(owner)
+        if place is None or place.task is None:
+            return False
+        places.held.remove(place)
+        place.task.cancel()
+        self._drop(hook, place.capture_id)
+        return True
+
+    def _drop(self, hook: Hook, capture_id: str) -> None:
+        log.error("hook %s: %d captures wait for it, capture %s is not told", hook.name, MAX_WAITING, capture_id)
+        metrics.hook_dropped(hook.kind)
 
     @property
     def waiting(self) -> int:
@@ -109,19 +131,22 @@ class HookRunner:
     def _places_of(self, hook: Hook) -> "_Places":
         return self._places.setdefault(hook.name, _Places())
 
-    async def _tell(self, hook: Hook, capture: pb.Capture, status: str) -> None:
+    async def _tell(self, hook: Hook, place: "_Place", capture: pb.Capture, status: str) -> None:
         places = self._places_of(hook)
+        payer.set(place.owner)
         try:
             ended = await asyncio.to_thread(self._ended, capture, status)
-            await self._until_told(hook, places, ended)
+            await self._until_told(hook, places, place, ended)
         except asyncio.CancelledError:
-            log.warning("hook %s of capture %s was ended, since the daemon stops", hook.name, capture.id)
-            metrics.hook_dropped(hook.kind)
+            if place in places.held:  # else it had to give up its place, which was counted then
+                log.warning("hook %s of capture %s was ended, since the daemon stops", hook.name, capture.id)
+                metrics.hook_dropped(hook.kind)
             raise
         except Exception:
             log.exception("hook %s of capture %s failed", hook.name, capture.id)
         finally:
-            places.taken -= 1
+            if place in places.held:
+                places.held.remove(place)
             metrics.hooks_waiting(self.waiting)
 
     def _ended(self, capture: pb.Capture, status: str) -> Ended:
@@ -135,11 +160,11 @@ class HookRunner:
         body = json.dumps(plain(capture), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         return Ended(capture_id=capture.id, status=status, variables=variables, body=body)
 
-    async def _until_told(self, hook: Hook, places: "_Places", ended: Ended) -> None:
+    async def _until_told(self, hook: Hook, places: "_Places", place: "_Place", ended: Ended) -> None:
         loop = asyncio.get_running_loop()
         began, failures = loop.time(), 0
         while True:
-            async with places.one(lambda: self._settings.current.hook_parallel):
+            async with places.turn(place, self._settings.current.hook_parallel):
                 outcome = await self._call(hook, ended)
             if outcome.result is Result.OK:
                 return
@@ -183,26 +208,46 @@ class HookRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(eq=False, slots=True)
+class _Place:
+    """One capture that a hook is to be told of. owner: whose it is; empty: nobody's."""
+
+    owner: str
+    capture_id: str
+    runs: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+
 class _Places:
-    """The calls of one hook. taken: that have not come to an end."""
+    """The calls of one hook that have not come to an end, in the order in which they came."""
 
     def __init__(self) -> None:
-        self.taken = 0
-        self._running = 0
-        self._changed = asyncio.Condition()
+        self.held: list[_Place] = []
+        self._slots = FairSlots(1)
+
+    @property
+    def taken(self) -> int:
+        """How many there are."""
+        return len(self.held)
+
+    def to_give_up(self, owner: str) -> _Place | None:
+        """The newest that does not run, of the owner with most; None: that one has hardly more than this one."""
+        counts = Counter(place.owner for place in self.held)
+        most, count = counts.most_common(1)[0]
+        if count <= counts[owner] + 1:
+            return None
+        return next((place for place in reversed(self.held) if place.owner == most and not place.runs), None)
 
     @contextlib.asynccontextmanager
-    async def one(self, most: Callable[[], int]) -> AsyncIterator[None]:
-        """Waits until fewer than `most()` run, and is one of them."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._running < most())
-            self._running += 1
-        try:
-            yield
-        finally:
-            async with self._changed:
-                self._running -= 1
-                self._changed.notify()
+    async def turn(self, place: _Place, parallel: int) -> AsyncIterator[None]:
+        """Waits for a turn, of which there are so many at a time, and one more for an owner who has none."""
+        self._slots.resize(parallel, spare=1)
+        async with self._slots.turn():
+            place.runs = True
+            try:
+                yield
+            finally:
+                place.runs = False
 
 
 def configured(config: Config) -> list[Hook]:

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from kinetod import child
 from kinetod.hooks.command import last_line
@@ -12,10 +12,13 @@ from kinetod.hooks.interface import Ended, Outcome, Result
 from kinetod.hooks.post import Answer, Delivery
 from kinetod.hooks.program import run_program
 from kinetod.text import clean
+from kinetod.upload.credentials import redacted
 
 _COMMAND = child.python("kinetod.hooks.post")
 _MAX_TEXT_CHARS = 500
 _OWN_S = 2.0  # that the process may take beside the request
+_SECRET_CHARS = 16  # of a part of a path: chat services have their token there
+_HIDDEN = "…"
 
 
 class WebhookHook:
@@ -28,7 +31,13 @@ class WebhookHook:
         self._secret_file = secret_file
         self._ca_file = ca_file
         parts = urlsplit(url)
-        self.name = f"{parts.scheme}://{parts.netloc}{parts.path}"  # a query may hold what is not for the log
+        segments = parts.path.split("/")
+        shown = "/".join(_HIDDEN if len(each) >= _SECRET_CHARS else each for each in segments)
+        self.name = f"{parts.scheme}://{parts.netloc}{shown}"  # without what is not for the log
+        values = [value for _, value in parse_qsl(parts.query)]
+        hidden = {parts.query, *values, *(quote(value) for value in values)}
+        hidden |= {each for each in segments if len(each) >= _SECRET_CHARS}
+        self._hidden = frozenset(each for each in hidden if each)
 
     async def call(self, ended: Ended, timeout_s: float) -> Outcome:
         """See Hook."""
@@ -53,5 +62,5 @@ class WebhookHook:
             return Outcome(result=Result.FAILED, text=text, again=True)
         if not answer.text:
             return Outcome(result=Result.OK)
-        text = clean(answer.text, _MAX_TEXT_CHARS)
+        text = clean(redacted(answer.text, self._hidden), _MAX_TEXT_CHARS)  # a receiver may say the address again
         return Outcome(result=Result.FAILED, text=text, again=answer.again, after_s=answer.after_s)

@@ -14,7 +14,9 @@ Theory of operation
     each restart of the kubelet. Its answer is of the moment; how long to believe it is the caller's affair.
 """
 
+import asyncio
 import contextlib
+import itertools
 import re
 import socket as sockets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -32,6 +34,7 @@ from kinetod.text import clean
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEADLINE_S = 5.0
+MAX_DEVICES = 50_000  # of one node: with 8 GPUs in 48 shares each, 384; more would take the event loop's time
 _MAX_ANSWER_BYTES = 16 << 20  # what the kubelet's own clients allow; gRPC's 4 MiB are few for a node of many pods
 _MAX_NAME_CHARS = 253  # of a pod, by Kubernetes' rules; of devices, enough
 _OPTIONS = (
@@ -104,7 +107,12 @@ class PodResources:
                 answer = await ask(pb.ListPodResourcesRequest(), timeout=self._deadline_s)
             except grpc.aio.AioRpcError as exc:
                 raise KubeletError(self._text(exc)) from exc
-        return tuple(sorted(_devices(answer)))
+        found = await asyncio.to_thread(lambda: tuple(itertools.islice(_devices(answer), MAX_DEVICES + 1)))
+        if len(found) > MAX_DEVICES:
+            raise KubeletError(
+                f"{self._where()} names more than {MAX_DEVICES} devices; does a device plug-in go wrong?"
+            )
+        return tuple(sorted(found))
 
     async def gpus(self) -> dict[str, tuple[ContainerRef, ...]]:
         """`gpu_holders` of what the kubelet says. Raises KubeletError."""
@@ -122,8 +130,11 @@ class PodResources:
         async with passage(connection) as address:
             yield address
 
+    def _where(self) -> str:
+        return f"the kubelet ({self._socket})" if self._connect is None else "the kubelet (by the attach helper)"
+
     def _text(self, exc: grpc.aio.AioRpcError) -> str:
-        where = f"the kubelet ({self._socket})" if self._connect is None else "the kubelet (by the attach helper)"
+        where = self._where()
         if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"{where} did not answer within {self._deadline_s:g} s"
         text = f"{where} cannot be asked: {clean(exc.details() or exc.code().name, 300)}"

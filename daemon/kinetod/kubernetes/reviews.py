@@ -63,9 +63,14 @@ class Reviews:
         self._clock = clock
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
+    def known_user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
+        """Whose token it was a moment ago; None: nobody's, or it was not asked about."""
+        kept = self._known(_key(token, audiences))
+        return kept[0] if kept is not None else None
+
     async def user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
         """Whose token it is; None: nobody's, or it is for others than these audiences. Raises ApiError."""
-        key = (hashlib.sha256(token.encode()).digest(), tuple(audiences))
+        key = _key(token, audiences)
         if (kept := self._known(key)) is not None:
             return kept[0]  # type: ignore[no-any-return]  # what was put in below
         spec = {"token": token, **({"audiences": list(audiences)} if audiences else {})}
@@ -106,3 +111,7 @@ class Reviews:
         if len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         self._kept[key] = (self._clock() + KEEP_S, answer)
+
+
+def _key(token: str, audiences: Sequence[str]) -> Hashable:
+    return (hashlib.sha256(token.encode()).digest(), tuple(audiences))

@@ -28,6 +28,11 @@ class FairSlots:
         self._held: collections.Counter[str] = collections.Counter()
         self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}  # whose turn it is next comes first
 
+    def resize(self, count: int, *, spare: int = 0) -> None:
+        """From now on so many. Turns that are taken stay."""
+        self._count, self._spare = count, spare
+        self._grant()
+
     @property
     def used(self) -> int:
         """Turns that are taken now."""
@@ -78,6 +83,9 @@ class FairSlots:
         self._held[key] -= 1
         if not self._held[key]:
             del self._held[key]
+        self._grant()
+
+    def _grant(self) -> None:
         while (following := next(filter(self._is_free_for, self._waiting), None)) is not None:
             waiting = self._waiting.pop(following)
             granted = waiting.popleft()

@@ -64,6 +64,7 @@ class Entrance(grpc.aio.ServerInterceptor):
             with contextlib.ExitStack() as held:
                 try:
                     connection, auth = context.peer(), auth_of(context)
+                    await self._doorkeeper.introduced(connection, auth)
                     held.enter_context(self._doorkeeper.entered(name, connection, auth, ungated=ungated))
                 except Exhausted as exc:
                     await context.abort_with_status(to_status(exc))

@@ -29,8 +29,8 @@ _CAPABILITIES_V3 = 0x20080522
 _CODE_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")
 _CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/statm")
 _OPEN_FILES = 256
-_CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
-_OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
+CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
+OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
 _OOM_FIRST = b"1000"  # if memory is short, the kernel ends this one and no other
 
 
@@ -52,12 +52,11 @@ def confine(folder: Path, limits: Limits) -> None:
     own = folder.resolve()
     _die_first_for_memory()
     _set_limits(own, limits)
-    _drop_capabilities()
-    _prctl(_PR_SET_DUMPABLE, 0)
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    drop_capabilities()
+    no_new_rights()
     version = landlock.abi()
     if version:
-        landlock.restrict([*_code(own), (own, landlock.OWN)], version)
+        landlock.restrict([*code(own), (own, landlock.OWN)], version)
     elif limits.required:
         raise CannotConfine('this kernel has no Landlock, and captures.decode_sandbox is "required"')
     if seccomp.available():
@@ -73,7 +72,7 @@ def close_descriptors(keep: Collection[int]) -> None:
             os.close(descriptor)
 
 
-def _code(own: Path) -> Iterator[tuple[Path, int]]:
+def code(own: Path) -> Iterator[tuple[Path, int]]:
     """What may be imported or loaded late: nothing there is a secret. Not the store, whatever sys.path says."""
     folders = {Path(entry).resolve() for entry in (*sys.path, *_CODE_FOLDERS) if entry}
     folders |= {Path(sys.base_prefix, "lib").resolve()}
@@ -95,7 +94,7 @@ def _set_limits(own: Path, limits: Limits) -> None:
         resource.RLIMIT_DATA: limits.memory_bytes,
         resource.RLIMIT_CPU: limits.cpu_s,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_FSIZE: _CHEAP_BYTES + _OUTPUT_FACTOR * raw_bytes(own),
+        resource.RLIMIT_FSIZE: CHEAP_BYTES + OUTPUT_FACTOR * raw_bytes(own),
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
@@ -105,7 +104,7 @@ def _set_limits(own: Path, limits: Limits) -> None:
         resource.setrlimit(which, (least, least))
 
 
-def _drop_capabilities() -> None:
+def drop_capabilities() -> None:
     """A daemon of root's has decoders with root's number and none of root's rights."""
     with contextlib.suppress(OSError):  # kernels before 4.3 have no ambient ones
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
@@ -116,6 +115,12 @@ def _drop_capabilities() -> None:
         return  # the unit's filter does not let capset through, and has no need to
     if library.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)):
         raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
+
+
+def no_new_rights() -> None:
+    """Nor may others of the same user look into this process."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _prctl(option: int, value: int) -> None:

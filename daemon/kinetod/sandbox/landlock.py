@@ -15,12 +15,12 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
 
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = (1 << bit for bit in range(4))
+EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = (1 << bit for bit in range(4))
 _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 5, 1 << 7, 1 << 8
 _TRUNCATE = 1 << 14  # ABI 3
 READ = _READ_FILE | _READ_DIR
 OWN = READ | _WRITE_FILE | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
-_FOR_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_FOR_FILES = EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 # How many rights of each sort an ABI knows: on files; on TCP ports; of reaching abstract sockets and sending signals.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
@@ -34,14 +34,18 @@ def abi() -> int:
     return max(0, int(version))
 
 
-def restrict(rules: Iterable[tuple[Path, int]], version: int) -> None:
+def restrict(rules: Iterable[tuple[Path, int]], version: int, *, network: bool = False) -> None:
     """Leaves this process the rights of the rules, each for a path and what is below. Raises OSError.
 
     Needs no_new_privs. Threads that are there already stay free: call it while there is one. version: abi(), not 0.
+    network: whether TCP stays as it is.
     """
     handled = (1 << _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]) - 1
     attributes = struct.pack(
-        "=QQQ", handled, _NETWORK if version >= _NETWORK_ABI else 0, _SCOPES if version >= _SCOPE_ABI else 0
+        "=QQQ",
+        handled,
+        _NETWORK if version >= _NETWORK_ABI and not network else 0,
+        _SCOPES if version >= _SCOPE_ABI else 0,
     )
     size = 24 if version >= _SCOPE_ABI else 16 if version >= _NETWORK_ABI else 8
     ruleset = _call(_CREATE_RULESET, ctypes.c_char_p(attributes), ctypes.c_size_t(size), ctypes.c_uint(0))

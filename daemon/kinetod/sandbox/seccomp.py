@@ -12,6 +12,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Callable
 
 from kinetod.sandbox import calls
 
@@ -27,6 +28,9 @@ _NAMESPACES = 0x7E020000 | 0x00000080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PI
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 _PRCTL_OPTIONS = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA: names of threads and of memory
 
+_AT_LEAST, _X32 = 0x35, 0x40000000  # JMP|JGE|K; on x86-64 the same calls have second numbers from here on
+_FAMILIES = (2, 10, 16)  # AF_INET, AF_INET6, AF_NETLINK: getaddrinfo asks for this machine's addresses
+
 _SYSCALLS = {"x86_64": 317, "aarch64": 277}  # seccomp(2)
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _TSYNC = 1
@@ -36,13 +40,7 @@ _Instruction = tuple[int, int, int, int]
 
 def program(pid: int, machine: str) -> bytes:
     """For the process of this pid. machine: as platform.machine() has it."""
-    audit, column = _MACHINES[machine]
-    code: list[_Instruction] = [
-        (_LOAD, 0, 0, _MACHINE),
-        (_EQUAL, 1, 0, audit),
-        (_RETURN, 0, 0, _KILL_PROCESS),  # another instruction set has other numbers
-        (_LOAD, 0, 0, _NUMBER),
-    ]
+    code, column = _begin(machine)
     for numbers in calls.ALWAYS.values():
         if (number := numbers[column]) is not None:
             code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
@@ -54,6 +52,34 @@ def program(pid: int, machine: str) -> bytes:
     for own in (calls.KILL, calls.TGKILL):
         code += _if(own[column], _one_of(0, (pid,)))
     code.append((_RETURN, 0, 0, _ERRNO | _EPERM))
+    return _packed(code)
+
+
+def without_others(pid: int, machine: str) -> bytes:
+    """Allows all but what reaches other processes: Unix sockets, signals, ptrace and its kin, namespaces, io_uring."""
+    code, column = _begin(machine)
+    code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+    code += _if(calls.SOCKET[column], _one_of(0, _FAMILIES))
+    for own in (calls.KILL, calls.TGKILL):
+        code += _if(own[column], _one_of(0, (pid,)))
+    for numbers in calls.OTHERS.values():
+        code += _if(numbers[column], [])
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return _packed(code)
+
+
+def _begin(machine: str) -> tuple[list[_Instruction], int]:
+    """Leaves the call's number to compare, and says the column of `calls`."""
+    audit, column = _MACHINES[machine]
+    return [
+        (_LOAD, 0, 0, _MACHINE),
+        (_EQUAL, 1, 0, audit),
+        (_RETURN, 0, 0, _KILL_PROCESS),  # another instruction set has other numbers
+        (_LOAD, 0, 0, _NUMBER),
+    ], column
+
+
+def _packed(code: list[_Instruction]) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 
@@ -97,10 +123,10 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def install() -> None:
+def install(make: Callable[[int, str], bytes] = program) -> None:
     """In all threads of this process, for good. Needs no_new_privs. Raises OSError."""
     machine = platform.machine()
-    code = program(os.getpid(), machine)
+    code = make(os.getpid(), machine)
     filter_ = _Program(len(code) // 8, code)
     library = ctypes.CDLL(None, use_errno=True)
     if library.syscall(_SYSCALLS[machine], _SET_MODE_FILTER, _TSYNC, ctypes.byref(filter_)):

@@ -7,13 +7,14 @@ import logging
 import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kinetod import child
 from kinetod.text import clean
 from kinetod.upload.interface import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
+from kinetod.upload.urls import folder_of
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class UploadWorker:
         self._starting = asyncio.Lock()
         self._current: _Process | None = None
         self._numbers = 0
+        self._folders: tuple[str, ...] = ()
         self._idle: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -103,12 +105,17 @@ class UploadWorker:
     def outdated(self) -> bool:
         """Whether the running worker has other options than a new one would get."""
         current = self._current
-        return current is not None and current.is_alive and current.setup[0] != self._options()
+        return current is not None and current.is_alive and current.setup[0] != self._wanted()
+
+    def _wanted(self) -> WorkerOptions:
+        return replace(self._options(), folders=self._folders)
 
     async def ask(
         self, job: Mapping[str, Any], on_progress: OnProgress = lambda _: None
     ) -> tuple[dict[str, Any], bytes]:
         """The answer and its data. Raises UploadError and its subclasses."""
+        if (folder := folder_of(str(job["url"]))) and folder not in self._folders:
+            self._folders += (folder,)
         worker = await self._worker()
         self._numbers += 1
         number = self._numbers
@@ -147,7 +154,7 @@ class UploadWorker:
     async def _worker(self) -> _Process:
         async with self._starting:
             try:
-                setup = self._options(), await asyncio.to_thread(self._environ)
+                setup = self._wanted(), await asyncio.to_thread(self._environ)
             except OSError as exc:
                 raise UploadError(f"the credentials cannot be read: {exc}") from exc
             current = self._current

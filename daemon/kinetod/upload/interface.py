@@ -48,3 +48,4 @@ class WorkerOptions:
     bytes_per_second: int = 0  # of all uploads together; 0: no limit
     endpoint: str = ""  # of an S3-compatible store; empty: Amazon's, or what the environment says
     timeout_s: float = 60.0  # of one request
+    folders: tuple[str, ...] = ()  # of this machine, to which captures are or were uploaded

@@ -5,6 +5,8 @@ Theory of operation
     own: a new daemon makes it again, and upload.json in each capture's folder says how far that one had come.
     An upload that fails is tried again after a pause that doubles up to `upload.retry_pause`, with jitter, as often
     as it takes: nothing is given up, and retention removes nothing that is not uploaded.
+    Turns go round the users, and a user of whom none is under way does not wait for the captures of one who has all
+    of `upload.parallel`, however large and slow these are.
     A local file that turns out to be damaged is marked in the index and left out; the rest goes on.
 """
 
@@ -13,6 +15,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +37,7 @@ from kinetod.upload.urls import capture_url
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
+_SPARE = 1  # beyond upload.parallel, for a user of whom none is under way
 _MOST_DOUBLINGS = 30
 
 
@@ -123,22 +127,26 @@ class Uploader:
 
     def _start_due(self, now: float) -> float | None:
         """Starts what may start; seconds until something else may, None: when something happens."""
-        config = self._settings.current
-        running = sum(item.task is not None for item in self._items.values())
+        most = self._settings.current.upload_parallel
+        running = Counter(item.owner_uid for item in self._items.values() if item.task is not None)
         if running and self._worker.outdated():
             return None  # the changed settings need another worker: let this one finish
-        while running < config.upload_parallel and self.enabled:
-            waiting = [(item.due, each) for each, item in self._items.items() if item.task is None]
-            due = [(self._turns.get(self._items[each].owner_uid, 0), at, each) for at, each in waiting if at <= now]
+        waiting = {each: item for each, item in self._items.items() if item.task is None} if self.enabled else {}
+        while running.total() < most + _SPARE:
+            due = [
+                (self._turns.get(item.owner_uid, 0), item.due, each)
+                for each, item in waiting.items()
+                if item.due <= now and (running.total() < most or not running[item.owner_uid])
+            ]
             if not due:
-                return min(waiting)[0] - now if waiting else None
-            _, _, capture_id = min(due)
-            item = self._items[capture_id]
+                break
+            capture_id = min(due)[2]
+            item = waiting.pop(capture_id)
             self._turn += 1
             self._turns[item.owner_uid] = self._turn
             item.task = asyncio.create_task(self._try(capture_id, item), name=f"upload {capture_id}")
-            running += 1
-        return None
+            running[item.owner_uid] += 1
+        return min((item.due - now for item in waiting.values() if item.due > now), default=None)
 
     async def _try(self, capture_id: str, item: _Item) -> None:
         try:
@@ -170,6 +178,7 @@ class Uploader:
         capture.ClearField("local_bytes")
         job = {
             "do": "upload",
+            "user": str(item.owner_uid),
             "folder": str(folder),
             "url": url,
             "capture": json_format.MessageToDict(capture, preserving_proto_field_name=True),

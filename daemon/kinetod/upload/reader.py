@@ -1,4 +1,9 @@
-"""Reading uploaded captures for callers: block by block, each verified by the worker."""
+"""Reading uploaded captures for callers: block by block, each verified by the worker.
+
+The worker's threads are for uploads too. So reads have some of them at a time, and what takes long (comparing or
+removing a whole capture) few, in turns by whose they are (`limits.fair`): nobody waits for all that somebody else has
+asked for.
+"""
 
 import asyncio
 import contextlib
@@ -7,8 +12,12 @@ from collections.abc import AsyncIterator
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.errors import DataLoss, KinetodError, Precondition, Reason
+from kinetod.limits.fair import FairSlots
 from kinetod.upload.client import UploadWorker
 from kinetod.upload.interface import BLOCK_BYTES, RemoteDamage, UploadError
+
+READS = 14  # at a time, of worker.MAX_JOBS
+LONG_JOBS = 4
 
 
 class RemoteReader:
@@ -16,6 +25,8 @@ class RemoteReader:
 
     def __init__(self, worker: UploadWorker) -> None:
         self._worker = worker
+        self._reads = FairSlots(READS, spare=READS // 2)
+        self._long = FairSlots(LONG_JOBS, spare=LONG_JOBS)
 
     async def blocks(self, upload: pb.Upload, name: str, size: int, offset: int) -> AsyncIterator[bytes]:
         """The bytes from an offset on, at least one value; the next block is read ahead. Raises KinetodError."""
@@ -43,7 +54,8 @@ class RemoteReader:
     async def _block(self, upload: pb.Upload, name: str, number: int) -> bytes:
         job = {"do": "read", "url": upload.url, "manifest_sha256": upload.manifest_sha256}
         try:
-            _, data = await self._worker.ask({**job, "name": name, "block": number})
+            async with self._reads.turn():
+                _, data = await self._worker.ask({**job, "name": name, "block": number})
         except UploadError as exc:
             raise _translated(exc, upload) from exc
         return data
@@ -52,7 +64,8 @@ class RemoteReader:
         """Each file's name, size and what is wrong with it (empty: nothing). Raises KinetodError."""
         job = {"do": "verify", "url": upload.url, "manifest_sha256": upload.manifest_sha256}
         try:
-            answer, _ = await self._worker.ask(job)
+            async with self._long.turn():
+                answer, _ = await self._worker.ask(job)
         except UploadError as exc:
             raise _translated(exc, upload) from exc
         return [(str(name), int(size), str(problem)) for name, size, problem in answer["files"]]
@@ -60,7 +73,8 @@ class RemoteReader:
     async def remove(self, upload: pb.Upload) -> None:
         """Raises KinetodError."""
         try:
-            await self._worker.ask({"do": "remove", "url": upload.url})
+            async with self._long.turn():
+                await self._worker.ask({"do": "remove", "url": upload.url})
         except UploadError as exc:
             raise _translated(exc, upload) from exc
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from kinetod.upload.interface import LocalDamage, Progress
 from kinetod.upload.source import Part, Source
-from kinetod.upload.throttle import Throttle
+from kinetod.upload.throttle import Share
 
 _PART_SUFFIX = ".part"
 
@@ -35,7 +35,7 @@ class Memory(Protocol):
 class Sink:
     """The way of stores that have nothing better."""
 
-    def __init__(self, fs: Any, throttle: Throttle) -> None:
+    def __init__(self, fs: Any, throttle: Share) -> None:
         self._fs = fs
         self._throttle = throttle
 
@@ -174,7 +174,7 @@ class FileSink(Sink):
         _sync_folder(path.parent)
 
 
-def sink_for(scheme: str, fs: Any, throttle: Throttle) -> Sink:
+def sink_for(scheme: str, fs: Any, throttle: Share) -> Sink:
     """The best way into a store of this scheme."""
     return {"s3": S3Sink, "file": FileSink}.get(scheme, Sink)(fs, throttle)
 

@@ -1,4 +1,4 @@
-"""A limit of bytes per second for several threads together."""
+"""A limit of bytes per second for several threads together, of which each user has an equal share."""
 
 import threading
 import time
@@ -8,7 +8,11 @@ _STEP_S = 1.0
 
 
 class Throttle:
-    """Who wants to send pays first: later ones wait until what was paid for has flowed off. Rate 0: no limit."""
+    """Who wants to send pays first: what the same user wants later waits until that has flowed off. Rate 0: no limit.
+
+    A user's bytes flow at the rate divided by the users who have something under way then. So what one has paid
+    for, which may be a file of hours, holds up no other.
+    """
 
     def __init__(
         self,
@@ -21,15 +25,33 @@ class Throttle:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._free_at = 0.0  # by the clock, when everything paid for has flowed off
+        self._free_at: dict[str, float] = {}  # by the clock, when everything that a user paid for has flowed off
 
-    def take(self, size: int, alive: Callable[[], None] = lambda: None) -> None:
+    def share(self, user: str) -> "Share":
+        """What this user pays by."""
+        return Share(self, user)
+
+    def take(self, size: int, alive: Callable[[], None] = lambda: None, *, user: str = "") -> None:
         """Returns when `size` bytes may be sent; calls `alive` at least every second meanwhile, which may raise."""
         if self._rate <= 0:
             return
         with self._lock:
-            begin = max(self._free_at, self._clock())
-            self._free_at = begin + size / self._rate
+            now = self._clock()
+            self._free_at = {each: at for each, at in self._free_at.items() if at > now}
+            begin = self._free_at.setdefault(user, now)
+            self._free_at[user] = begin + size * len(self._free_at) / self._rate
         while (rest := begin - self._clock()) > 0:
             alive()
             self._sleep(min(rest, _STEP_S))
+
+
+class Share:
+    """One user's part of a throttle."""
+
+    def __init__(self, throttle: Throttle, user: str) -> None:
+        self._throttle = throttle
+        self._user = user
+
+    def take(self, size: int, alive: Callable[[], None] = lambda: None) -> None:
+        """See Throttle.take."""
+        self._throttle.take(size, alive, user=self._user)

@@ -1,6 +1,7 @@
 """Addresses of object stores: which are taken, what they need, how a capture's place is made of them."""
 
 import re
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from kineto_trace.load.stores import SCHEMES, scheme_of
@@ -41,6 +42,11 @@ def checked_endpoint(text: str) -> str:
 def capture_url(prefix: str, host: str, capture_id: str) -> str:
     """The folder of one capture: PREFIX/host/capture-id."""
     return f"{prefix}/{_safe(host)}/{_safe(capture_id)}"
+
+
+def folder_of(url: str) -> str:
+    """The prefix of a capture's URL if it is a folder of this machine, else empty."""
+    return str(PurePosixPath(urlsplit(url).path).parents[1]) if scheme_of(url) == "file" else ""
 
 
 def _safe(text: str) -> str:

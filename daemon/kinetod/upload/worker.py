@@ -6,10 +6,13 @@ Theory of operation
     shows no progress. It never outlives its daemon; a lock on the store makes sure that the worker of a daemon that
     was killed is gone before the next one begins.
 
+    What it talks to may be hostile, so it is confined (`confine`) before it hears anything.
+
     One line in is one job; each runs in a thread. Jobs are `upload`, `read` (one block), `verify` and `remove`, and
     `cancel` for another job. See `interface` for the form.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,6 +29,7 @@ from kineto_trace.load.manifest import Manifest
 from kineto_trace.load.stores import scheme_of
 
 from kinetod.sandbox.jobs import die_with_parent
+from kinetod.upload.confine import confine
 from kinetod.upload.credentials import redacted, secrets_of
 from kinetod.upload.interface import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
 from kinetod.upload.job import UploadJob, upload_capture
@@ -79,7 +83,7 @@ class Worker:
                 known={name: (size, sha256) for name, (size, sha256) in job["known"].items()},
                 damaged=job["damaged"],
             )
-            sink = sink_for(scheme_of(url), fs, self._throttle)
+            sink = sink_for(scheme_of(url), fs, self._throttle.share(str(job["user"])))
             digest, size = upload_capture(task, sink, remote, progress)
             return {"manifest_sha256": digest, "size": size}, b""
         if job["do"] == "remove":
@@ -153,7 +157,12 @@ def main(lock_path: str) -> int:
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     with Path(lock_path).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        worker = Worker(output, WorkerOptions(**json.loads(sys.stdin.readline())))
+        options = WorkerOptions(**json.loads(sys.stdin.readline()))
+        for folder in options.folders:
+            with contextlib.suppress(OSError):  # the job will say so
+                Path(folder).mkdir(parents=True, exist_ok=True)
+        confine(Path(lock_path).parent, tuple(options.folders))
+        worker = Worker(output, options)
         executor = ThreadPoolExecutor(MAX_JOBS, "job")
         for line in sys.stdin:
             job = json.loads(line)

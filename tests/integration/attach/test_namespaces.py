@@ -140,6 +140,18 @@ def test_an_agent_in_a_container_is_known_by_our_pid(attacher: HelperAttacher) -
         succeeds(attacher, target)  # the channel's peer is that very process
 
 
+def test_two_containers_with_the_same_pid_inside_are_told_apart(attacher: HelperAttacher) -> None:
+    program = [str(SYSTEM_PYTHON), "-c", SAY + BUSY]
+    with Contained(need(Kind(namespaces=ALL)), program) as first, Contained(Kind(namespaces=ALL), program) as second:
+        inner = [Path(f"/proc/{each.pid}/status").read_text() for each in (first, second)]
+        assert [re.findall(r"^NSpid:\s+\d+\s+(\d+)$", text, re.MULTILINE) for text in inner] == [["1"], ["1"]]
+        succeeds(attacher, first)  # the channel's peer is that very process
+        succeeds(attacher, second)
+    with Contained(Kind(namespaces=ALL), program) as third:  # pid 1 of a fresh namespace again
+        assert third.pid not in (first.pid, second.pid)
+        succeeds(attacher, third)
+
+
 # What a program does to its own limits before it goes on.
 NO_DESCRIPTORS = """
 import resource, os

@@ -3,9 +3,13 @@
 import asyncio
 import contextlib
 import http.client
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,7 @@ from kinetod.metrics_gpus import GpuCollector, present
 from kinetod.metrics_host import HostCollector
 from kinetod.metrics_server import MAX_CONNECTIONS, MetricsServer
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from support.waiting import until
@@ -105,6 +110,107 @@ def test_connections_that_say_nothing_are_few_and_end(monkeypatch: pytest.Monkey
             return False
 
         until(answered, "it serves again")
+
+
+# one user beside another
+
+DRIP = """
+import encodings.idna, os, socket, sys, time
+os.setresuid(65534, 65534, 65534)
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(64)]
+print("held", flush=True)
+while True:
+    for each in held:
+        try: each.sendall(b"G")
+        except OSError: pass
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user connects")
+def test_a_user_who_holds_all_connections_that_there_are_keeps_no_other_out() -> None:
+    with serving() as server:
+        command = [sys.executable, "-S", "-c", DRIP, str(server.port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            try:
+                assert other.stdout.readline() == b"held\n"
+                assert ask(server, "/health")[0] == 200
+                assert "kineto_build_info" in ask(server, "/metrics")[2]
+            finally:
+                other.kill()
+
+
+def test_a_request_that_comes_byte_by_byte_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "CONNECTION_S", 0.3)
+    with serving() as server, socket.create_connection(("127.0.0.1", server.port)) as slow:
+        cut = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                while not cut.wait(0.02):
+                    slow.sendall(b"G")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        slow.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+        cut.set()
+        thread.join()
+
+
+def test_who_asks_too_often_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "MAX_PER_SECOND", 1)
+    refused = 0
+    with serving() as server:
+        for _ in range(8):
+            try:
+                assert ask(server, "/health")[0] == 200
+            except (OSError, http.client.HTTPException):
+                refused += 1
+    assert 3 <= refused <= 4  # four may come at once, and one in the second that this takes at most
+
+
+class Counted(Collector):
+    """How often it was asked; answers when `go` is set."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go = threading.Event()
+
+    def describe(self) -> Iterable[Metric]:
+        return [GaugeMetricFamily("asked", "x"), GaugeMetricFamily("other", "x")]
+
+    def collect(self) -> Iterable[Metric]:
+        self.asked += 1
+        self.go.wait(20)
+        return [GaugeMetricFamily("asked", "x", value=self.asked), GaugeMetricFamily("other", "x", value=1)]
+
+
+def test_scrapes_that_wait_share_one_measurement_and_the_next_gets_a_new_one() -> None:
+    counted = Counted()
+    registry = metrics_server._Shared(CollectorRegistry())
+    registry._registry.register(counted)
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(registry.collect)
+        until(lambda: counted.asked == 1, "it measures")
+        rest = [threads.submit(registry.collect) for _ in range(7)]
+        counted.go.set()
+        assert first.result()
+        assert all(each.result() for each in rest)
+    assert counted.asked <= 3  # a thread may have come late
+    before = counted.asked
+    registry.collect()
+    assert counted.asked == before + 1
+
+
+def test_only_the_samples_that_are_asked_for_come() -> None:
+    counted = Counted()
+    counted.go.set()
+    with serving(counted) as server:
+        some = ask(server, "/metrics?name[]=asked&name[]=none")[2]
+    assert [line for line in some.splitlines() if not line.startswith("#")] == ["asked 1.0"]
 
 
 # what is read at a scrape

@@ -26,6 +26,10 @@ class Clock:
 class Connection:
     def __init__(self, peer: Peer, name: str = "") -> None:
         self.peer, self.name, self.held = peer, name, False
+        self.user, self.ended = "", False
+
+    def end(self) -> None:
+        self.ended = True
 
     def hold(self) -> None:
         self.held = True
@@ -148,3 +152,38 @@ def test_who_sends_too_much_is_read_more_slowly() -> None:
         assert (one.held, root.held) == (True, False)
 
     in_loop(run)
+
+
+TUNNELS = Peer(via=Via.KUBERNETES, address="127.0.0.1")
+
+
+def speaking(found: Crowd, users: str) -> list[Connection]:
+    """Connections over forwarded ports, one of each user; a dot is nobody yet."""
+    made = []
+    for user in users:
+        connection = Connection(TUNNELS)
+        if not found.may_speak(connection):
+            connection.end()
+        connection.user = user.strip(".")
+        made.append(connection)
+    return made
+
+
+def ended(connections: list[Connection]) -> str:
+    return "".join("x" if each.ended else each.user or "." for each in connections)
+
+
+@pytest.mark.parametrize(
+    ("users", "left"),
+    [
+        ("........b", "x.......b"),  # nobody's go first, the oldest
+        ("b........", "bx......."),  # and no user's for them
+        ("aaaaaaab.", "xaaaaaab."),
+        ("aaabbbcc.", "aaabbbccx"),  # all have few: the new one goes
+        ("bbbaaaaac", "bbbxaaaac"),
+    ],
+)
+def test_over_forwarded_ports_whoever_has_most_makes_room(users: str, left: str) -> None:
+    connections = list[Connection]()
+    in_loop(lambda: connections.extend(speaking(crowd(max_per_peer=8), users)))
+    assert ended(connections) == left

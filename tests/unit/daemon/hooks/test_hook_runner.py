@@ -236,3 +236,73 @@ def test_the_configuration_says_which_hooks_there_are() -> None:
         ("command", "/bin/true"),
         ("webhook", "https://h/p"),
     ]
+
+
+# what one user's captures do to another's
+
+
+def owned(number: int, uid: int) -> pb.Capture:
+    capture = ended_capture(number, b"x")
+    capture.owner_uid = uid
+    return capture
+
+
+async def told(hook: Hook, most: int) -> None:
+    while len(hook.told) < most:
+        await asyncio.sleep(0.001)
+
+
+def test_who_fills_all_places_loses_own_ones_to_another_user() -> None:
+    hook = Hook()
+    hook.open.clear()
+    before = count("dropped")
+
+    async def act(found: HookRunner) -> None:
+        for number in range(MAX_WAITING + 10):
+            found.capture_ended(owned(number, 1001))
+        for number in range(1000, 1005):
+            found.capture_ended(owned(number, 1002))
+        assert found.waiting == MAX_WAITING
+        hook.open.set()
+        await idle(found)
+
+    run([hook], act)
+    ids = {ended.capture_id for ended in hook.told}
+    assert {f"c{number}" for number in range(1000, 1005)} <= ids
+    assert len(ids) == MAX_WAITING
+    assert "c0" in ids  # the newest went
+    assert count("dropped") - before == 15
+
+
+def test_two_who_share_all_places_take_none_of_each_other() -> None:
+    hook = Hook()
+    hook.open.clear()
+
+    async def act(found: HookRunner) -> None:
+        for number in range(MAX_WAITING):
+            found.capture_ended(owned(number, 1001 + number % 2))
+        for number in range(500, 510):
+            found.capture_ended(owned(number, 1001))
+        hook.open.set()
+        await idle(found)
+
+    run([hook], act)
+    assert {ended.capture_id for ended in hook.told} == {f"c{number}" for number in range(MAX_WAITING)}
+
+
+def test_calls_that_never_end_keep_no_other_user_waiting() -> None:
+    hook = Hook()
+    hook.open.clear()
+
+    async def act(found: HookRunner) -> None:
+        for number in range(20):
+            found.capture_ended(owned(number, 1001))
+        await told(hook, 1)
+        found.capture_ended(owned(100, 1002))
+        while "c100" not in {ended.capture_id for ended in hook.told}:
+            await asyncio.sleep(0.001)
+        assert hook.most == 2
+        hook.open.set()
+        await idle(found)
+
+    run([hook], act, hook_parallel=1)

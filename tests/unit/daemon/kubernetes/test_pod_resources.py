@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
+from kinetod.kubernetes import pod_resources
 from kinetod.kubernetes.pod_resources import ContainerRef, Device, KubeletError, PodResources
 from support.kubelet import GPU_0, GPU_1, LLAMA, kubelet, pod
 
@@ -105,6 +106,12 @@ def failure(tmp_path: Path, answer: Callable[[Any], Any], deadline_s: float = 5)
             return str(raised.value)
 
     return asyncio.run(ask()).replace(str(tmp_path), "TMP")
+
+
+def test_an_answer_of_very_many_devices_is_refused_before_it_takes_the_loop_s_time(tmp_path: Path) -> None:
+    ids = [f"{number:x}" for number in range(pod_resources.MAX_DEVICES + 1)]
+    with pytest.raises(KubeletError, match="names more than 50000 devices; does a device plug-in go wrong"):
+        gpus_of(tmp_path, pod(LLAMA, "nvidia.com/gpu", *ids))
 
 
 def test_a_kubelet_that_is_asked_too_often_is_said(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Place:
         self.url = url
         self.fs, root = fsspec.core.url_to_fs(url)
         self.remote = RemoteCapture(self.fs, root, sleep=lambda _: None)
-        self.sink: Any = sink_for(url.partition("://")[0], self.fs, Throttle(0))
+        self.sink: Any = sink_for(url.partition("://")[0], self.fs, Throttle(0).share(""))
 
     def names(self) -> list[str]:
         return sorted(path.removeprefix(self.remote.root + "/") for path in self.fs.find(self.remote.root))

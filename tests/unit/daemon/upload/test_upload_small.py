@@ -70,6 +70,22 @@ def test_a_throttle_lets_the_mean_rate_through() -> None:
     assert len(slept) == 6
 
 
+def test_what_one_user_has_paid_for_holds_up_no_other() -> None:
+    now, slept = [100.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    throttle = Throttle(1000, clock=lambda: now[0], sleep=sleep)
+    ada, bob = throttle.share("1001"), throttle.share("1002")
+    ada.take(10**9)  # a file that goes in one piece
+    bob.take(500)
+    assert slept == []
+    bob.take(500)  # half of the rate is bob's
+    assert slept == [1.0]
+
+
 def test_secrets_are_hidden_whatever_says_them() -> None:
     secrets = secrets_of({"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "HOME": "/root", "KEY_FILE": "/etc/key"})
     assert secrets == {"wJalrXUtnFEMI"}
