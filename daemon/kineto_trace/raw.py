@@ -194,7 +194,7 @@ _SOURCE_TYPES = {
 def _read_source_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise SpoolError(f"cannot read {path}: {exc}; the raw data of this source is lost") from exc
     for name, kind in _SOURCE_TYPES.items():
         if not isinstance(values, dict) or not isinstance(values.get(name), kind):
