@@ -47,3 +47,10 @@ def test_every_target_has_its_file() -> None:
     assert natives == {target.name for target in NATIVE_TARGETS}
     modules = {path.stem for path in (ROOT / "tests/fuzz/targets").glob("*.py")} - {"__init__"}
     assert modules == {target.name for target in PYTHON_TARGETS}
+
+
+def test_the_documentation_lists_the_targets() -> None:
+    text = (ROOT / "docs/fuzzing.md").read_text()
+    for target in TARGETS:
+        language = "C" if isinstance(target, NativeTarget) else "Python"
+        assert f"| `{target.name}` | {language} | {target.door} |" in text
