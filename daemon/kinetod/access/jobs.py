@@ -80,5 +80,5 @@ def _members(proc: Path) -> Iterable[tuple[Job, int, int]]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             status = lines((entry / "status").read_bytes())
-            uid = next(int(line.split()[2]) for line in status if line.startswith("Uid:"))
-            yield job, uid, int(stat[19])
+            uids = [int(line.split()[2]) for line in status if line.startswith("Uid:")]
+            yield job, uids[0], int(stat[19])

@@ -68,3 +68,13 @@ def test_a_file_that_is_mapped_adds_no_mapping(tmp_path: Path, end: str) -> None
 
 def test_lines_end_where_the_kernel_ends_them() -> None:
     assert lines(b"a\rb\x0cc\nd\xff\n") == ["a\rb\x0cc", "d\ufffd", ""]
+
+
+def test_a_process_whose_status_says_no_user_owns_no_job_and_hides_no_other(tmp_path: Path) -> None:
+    folder = process(tmp_path, cgroup="0::/system.slice/slurmstepd.scope/job_42/step_0")
+    other = tmp_path / "1"
+    other.mkdir()
+    for name in ("stat", "status", "cgroup"):
+        (other / name).write_bytes((folder / name).read_bytes())
+    (folder / "status").write_bytes(b"Name:\tpython3\n")
+    assert jobs.jobs_of(os.geteuid(), tmp_path) == (frozenset({"42"}) if os.geteuid() else frozenset())
