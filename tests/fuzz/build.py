@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.native import build, fake_cupti
 
-from fuzz.table import NATIVE, ROOT, NativeTarget
+from fuzz.table import NATIVE, ROOT, SERVICE, NativeTarget
 
 SANITIZERS = "address,undefined"
 INSTALL_CLANG = "apt-get install clang libclang-rt-14-dev (or your system's clang with its run-time libraries)"
@@ -40,7 +40,21 @@ def fuzzer(target: NativeTarget) -> Path:
     BUILT.mkdir(parents=True, exist_ok=True)
     program = BUILT / target.name
     flags = ["-std=c11", *_FLAGS, f"-fsanitize=fuzzer,{SANITIZERS}", *_options(target)]
-    command = [os.environ.get("CLANG", "clang"), *flags, *map(str, _sources(target)), "-o", str(program), "-ldl"]
+    _compile([*flags, *map(str, _sources(target))], program)
+    return program
+
+
+def codec() -> Path:
+    """The trace codec as Python loads it, with sanitizers and for libFuzzer to see. Raises NoClang."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    library = BUILT / "libkineto_codec.so"
+    flags = ["-std=c11", *_FLAGS, "-fPIC", "-shared", f"-fsanitize=fuzzer-no-link,{SANITIZERS}"]
+    _compile([*flags, *map(str, sorted(SERVICE.glob("*.c")))], library)
+    return library
+
+
+def _compile(words: list[str], made: Path) -> None:
+    command = [os.environ.get("CLANG", "clang"), *words, "-o", str(made), "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -49,12 +63,13 @@ def fuzzer(target: NativeTarget) -> Path:
         raise NoClang(f"{command[0]} has no libFuzzer: {INSTALL_CLANG}")
     if done.returncode != 0:
         raise AssertionError(done.stderr)
-    return program
 
 
 def environment(*, leaks: bool) -> dict[str, str]:
     """For programs with sanitizers."""
-    return {**os.environ, "ASAN_OPTIONS": f"detect_leaks={int(leaks)}:allocator_may_return_null=1"}
+    # alloc_dealloc_mismatch: what is not built with ASan beside what is
+    options = f"detect_leaks={int(leaks)}:allocator_may_return_null=1:alloc_dealloc_mismatch=0"
+    return {**os.environ, "ASAN_OPTIONS": options}
 
 
 def replay(target: NativeTarget, files: Sequence[Path], rounds: int) -> "subprocess.CompletedProcess[str]":

@@ -1,12 +1,14 @@
 """One Python target under libFuzzer: `python -m fuzz.guided NAME LIBFUZZER_WORDS…`, in a process of its own."""
 
 import importlib
+import os
 import random
 import sys
 from collections.abc import Callable
 
 from support.fuzz.mutate import damaged
 
+CODEC_VARIABLE = "FUZZ_CODEC"  # the codec with sanitizers
 OWN_SHARE = 0.5  # of changes that the target makes itself, where it knows the grammar
 
 
@@ -38,6 +40,9 @@ def main() -> None:
     packages = next(target.packages for target in PYTHON_TARGETS if target.name == name)
     atheris = importlib.import_module("atheris")
     atheris.instrument_imports(include=list(packages)).__enter__()  # for good: much is imported when it is needed
+    if library := os.environ.get(CODEC_VARIABLE):
+        codec = importlib.import_module("kineto_trace.codec")
+        codec.load.__wrapped__.__defaults__ = (library,)
     module = importlib.import_module(f"fuzz.targets.{name}")
     mutate = _mutator(module, atheris)
     options = {} if mutate is None else {"custom_mutator": mutate}

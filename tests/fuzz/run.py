@@ -4,17 +4,19 @@ What is new to the corpus is kept in build/fuzz/corpus, findings in build/fuzz/f
 input made small, goes into the repository.
 """
 
-import os
+import importlib.util
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz.build import environment, fuzzer
+from fuzz.build import codec, environment, fuzzer
+from fuzz.guided import CODEC_VARIABLE
 from fuzz.table import CORPUS, ROOT, NativeTarget, PythonTarget, Target
 
 WORK = ROOT / "build" / "fuzz"
+CODEC_PACKAGE = "kineto_trace"  # what calls the codec
 START_S = 120  # what loading and the corpus may add
 _LAST = re.compile(r"cov: (\d+) ft: (\d+)")
 _STAT = re.compile(r"stat::(\w+):\s+(\d+)")
@@ -76,7 +78,18 @@ def _command(target: Target) -> list[str]:
 def _environment(target: Target) -> dict[str, str]:
     if isinstance(target, NativeTarget):
         return environment(leaks=True)
-    return {**os.environ, "PYTHONWARNINGS": "ignore"}
+    assert isinstance(target, PythonTarget)
+    environ = {**environment(leaks=False), "PYTHONWARNINGS": "ignore"}
+    if CODEC_PACKAGE in target.packages:
+        environ |= {CODEC_VARIABLE: str(codec()), "LD_PRELOAD": str(_preloaded())}
+    return environ
+
+
+def _preloaded() -> Path:
+    """ASan's run-time library with libFuzzer, which atheris brings along: Python itself is built without."""
+    found = importlib.util.find_spec("atheris")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parents[1] / "asan_with_fuzzer.so"
 
 
 def _figures(target: Target, seconds: int, status: int, log: Path, findings: tuple[Path, ...]) -> Figures:
