@@ -45,7 +45,7 @@ class PythonTarget(Target):
 NATIVE_TARGETS = (
     NativeTarget(
         name="codec", door="raw records of a target into columns, columns into text", folder=SERVICE,
-        sources=("decode.c", "intern.c", "write.c"),
+        sources=("decode.c", "intern.c", "write.c", "spill.c"),
     ),
     NativeTarget(
         name="chrome", door="the reader of Chrome traces, in pieces of any size", folder=SERVICE,
@@ -113,6 +113,9 @@ PYTHON_TARGETS = (
     PythonTarget(name="cluster", door="answers of the API server, the kubelet and Slurm",
                  packages=("kinetod", "kinetoctl")),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
+    PythonTarget(
+        name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),
+    ),
     PythonTarget(name="words", door="libkineto.conf, values of options, texts for the terminal",
                  packages=("kinetoctl", "kineto_trace")),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from support.agent_daemon import start_request
 from support.fuzz import frames
 from support.scripted_agent import hello_message
 
-HELLO = hello_message()
+HELLO = hello_message()._replace(pid=7, argv=["train.py"])
 START = start_request(frames.CAPTURE, duration_ns=1)
 
 
