@@ -42,9 +42,8 @@ def _capture(capture: pb.Capture) -> None:
 
 def seeds() -> Iterator[bytes]:
     """A capture with everything, one that failed, a diagnosis."""
-    found = pb.Summary(warnings=[]) if "warnings" in pb.Summary.DESCRIPTOR.fields_by_name else pb.Summary()
     target = pb.Target(
-        pid=7, start_time_ns=5, state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_DONE, summary=found,
+        pid=7, start_time_ns=5, state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_DONE,
         files=[pb.TraceFile(format="chrome", name="a.json.gz", size_bytes=5, sha256="ab" * 32)],
         warnings=["careful"], overhead=pb.Overhead(start_ns=5, stop_ns=6, step_ratio=1.5),
     )  # fmt: skip
