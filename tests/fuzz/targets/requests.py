@@ -53,7 +53,7 @@ def seeds() -> Iterator[bytes]:
         activity_types=["cpu_op", "kernel"], buffer_limit_bytes=1 << 26, start_time_ns=NOW_NS + 10**9,
         options=pb.Options(record_shapes=True, stack_sample_hz=100, with_stack=True),
     )  # fmt: skip
-    yield pb.CreateCaptureRequest(spec=capture, idempotency_key="again").SerializeToString()
+    yield pb.CreateCaptureRequest(spec=capture, idempotency_key="again").SerializeToString(deterministic=True)
     window = pb.IterationWindow(count=20, roundup=100, warmup=2)
     counted = pb.CaptureSpec(iterations=window, or_duration_ns=10**9, no_attach=True, keep_agent_ns=5, arm_ns=7)
-    yield pb.CreateCaptureRequest(spec=counted).SerializeToString()
+    yield pb.CreateCaptureRequest(spec=counted).SerializeToString(deterministic=True)
