@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
 
-.PHONY: demo test lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd campaign-fuzz campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 
 install: $(STAMP)
 
@@ -121,13 +121,20 @@ campaign-access: $(STAMP)
 campaign-exec-race: $(STAMP)
 	$(BIN)/python tests/campaign/exec_race.py
 
-# Ten minutes of damaged traces through the loaders.
-campaign-fuzz: $(STAMP)
-	$(BIN)/python tests/campaign/fuzz_loaders.py
+# Every parser of foreign data alone, led by coverage: so many seconds for each of FUZZ_TARGETS (none: all of them; half
+# an hour each is a night). Needs clang with libFuzzer for those in C; the others take atheris, where there is one.
+FUZZ_SECONDS ?= 30
+FUZZ_TARGETS ?=
+fuzz: $(STAMP)
+	-$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	cd tests && ../$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
-# Ten minutes of damaged input through every door of the service; libFuzzer helps if pip gives atheris for this Python.
+# One input again, as `make fuzz` names it.
+fuzz-replay: $(STAMP)
+	cd tests && ../$(BIN)/python -m fuzz --replay $(abspath $(FUZZ_FILE)) $(FUZZ_TARGET)
+
+# Ten minutes of damaged input through every door of running processes: daemon, agent, decode worker.
 campaign-fuzz-service: $(STAMP)
-	-$(BIN)/pip install --quiet --disable-pip-version-check atheris
 	$(BIN)/python tests/campaign/fuzz_service.py
 
 # A quarter of some twenty minutes of uploads to an S3 server through kills of the daemon and cut connections.

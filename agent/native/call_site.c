@@ -18,18 +18,21 @@
 #if defined(__x86_64__)
 
 #define INSTRUCTIONS_MOST 64u
+#define INSTRUCTION_BYTES 15u /* the longest there are */
+#define WINDOW_BYTES 32u      /* of which one is decoded: prefixes, and what is read behind them */
 #define PATHS_MOST 8u
+#define FRAME_MOST (1 << 20) /* bytes: no function takes so many at once, and sums stay within an int32_t */
 #define RSP 4u
 
 /* ---- decoding ---- */
 
-enum flow { NEXT, BRANCH, JUMP, CALL, RETURN, END };
+enum flow { NEXT, BRANCH, JUMP, NEAR_JUMP, CALL, RETURN, END }; /* NEAR_JUMP: a displacement of one byte */
 
 struct instruction {
     enum flow flow;
     uint32_t length;
     int32_t pushed;  /* bytes; negative: popped */
-    int32_t distance; /* BRANCH, JUMP and CALL: from the next instruction */
+    int32_t distance; /* BRANCH, both JUMPs and CALL: from the next instruction */
 };
 
 struct operand {
@@ -95,8 +98,9 @@ static struct instruction with_number(const uint8_t *at, uint32_t before, uint32
     struct instruction result = {NEXT, before + operand.length + (narrow ? 1 : 4), 0, 0};
     const uint32_t operation = operand.reg & 7;
     if (operand.mode == 3 && operand.rm == RSP && operation != 7) { /* 7 compares */
-        result.pushed = operation == 5 ? value : -value;
-        result.flow = operation == 5 || operation == 0 ? NEXT : END;
+        const bool known = (operation == 5 || operation == 0) && value > -FRAME_MOST && value < FRAME_MOST;
+        result.pushed = !known ? 0 : operation == 5 ? value : -value;
+        result.flow = known ? NEXT : END;
     }
     return result;
 }
@@ -112,7 +116,7 @@ static struct instruction decode(const uint8_t *at) {
     uint32_t n = 0;
     uint32_t rex = 0;
     bool narrow = false; /* 16 bits: then no number may follow */
-    for (; at[n] == 0x66 || at[n] == 0xf2 || at[n] == 0xf3; n++) {
+    for (; n < INSTRUCTION_BYTES && (at[n] == 0x66 || at[n] == 0xf2 || at[n] == 0xf3); n++) {
         narrow |= at[n] == 0x66;
     }
     if ((at[n] & 0xf0) == 0x40) {
@@ -147,7 +151,7 @@ static struct instruction decode(const uint8_t *at) {
     }
     case 0xe8: return (struct instruction){CALL, n + 4, 0, read_i32(at + n)};
     case 0xe9: return (struct instruction){JUMP, n + 4, 0, read_i32(at + n)};
-    case 0xeb: return (struct instruction){JUMP, n + 1, 0, (int8_t)at[n]};
+    case 0xeb: return (struct instruction){NEAR_JUMP, n + 1, 0, (int8_t)at[n]};
     default: return with_operand(form_of(opcode), at + n, n, rex);
     }
 }
@@ -193,19 +197,30 @@ static void add_site(struct search *search, uint8_t *next, int32_t distance, int
     }
 }
 
+/* The function may end where its memory does: what lies behind its end reads as zeros. */
+static struct instruction decode_within(const struct search *search, const uint8_t *at) {
+    uint8_t window[WINDOW_BYTES] = {0};
+    const size_t left = (size_t)(search->end - at);
+    const size_t bytes = left < INSTRUCTION_BYTES ? left : INSTRUCTION_BYTES;
+    memcpy(window, at, bytes);
+    const struct instruction found = decode(window);
+    return found.length > bytes ? (struct instruction){END, 0, 0, 0} : found;
+}
+
 static void follow(struct search *search, uint8_t *at, int32_t depth) {
     for (uint32_t n = 0; n < INSTRUCTIONS_MOST && within(search, at); n++) {
-        const struct instruction found = decode(at);
+        const struct instruction found = decode_within(search, at);
         uint8_t *next = at + found.length;
         uint8_t *target = next + found.distance;
         if (found.flow == RETURN) {
             return;
         }
-        if (found.flow == END || next > search->end) {
+        if (found.flow == END) {
             break;
         }
-        if (found.flow == CALL || (found.flow == JUMP && !within(search, target))) {
-            if (found.length >= 5) {
+        const bool jumps = found.flow == JUMP || found.flow == NEAR_JUMP;
+        if (found.flow == CALL || (jumps && !within(search, target))) {
+            if (found.flow != NEAR_JUMP) {
                 add_site(search, next, found.distance, depth + (found.flow == CALL ? 8 : 0));
             }
             return;
@@ -214,7 +229,7 @@ static void follow(struct search *search, uint8_t *at, int32_t depth) {
             add_path(search, target, depth);
         }
         depth += found.pushed;
-        at = found.flow == JUMP ? target : next;
+        at = jumps ? target : next;
     }
     search->lost = true;
 }

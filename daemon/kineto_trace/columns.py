@@ -322,8 +322,7 @@ class _StoredTable:
         self._strings = strings
         self._file: pq.ParquetFile | None = None
         if described is None:  # format 2 does not say
-            metadata = self._opened().metadata
-            described = {"rows": metadata.num_rows, "columns": self._opened().schema_arrow.names, "origin": {}}
+            described = {"rows": self._opened().metadata.num_rows, "columns": self._names(), "origin": {}}
         self._rows: int = described["rows"]
         self._columns = frozenset(described["columns"])
         self._origin = {name: np.dtype(text) for name, text in described["origin"].items()}
@@ -342,9 +341,16 @@ class _StoredTable:
             path = self._stored.path()
             try:
                 self._file = pq.ParquetFile(path, memory_map=True)
-            except (OSError, pa.ArrowException) as exc:
+            except (OSError, ValueError, pa.ArrowException) as exc:  # ValueError: a name that is no UTF-8
                 raise SpoolError(f"cannot read {path}: {exc}") from exc
         return self._file
+
+    def _names(self) -> list[str]:
+        """Of the file's columns. Raises SpoolError."""
+        try:
+            return list(self._opened().schema_arrow.names)
+        except (ValueError, pa.ArrowException) as exc:
+            raise SpoolError(f"cannot read {self._place}: {exc}") from exc
 
     def _read(self, name: str, dtype: np.dtype[Any]) -> Array:
         """One column. Raises SpoolError."""
@@ -406,7 +412,7 @@ def _column(codes: pa.Array) -> Array:
 def _read_column(path: Path, name: str) -> pa.ChunkedArray:
     try:
         return pq.read_table(path, columns=[name], memory_map=True)[name]
-    except (OSError, KeyError, pa.ArrowException) as exc:
+    except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
         raise SpoolError(f"cannot read {path}: {exc}") from exc
 
 

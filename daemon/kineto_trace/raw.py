@@ -194,12 +194,19 @@ _SOURCE_TYPES = {
 def _read_source_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise SpoolError(f"cannot read {path}: {exc}; the raw data of this source is lost") from exc
     for name, kind in _SOURCE_TYPES.items():
         if not isinstance(values, dict) or not isinstance(values.get(name), kind):
             raise SpoolError(f"{path}: {name} is missing or not of type {kind.__name__}")
+    if not all(_is_size_of_kind(kind, size) for kind, size in values["record_bytes"].items()):
+        raise SpoolError(f"{path}: record_bytes are no sizes by kind")
     return dict(values)
+
+
+def _is_size_of_kind(kind: str, size: object) -> bool:
+    known = kind.isascii() and kind.isdecimal() and len(kind) < 10
+    return known and type(size) is int and 0 <= size < 1 << 32
 
 
 def _read(path: Path) -> bytes:

@@ -1,7 +1,7 @@
 """What the daemon knows about one target of a capture: target.json in the target's folder."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +10,7 @@ from kineto_trace.errors import SpoolError
 from kineto_trace.files import write_atomically
 
 TARGET_FILE = "target.json"
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 MAX_OFFSET_NS = 1 << 61  # times are moved by less, so that they stay in 64 bits
 
 
@@ -48,7 +49,7 @@ class TargetInfo:
         try:
             values = json.loads(text)
             threads = {int(tid): str(name) for tid, name in values.get("threads", {}).items()}
-        except (ValueError, AttributeError) as exc:
+        except (ValueError, AttributeError, RecursionError) as exc:
             raise SpoolError(f"{TARGET_FILE}: not a target: {exc}") from exc
         known = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
         _check(known)
@@ -97,8 +98,34 @@ def _check(values: Mapping[str, Any]) -> None:
         if name not in values:
             raise SpoolError(f"{TARGET_FILE}: {name} is missing")
     for name, value in values.items():
-        if not isinstance(value, _TYPES[name]):
+        if not isinstance(value, _TYPES[name]) or not _ITEMS.get(name, _are_small)(value):
             raise SpoolError(f"{TARGET_FILE}: {name} has a wrong type: {value!r:.80}")
+
+
+def _are_small(value: object) -> bool:
+    """Whether a number fits into the columns that it is calculated with."""
+    return not isinstance(value, int) or _LEAST <= value <= _MOST
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _are_numbers(values: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, int) and _are_small(value) for value in values.values())
+
+
+# What is in lists and objects. thread_use is checked by who reads it, but it is written again as it came.
+_ITEMS: dict[str, Callable[[Any], bool]] = {
+    "command": _are_texts,
+    "labels": lambda labels: _are_texts(list(labels.values())),
+    "options": _are_numbers,
+    "thread_use": lambda uses: all(isinstance(use, dict) and _are_numbers(use) for use in uses),
+    "iterations": lambda starts: all(
+        isinstance(start, list) and len(start) == 2 and all(type(each) is int and _are_small(each) for each in start)
+        for start in starts
+    ),
+}
 
 
 def raw_bytes(target_dir: Path) -> int:

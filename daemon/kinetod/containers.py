@@ -69,7 +69,7 @@ class Names:
 def container_in(cgroups: str) -> Container | None:
     """The container of the text of /proc/PID/cgroup; None: the process is in none."""
     found = None
-    for line in cgroups.splitlines():
+    for line in cgroups.split("\n"):
         one = _in_path(line.split(":", 2)[-1])
         if one is not None and (found is None or _known(one) > _known(found)):
             found = one
@@ -96,7 +96,7 @@ def _in_path(path: str) -> Container | None:
 
 def pod_in(cgroups: str) -> str:
     """The UID of the pod of the text of /proc/PID/cgroup, with dashes; empty: in none that the kubelet has made."""
-    found = {_decided(line.split(":", 2)[-1].split("/")) for line in cgroups.splitlines()} - {""}
+    found = {_decided(line.split(":", 2)[-1].split("/")) for line in cgroups.split("\n")} - {""}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -127,8 +127,8 @@ def container_of(pid: int, proc: Path = PROC) -> Container | None:
 
 def read_cgroups(pid: int, proc: Path = PROC) -> str:
     """The text of /proc/PID/cgroup; empty if there is no such process."""
-    with contextlib.suppress(OSError), (proc / str(pid) / "cgroup").open(errors="replace") as file:
-        return file.read(_MAX_BYTES)
+    with contextlib.suppress(OSError), (proc / str(pid) / "cgroup").open("rb") as file:
+        return file.read(_MAX_BYTES).decode("utf-8", "replace")
     return ""
 
 

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetod.process_folder import lines
+
 PROC = Path("/proc")
 _SO_PEERPIDFD = 77  # Linux 6.5
 _UCRED = struct.Struct("3i")
@@ -129,7 +131,7 @@ def identity_of(key: ProcessKey, proc: Path = PROC) -> Identity:
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(key.pid)
         ids = {}
-        for line in (proc / str(key.pid) / "status").read_text(errors="replace").splitlines():
+        for line in lines((proc / str(key.pid) / "status").read_bytes()):
             name, _, values = line.partition(":")
             if name in ("Uid", "Gid"):
                 ids[name] = int(values.split()[1])  # the effective one

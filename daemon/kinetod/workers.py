@@ -79,7 +79,7 @@ class _Worker:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
             await self.process.stdin.drain()
             answer = json.loads(await self.process.stdout.readline())
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise _Crashed(str(exc)) from exc
         if not isinstance(answer, dict) or answer.get("id") != job["id"]:
             raise _Crashed("it answered something else")

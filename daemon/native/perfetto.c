@@ -194,6 +194,9 @@ static uint8_t *put_value(const kp_kind *kind, uint64_t row, uint8_t *p)
     return put_varint(p, ((const uint64_t *)kind->value)[row]);
 }
 
+/* From one time to a later one; the two may be further apart than an int64_t can say. */
+static uint64_t elapsed(int64_t from, int64_t to) { return (uint64_t)to - (uint64_t)from; }
+
 /* Writes the event that is next, without the ends before it; NULL if it does not fit. `flow` moves past its flows. */
 static uint8_t *put_event(const kp_events *e, const kp_track *track, int64_t time, uint64_t *flow, uint8_t *p,
                           const uint8_t *end)
@@ -204,7 +207,7 @@ static uint8_t *put_event(const kp_events *e, const kp_track *track, int64_t tim
     if (end - p < HEAD_BYTES)
         return NULL;
     uint32_t type = kind->type == KP_DOUBLE_COUNTER ? KP_COUNTER : kind->type;
-    p = open_packet(p, track->sequence, (uint64_t)(e->start[i] - time), type, &packet, &event);
+    p = open_packet(p, track->sequence, elapsed(time, e->start[i]), type, &packet, &event);
     uint32_t category = kind->categories ? kind->categories[row] : kind->category;
     if (category) {
         *p++ = EVENT_CATEGORY;
@@ -241,7 +244,7 @@ void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out,
         uint64_t flow = track->flow;
         for (; depth && track->stack[depth - 1] <= now && end - at >= HEAD_BYTES; depth--) {
             int64_t closed = track->stack[depth - 1];
-            at = put_end(at, track->sequence, (uint64_t)(closed - time));
+            at = put_end(at, track->sequence, elapsed(time, closed));
             time = closed;
         }
         if (depth && track->stack[depth - 1] <= now)

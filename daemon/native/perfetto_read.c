@@ -100,7 +100,7 @@ static void pop(kp_reader *r, kp_track_state *t, int64_t time)
     uint64_t offset = t->texts[t->depth];
     put_start(r, "X", t, begin);
     put_time(r, &r->out, ",\"dur\":", time < begin ? 0 : (int64_t)((uint64_t)time - (uint64_t)begin));
-    kp_put(r, &r->out, t->open.data + offset, t->open.size - offset);
+    kp_put(r, &r->out, t->open.size > offset ? t->open.data + offset : "", t->open.size - offset);
     kp_put_literal(r, &r->out, "}");
     t->open.size = offset;
 }

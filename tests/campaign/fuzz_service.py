@@ -1,17 +1,15 @@
 """Damaged input through every door of the service: `fuzz_service.py [--seconds N] [--seed N] [DOOR…]`.
 
-The doors: config (the configuration file, as `kinetod --check-config` reads it), raw (what targets recorded, through
-the decode worker), link (frames of agents to a daemon), agent (frames of a daemon to an agent), calls (gRPC). Each runs
-in a process of its own, beside the others, for so long. A crash, a hang, an error of the service's own in its log or
-answer, and growth of memory or descriptors are failures. What failed is kept in build/fuzz, and `--replay FILE DOOR`
-does it again.
+The doors: raw (what targets recorded, through the decode worker), link (frames of agents to a daemon), agent (frames
+of a daemon to an agent), calls (gRPC). Each runs in a process of its own, beside the others, for so long. A crash, a
+hang, an error of the service's own in its log or answer, and growth of memory or descriptors are failures. What failed
+is kept in build/fuzz, and `--replay FILE DOOR` does it again.
 
-Where atheris is installed, libFuzzer leads the second half of config's time: it keeps what reaches new code.
+Here the processes themselves are looked at, as they run for a while. The parsers behind the doors, each alone and led
+by coverage, are `make fuzz`.
 """
 
 import argparse
-import importlib
-import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -23,29 +21,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.fuzz import agent, calls, configuration, link, records
-from support.fuzz.loop import Door, Failure, guided, kept, run
+from support.fuzz import agent, calls, link, records
+from support.fuzz.loop import Door, Failure, kept, run
 
 DOORS: dict[str, Callable[[Path], AbstractContextManager[Door]]] = {
-    "config": configuration.opened,
     "raw": records.opened,
     "link": link.opened,
     "agent": agent.opened,
     "calls": calls.opened,
 }
-GUIDED = "config"  # all in one process, all in Python
 START_S = 180.0  # what the start and the end of a door may add
 
 
-def one(name: str, seed: int, seconds: float, *, lead: bool) -> int:
+def one(name: str, seed: int, seconds: float) -> int:
     """One door in this process: how it went, and the exit status."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         try:
             with DOORS[name](Path(folder)) as door:
-                if lead:
-                    atheris = importlib.import_module("atheris")
-                    atheris.instrument_all()
-                    guided(door, seed, seconds, atheris.Setup, atheris.Fuzz)
                 print("\n".join(run(door, seed=seed, seconds=seconds).lines()), flush=True)
         except (Failure, AssertionError, OSError):
             traceback.print_exc(file=sys.stdout)
@@ -61,21 +53,17 @@ def replayed(name: str, path: Path) -> int:
     return 0
 
 
-def started(name: str, seed: int, seconds: float, *options: str) -> "subprocess.Popen[bytes]":
+def started(name: str, seed: int, seconds: float) -> "subprocess.Popen[bytes]":
     """A door in a process of its own."""
-    words = [sys.executable, __file__, "--one", "--seed", str(seed), "--seconds", str(seconds), *options, name]
+    words = [sys.executable, __file__, "--one", "--seed", str(seed), "--seconds", str(seconds), name]
     return subprocess.Popen(words)
 
 
 def all_of(names: list[str], seed: int, seconds: float) -> int:
     """All these doors beside each other."""
-    has_atheris = importlib.util.find_spec("atheris") is not None
-    print(f"seed {seed}, {seconds:.0f} s each; libFuzzer leads {GUIDED if has_atheris else 'nothing: no atheris'}")
-    shares = {name: seconds / 2 if name == GUIDED and has_atheris else seconds for name in names}
-    running = {name: started(name, seed, share) for name, share in shares.items()}
+    print(f"seed {seed}, {seconds:.0f} s each")
+    running = {name: started(name, seed, seconds) for name in names}
     failed = [name for name, process in running.items() if _status(process, seconds)]
-    if GUIDED in names and has_atheris and _status(started(GUIDED, seed, seconds / 2, "--lead"), seconds):
-        failed.append(f"{GUIDED} led by libFuzzer")
     print("failed: " + ", ".join(failed) if failed else "no crash, no hang, no growth")
     return 1 if failed else 0
 
@@ -96,14 +84,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--replay", type=Path, metavar="FILE")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--lead", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("doors", nargs="*", choices=[*DOORS, []], metavar="DOOR", help=", ".join(DOORS))
     words = parser.parse_args()
     names = words.doors or list(DOORS)
     if words.replay is not None:
         return replayed(names[0], words.replay)
     if words.one:
-        return one(names[0], words.seed, words.seconds, lead=words.lead)
+        return one(names[0], words.seed, words.seconds)
     return all_of(names, words.seed, words.seconds)
 
 

@@ -25,7 +25,7 @@ def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
         return found
     if needle not in content:
         return found
-    for line in content.splitlines():
+    for line in content.split(b"\n"):  # a path may hold \r, which bytes.splitlines() takes for an end
         if needle not in line:
             continue
         path = os.fsdecode(line[line.index(b"/") :])

@@ -14,7 +14,7 @@ _OTHERS = ("xla_cuda_plugin", "xla_extension", "libjax_common", "libtensorflow",
 def name_of(address: int, maps: str = "/proc/self/maps") -> str:
     """File name of the library that has this address in its code; "the program itself" if that has no file."""
     try:
-        lines = mappings.read(maps).splitlines()
+        lines = mappings.read(maps).split(b"\n")[:-1]  # a path may hold \r
     except OSError:
         return "unknown"
     for line in lines:

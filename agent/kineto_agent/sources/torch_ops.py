@@ -118,7 +118,7 @@ def torch_version() -> str:
 def library_path() -> str:
     """Where this process has libtorch_cpu from; "": it has none."""
     if "path" not in _mapped:
-        for line in mappings.read().splitlines():
+        for line in mappings.read().split(b"\n"):
             if line.endswith(_LIBRARY):
                 _mapped["path"] = os.fsdecode(line.split(None, 5)[5])
                 break

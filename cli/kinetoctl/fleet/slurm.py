@@ -28,6 +28,7 @@ _JOB = re.compile(
     r"(?P<job>\d{1,10})(?:_(?:(?P<task>\d{1,10})|\[(?P<tasks>[\d,:-]+)(?:%\d+)?\]))?(?:\+(?P<component>\d{1,4}))?"
     r"(?:\.(?P<step>\d{1,10}|batch|extern|interactive))?"
 )
+_PART_FIELDS = (r"[0-9]{1,18}", r"[0-9]{1,18}([_+].*)?", r".*", r"[0-9]{1,10}")  # id, name, state, uid
 _PART_FORMAT = "%A|%i|%T|%U|%u|%N|%r"  # the reason comes last: the only field that may be more than one word
 _STEP_FORMAT = "%i|%N"
 _NOT_KNOWN = "Invalid job id specified"
@@ -198,7 +199,7 @@ def _meant(job: SlurmJob, everything: Sequence[Part]) -> list[Part]:
 
 def _part(line: str) -> Part:
     fields = line.strip().split("|", 6)
-    if len(fields) != 7 or not fields[0].isdecimal() or not fields[3].isdecimal():
+    if len(fields) != 7 or not all(map(re.fullmatch, _PART_FIELDS, fields)):
         raise SlurmFailed(f"squeue printed a line that is not as asked for: {line[:200]!r}")
     id, name, state, uid, user, nodes, reason = fields
     return Part(id=id, name=name, state=state, uid=int(uid), user=user, nodes=nodes, reason=reason)

@@ -15,6 +15,7 @@ import numpy as np
 from kineto_trace.model import NO_STRING, StringTable, Table, make_table
 
 ARGUMENT = "flops"
+_MAX_DIMENSIONS = 64  # as torch has it
 _Sizes = Sequence[Any]
 
 
@@ -64,9 +65,15 @@ def flops(name: str, inputs: str) -> int:
         return 0
     try:
         arguments = json.loads("{" + inputs + "}")
-        return compute(arguments["Input Dims"], arguments["Concrete Inputs"])
-    except (ValueError, TypeError, KeyError, IndexError):
+        return compute([_sizes(each) for each in arguments["Input Dims"]], arguments["Concrete Inputs"])
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
         return 0
+
+
+def _sizes(value: Any) -> list[int]:
+    """Of one tensor; [] for what is none, such as a list of tensors. The text may come from anybody."""
+    known = isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 40 for size in value)
+    return value if known and len(value) <= _MAX_DIMENSIONS else []
 
 
 def add_flops(ops: Table, strings: StringTable) -> Table:

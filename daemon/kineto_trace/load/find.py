@@ -109,7 +109,7 @@ def rank_in(path: Path) -> int | None:
                 file.seek(max(HEAD_BYTES, file.seek(0, 2) - PACKED_HEAD_BYTES))
                 found = _distributed_rank(file.read())
             return found
-    except (OSError, TraceError, zlib.error):
+    except (OSError, TraceError, ValueError, AttributeError, RecursionError, zlib.error):
         return None  # whoever opens it says what is wrong
 
 
@@ -129,7 +129,7 @@ def _distributed_rank(text: bytes) -> int | None:
     for match in _DISTRIBUTED.finditer(text):
         try:
             values, _ = json.JSONDecoder().raw_decode(text[match.end() - 1 :].decode("utf-8", "replace"))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         rank = values.get("rank")
         if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:

@@ -51,7 +51,7 @@ def from_bytes(data: bytes) -> Manifest:
         files = {_checked(path): to_stored(each) for path, each in document["files"].items()}
         damaged = {_checked(path): why for path, why in document["damaged"].items()}
         return Manifest(capture=_checked_capture(document["capture"]), files=files, damaged=damaged)
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise FileError(f"the manifest cannot be read: {exc!r}") from exc
 
 

@@ -165,7 +165,7 @@ def _process_rows(trace: Trace) -> dict[tuple[str, int], str]:
         number = int(other.origin["args"][row])
         try:
             members = json.loads("{" + trace.strings[number] + "}", strict=False) if number >= 0 else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         value = members.get("name", members.get("labels")) if isinstance(members, dict) else None
         if isinstance(value, str):

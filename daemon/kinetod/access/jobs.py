@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetod.process_folder import lines
+
 PROC = Path("/proc")
 _V1 = re.compile(r"/slurm(?:_[\w.-]+)?/uid_(\d+)/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
 _V2 = re.compile(r"/system\.slice/(?:[\w.-]+_)?slurmstepd\.scope/job_(\d+)(?:/step_([\w.+-]+))?(?:/.*)?")
@@ -29,7 +31,7 @@ class Job:
 def job_in(cgroups: str) -> Job | None:
     """The job of the text of /proc/PID/cgroup."""
     found = None
-    for line in cgroups.splitlines():
+    for line in cgroups.split("\n"):
         path = line.split(":", 2)[-1]
         if match := _V1.fullmatch(path):
             return Job(match[2], int(match[1]))
@@ -40,7 +42,7 @@ def job_in(cgroups: str) -> Job | None:
 
 def step_in(cgroups: str) -> str:
     """The step of its job in the text of /proc/PID/cgroup, like "0" or "batch"; empty: not known, or no job."""
-    paths = [line.split(":", 2)[-1] for line in cgroups.splitlines()]
+    paths = [line.split(":", 2)[-1] for line in cgroups.split("\n")]
     found = [match[3] for path in paths if (match := _V1.fullmatch(path))]
     found += [match[2] for path in paths if (match := _V2.fullmatch(path))]
     return next(filter(None, found), "")
@@ -49,7 +51,7 @@ def step_in(cgroups: str) -> str:
 def job_of(pid: int, proc: Path = PROC) -> Job | None:
     """The job of a process. Blocking."""
     with contextlib.suppress(OSError):
-        return job_in((proc / str(pid) / "cgroup").read_text(errors="replace"))
+        return job_in((proc / str(pid) / "cgroup").read_bytes().decode("utf-8", "replace"))
     return None
 
 
@@ -77,6 +79,6 @@ def _members(proc: Path) -> Iterable[tuple[Job, int, int]]:
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            status = (entry / "status").read_text(errors="replace")
-            uid = next(int(line.split()[2]) for line in status.splitlines() if line.startswith("Uid:"))
-            yield job, uid, int(stat[19])
+            status = lines((entry / "status").read_bytes())
+            uids = [int(line.split()[2]) for line in status if line.startswith("Uid:")]
+            yield job, uids[0], int(stat[19])

@@ -32,6 +32,7 @@ from kinetod.attach.interface import AttachCode, Attached, AttachError, Bootstra
 from kinetod.attach.native_thread import NativeThread
 from kinetod.attach.pending_call import PendingCall
 from kinetod.attach.preconditions import suitable_image
+from kinetod.process_folder import lines
 
 if TYPE_CHECKING:
     from kinetod.attach.helper import Request
@@ -183,8 +184,8 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
     task = proc / str(pid) / "task" / str(pid)
     with contextlib.suppress(OSError, IndexError):
         state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-        lines = (task / "status").read_text(errors="replace").splitlines()
-        return " ".join(line for line in lines if "ctxt_switches" in line) if state == "S" else ""
+        status = lines((task / "status").read_bytes())
+        return " ".join(line for line in status if "ctxt_switches" in line) if state == "S" else ""
     return ""
 
 

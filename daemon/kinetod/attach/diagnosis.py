@@ -278,7 +278,7 @@ def decode(data: bytes) -> Diagnosis:
             for each in fields["findings"]
         )
         return Diagnosis(method=fields["method"], findings=findings)
-    except (KeyError, TypeError) as exc:
+    except (KeyError, TypeError, RecursionError) as exc:
         raise ValueError(f"no diagnosis: {exc!r}") from exc
 
 

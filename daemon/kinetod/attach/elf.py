@@ -17,7 +17,7 @@ _EHDR_SIZE, _DYN_SIZE, _SYM_SIZE = 64, 16, 24
 _SYM = struct.Struct("<IBBHQQ")  # st_name, st_info, st_other, st_shndx, st_value, st_size
 _PHDR = struct.Struct("<IIQQQQQQ")  # p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
 _MAX_DYNAMIC_BYTES = 1 << 16
-_MAX_CHAIN = 1 << 20  # a hash chain that has no end is a broken table
+_MAX_CHAIN = 1 << 12  # some ten are usual; one that has no end would keep a helper busy, and others waiting
 _PAGE = 4096
 
 

@@ -99,7 +99,7 @@ class _Helper:
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
                 raise Crashed("it answered something else" if data else "it ended")
             return answer, fds.pop() if fds else None
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise Crashed(str(exc)) from exc
         finally:
             for fd in fds:

@@ -1,5 +1,6 @@
 """What a target process is made of: mappings, modules, the Python interpreter in it. Looks, changes nothing."""
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -77,17 +78,22 @@ def _found(pid: int, proc: Path) -> Credentials:
 def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
     """All mappings by rising address; raises AttachError."""
     try:
-        text = (proc / str(pid) / "maps").read_text(errors="surrogateescape")
+        text = os.fsdecode((proc / str(pid) / "maps").read_bytes())
     except PermissionError:
         raise not_permitted(pid) from None
     except (FileNotFoundError, ProcessLookupError):
         raise gone(pid) from None
     maps = []
-    for line in text.splitlines():
+    for line in text.split("\n")[:-1]:  # a path may hold what str.splitlines would take for an end of a line
         fields = line.split(None, 5)
-        start, _dash, end = fields[0].partition("-")
         path = fields[5] if len(fields) > 5 else ""
-        maps.append(Mapping(int(start, 16), int(end, 16), fields[1], int(fields[2], 16), path))
+        try:
+            start, end = (int(address, 16) for address in fields[0].split("-"))
+            maps.append(Mapping(start, end, fields[1], int(fields[2], 16), path))
+        except (ValueError, IndexError):
+            raise AttachError(
+                AttachCode.UNSUPPORTED, f"the kernel's list of mappings of process {pid} is not understood"
+            ) from None
     if not maps:
         raise gone(pid)
     return maps

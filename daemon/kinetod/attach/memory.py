@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kinetod.attach.interface import AttachCode, AttachError
 
+_LAST_ADDRESS = (1 << 63) - 1  # of user space at the very most; the kernel takes no larger offset
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,6 +45,10 @@ def not_permitted(pid: int) -> AttachError:
         f"the kernel does not permit this daemon to read the memory of process {pid}: {why};"
         " run kinetod as root or give it CAP_SYS_PTRACE",
     )
+
+
+def _unmapped(address: int, pid: int) -> OSError:
+    return OSError(errno.EIO, "Unmapped", f"{address:#x} of process {pid}")
 
 
 class Memory:
@@ -92,6 +97,8 @@ class Memory:
 
     def read(self, address: int, size: int) -> bytes:
         """Exactly `size` bytes."""
+        if not 0 <= address <= _LAST_ADDRESS:  # calculated from what the process says
+            raise _unmapped(address, self.pid)
         if self._fd < 0:
             buffer = ctypes.create_string_buffer(size)
             _transfer(_libc.process_vm_readv, self.pid, address, buffer, size)
@@ -100,7 +107,7 @@ class Memory:
         if not data and size:  # an unmapped address is EIO, a memory that is no more is the end of the file
             raise gone(self.pid)
         if len(data) != size:
-            raise OSError(errno.EIO, "Unmapped", f"{address:#x} of process {self.pid}")
+            raise _unmapped(address, self.pid)
         return data
 
     def write(self, address: int, data: bytes) -> None:
@@ -109,7 +116,7 @@ class Memory:
         if not written and data:
             raise gone(self.pid)
         if written != len(data):
-            raise OSError(errno.EIO, "Unmapped", f"{address:#x} of process {self.pid}")
+            raise _unmapped(address, self.pid)
 
     def u32(self, address: int) -> int:
         """An unsigned 32-bit number."""

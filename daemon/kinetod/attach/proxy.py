@@ -38,6 +38,7 @@ from kinetod.attach.service.client import Unreachable, toolkit
 from kinetod.attach.service.messages import Tools
 from kinetod.attach.toolkit import find_cupti
 from kinetod.identity import ProcessKey
+from kinetod.process_folder import lines
 
 PROC = Path("/proc")
 _UCRED = struct.Struct("3i")
@@ -69,7 +70,7 @@ def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
 def inner_number(status: Path, number: int) -> int:
     """The process's or thread's number in its own PID namespace. status: a /proc/.../status file."""
     try:
-        for line in status.read_text(errors="replace").splitlines():
+        for line in lines(status.read_bytes()):
             if line.startswith("NSpid:"):
                 return int(line.split()[-1])
     except (OSError, ValueError):

@@ -79,11 +79,11 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
             for format_, name, size, digest in answer["files"]
         )
         summary = json_format.ParseDict(answer["summary"], pb.Summary(), ignore_unknown_fields=True)
-        unreadable = int(answer["records_undecoded"])
+        unreadable = _count(answer["records_undecoded"])
         warnings = tuple(clean(str(warning), 500) for warning in answer["warnings"][:_MAX_WARNINGS])
         cut = tuple(clean(str(problem), 300) for problem in answer["cut"][:_MAX_WARNINGS])
         traced = bool(answer["traced"])
-    except (KeyError, TypeError, ValueError, json_format.ParseError) as exc:
+    except (KeyError, TypeError, ValueError, RecursionError, json_format.ParseError) as exc:
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder's answer is not understood: {exc}") from exc
     missing = set(formats) - {file.format for file in files}
     if traced and missing:
@@ -96,6 +96,13 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
         file.name = f"{stem}.{STORED_NAMES[file.format]}"
         file.verified_ns = time.time_ns()
     return Converted(files, summary, warnings, unreadable, cut)
+
+
+def _count(value: Any) -> int:
+    """Raises ValueError."""
+    if type(value) is not int or not 0 <= value <= _INT64_MAX:
+        raise ValueError(f"{value!r:.80} is no number of records")
+    return value
 
 
 def _verify(file: pb.TraceFile, target_dir: Path) -> None:

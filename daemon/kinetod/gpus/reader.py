@@ -127,13 +127,13 @@ class GpuReader:
                     raise _Crashed(
                         f"the process that reads the GPUs failed ({how}); the daemon's log has more"
                     ) from None
-            except msgspec.DecodeError as exc:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 self._end()
                 raise _Crashed(f"the process that reads the GPUs answered nonsense: {exc}") from exc
         raise _Crashed("the process that reads the GPUs ends at once")
 
     def _take(self, asked: Question) -> Question:
-        """Raises msgspec.DecodeError."""
+        """Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
         read = msgspec.json.decode(self._answer, type=Snapshot), self._clock()
         self._answer, self._asked = b"", None
         self._snapshots |= {asked: read, Question.PROCESSES: read}  # everything has the processes, too

@@ -77,7 +77,7 @@ class ApiServer:
             )
         try:
             return msgspec.json.decode(said, type=answer)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise ApiError(f"{self} answers something else than {what}: {exc}") from exc
 
     def _call(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from kinetod.identity import PROC
+from kinetod.process_folder import lines
 
 V1, V2 = 1, 2
 _OCTAL = re.compile(r"\\([0-7]{3})")  # mountinfo writes a space as \040
@@ -72,7 +73,7 @@ def _chains(pid: int, controller: str, proc: Path) -> Iterator[list[Group]]:
 def _paths(pid: int, controller: str, proc: Path) -> list[tuple[int, str]]:
     with contextlib.suppress(OSError):
         found = list[tuple[int, str]]()
-        for line in (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines():
+        for line in lines((proc / str(pid) / "cgroup").read_bytes()):
             number, _, rest = line.partition(":")
             names, _, path = rest.partition(":")
             if controller in names.split(","):
@@ -85,7 +86,7 @@ def _paths(pid: int, controller: str, proc: Path) -> list[tuple[int, str]]:
 
 def _mounts(proc: Path) -> Iterator[_Mount]:
     with contextlib.suppress(OSError):
-        for line in (proc / "self/mountinfo").read_text(errors="replace").splitlines():
+        for line in lines((proc / "self/mountinfo").read_bytes()):
             fields, _, kind = line.partition(" - ")
             words, types = fields.split(" "), kind.split(" ")
             if len(words) < 5 or types[0] not in ("cgroup", "cgroup2"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from kinetod.identity import PROC
 from kinetod.limits.cgroups import groups
 from kinetod.limits.memory import soft_limits
+from kinetod.process_folder import lines
 
 _EXEMPT = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
 _MAX_HEAD_BYTES = 4096
@@ -65,6 +66,6 @@ def _threads_of(uid: str, proc: Path) -> int:
 
 def _head(path: Path) -> dict[str, list[str]]:
     with contextlib.suppress(OSError), path.open("rb") as file:
-        lines = file.read(_MAX_HEAD_BYTES).decode("utf-8", "replace").splitlines()
-        return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+        head = lines(file.read(_MAX_HEAD_BYTES))
+        return {name: value.split() for name, _, value in (line.partition(":") for line in head)}
     return {}

@@ -7,10 +7,8 @@ build/fuzz as JSON; `play` does it again.
 import base64
 import json
 import random
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -157,46 +155,3 @@ def keep(door: Door, seed: int, number: int, case: Case) -> Path:
 def kept(path: Path) -> Case:
     """A case that was written down."""
     return [base64.b64decode(part) for part in json.loads(path.read_text())]
-
-
-def guided(door: Door, seed: int, seconds: float, setup: Callable[..., None], fuzz: Callable[[], None]) -> None:
-    """The same by libFuzzer, which keeps what reaches new code (atheris.Setup and atheris.Fuzz). Ends the process."""
-    corpus = KEPT / f"{door.name}-corpus"
-    corpus.mkdir(parents=True, exist_ok=True)
-    for number in range(200):
-        (corpus / f"seed-{number}").write_bytes(_joined(door.case(random.Random(f"{seed}-{number}"))))
-
-    def one(data: bytes) -> None:
-        door.play(_parted(data))
-
-    def mutate(data: bytes, max_size: int, rng_seed: int) -> bytes:
-        rng = random.Random(rng_seed)
-        again: Sequence[bytes] = _parted(data)
-        made = door.case(rng) if rng.random() < 0.2 or not again else door_mutated(list(again), rng)
-        return _joined(made)[:max_size]
-
-    words = [sys.argv[0], f"-max_total_time={int(seconds)}", f"-seed={seed % 2**32 or 1}", "-max_len=100000"]
-    words += [f"-artifact_prefix={KEPT}/{door.name}-", f"-timeout={int(SLOW_S)}", "-rss_limit_mb=1500"]
-    setup([*words, "-print_final_stats=1", str(corpus)], one, custom_mutator=mutate)
-    fuzz()
-
-
-def door_mutated(case: Case, rng: random.Random) -> Case:
-    """One part of a case damaged."""
-    from support.fuzz.mutate import damaged
-
-    at = rng.randrange(len(case))
-    return [*case[:at], damaged(case[at], rng, 3), *case[at + 1 :]]
-
-
-def _joined(case: Case) -> bytes:
-    return b"".join(len(part).to_bytes(4, "little") + part for part in case)
-
-
-def _parted(data: bytes) -> Case:
-    found = []
-    while len(data) >= 4:
-        size = int.from_bytes(data[:4], "little")
-        found.append(data[4 : 4 + size])
-        data = data[4 + size :]
-    return found

@@ -193,6 +193,11 @@ def test_a_user_is_named_by_the_library_that_calls(tmp_path: Path) -> None:
     assert names == ["libcudart.so.12", "xla_cuda_plugin.so", "Python's ctypes", "the program itself"]
 
 
+def test_a_file_with_a_return_in_its_name_is_one_file(tmp_path: Path) -> None:
+    maps = maps_with(tmp_path, "odd\rname.so", "libcudart.so.12")
+    assert cupti_users.name_of(0x7F0000001010, maps) == "libcudart.so.12"
+
+
 _REAL = sorted({str(path) for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libcupti.so.*")})
 _NOT_WITHOUT_DRIVER = 2
 

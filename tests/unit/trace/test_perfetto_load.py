@@ -3,7 +3,6 @@
 import gzip
 import io
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +20,8 @@ from kineto_trace.load.perfetto import load_perfetto
 from kineto_trace.load.target import load_target
 from kineto_trace.model import Table, Trace
 from support.h200 import make_spool
-from support.native import ROOT, build, has_sanitizer
+from support.perfetto_files import SMALL, foreign, written
 from support.traces import trace
-
-OP = {"thread": 70, "sequence": -1, "finished": 1, "inputs": -1}
-SMALL: dict[str, list[dict[str, Any]]] = {
-    "user_annotation": [{**OP, "start": 10, "duration": 900, "name": "step", "id": 1, "scope": 7}],
-    "cpu_op": [
-        {**OP, "start": 50, "duration": 100, "name": "aten::linear", "id": 2},
-        {**OP, "start": 90, "duration": 100, "name": "overlaps in part", "id": 3, "sequence": 4},
-    ],
-    "cuda_runtime": [
-        {"start": 60, "duration": 10, "name": "cudaLaunchKernel", "thread": 70, "correlation": 5, "external_id": 2}
-    ],
-    "kernel": [
-        {"start": 300, "duration": 100, "name": 'gemm<"a\\b">', "stream": 7, "correlation": 5, "external_id": 2}
-        | {"grid_x": 3, "grid_y": 1, "grid_z": 1, "block_x": 32, "block_y": 1, "block_z": 1, "priority": -5},
-        {"start": 350, "duration": 100, "name": "übergreifend", "stream": 7, "correlation": 6, "priority": 0},
-    ],
-    "cpu_instant_event": [
-        {"start": 65, "name": "[memory]", "thread": 70, "bytes": -64, "total_allocated": 1 << 40, "address": 1 << 63}
-    ],
-}
-
-
-def written(whole: Trace) -> bytes:
-    file = io.BytesIO()
-    with TextSink(file) as sink:
-        write_perfetto(whole, sink)
-    return file.getvalue()
 
 
 def read(content: bytes) -> Trace:
@@ -139,23 +111,6 @@ def test_a_chrome_trace_comes_through_with_its_arguments_tracks_and_flows() -> N
     } <= set(other)
 
 
-def foreign() -> bytes:
-    """A trace of another program: names in the events themselves, absolute times, a dictionary and a list."""
-    annotation = data(10, "where") + data(11, data(10, "rank") + number(4, 3)) + data(11, data(10, "on") + number(2, 1))
-    many = data(10, "sizes") + data(12, number(3, 1)) + data(12, number(3, 2**64 - 1))
-    begin = (
-        number(9, 1) + number(11, 5) + data(23, "aten::mm") + data(22, "cpu_op") + data(4, annotation) + data(4, many)
-    )
-    return b"".join(
-        (
-            packet(data(60, number(1, 5) + data(4, number(1, 40) + number(2, 41) + data(5, "main")))),
-            packet(number(8, 1_000), number(10, 1), data(11, begin)),
-            packet(number(8, 1_500), number(10, 1), data(11, number(9, 3) + number(11, 5) + data(23, "mark"))),
-            packet(number(8, 3_000), number(10, 1), data(11, number(9, 2) + number(11, 5))),
-        )
-    )
-
-
 def test_track_events_of_other_programs_are_read_with_a_note() -> None:
     found = read(foreign())
     op = found.table("cpu_op")
@@ -230,15 +185,3 @@ def test_no_bytes_make_the_reader_fail_otherwise_than_by_a_clear_error(seed: int
 
 
 OURS = written(trace(SMALL))
-
-
-@pytest.mark.skipif(not has_sanitizer("address,undefined"), reason="this compiler has no sanitizers")
-def test_damaged_packets_never_read_or_write_out_of_bounds(tmp_path: Path) -> None:
-    native = ROOT / "daemon" / "native"
-    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{native}"]
-    sources = [native / name for name in ("perfetto_read.c", "perfetto_text.c", "chrome_text.c")]
-    driver = build("fuzz_perfetto", [*sources, Path(__file__).with_name("native") / "fuzz_perfetto.c"], flags)
-    path = tmp_path / "t.pftrace"
-    path.write_bytes(foreign() + OURS)
-    done = subprocess.run([str(driver), str(path), "3000"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

@@ -239,5 +239,5 @@ def _decode(packet: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
         raise WrongVersion(version)
     try:
         return decoder.decode(packet[_HEAD.size :])
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadMessage(f"a message that is not understood: {exc}") from exc

@@ -1,0 +1,127 @@
+"""The list of fuzzing targets: which door each one is, and what it may take.
+
+A target in Python is a module of fuzz.targets with `play(data)`, which raises only if the product did what it must not,
+and `seeds()`. A target in C is a file of tests/fuzz/native, beside the sources that it needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CORPUS = ROOT / "tests" / "fuzz" / "corpus"
+NATIVE = ROOT / "tests" / "fuzz" / "native"
+SERVICE = ROOT / "daemon" / "native"
+AGENT = ROOT / "agent" / "native"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One door. Findings: what takes longer than slowest_s for one input, or more than memory_mb in all."""
+
+    name: str
+    door: str  # for docs/fuzzing.md
+    slowest_s: int = 10
+    memory_mb: int = 1024
+    longest: int = 16_000  # bytes of an input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeTarget(Target):
+    """In C. sources: folders' files or files; folder: of the headers."""
+
+    folder: Path
+    sources: tuple[str, ...] = ("*.c",)
+    fake_cupti: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonTarget(Target):
+    """In Python. packages: what libFuzzer sees the branches of."""
+
+    packages: tuple[str, ...]
+
+
+NATIVE_TARGETS = (
+    NativeTarget(
+        name="codec", door="raw records of a target into columns, columns into text", folder=SERVICE,
+        sources=("decode.c", "intern.c", "write.c", "spill.c"),
+    ),
+    NativeTarget(
+        name="chrome", door="the reader of Chrome traces, in pieces of any size", folder=SERVICE,
+        sources=("chrome*.c",),
+    ),
+    NativeTarget(
+        name="perfetto", door="the reader of Perfetto traces", folder=SERVICE,
+        sources=("perfetto_*.c", "chrome_text.c"),
+    ),
+    NativeTarget(
+        name="perfetto_write", door="lanes and packets of events with any times", folder=SERVICE,
+        sources=("perfetto.c",),
+    ),
+    NativeTarget(
+        name="nest", door="trees of events with any times, against a slow copy of the rules", folder=SERVICE,
+        sources=("nest.c",),
+    ),
+    NativeTarget(
+        name="paths", door="longest paths of any graph, against trying all of them", folder=SERVICE,
+        sources=("critical.c",),
+    ),
+    NativeTarget(
+        name="spill", door="the decoder's memory in a file: any order of requests", folder=SERVICE,
+        sources=("spill.c",),
+    ),
+    NativeTarget(
+        name="serve", door="packets of a daemon to the collector in a process without Python", folder=AGENT,
+        fake_cupti=True,
+    ),
+    NativeTarget(
+        name="call_site", door="machine code of a library, in which the collector looks for a call", folder=AGENT,
+        sources=("call_site.c",),
+    ),
+)  # fmt: skip
+
+_SERVICE, _TRACE = ("kinetod",), ("kineto_trace",)
+PYTHON_TARGETS = (
+    PythonTarget(
+        name="link_frame", door="frames of agents and daemons, and what each makes of them",
+        packages=("kineto_agent", "kinetod"),
+    ),
+    PythonTarget(name="arena", door="shared memory that a target hands over", packages=_SERVICE),
+    PythonTarget(
+        name="spool", door="target.json and raw records of every source through the decoder", packages=_TRACE,
+        longest=60_000,
+    ),
+    PythonTarget(name="decoder_answer", door="what a decoder that was taken over answers", packages=_SERVICE),
+    PythonTarget(name="trace_file", door="trace files of every form, plain and compressed, as they are opened",
+                 packages=_TRACE),
+    PythonTarget(name="chrome_again", door="Chrome traces: what is read is written as JSON and reads back the same",
+                 packages=_TRACE),
+    PythonTarget(name="columns", door="stored traces: trace.json, Parquet, texts", packages=_TRACE, longest=60_000),
+    PythonTarget(name="manifest", door="manifests of uploaded captures, and reports of their hosts' clocks",
+                 packages=_TRACE),
+    PythonTarget(name="requests", door="gRPC requests: captures, selectors, labels", packages=_SERVICE),
+    PythonTarget(name="helper_messages", door="messages between front end and attach helper, both ways",
+                 packages=_SERVICE),
+    PythonTarget(name="attach_policy", door="attach.toml", packages=_SERVICE),
+    PythonTarget(name="config", door="config.toml and variables of the environment", packages=_SERVICE),
+    PythonTarget(name="proc", door="/proc of a hostile process: status, stat, maps, cgroup, environ, cmdline, auxv",
+                 packages=_SERVICE),
+    PythonTarget(name="image", door="ELF images in the memory of a hostile process", packages=_SERVICE),
+    PythonTarget(name="device_code", door="ELF files with device code", packages=_SERVICE),
+    PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE),
+    PythonTarget(name="cluster", door="answers of the API server, the kubelet and Slurm",
+                 packages=("kinetod", "kinetoctl")),
+    PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
+    PythonTarget(
+        name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),
+    ),
+    PythonTarget(name="words", door="libkineto.conf, values of options, texts for the terminal",
+                 packages=("kinetoctl", "kineto_trace")),
+)  # fmt: skip
+TARGETS: tuple[Target, ...] = (*NATIVE_TARGETS, *PYTHON_TARGETS)
+
+
+def corpus(target: Target) -> Sequence[Path]:
+    """Its inputs in the repository."""
+    return sorted((CORPUS / target.name).iterdir())
