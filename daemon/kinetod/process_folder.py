@@ -13,7 +13,7 @@ _CHUNK_BYTES = 64 << 10
 
 
 def lines(content: bytes) -> list[str]:
-    """The lines of a file of /proc that has names of others in it: of processes, files, control groups.
+    r"""The lines of a file of /proc that has names of others in it: of processes, files, control groups.
 
     The kernel keeps only \n out of them. For str.splitlines, and for files that are opened as text, \r, \f and others
     end lines too: whoever chooses such a name would write lines of its own, and be of any user, job or pod.
