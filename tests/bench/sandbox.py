@@ -25,6 +25,8 @@ from kineto_trace.raw import RawWriter
 from kinetod import child
 from support.h200 import recording, strings_of, target_of
 
+PART_BUFFERS = 64
+
 PLAIN = """
 import os, sys
 from kinetod.decode_worker import _ENVIRONMENT, _NICE
@@ -39,13 +41,16 @@ for line in sys.stdin:
 
 
 def make_spool(folder: Path, megabytes: int) -> None:
-    """So many bytes of real records, with times of their own."""
-    source = make_source(megabytes)
+    """So many bytes of real records, with times of their own, made in parts: 8 GiB need not fit into memory."""
+    source = make_source(1)
+    count = max(1, megabytes * 1_000_000 // source.data.nbytes)
     with RawWriter(folder / "raw/cupti", source="cupti", format="cupti/1", metadata=source.metadata) as writer:
         writer.append_strings(strings_of(recording(RECORDING)))
-        for chunk in source.chunks:
-            part = source.data[chunk.offset : chunk.offset + chunk.size]
-            writer.append_buffer(part, sequence=chunk.sequence, records=0)
+        for first in range(0, count, PART_BUFFERS):
+            part = make_source(-(-min(PART_BUFFERS, count - first) * source.data.nbytes // 1_000_000), first)
+            for chunk in part.chunks:
+                data = part.data[chunk.offset : chunk.offset + chunk.size]
+                writer.append_buffer(data, sequence=first + chunk.sequence, records=0)
         writer.finish(metadata={}, record_bytes=source.record_bytes, records=0, dropped=0)
     target_of(recording(RECORDING), window_start_ns=0, window_end_ns=0).write(folder)
 
