@@ -23,8 +23,8 @@ from kineto_trace.target import raw_bytes
 POOL_FROM_BYTES = 32 << 20  # of raw records; below it a pool costs more than it saves
 SPILL_FROM_BYTES = 96 << 20  # columns and what is made on the way take 1.3 to 2.5 times as much
 LEAST_BYTES = 1 << 20
-POOL_BYTES = 160 << 20  # with 55 MiB of Python and RESIDENT_BYTES less than 400 MiB
-RESIDENT_BYTES = 144 << 20  # of files, 50 MiB of libraries among them; what grows between two looks comes on top
+POOL_BYTES = 128 << 20  # with 55 MiB of Python and RESIDENT_BYTES less than 400 MiB
+RESIDENT_BYTES = 128 << 20  # of files, 50 MiB of libraries among them; what grows between two looks comes on top
 _ROOM_BASE, _ROOM_FACTOR = 1 << 30, 16  # of the file, which is sparse
 _SET_HANDLER = 304  # PyDataMem_SetHandler's place in numpy's table of functions, which never changes
 _CAPSULE = b"mem_handler"

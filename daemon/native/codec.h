@@ -186,10 +186,11 @@ KC_EXPORT int kc_longest(const kc_graph *graph, int64_t *via, int64_t *last);
  *     next array costs no page faults. In the file the blocks of an array are reserved when it is made. Large arrays give
  *     them back at once; smaller ones leave theirs, with what is in them, to the next array.
  *
- *     A thread looks at the process's resident files every 2 ms and unmaps all of the file from the page tables when they
- *     are above the limit: the kernel keeps the pages as long as it has room, and writes them out when not. So what is
- *     needed at the same time may exceed memory, and only time is lost. The functions are numpy's (PyDataMem_Handler);
- *     there is one pool and one such file in a process, for good.
+ *     A signal (SIGPROF) after every 2 ms of processor time looks at the process's resident files, and when they are above
+ *     the limit unmaps all of the file from the page tables: the kernel keeps the pages as long as it has room, and writes
+ *     them out when not. So what is needed at the same time may exceed memory, and only time is lost. By processor time,
+ *     and in the thread that works, because on a busy machine a thread of its own comes too late. The functions are numpy's
+ *     (PyDataMem_Handler); there is one pool and one such file in a process, for good.
  */
 #define KC_SPILL_WATCHED 32
 /* 0, or -1: without it. */
@@ -198,7 +199,7 @@ KC_EXPORT int kc_spill_pool(uint64_t room, uint64_t least);
 KC_EXPORT int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t resident_limit);
 /* A file's read-only mapping, which is unmapped from the page tables too; it must stay. 1, or 0: not watched. */
 KC_EXPORT int kc_spill_watch(void *mapping, uint64_t size);
-/* One look, by a thread that is about to touch much: it does not depend on when the other gets the processor. */
+/* One look, by whoever is about to touch much. */
 void kc_spill_settle(void);
 KC_EXPORT void *kc_spill_malloc(void *context, size_t size);
 KC_EXPORT void *kc_spill_calloc(void *context, size_t count, size_t size);

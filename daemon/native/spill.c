@@ -1,13 +1,15 @@
 /* Memory for large arrays: a pool, and a file for what has no room there. See codec.h. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <stdio.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "codec.h"
@@ -15,7 +17,7 @@
 #define UNIT (64u << 10)  /* extents are multiples of it */
 #define HEADER 64u        /* before the data, so that it stays aligned as vector instructions like it */
 #define REUSED_BYTES (128u << 20) /* smaller blocks keep their place on disk for the next array */
-#define LOOK_EVERY_NS 2000000
+#define LOOK_EVERY_US 2000
 
 typedef struct {
     uint64_t at, size;
@@ -36,35 +38,44 @@ typedef struct {
 static struct {
     pthread_mutex_t lock;
     region pool, disk; /* in memory, and in the file */
-    uint64_t least, resident_limit;
+    uint64_t least, resident_limit, page; /* page: what statm counts in */
     int file, statm;
     range watched[KC_SPILL_WATCHED];
-    uint32_t watched_count;
+    _Atomic uint32_t watched_count;
 } spill = {.lock = PTHREAD_MUTEX_INITIALIZER, .file = -1, .statm = -1};
 
-/* Bytes of files that are resident: of ours, of the raw ones, and of libraries. */
+/* Bytes of files that are resident: of ours, of the raw ones, and of libraries. The third number of statm, in pages. */
 static uint64_t resident(void)
 {
     char text[128];
-    unsigned long long pages = 0;
-    ssize_t length = pread(spill.statm, text, sizeof text - 1, 0);
-    if (length <= 0)
-        return UINT64_MAX; /* not told: as if it were too much */
-    text[length] = 0;
-    sscanf(text, "%*u %*u %llu", &pages);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t pages = 0;
+    ssize_t length = pread(spill.statm, text, sizeof text, 0);
+    int number = 1;
+    for (ssize_t i = 0; i < length && number <= 3; i++) {
+        number += text[i] == ' ';
+        if (number == 3 && text[i] >= '0' && text[i] <= '9')
+            pages = 10 * pages + (uint64_t)(text[i] - '0');
+    }
+    return length <= 0 ? UINT64_MAX : pages * spill.page; /* not told: as if it were too much */
 }
 
-/* The pages stay in the kernel's cache, or on disk; whoever touches them has them again. */
+/* The pages stay in the kernel's cache, or on disk; whoever touches them has them again. Safe in a signal handler. */
 void kc_spill_settle(void)
 {
     if (!spill.disk.base || resident() <= spill.resident_limit)
         return;
     madvise(spill.disk.base, spill.disk.room, MADV_DONTNEED);
-    pthread_mutex_lock(&spill.lock);
-    for (uint32_t i = 0; i < spill.watched_count; i++)
+    uint32_t watched = atomic_load(&spill.watched_count);
+    for (uint32_t i = 0; i < watched; i++)
         madvise(spill.watched[i].at, spill.watched[i].size, MADV_DONTNEED);
-    pthread_mutex_unlock(&spill.lock);
+}
+
+static void look(int number)
+{
+    int error = errno;
+    (void)number;
+    kc_spill_settle();
+    errno = error;
 }
 
 static int insert(region *in, uint32_t place, extent new)
@@ -249,16 +260,6 @@ void *kc_spill_realloc(void *context, void *data, size_t size)
     return moved;
 }
 
-static void *look_again_and_again(void *unused)
-{
-    struct timespec pause = {0, LOOK_EVERY_NS};
-    for (;;) {
-        nanosleep(&pause, NULL);
-        kc_spill_settle();
-    }
-    return unused;
-}
-
 static int mapped(region *in, uint64_t room, int file)
 {
     int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
@@ -285,32 +286,30 @@ int kc_spill_pool(uint64_t room, uint64_t least)
 
 int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t resident_limit)
 {
-    pthread_t thread;
+    struct sigaction action = {.sa_handler = look, .sa_flags = SA_RESTART};
+    struct itimerval often = {{0, LOOK_EVERY_US}, {0, LOOK_EVERY_US}};
     room = room / UNIT * UNIT;
     if (spill.disk.base || ftruncate(file, (off_t)room) || mapped(&spill.disk, room, file))
         return -1;
-
     spill.file = file;
     spill.statm = statm;
+    spill.page = (uint64_t)sysconf(_SC_PAGESIZE);
     spill.least = least < UNIT ? UNIT : least;
     spill.resident_limit = resident_limit;
-    if (pthread_create(&thread, NULL, look_again_and_again, NULL)) {
+    if (sigaction(SIGPROF, &action, NULL) || setitimer(ITIMER_PROF, &often, NULL)) {
         munmap(spill.disk.base, room);
         spill.disk = (region){0};
         return -1;
     }
-    pthread_detach(thread);
     return 0;
 }
 
 int kc_spill_watch(void *mapping, uint64_t size)
 {
-    int known = 0;
-    pthread_mutex_lock(&spill.lock);
-    if (spill.disk.base && spill.watched_count < KC_SPILL_WATCHED) {
-        spill.watched[spill.watched_count++] = (range){mapping, size};
-        known = 1;
-    }
-    pthread_mutex_unlock(&spill.lock);
-    return known;
+    uint32_t count = atomic_load(&spill.watched_count);
+    if (!spill.disk.base || count == KC_SPILL_WATCHED)
+        return 0;
+    spill.watched[count] = (range){mapping, size};
+    atomic_store(&spill.watched_count, count + 1);
+    return 1;
 }
