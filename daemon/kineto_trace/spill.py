@@ -6,8 +6,8 @@ numpy asks us for the memory of its arrays (NEP 49) from `begin` on, in this thr
 * From there on arrays of a mebibyte and more share POOL_BYTES of memory. What one array has given back the next one
   gets, already mapped, which is faster than fresh memory from the kernel.
 * From SPILL_FROM_BYTES on, what has no room there lies in an unnamed file in the target's own folder. Its pages are the
-  kernel's to keep or to write out: when more than RESIDENT_BYTES are resident, arrays and raw files are let go, at the
-  latest 2 ms after.
+  kernel's to keep or to write out: when more than RESIDENT_BYTES are resident, arrays and raw files are let go, a
+  millisecond after at the latest.
 """
 
 import ctypes
@@ -23,8 +23,10 @@ from kineto_trace.target import raw_bytes
 POOL_FROM_BYTES = 32 << 20  # of raw records; below it a pool costs more than it saves
 SPILL_FROM_BYTES = 96 << 20  # columns and what is made on the way take 1.3 to 2.5 times as much
 LEAST_BYTES = 1 << 20
-POOL_BYTES = 128 << 20  # with 55 MiB of Python and RESIDENT_BYTES less than 400 MiB
-RESIDENT_BYTES = 128 << 20  # of files, 50 MiB of libraries among them; what grows between two looks comes on top
+POOL_BYTES = 160 << 20
+RESIDENT_BYTES = 176 << 20  # of files, 50 MiB of libraries among them; with Python and the pool less than 400 MiB
+HUGE_FROM_BYTES = 2 << 30  # of raw records, where up to 64 MiB come between two looks, and Python takes 20 MiB more
+HUGE_RESIDENT_BYTES = 112 << 20
 _ROOM_BASE, _ROOM_FACTOR = 1 << 30, 16  # of the file, which is sparse
 _SET_HANDLER = 304  # PyDataMem_SetHandler's place in numpy's table of functions, which never changes
 _CAPSULE = b"mem_handler"
@@ -67,7 +69,8 @@ def _open_file(library: ctypes.CDLL, target_dir: Path, raw: int) -> bool:
     except OSError:
         return False  # the file system has no unnamed files: decoded in memory, as far as the limit goes
     room = _ROOM_BASE + _ROOM_FACTOR * raw
-    return int(library.kc_spill_open(file, statm, room, LEAST_BYTES, RESIDENT_BYTES)) == 0
+    resident = RESIDENT_BYTES if raw < HUGE_FROM_BYTES else HUGE_RESIDENT_BYTES
+    return int(library.kc_spill_open(file, statm, room, LEAST_BYTES, resident)) == 0
 
 
 def watch(mapping: npt.NDArray[np.uint8]) -> None:

@@ -186,11 +186,12 @@ KC_EXPORT int kc_longest(const kc_graph *graph, int64_t *via, int64_t *last);
  *     next array costs no page faults. In the file the blocks of an array are reserved when it is made. Large arrays give
  *     them back at once; smaller ones leave theirs, with what is in them, to the next array.
  *
- *     A signal (SIGPROF) after every 2 ms of processor time looks at the process's resident files, and when they are above
- *     the limit unmaps all of the file from the page tables: the kernel keeps the pages as long as it has room, and writes
- *     them out when not. So what is needed at the same time may exceed memory, and only time is lost. By processor time,
- *     and in the thread that works, because on a busy machine a thread of its own comes too late. The functions are numpy's
- *     (PyDataMem_Handler); there is one pool and one such file in a process, for good.
+ *     A signal (SIGALRM) every millisecond looks at the process's resident files, and when they are above the limit unmaps
+ *     all of the file from the page tables: the kernel keeps the pages as long as it has room, and writes them out when
+ *     not. So what is needed at the same time may exceed memory, and only time is lost. A signal, because on a busy machine
+ *     a thread of its own comes too late, and of real time, because ticks of processor time come every 4 ms: whoever reads
+ *     here and there maps 64 KiB with each page fault, 250 MiB in 4 ms. The functions are numpy's (PyDataMem_Handler);
+ *     there is one pool and one such file in a process, for good.
  */
 #define KC_SPILL_WATCHED 32
 /* 0, or -1: without it. */

@@ -17,7 +17,7 @@
 #define UNIT (64u << 10)  /* extents are multiples of it */
 #define HEADER 64u        /* before the data, so that it stays aligned as vector instructions like it */
 #define REUSED_BYTES (128u << 20) /* smaller blocks keep their place on disk for the next array */
-#define LOOK_EVERY_US 2000
+#define LOOK_EVERY_US 1000
 
 typedef struct {
     uint64_t at, size;
@@ -175,9 +175,19 @@ static void *pooled(uint64_t size, int cleared)
     return data;
 }
 
+/* fallocate of a part of the file, also when the signal comes in between. */
+static int changed(int mode, uint64_t at, uint64_t size)
+{
+    int result;
+    do
+        result = fallocate(spill.file, mode | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)size);
+    while (result && errno == EINTR);
+    return result;
+}
+
 static int punched(uint64_t at, uint64_t size)
 {
-    return fallocate(spill.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)size);
+    return changed(FALLOC_FL_PUNCH_HOLE, at, size);
 }
 
 /* NULL: there is no room. Blocks are reserved on disk, so that writing into them cannot fail later. */
@@ -191,7 +201,7 @@ static void *spilled(uint64_t size, int cleared)
     if (at == UINT64_MAX)
         return NULL;
     int holds_old = cleared && used && punched(at, whole);
-    if (fallocate(spill.file, FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)whole)) {
+    if (changed(0, at, whole)) {
         given_back(&spill.disk, at, whole);
         return NULL;
     }
@@ -296,7 +306,7 @@ int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t r
     spill.page = (uint64_t)sysconf(_SC_PAGESIZE);
     spill.least = least < UNIT ? UNIT : least;
     spill.resident_limit = resident_limit;
-    if (sigaction(SIGPROF, &action, NULL) || setitimer(ITIMER_PROF, &often, NULL)) {
+    if (sigaction(SIGALRM, &action, NULL) || setitimer(ITIMER_REAL, &often, NULL)) {
         munmap(spill.disk.base, room);
         spill.disk = (region){0};
         return -1;

@@ -138,7 +138,8 @@ def compare(megabytes: int, repeat: int, names: list[str], folder: Path) -> list
     taken = {name: (worker.cpu_s() - before[name]) / max(1, times) for name, worker in workers.items()}
     for worker in workers.values():
         worker.stop()
-    assert len({worker.file for worker in workers.values()}) == 1, "the variants wrote different files"
+    files = {name: worker.file for name, worker in workers.items()}
+    assert len(set(files.values())) == 1, f"the variants wrote different files: {files}"
     told = []
     for name, worker in workers.items():
         peaks = ", ".join(f"{what} {mib} MiB" for what, mib in worker.peak_mib.items())
