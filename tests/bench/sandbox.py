@@ -77,7 +77,7 @@ class Worker:
         self._folder = folder
         self.peak_mib: dict[str, int] = {"VmHWM": 0, "RssAnon": 0}
         self.wall_s: list[float] = []
-        self.file = ""
+        self.files: set[str] = set()  # what was written, each time
 
     def decode(self) -> None:
         """One job."""
@@ -91,7 +91,7 @@ class Worker:
         answer = json.loads(self._process.stdout.readline())
         self.wall_s.append(time.perf_counter() - begin)
         assert answer["ok"], answer
-        self.file = str(answer["conversion"]["files"])
+        self.files.add(str(answer["conversion"]["files"]))
 
     def cpu_s(self) -> float:
         """Of itself and of the children that have ended."""
@@ -138,8 +138,8 @@ def compare(megabytes: int, repeat: int, names: list[str], folder: Path) -> list
     taken = {name: (worker.cpu_s() - before[name]) / max(1, times) for name, worker in workers.items()}
     for worker in workers.values():
         worker.stop()
-    files = {name: worker.file for name, worker in workers.items()}
-    assert len(set(files.values())) == 1, f"the variants wrote different files: {files}"
+    files = {name: worker.files for name, worker in workers.items()}
+    assert len(set().union(*files.values())) == 1, f"different files were written: {files}"
     told = []
     for name, worker in workers.items():
         peaks = ", ".join(f"{what} {mib} MiB" for what, mib in worker.peak_mib.items())
