@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kineto_trace.codec import Interner
 
 _TABLE_LIMIT = 1 << 27  # ids: a table of one byte each
+_BLOCK_ROWS = 1 << 20
 
 
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
@@ -23,11 +24,21 @@ def is_in(wanted: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[np.
         return np.zeros(len(wanted), np.bool_)
     low, high = int(values.min()), int(values.max())
     if high - low >= _TABLE_LIMIT:
-        return np.isin(wanted, values)
+        return _is_in_sorted(wanted, np.sort(values))
     present = np.zeros(high - low + 2, np.bool_)
     present[values - values.dtype.type(low)] = True
     places = wanted - values.dtype.type(low)  # what is below `low` wraps to a large number
     found: npt.NDArray[np.bool_] = present.take(np.minimum(places, values.dtype.type(high - low + 1)))
+    return found
+
+
+def _is_in_sorted(wanted: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Block by block; numpy's own makes a hash table of all values, of 30 bytes each, which no limit of ours sees."""
+    found = np.empty(len(wanted), np.bool_)
+    for begin in range(0, len(wanted), _BLOCK_ROWS):
+        block = wanted[begin : begin + _BLOCK_ROWS]
+        places = np.minimum(np.searchsorted(values, block), len(values) - 1)
+        found[begin : begin + _BLOCK_ROWS] = values[places] == block
     return found
 
 

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from kineto_trace import spill
-from kineto_trace.codec import Interner
 from kineto_trace.convert import convert_target
 from kineto_trace.errors import TraceError
+from kineto_trace.warm import convert_a_sample
 
 
 def warm_up() -> None:
-    """Loads the native library, so that a missing one is seen in the log at once; a job then tells the caller."""
+    """Converts a sample, so that jobs need not. A missing native library is seen in the log; a job then says it too."""
     try:
-        Interner()
-    except TraceError as exc:
-        sys.stderr.write(f"{exc}\n")
+        convert_a_sample()
+    except (OSError, TraceError) as exc:
+        sys.stderr.write(f"cannot warm up: {exc}\n")
 
 
 def answer(line: str) -> str:

@@ -28,6 +28,7 @@ def main() -> int:
     from kineto_trace.worker import answer, warm_up
 
     warm_up()
+    gc.collect()
     gc.freeze()  # what is here for good is not looked through again in each child, nor copied for that
     return serve(sys.stdin.buffer, answers, answer)
 

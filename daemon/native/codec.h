@@ -178,21 +178,29 @@ KC_EXPORT uint64_t kc_trail(const int64_t *before, uint64_t count, int64_t node,
    largest of all ends. Returns KC_PATH_…. */
 KC_EXPORT int kc_longest(const kc_graph *graph, int64_t *via, int64_t *last);
 
-/* ---- memory for large arrays in a file ---- */
+/* ---- memory for large arrays: used again, or in a file ---- */
 
 /* Theory of operation
- *     A sparse file is mapped as a whole. Arrays of `least` bytes and more come out of it, first fit, in units of 64 KiB;
- *     their blocks are reserved on disk when they are made and freed with them. A thread looks at the process's resident
- *     files every 2 ms and unmaps all of it from the page tables when it is above the limit: the kernel keeps the pages
- *     as long as it has room, and writes them out when not. So what is needed at the same time may exceed memory, and
- *     only time is lost. The functions are numpy's (PyDataMem_Handler); there is one such file in a process, for good.
+ *     Arrays of `least` bytes and more come out of two regions, first fit, in units of 64 KiB: a pool of anonymous memory
+ *     and, when that is full, a sparse file that is mapped as a whole. What the pool gets back stays mapped, so that the
+ *     next array costs no page faults. In the file the blocks of an array are reserved when it is made. Large arrays give
+ *     them back at once; smaller ones leave theirs, with what is in them, to the next array.
+ *
+ *     A signal (SIGALRM) every millisecond looks at the process's resident files, and when they are above the limit unmaps
+ *     all of the file from the page tables: the kernel keeps the pages as long as it has room, and writes them out when
+ *     not. So what is needed at the same time may exceed memory, and only time is lost. A signal, because on a busy machine
+ *     a thread of its own comes too late, and of real time, because ticks of processor time come every 4 ms: whoever reads
+ *     here and there maps 64 KiB with each page fault, 250 MiB in 4 ms. The functions are numpy's (PyDataMem_Handler);
+ *     there is one pool and one such file in a process, for good.
  */
 #define KC_SPILL_WATCHED 32
-/* 0, or -1: without it. statm: /proc/self/statm, open. */
+/* 0, or -1: without it. */
+KC_EXPORT int kc_spill_pool(uint64_t room, uint64_t least);
+/* The same. statm: /proc/self/statm, open. */
 KC_EXPORT int kc_spill_open(int file, int statm, uint64_t room, uint64_t least, uint64_t resident_limit);
 /* A file's read-only mapping, which is unmapped from the page tables too; it must stay. 1, or 0: not watched. */
 KC_EXPORT int kc_spill_watch(void *mapping, uint64_t size);
-/* One look, by a thread that is about to touch much: it does not depend on when the other gets the processor. */
+/* One look, by whoever is about to touch much. */
 void kc_spill_settle(void);
 KC_EXPORT void *kc_spill_malloc(void *context, size_t size);
 KC_EXPORT void *kc_spill_calloc(void *context, size_t count, size_t size);

@@ -92,8 +92,11 @@ def selected_records() -> bytes:
     return b"".join(records)
 
 
-def vary(data: Any, records: bytes) -> Any:
-    """Gives every repetition of the records times and correlations of its own, and lengths that differ a little."""
+def vary(data: Any, records: bytes, first: int = 0) -> Any:
+    """Gives every repetition of the records times and correlations of its own, and lengths that differ a little.
+
+    first: the number of the first repetition, where others come before these.
+    """
     layout = LAYOUTS[recording(RECORDING).info["cupti_version"]].records
     known = {kind.kind: layout[kind.layout] for kind in cupti.KINDS}
     places = []
@@ -106,7 +109,7 @@ def vary(data: Any, records: bytes) -> Any:
     starts, ends, correlations = (np.array(column) for column in zip(*places, strict=True))
     repetitions = len(data) // len(records)
     times = data.view(np.uint64).reshape(repetitions, -1)
-    step = np.arange(repetitions, dtype=np.uint64)[:, None]
+    step = np.arange(first, first + repetitions, dtype=np.uint64)[:, None]
     length = np.uint64(recording(RECORDING).window[1] - recording(RECORDING).window[0])
     times[:, starts // 8] += step * length
     noise = np.random.default_rng(1).integers(0, 900, (repetitions, len(ends)), dtype=np.uint64)
@@ -117,14 +120,14 @@ def vary(data: Any, records: bytes) -> Any:
     return data
 
 
-def make_source(megabytes: int) -> RawSource:
-    """Buffers of 4 MB, filled with the same records over and over, in memory."""
+def make_source(megabytes: int, first_buffer: int = 0) -> RawSource:
+    """Buffers of 4 MB, filled with the same records over and over, in memory. first_buffer: goes on after so many."""
     recorded = recording(RECORDING)
     records = selected_records()
     per_buffer = BUFFER_BYTES // len(records)
     size = per_buffer * len(records)
     count = max(1, megabytes * 1_000_000 // size)
-    data = vary(np.frombuffer(records * (per_buffer * count), np.uint8).copy(), records)
+    data = vary(np.frombuffer(records * (per_buffer * count), np.uint8).copy(), records, first_buffer * per_buffer)
     strings, _ = raw.parse_strings(strings_of(recorded))
     return RawSource(
         source="cupti",

@@ -1,14 +1,17 @@
 """What the sandbox costs a decode, and how much memory one takes: `python tests/bench/sandbox.py [--megabytes 90,700]`.
 
-The same records are decoded by the worker as the daemon starts it (a fork, the sandbox, and arrays in a file where the
-records are many) and by the same code in one warm process without any of it, by turns in the same run. Told are the
-processor seconds of a decode in the mean, which a busy machine disturbs less than others, their ratio, the best wall
-times, and the peak of each one's resident memory.
+The same records are decoded by turns in the same run by four workers: by the one that the daemon starts (both); in a
+process of its own for each job, confined, with numpy's memory (sandbox); in one warm process with the memory of `spill`
+(memory); and in one warm process without any of it (neither), which is what there was before the sandbox. Told are the
+processor seconds of a decode in the mean, which a busy machine disturbs less than others, their ratio to those of
+neither, the best wall times, and the peaks of resident memory: all of it (VmHWM), and without pages of files, which the
+kernel may take away (RssAnon). `--megabytes 8590 --only both` tells the memory of 8 GiB; it takes 20 GB of disk.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,30 +25,45 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.formats import RECORDING, make_source
 from kineto_trace.raw import RawWriter
-from kinetod import child
 from support.h200 import recording, strings_of, target_of
 
-PLAIN = """
+PART_BUFFERS = 64
+
+WORKER = """
 import os, sys
-from kinetod.decode_worker import _ENVIRONMENT, _NICE
-os.environ.update(_ENVIRONMENT)
-os.nice(_NICE)
+from kinetod import decode_worker
+os.environ.update(decode_worker._ENVIRONMENT)
 from kineto_trace import spill, worker
-spill.begin = lambda target_dir: False
+if {plain_memory}:
+    spill.begin = lambda target_dir: False
+if {sandbox}:
+    sys.exit(decode_worker.main())
+os.nice(decode_worker._NICE)
+worker.warm_up()
 for line in sys.stdin:
     sys.stdout.write(worker.answer(line) + "\\n")
     sys.stdout.flush()
 """
+VARIANTS = {
+    "neither": WORKER.format(plain_memory=True, sandbox=False),
+    "sandbox": WORKER.format(plain_memory=True, sandbox=True),
+    "memory": WORKER.format(plain_memory=False, sandbox=False),
+    "both": WORKER.format(plain_memory=False, sandbox=True),
+}
+ENOUGH_MEGABYTES = 200  # small sizes are decoded more often, until they are this much together
 
 
 def make_spool(folder: Path, megabytes: int) -> None:
-    """So many bytes of real records, with times of their own."""
-    source = make_source(megabytes)
+    """So many bytes of real records, with times of their own, made in parts: 8 GiB need not fit into memory."""
+    source = make_source(1)
+    count = max(1, megabytes * 1_000_000 // source.data.nbytes)
     with RawWriter(folder / "raw/cupti", source="cupti", format="cupti/1", metadata=source.metadata) as writer:
         writer.append_strings(strings_of(recording(RECORDING)))
-        for chunk in source.chunks:
-            part = source.data[chunk.offset : chunk.offset + chunk.size]
-            writer.append_buffer(part, sequence=chunk.sequence, records=0)
+        for first in range(0, count, PART_BUFFERS):
+            part = make_source(-(-min(PART_BUFFERS, count - first) * source.data.nbytes // 1_000_000), first)
+            for chunk in part.chunks:
+                data = part.data[chunk.offset : chunk.offset + chunk.size]
+                writer.append_buffer(data, sequence=first + chunk.sequence, records=0)
         writer.finish(metadata={}, record_bytes=source.record_bytes, records=0, dropped=0)
     target_of(recording(RECORDING), window_start_ns=0, window_end_ns=0).write(folder)
 
@@ -53,21 +71,27 @@ def make_spool(folder: Path, megabytes: int) -> None:
 class Worker:
     """A process that decodes, and the most memory that it, or the child that does its job, had resident."""
 
-    def __init__(self, command: tuple[str, ...]) -> None:
+    def __init__(self, code: str, folder: Path) -> None:
+        command = (sys.executable, "-P", "-c", code)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.peak_mib = 0
-        self.decode(Path("/nonexistent"))  # until it is warm
+        self._folder = folder
+        self.peak_mib: dict[str, int] = {"VmHWM": 0, "RssAnon": 0}
+        self.wall_s: list[float] = []
+        self.files: set[str] = set()  # what was written, each time
 
-    def decode(self, folder: Path) -> tuple[float, str]:
-        """Seconds, and the answer."""
-        job = {"id": 1, "target_dir": str(folder), "formats": ["chrome"], "required": True}
+    def decode(self) -> None:
+        """One job."""
+        shutil.rmtree(self._folder / "columns", ignore_errors=True)
+        job = {"id": 1, "target_dir": str(self._folder), "formats": ["chrome"], "required": True}
         job |= {"memory_bytes": 1 << 30, "cpu_s": 10_000}
         assert self._process.stdin and self._process.stdout
         begin = time.perf_counter()
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        return time.perf_counter() - begin, answer
+        answer = json.loads(self._process.stdout.readline())
+        self.wall_s.append(time.perf_counter() - begin)
+        assert answer["ok"], answer
+        self.files.add(str(answer["conversion"]["files"]))
 
     def cpu_s(self) -> float:
         """Of itself and of the children that have ended."""
@@ -89,51 +113,57 @@ class Worker:
             try:
                 children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
                 text = Path(f"/proc/{children[0] if children else pid}/status").read_text()
-                (peak,) = (line.split()[1] for line in text.splitlines() if line.startswith("VmHWM"))
-            except (OSError, ValueError):
+            except OSError:
                 continue
-            self.peak_mib = max(self.peak_mib, int(peak) >> 10)
+            for name, kib in re.findall(r"^(VmHWM|RssAnon):\s+(\d+)", text, re.MULTILINE):
+                self.peak_mib[name] = max(self.peak_mib[name], int(kib) >> 10)
 
     def stop(self) -> None:
         """Ends it."""
         self._process.communicate()
 
 
-def compare(megabytes: int, repeat: int) -> str:
-    """One line of the report."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "target"
-        make_spool(folder, megabytes)
-        workers = [Worker(child.python("kinetod.decode_worker")), Worker((sys.executable, "-P", "-c", PLAIN))]
-        times: list[list[float]] = [[], []]
-        before = [worker.cpu_s() for worker in workers]
-        files = set()
-        for _ in range(repeat):
-            for worker, taken in zip(workers, times, strict=True):
-                shutil.rmtree(folder / "columns", ignore_errors=True)
-                seconds, answer = worker.decode(folder)
-                taken.append(seconds)
-                files.add(str(json.loads(answer)["conversion"]["files"]))
-        ours, plain = ((worker.cpu_s() - begun) / repeat for worker, begun in zip(workers, before, strict=True))
-        for worker in workers:
-            worker.watched(lambda worker=worker: worker.decode(folder))  # type: ignore[misc]
-            worker.stop()
-    assert len(files) == 1, "the two wrote different files"
-    told = (
-        f"{name} {cpu:.3f} s, wall {min(wall):.3f} s, {worker.peak_mib} MiB"
-        for name, cpu, wall, worker in zip(("confined", "plain"), (ours, plain), times, workers, strict=True)
-    )
-    return f"{megabytes} MB: {'; '.join(told)}; ratio {ours / plain:.3f}"
+def compare(megabytes: int, repeat: int, names: list[str], folder: Path) -> list[str]:
+    """The lines of the report."""
+    make_spool(folder, megabytes)
+    workers = {name: Worker(VARIANTS[name], folder) for name in names}
+    for worker in workers.values():
+        worker.watched(worker.decode)
+        worker.wall_s.clear()
+    before = {name: worker.cpu_s() for name, worker in workers.items()}
+    times = max(repeat, repeat * ENOUGH_MEGABYTES // megabytes)
+    for turn in range(times):
+        for worker in [*workers.values()][:: -1 if turn % 2 else 1]:
+            worker.decode()
+    taken = {name: (worker.cpu_s() - before[name]) / max(1, times) for name, worker in workers.items()}
+    for worker in workers.values():
+        worker.stop()
+    files = {name: worker.files for name, worker in workers.items()}
+    assert len(set().union(*files.values())) == 1, f"different files were written: {files}"
+    told = []
+    for name, worker in workers.items():
+        peaks = ", ".join(f"{what} {mib} MiB" for what, mib in worker.peak_mib.items())
+        if times:
+            told.append(
+                f"{megabytes} MB {name:8s} {taken[name]:.4f} s, ratio {taken[name] / taken[names[0]]:.3f}, "
+                f"wall {min(worker.wall_s):.3f} s, {peaks}"
+            )
+        else:
+            told.append(f"{megabytes} MB {name:8s} {peaks}")
+    return told
 
 
 def main() -> int:
-    """Prints a line for each size."""
+    """Prints a line for each size and variant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--megabytes", default="20,90,200,700")
-    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--megabytes", default="4,20,90,200,700")
+    parser.add_argument("--repeat", type=int, default=5, help="0: the memory alone")
+    parser.add_argument("--only", default=",".join(VARIANTS))
     options = parser.parse_args()
     for megabytes in map(int, options.megabytes.split(",")):
-        print(compare(megabytes, options.repeat), flush=True)
+        with tempfile.TemporaryDirectory() as name:
+            for line in compare(megabytes, options.repeat, options.only.split(","), Path(name) / "target"):
+                print(line, flush=True)
     return 0
 
 

@@ -68,7 +68,7 @@ NATIVE_TARGETS = (
         sources=("critical.c",),
     ),
     NativeTarget(
-        name="spill", door="the decoder's memory in a file: any order of requests", folder=SERVICE,
+        name="spill", door="the decoder's memory in a pool and a file: any order of requests", folder=SERVICE,
         sources=("spill.c",),
     ),
     NativeTarget(

@@ -4,13 +4,13 @@ The code finds its own folder as `own` and the daemon's as it likes; what it put
 any bug in a parser, so nothing in it goes through the decoder.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kineto_trace import worker
-from kinetod.decode_worker import main
+from kinetod.decode_worker import _ENVIRONMENT, main
 
 
 class Taken(NamedTuple):
@@ -31,5 +31,8 @@ def attack(target_dir: Path, *, formats: Sequence[str]) -> Taken:
 
 
 if __name__ == "__main__":
+    os.environ.update(_ENVIRONMENT)  # before Arrow is there, as in the real one
+    from kineto_trace import worker
+
     setattr(worker, "convert_target", attack)  # noqa: B010 - the name is imported there, not made
     sys.exit(main())

@@ -85,6 +85,7 @@ ALWAYS: dict[str, Numbers] = {
     "gettimeofday": (96, 169),
     "time": (201, None),
     "times": (100, 153),
+    "setitimer": (38, 103),
     # what it is itself
     "getrusage": (98, 165),
     "sysinfo": (99, 179),

@@ -12,6 +12,7 @@ Theory of operation
 
 import contextlib
 import ctypes
+import functools
 import os
 import resource
 import struct
@@ -31,6 +32,7 @@ _CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/stat
 _OPEN_FILES = 256
 CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
 OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 _OOM_FIRST = b"1000"  # if memory is short, the kernel ends this one and no other
 
 
@@ -45,6 +47,13 @@ class Limits:
     memory_bytes: int
     cpu_s: int
     required: bool = False
+
+
+def prepare() -> None:
+    """Does in the warm process what is the same for all jobs: looks for the code, and makes the filter."""
+    _code_folders()
+    if seccomp.available():
+        seccomp.prepare()
 
 
 def confine(folder: Path, limits: Limits) -> None:
@@ -74,13 +83,17 @@ def close_descriptors(keep: Collection[int]) -> None:
 
 def code(own: Path) -> Iterator[tuple[Path, int]]:
     """What may be imported or loaded late: nothing there is a secret. Not the store, whatever sys.path says."""
-    folders = {Path(entry).resolve() for entry in (*sys.path, *_CODE_FOLDERS) if entry}
-    folders |= {Path(sys.base_prefix, "lib").resolve()}
-    for folder in sorted(folders):
+    for folder in _code_folders():
         if not own.is_relative_to(folder):
             yield folder, landlock.READ
     for name in _CODE_FILES:
         yield Path(name), landlock.READ
+
+
+@functools.cache
+def _code_folders() -> tuple[Path, ...]:
+    folders = {Path(entry).resolve() for entry in (*sys.path, *_CODE_FOLDERS) if entry}
+    return tuple(sorted(folders | {Path(sys.base_prefix, "lib").resolve()}))
 
 
 def _die_first_for_memory() -> None:
@@ -108,12 +121,11 @@ def drop_capabilities() -> None:
     """A daemon of root's has decoders with root's number and none of root's rights."""
     with contextlib.suppress(OSError):  # kernels before 4.3 have no ambient ones
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    library = ctypes.CDLL(None, use_errno=True)
     header, none = struct.pack("=Ii", _CAPABILITIES_V3, 0), bytes(24)
     found = ctypes.create_string_buffer(none, len(none))
-    if library.capget(ctypes.c_char_p(header), found) == 0 and found.raw == none:
+    if _LIBRARY.capget(ctypes.c_char_p(header), found) == 0 and found.raw == none:
         return  # the unit's filter does not let capset through, and has no need to
-    if library.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)):
+    if _LIBRARY.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)):
         raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
 
 
@@ -124,5 +136,5 @@ def no_new_rights() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+    if _LIBRARY.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl: {os.strerror(ctypes.get_errno())}")

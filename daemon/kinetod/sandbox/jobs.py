@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from kinetod.sandbox.confine import CannotConfine, Limits, close_descriptors, confine
+from kinetod.sandbox.confine import CannotConfine, Limits, close_descriptors, confine, prepare
 
 MAX_ANSWER_BYTES = 16 << 20
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +39,7 @@ def die_with_parent() -> None:
 
 def serve(jobs: BinaryIO, answers: BinaryIO, work: Work) -> int:
     """Answers every line of `jobs` with one line, until the end. work: makes an answer from a job, in the sandbox."""
+    prepare()
     for line in jobs:
         if line.strip():
             answers.write(_answer(line.decode(), work) + b"\n")

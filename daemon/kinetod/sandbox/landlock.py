@@ -6,6 +6,7 @@ that can be is. Landlock does not look at stat, chmod, xattrs and sockets with a
 
 import ctypes
 import os
+import stat
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,11 +27,12 @@ _FOR_FILES = EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _NETWORK_ABI, _NETWORK = 4, 0b11
 _SCOPE_ABI, _SCOPES = 6, 0b11
+_LIBRARY = ctypes.CDLL(None, use_errno=True)  # once: making it costs more than a rule
 
 
 def abi() -> int:
     """The version of Landlock in this kernel; 0: none, or we may not use it."""
-    version = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION_FLAG))
+    version = _LIBRARY.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION_FLAG))
     return max(0, int(version))
 
 
@@ -63,14 +65,18 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
     except (FileNotFoundError, PermissionError):
         return  # what it cannot reach anyway needs no rule
     try:
-        rule = struct.pack("=Qi", rights if path.is_dir() else rights & _FOR_FILES, descriptor)
+        rule = struct.pack("=Qi", rights if _is_folder(descriptor) else rights & _FOR_FILES, descriptor)
         _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), ctypes.c_char_p(rule), ctypes.c_uint(0))
     finally:
         os.close(descriptor)
 
 
+def _is_folder(descriptor: int) -> bool:
+    return stat.S_ISDIR(os.fstat(descriptor).st_mode)
+
+
 def _call(number: int, *arguments: object) -> int:
-    result = int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
+    result = int(_LIBRARY.syscall(number, *arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
     return result

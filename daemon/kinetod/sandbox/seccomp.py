@@ -9,6 +9,7 @@ Theory of operation
 """
 
 import ctypes
+import functools
 import os
 import platform
 import struct
@@ -35,15 +36,15 @@ _SYSCALLS = {"x86_64": 317, "aarch64": 277}  # seccomp(2)
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _TSYNC = 1
 
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
+
 _Instruction = tuple[int, int, int, int]
 
 
 def program(pid: int, machine: str) -> bytes:
     """For the process of this pid. machine: as platform.machine() has it."""
-    code, column = _begin(machine)
-    for numbers in calls.ALWAYS.values():
-        if (number := numbers[column]) is not None:
-            code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    column = _MACHINES[machine][1]
+    code: list[_Instruction] = []
     code += _if(calls.CLONE[column], [*_masked(0, _NAMESPACES, 0), *_masked(0, _THREAD, _THREAD, allow=True)])
     code += _if(calls.CLONE3[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
     code += _if(calls.FCNTL[column], _one_of(1, _FCNTL_COMMANDS))
@@ -52,6 +53,16 @@ def program(pid: int, machine: str) -> bytes:
     for own in (calls.KILL, calls.TGKILL):
         code += _if(own[column], _one_of(0, (pid,)))
     code.append((_RETURN, 0, 0, _ERRNO | _EPERM))
+    return _for_all(machine) + _packed(code)
+
+
+@functools.cache
+def _for_all(machine: str) -> bytes:
+    """The part of `program` that is the same for all processes."""
+    code, column = _begin(machine)
+    for numbers in calls.ALWAYS.values():
+        if (number := numbers[column]) is not None:
+            code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     return _packed(code)
 
 
@@ -107,13 +118,18 @@ def _masked(argument: int, mask: int, wanted: int, *, allow: bool = False) -> li
     return [*code, (_RETURN, 0, 0, _ALLOW)] if allow else code
 
 
+def prepare() -> None:
+    """Makes what install() needs and what is the same for all processes of this machine, before they are forked."""
+    _for_all(platform.machine())
+
+
 def available() -> bool:
     """Whether this kernel takes filters, and we know its machine."""
     machine = platform.machine()
     if machine not in _MACHINES:
         return False
     action = ctypes.c_uint32(_ERRNO)
-    answer = ctypes.CDLL(None).syscall(_SYSCALLS[machine], _GET_ACTION_AVAIL, 0, ctypes.byref(action))
+    answer = _LIBRARY.syscall(_SYSCALLS[machine], _GET_ACTION_AVAIL, 0, ctypes.byref(action))
     return bool(answer == 0)
 
 
@@ -128,7 +144,6 @@ def install(make: Callable[[int, str], bytes] = program) -> None:
     machine = platform.machine()
     code = make(os.getpid(), machine)
     filter_ = _Program(len(code) // 8, code)
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.syscall(_SYSCALLS[machine], _SET_MODE_FILTER, _TSYNC, ctypes.byref(filter_)):
+    if _LIBRARY.syscall(_SYSCALLS[machine], _SET_MODE_FILTER, _TSYNC, ctypes.byref(filter_)):
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number) if number else 'a thread cannot take the filter'}")

@@ -1,4 +1,4 @@
-/* Memory in a file: arrays are made, grown, shrunk and freed in any order; what is in them stays, and none overlap. */
+/* Memory in a pool and in a file: arrays are made, grown, shrunk and freed in any order; what is in them stays, and none overlap. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,6 +8,7 @@
 
 #define ARRAYS 16
 #define LEAST (64u << 10)
+#define POOL (1u << 20)
 #define ROOM (4u << 20)
 #define LARGEST (640u << 10)
 
@@ -50,6 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static int opened;
     if (!opened) {
         int file = memfd_create("spill", MFD_CLOEXEC), statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+        expect(kc_spill_pool(POOL, LEAST) == 0, "no pool");
         expect(kc_spill_open(file, statm, ROOM, LEAST, 1u << 20) == 0, "no file");
         opened = 1;
     }
