@@ -29,7 +29,7 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but dev.
+# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, fuzz).
 EXTRAS := nvidia amd s3 gcs azure dask kubernetes
 LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --fork-strategy fewest --upgrade \
     --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
