@@ -4,6 +4,8 @@ One peer cannot keep others out:
 - it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most
   `max_per_peer` that speak, and sends at most BYTES_PER_SECOND. An eighth of all connections is kept for peers that
   have none, one for administrators;
+- what it was held for it does not send all at once afterwards: its connections are read from again one by one, every
+  RELEASE_S, and so are those that it makes at the same time beyond AT_ONCE; each may end the peace for all of them;
 - what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
 A peer that has a uid is one peer, however many connections it has; without one, each connection is held by itself,
 since a whole cluster may be behind one address. Where callers show tokens, `tunnels` says whose connections go.
@@ -31,6 +33,8 @@ ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
 BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
 BURST_BYTES = 16 << 20
 MAX_HOLD_S = 30.0
+RELEASE_S = 0.02
+AT_ONCE = 8  # connections that a peer joins at the same time without being held
 
 
 class Held(Protocol):
@@ -48,6 +52,30 @@ class Held(Protocol):
 
     def release(self) -> None:
         """Reads again."""
+
+
+class _Group:
+    """Connections that are held together. held: those that are, in the order in which they are let go again."""
+
+    def __init__(self) -> None:
+        self.connections: set[Held] = set()
+        self.held: dict[Held, None] = {}
+        self.until: float | None = None  # None: nothing is held
+
+    def hold_all(self) -> None:
+        """Those that are read from come last in the order."""
+        for each in self.connections - self.held.keys():
+            self.hold(each)
+
+    def hold(self, connection: Held) -> None:
+        """One of them."""
+        self.held[connection] = None
+        connection.hold()
+
+    def discard(self, connection: Held) -> None:
+        """It is gone."""
+        self.connections.discard(connection)
+        self.held.pop(connection, None)
 
 
 class Crowd:
@@ -68,8 +96,8 @@ class Crowd:
         self._open: collections.Counter[str] = collections.Counter()
         self._speaking: collections.Counter[str] = collections.Counter()
         self._sent = Debts(clock, MAX_CONNECTIONS)  # in bytes
-        self._connections: dict[str, set[Held]] = {}  # those that speak, by whom they are held with
-        self._until: dict[str, float] = {}
+        self._joined = Debts(clock, MAX_CONNECTIONS)  # connections
+        self._groups: dict[str, _Group] = {}  # of those that speak, by whom they are held with
         self._tunnels = Tunnels()
         self._tally = Tally(_log)
 
@@ -118,16 +146,23 @@ class Crowd:
         if spoke:
             _less(self._speaking, connection.peer.key)
         self._tunnels.remove(connection)
-        group = self._connections.get(_group(connection), set())
-        group.discard(connection)
-        if not group:
-            self._connections.pop(_group(connection), None)
+        name = _group(connection)
+        if (group := self._groups.get(name)) is not None:
+            group.discard(connection)
+            if not group.connections and group.until is None:
+                del self._groups[name]
 
     def joined(self, connection: Held) -> None:
-        """It is read from from now on, unless its peer is held."""
-        self._connections.setdefault(_group(connection), set()).add(connection)
-        if _group(connection) in self._until:
-            connection.hold()
+        """It is read from from now on, unless its peer is held or has joined many just now."""
+        name = _group(connection)
+        group = self._groups.setdefault(name, _Group())
+        group.connections.add(connection)
+        if self._is_admin(connection.peer):
+            return
+        many = self._joined.add(name, 1, 1 / RELEASE_S) > AT_ONCE
+        if many or group.until is not None:
+            group.hold(connection)
+            self._hold_until(name, group, RELEASE_S if group.until is None else 0.0)
 
     def received(self, connection: Held, size: int) -> None:
         """So many bytes came."""
@@ -143,24 +178,34 @@ class Crowd:
 
     def hold(self, connection: Held, seconds: float) -> None:
         """Reads nothing of this peer for so long, after what it is held for already; at most MAX_HOLD_S."""
-        group, now = _group(connection), self._clock()
         if self._is_admin(connection.peer):
             return
-        until = self._until.get(group)
-        self._until[group] = min(now + MAX_HOLD_S, (now if until is None else max(now, until)) + seconds)
-        if until is None:
-            for each in self._connections.get(group, ()):
-                each.hold()
-            asyncio.get_running_loop().call_later(seconds, self._due, group)
+        name = _group(connection)
+        group = self._groups.setdefault(name, _Group())
+        group.hold_all()
+        self._hold_until(name, group, seconds)
 
-    def _due(self, group: str) -> None:
-        left = self._until[group] - self._clock()
+    def _hold_until(self, name: str, group: _Group, seconds: float) -> None:
+        now, until = self._clock(), group.until
+        group.until = min(now + MAX_HOLD_S, (now if until is None else max(now, until)) + seconds)
+        if until is None:
+            asyncio.get_running_loop().call_later(seconds, self._due, name)
+
+    def _due(self, name: str) -> None:
+        group = self._groups[name]
+        assert group.until is not None
+        left = group.until - self._clock()
+        if left <= 0 and group.held:
+            first = next(iter(group.held))
+            del group.held[first]
+            first.release()
+            group.until, left = self._clock() + RELEASE_S, RELEASE_S
         if left > 0:
-            asyncio.get_running_loop().call_later(left, self._due, group)
+            asyncio.get_running_loop().call_later(left, self._due, name)
             return
-        del self._until[group]
-        for each in list(self._connections.get(group, ())):
-            each.release()
+        group.until = None
+        if not group.connections:
+            del self._groups[name]
 
     def unknown(self, door: str, why: str) -> None:
         """Somebody whom nobody can name was refused at that address."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from kinetod.access import crowd as crowd_module
-from kinetod.access.crowd import BURST_BYTES, CONNECTIONS_PER_SECOND, MAX_HOLD_S, Crowd
+from kinetod.access.crowd import AT_ONCE, BURST_BYTES, CONNECTIONS_PER_SECOND, MAX_HOLD_S, RELEASE_S, Crowd
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Via
 
@@ -109,7 +109,70 @@ def test_all_connections_of_a_user_are_held_also_those_that_come_later(monkeypat
         assert one.held
         clock.now += 0.2
         found._due("uid 1000")
+        assert (one.held, two.held) == (False, True)
+        clock.now += RELEASE_S
+        found._due("uid 1000")
         assert (one.held, two.held) == (False, False)
+
+    in_loop(run)
+
+
+def test_what_was_held_is_read_from_one_by_one_until_one_floods_again() -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found = crowd(clock)
+        several = [Connection(ADA) for _ in range(4)]
+        for each in several:
+            found.joined(each)
+        found.hold(several[0], 0.5)
+        for _ in range(2):
+            clock.now += 0.5
+            found._due("uid 1000")
+        first, second = (each for each in several if not each.held)
+        found.hold(second, 0.5)
+        assert all(each.held for each in several)
+        let_go = []
+        while any(each.held for each in several):
+            clock.now += 1
+            found._due("uid 1000")
+            let_go += [each for each in several if not each.held and each not in let_go]
+        assert set(let_go[2:]) == {first, second}  # who had a turn waits for the others
+
+    in_loop(run)
+
+
+def test_many_connections_at_once_are_read_from_one_after_the_other() -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found = crowd(clock)
+        several, root = [Connection(ADA) for _ in range(3 * AT_ONCE)], Connection(ROOT)
+        for each in (*several, root):
+            found.joined(each)
+        assert [each.held for each in (*several, root)] == [False] * AT_ONCE + [True] * 2 * AT_ONCE + [False]
+        for released in range(AT_ONCE + 1, 3 * AT_ONCE + 1):
+            clock.now += RELEASE_S
+            found._due("uid 1000")
+            assert sum(not each.held for each in several) == released
+
+    in_loop(run)
+
+
+def test_a_flood_counts_also_when_its_connection_is_closed_by_then() -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found, one, two = crowd(clock), Connection(ADA), Connection(ADA)
+        found.joined(one)
+        found.closed(one, spoke=False)
+        found.hold(one, 0.5)
+        found.joined(two)
+        assert two.held
+        clock.now += 1
+        found._due("uid 1000")
+        found._due("uid 1000")
+        assert not two.held
 
     in_loop(run)
 
