@@ -175,10 +175,10 @@ static bool look(struct sampler *sampler, const struct python_thread *thread, st
         named = stack_names_node(sampler->names, &sampler->walker, &sampler->arena, &task->node);
         pthread_mutex_unlock(&sampler->strings);
     }
-    if (named != NAMED) {
+    if (named != NAMED) { /* a torn one is a look that failed, no record that was lost: more room would not help */
         sampler->result.torn_samples += named == NAMED_TORN;
         sampler->result.unnamed_samples += named == NAMED_FULL;
-        arena_add(&sampler->arena, ARENA_DROPPED, 1);
+        arena_add(&sampler->arena, ARENA_DROPPED, named == NAMED_FULL);
         return false;
     }
     sampler->result.partial_stacks += *walked == WALK_PARTIAL;

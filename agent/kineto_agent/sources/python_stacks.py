@@ -26,6 +26,7 @@ BUFFER_BYTES = 64 * 1024
 _STRINGS_BYTES = 8 * 1024 * 1024  # some 100,000 nodes and 5,000 code objects; touched only as used
 _STOP_LIMIT_MS = 2000
 _S = 1_000_000_000
+_TOLD_TORN = 0.01  # of all looks
 
 
 def sampling_rate(options: Dict[str, Any]) -> int:
@@ -134,6 +135,10 @@ class PythonStacksSession:
             warnings.append(text % (lowest, self._hz, result.longest_cost_ns / 1e6))
         if result.unnamed_samples:
             warnings.append("%d samples were dropped: the table of stacks is full" % result.unnamed_samples)
+        looks = result.counts.records + result.torn_samples
+        if result.torn_samples > looks * _TOLD_TORN:
+            text = "%d of %d looks at stacks are left out: the threads changed them meanwhile"
+            warnings.append(text % (result.torn_samples, looks))
         if result.threads_left_out:
             warnings.append("%d threads were left out of the stacks: there were too many" % result.threads_left_out)
         return warnings

@@ -33,8 +33,8 @@ ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
 BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
 BURST_BYTES = 16 << 20
 MAX_HOLD_S = 30.0
-RELEASE_S = 0.02
-AT_ONCE = 8  # connections that a peer joins at the same time without being held
+RELEASE_S = 0.005
+AT_ONCE = 16  # connections that a peer joins at the same time without being held
 
 
 class Held(Protocol):

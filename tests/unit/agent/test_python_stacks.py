@@ -9,6 +9,7 @@ import pytest
 from kineto_agent import arena
 from kineto_agent.sources import python_stacks as module
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.python_stacks_native import StopResult
 from kineto_agent.threads import start_thread
 from support.agent_daemon import Sample, code_of
 from support.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
@@ -255,3 +256,19 @@ def test_what_the_thread_opens_is_not_among_the_programs_descriptors(record: Rec
         for _ in range(500):
             assert descriptors() == here
     recorder.stop()
+
+
+@pytest.mark.parametrize("torn, told", [(1, False), (200, True)])
+def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(torn: int, told: bool) -> None:
+    class Ended:
+        def stop(self, _limit_ms: int) -> StopResult:
+            result = StopResult(torn_samples=torn)
+            result.counts.records = 5000
+            return result
+
+        def name(self, _tid: int, _name: str) -> None:
+            pass
+
+    outcome = module.PythonStacksSession(100, Ended(), -1).stop()
+    assert outcome.counts.dropped == 0
+    assert outcome.warnings == (["200 of 5200 looks at stacks are left out: the threads changed them meanwhile"] * told)

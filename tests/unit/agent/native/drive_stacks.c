@@ -268,6 +268,7 @@ static void nonsense_is_survived(void) {
         await_ticks(5);
         close_sampler(&result);
         CHECK(i == 0 ? result.truncated_stacks > 0 : result.torn_samples > 0);
+        CHECK(result.counts.dropped == 0); /* no room was missing */
         interpreters[0].threads = (struct fake_thread *)0x10;
         (void)open_sampler(1000, 1u << 20);
         await_ticks(3);
