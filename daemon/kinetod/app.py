@@ -250,7 +250,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     _check_sandbox(config)
 
     def room() -> int:
-        return store.free_bytes() - settings.current.min_free_bytes - settings.current.start_free_bytes
+        return store.free_bytes() - settings.current.needed_bytes
 
     workers = WorkerPool(config.decode_workers, bounds=lambda: _bounds(settings.current), room=room)
     await workers.start()

@@ -118,6 +118,11 @@ class Config:
     account_dir: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
     @property
+    def needed_bytes(self) -> int:
+        """What must be free on the disk for a capture to begin."""
+        return self.min_free_bytes + self.start_free_bytes
+
+    @property
     def has_tls(self) -> bool:
         """Whether there are certificates."""
         return all((self.tls_certificate, self.tls_key, self.tls_client_ca))

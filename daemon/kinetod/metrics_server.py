@@ -26,7 +26,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kinetod import __version__, metrics
-from kinetod.access.limits import RESERVE, RequestRate, full
+from kinetod.access.limits import RESERVE, RequestRate, full, less
 from kinetod.access.peers import Unidentified, of_loopback
 from kinetod.config import ListenAddress, is_loopback
 from kinetod.errors import StartError
@@ -109,8 +109,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def _leave(self, request: Any) -> None:
         with self._lock:
             peer, _ = self._open.pop(request)
-            self._held[peer] -= 1
-            self._held += Counter()  # without those who have none
+            less(self._held, peer)
 
     def service_actions(self) -> None:
         """Every POLL_S: ends what takes too long."""

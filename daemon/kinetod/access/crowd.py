@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kinetod import metrics
-from kinetod.access.limits import Debts, RequestRate, full
+from kinetod.access.limits import Debts, RequestRate, full, less
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Via
 from kinetod.access.tally import Tally
@@ -142,9 +142,9 @@ class Crowd:
 
     def closed(self, connection: Held, *, spoke: bool) -> None:
         """A connection is gone."""
-        _less(self._open, connection.peer.key)
+        less(self._open, connection.peer.key)
         if spoke:
-            _less(self._speaking, connection.peer.key)
+            less(self._speaking, connection.peer.key)
         self._tunnels.remove(connection)
         name = _group(connection)
         if (group := self._groups.get(name)) is not None:
@@ -218,12 +218,6 @@ class Crowd:
 
 def _group(connection: Held) -> str:
     return connection.peer.key if connection.peer.uid is not None else connection.name
-
-
-def _less(counter: "collections.Counter[str]", key: str) -> None:
-    counter[key] -= 1
-    if counter[key] <= 0:
-        del counter[key]
 
 
 def _log(line: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetod.containers import read_cgroups
 from kinetod.process_folder import lines
 
 PROC = Path("/proc")
@@ -50,9 +51,7 @@ def step_in(cgroups: str) -> str:
 
 def job_of(pid: int, proc: Path = PROC) -> Job | None:
     """The job of a process. Blocking."""
-    with contextlib.suppress(OSError):
-        return job_in((proc / str(pid) / "cgroup").read_bytes().decode("utf-8", "replace"))
-    return None
+    return job_in(read_cgroups(pid, proc))
 
 
 def owned_by(uid: int, members: Iterable[tuple[Job, int, int]]) -> frozenset[str]:

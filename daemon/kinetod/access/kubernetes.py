@@ -17,6 +17,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
+from kinetod.access.limits import less
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Caller, Role
 from kinetod.errors import Exhausted, NotIdentified, NotPermitted, Reason
@@ -69,8 +70,7 @@ class KubernetesUsers:
             except ApiError:  # the call itself will say so
                 return ""
             finally:
-                self._introducing[connection] -= 1
-                self._introducing += Counter()  # without those of which none waits
+                less(self._introducing, connection)
         return self.known(auth)
 
     def known(self, auth: Mapping[str, Iterable[bytes]]) -> str:

@@ -133,9 +133,14 @@ class Shares:
         try:
             yield
         finally:
-            self._held[key] -= 1
-            if not self._held[key]:
-                del self._held[key]
+            less(self._held, key)
+
+
+def less(counter: "collections.Counter[str]", key: str) -> None:
+    """One less of it. Who has none is not kept."""
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
 
 
 def check_captures(caller: Caller, own: int, running: int, *, most_own: int, most: int) -> None:

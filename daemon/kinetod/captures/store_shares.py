@@ -112,7 +112,7 @@ class StoreShares:
         if left.size <= 0:
             raise Exhausted(Reason.QUOTA_EXCEEDED, f"no capture can begin: {left.why}", left_bytes=left.size)
         try:
-            needed = config.min_free_bytes + config.start_free_bytes
+            needed = config.needed_bytes
             free = await asyncio.to_thread(self._store.free_bytes)
             if free < needed:  # what lies beyond the shares of others was lent
                 await self._retention.reclaim(needed - free)
@@ -141,7 +141,7 @@ class StoreShares:
 
     def _low_disk(self, free: int) -> Exhausted:
         config, path = self._config, self._store.state_dir
-        needed = config.min_free_bytes + config.start_free_bytes
+        needed = config.needed_bytes
         return Exhausted(
             Reason.LOW_DISK,
             f"only {format_size(free)} are free on the disk of {path}, a new capture needs {format_size(needed)}: "

@@ -56,7 +56,7 @@ class HostDiagnoser:
         question = Question(
             daemon_pid=os.getpid(),
             store=str(config.state_dir),
-            needed_bytes=config.min_free_bytes + config.start_free_bytes,
+            needed_bytes=config.needed_bytes,
             helper=self._helper is not None,
             attaching=config.attach,
         )

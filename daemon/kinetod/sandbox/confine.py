@@ -30,8 +30,8 @@ _CAPABILITIES_V3 = 0x20080522
 _CODE_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")
 _CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/statm")
 _OPEN_FILES = 256
-CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
-OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
+_CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
+_OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _OOM_FIRST = b"1000"  # if memory is short, the kernel ends this one and no other
 
@@ -101,13 +101,18 @@ def _die_first_for_memory() -> None:
         Path("/proc/self/oom_score_adj").write_bytes(_OOM_FIRST)
 
 
+def most_output_bytes(target_dir: Path) -> int:
+    """More than any trace of this target's records takes. Raises OSError."""
+    return _CHEAP_BYTES + _OUTPUT_FACTOR * raw_bytes(target_dir)
+
+
 def _set_limits(own: Path, limits: Limits) -> None:
     wanted = {
         resource.RLIMIT_CORE: 0,  # what is in it came from a target and belongs to its owner
         resource.RLIMIT_DATA: limits.memory_bytes,
         resource.RLIMIT_CPU: limits.cpu_s,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_FSIZE: CHEAP_BYTES + OUTPUT_FACTOR * raw_bytes(own),
+        resource.RLIMIT_FSIZE: most_output_bytes(own),
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kineto_protos.units import format_size
-from kineto_trace.target import raw_bytes
 
 from kinetod.errors import VerdictReason
-from kinetod.sandbox.confine import CHEAP_BYTES, OUTPUT_FACTOR
+from kinetod.sandbox.confine import most_output_bytes
 
 WATCH_S = 0.5
 MAX_FILES = 4096  # a trace has some 50, and a few of a rank's attachments
@@ -43,7 +42,7 @@ class Output:
 
     def look(self) -> None:
         """Blocking. Raises Overrun, OSError."""
-        self._most = self._most or CHEAP_BYTES + OUTPUT_FACTOR * raw_bytes(self._folder)
+        self._most = self._most or most_output_bytes(self._folder)
         files, self.bytes = measured(self._folder)
         if files > MAX_FILES:
             raise Overrun(VerdictReason.DECODE_FAILED, f"the decoder was ended: it made more than {MAX_FILES} files")

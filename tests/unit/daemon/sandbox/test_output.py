@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.captures.counts import stored_bytes
-from kinetod.sandbox import output
+from kinetod.sandbox import confine, output
 from kinetod.workers import DecodeError, WorkerPool
 
 COMMAND = (sys.executable, "-P", str(Path(__file__).parents[3] / "support/hostile_decoder.py"))
@@ -41,7 +41,7 @@ def ended(own: Path, code: str, room: Callable[[], int] = lambda: 1) -> DecodeEr
 
 
 def test_many_files_are_together_no_more_than_one_may_be(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "CHEAP_BYTES", 4 << 20)
+    monkeypatch.setattr(confine, "_CHEAP_BYTES", 4 << 20)
     error = ended(own, FILES.format(count=8, size=1 << 20) + WAIT)
     assert error.code == "DECODE_FAILED"
     assert re.match(r"the decoder was ended: it wrote [5-8]\S* MiB, more than these records can come to", error.reason)
