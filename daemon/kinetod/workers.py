@@ -93,7 +93,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """A fixed number of workers; jobs wait for a free one, in turns by whose they are (`limits.fair`)."""
+    """Jobs wait for a free worker, in turns by whose they are (`limits.fair`); `count` workers are kept when idle."""
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class WorkerPool:
         self._command = command
         self._bounds = bounds
         self._idle: list[_Worker] = []
+        self._ending: set[asyncio.Task[str]] = set()
         self._slots = FairSlots(count, spare=1)
         self._jobs = 0
         self._busy = 0
@@ -130,13 +131,13 @@ class WorkerPool:
     async def tend(self) -> bool:
         """Replaces workers that have died. False if none can be started, or if all of them die again and again."""
         dead = [worker for worker in self._idle if worker.process.returncode is not None]
+        self._idle = [worker for worker in self._idle if worker not in dead]  # at once: jobs look there meanwhile
         self._fatal_rounds = self._fatal_rounds + 1 if len(dead) >= self._count else 0
         for worker in dead:
-            self._idle.remove(worker)
             log.warning("decode worker %d died (%s)", worker.process.pid, await worker.stop(kill=True))
         try:
             while len(self._idle) + self._busy < self._count:
-                self._idle.append(await _Worker.start(self._command))
+                self._give_back(await _Worker.start(self._command))
         except OSError as exc:
             log.error("decode workers do not start: %s", exc.strerror)
             return False
@@ -220,12 +221,12 @@ class WorkerPool:
             how = await worker.stop(kill=False)  # killing what has just ended would hide its exit status
             raise _Crashed(how) from exc
         except _Died:
-            self._idle.append(worker)
+            self._give_back(worker)
             raise
         except BaseException:
             await worker.stop(kill=True)
             raise
-        self._idle.append(worker)  # also that of the spare turn: starting one would take longer than most jobs
+        self._give_back(worker)
         return _conversion(answer, target_dir)
 
     async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
@@ -251,10 +252,23 @@ class WorkerPool:
             await worker.stop(kill=True)
         return await _Worker.start(self._command)
 
+    def _give_back(self, worker: _Worker) -> None:
+        """Keeps it, unless as many are idle.
+
+        So that of the spare turn stays while the others are at work, as starting one takes longer than most jobs, and
+        no more than `count` stay when nobody has any.
+        """
+        if len(self._idle) < self._count:
+            self._idle.append(worker)
+            return
+        task = asyncio.create_task(worker.stop(kill=False), name="decode worker")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
     async def stop(self) -> None:
         """Ends the idle workers; those at work end with their jobs."""
         workers, self._idle = self._idle, []
-        await asyncio.gather(*(worker.stop(kill=False) for worker in workers))
+        await asyncio.gather(*(worker.stop(kill=False) for worker in workers), *self._ending)
 
 
 def _conversion(answer: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetod import workers
+from kinetod.limits.fair import payer
 from kinetod.sandbox import tries
 from kinetod.workers import FATAL_ROUNDS, DecodeError, WorkerPool
 
@@ -24,6 +26,10 @@ for line in sys.stdin:
         os._exit(7)
     if what == "hang":
         time.sleep(60)
+    if what.startswith("meet"):
+        (folder.parent / (what + ".here")).touch()
+        while len(list(folder.parent.glob("meet*.here"))) < 2:
+            time.sleep(0.002)
     if what == "babble":
         print("no json", flush=True); continue
     ok = what != "bad"
@@ -115,6 +121,78 @@ def test_dead_workers_are_replaced_without_a_job(tmp_path: Path) -> None:
 
     works, before, after = asyncio.run(tended())
     assert (works, len(after), len(before & after)) == (True, 2, 1)
+
+
+def test_the_worker_of_the_spare_turn_goes_when_nobody_has_work(tmp_path: Path) -> None:
+    async def job_of(user: str, pool: WorkerPool) -> int:
+        payer.set(user)
+        answer = await pool.convert(tmp_path / f"meet-{user}", [], deadline_ns=20 * SECOND_NS)
+        return int(answer["pid"])
+
+    async def scenario() -> tuple[set[int], set[int]]:
+        pool = WorkerPool(1, command=COMMAND)
+        await pool.start()
+        try:
+            used = set(await asyncio.gather(job_of("ann", pool), job_of("bob", pool)))
+            return used, pool.pids()
+        finally:
+            await pool.stop()
+
+    used, kept = asyncio.run(scenario())
+    assert (len(used), len(kept)) == (2, 1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in used)  # after `stop`
+
+
+def test_a_job_that_comes_while_a_dead_worker_is_replaced_leaves_none_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> tuple[bool, int]:
+        pool, go_on, start = WorkerPool(1, command=COMMAND), asyncio.Event(), workers._Worker.start
+
+        async def late(command: tuple[str, ...]) -> Any:
+            monkeypatch.setattr(workers._Worker, "start", start)
+            await go_on.wait()
+            return await start(command)
+
+        monkeypatch.setattr(workers._Worker, "start", late)
+        try:
+            tending = asyncio.create_task(pool.tend())
+            await asyncio.sleep(0)  # it is at its start
+            await pool.convert(tmp_path / "good", [], deadline_ns=20 * SECOND_NS)
+            go_on.set()
+            return await tending, len(pool.pids())
+        finally:
+            await pool.stop()
+
+    assert asyncio.run(scenario()) == (True, 1)
+
+
+def test_a_job_may_find_a_dead_worker_while_another_dead_one_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> tuple[bool, int]:
+        pool, go_on, stop = WorkerPool(2, command=COMMAND), asyncio.Event(), workers._Worker.stop
+
+        async def late(worker: Any, *, kill: bool) -> str:
+            monkeypatch.setattr(workers._Worker, "stop", stop)
+            await go_on.wait()
+            return await stop(worker, kill=kill)
+
+        await pool.start()
+        try:
+            for pid in pool.pids():
+                os.kill(pid, signal.SIGKILL)
+            await wait_for_end(pool)
+            monkeypatch.setattr(workers._Worker, "stop", late)
+            tending = asyncio.create_task(pool.tend())
+            await asyncio.sleep(0)  # it is at the end of the first
+            await pool.convert(tmp_path / "good", [], deadline_ns=20 * SECOND_NS)
+            go_on.set()
+            return await tending, len(pool.pids())
+        finally:
+            await pool.stop()
+
+    assert asyncio.run(scenario()) == (True, 2)
 
 
 def test_workers_that_die_again_and_again_are_a_failure() -> None:
