@@ -268,8 +268,11 @@ class AttachHelpers:
         task.add_done_callback(self._background.discard)
 
     def _refill(self) -> None:
-        """Replaces helpers that have ended, in the background."""
-        if not self._stopped and len(self._idle) + len(self._busy) + self._starting < self._count:
+        """Replaces helpers that have ended, also those that nobody has asked since, in the background."""
+        for helper in [each for each in self._idle if each.process.returncode is not None]:
+            self._idle.remove(helper)
+            self._in_background(helper.stop(kill=True))
+        while not self._stopped and len(self._idle) + len(self._busy) + self._starting < self._count:
             self._starting += 1
             self._in_background(self._start_one())
 

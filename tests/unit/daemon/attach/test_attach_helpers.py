@@ -115,6 +115,22 @@ def test_a_warm_helper_that_was_killed_is_passed_over() -> None:
     with_helpers("agent", scenario)
 
 
+def test_an_idle_helper_that_has_ended_is_replaced_with_the_next_attach() -> None:
+    async def scenario(helpers: AttachHelpers) -> None:
+        before = helpers.pids()
+        longest_idle = helpers._idle[0].process
+        longest_idle.kill()
+        await longest_idle.wait()
+        _attached, channel = await helpers.attach(KEY, APPROVAL, deadline_s=20)
+        channel.close()
+        while helpers._background:
+            await asyncio.wait(helpers._background)
+        assert helpers.pids() & before == before - {longest_idle.pid}
+        assert len(helpers.pids()) == 2
+
+    with_helpers("agent", scenario, count=2)
+
+
 def test_a_caller_that_hangs_up_leaves_no_helper_behind() -> None:
     async def scenario(helpers: AttachHelpers) -> None:
         (before,) = helpers.pids()
