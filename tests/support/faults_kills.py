@@ -9,8 +9,11 @@ import time
 
 import psutil
 
+from support import subjects
 from support.faults import PLAIN_WORK, Site
 from support.faults_checks import Grounds
+from support.programs import ready_pids
+from support.waiting import until
 
 LONGEST_S = 1.2  # a capture of 300 ms is stored by then
 LONGEST_ATTACH_S = 0.25
@@ -56,7 +59,7 @@ def kill_worker(site: Site, chance: random.Random) -> None:
     crashes = site.daemon.log().count("crashed its worker")
     site.begin(*site.pids())
     pause(chance.uniform(0.2, LONGEST_S))
-    _kill(chance.choice(site.children("kinetod.decode_worker")))
+    kill(chance.choice(until(lambda: site.children("kinetod.decode_worker"), "there is a worker")))
     site.serves_again(time.monotonic())
     site.settle(Grounds())
     site.tally.hits += site.daemon.log().count("crashed its worker") > crashes
@@ -72,13 +75,13 @@ def kill_helper(site: Site, chance: random.Random) -> None:
         site.begin(*agents)
         asking = site.begin_in_background(plain.pid)
         pause(chance.uniform(0, LONGEST_ATTACH_S))
-        for helper in site.children("kinetod.attach.helper"):
-            _kill(helper)
+        kill(*site.children("kinetod.attach.helper"))
         asking.join()
         site.serves_again(time.monotonic())
         site.settle(Grounds(reasons_of={plain.pid: HELPER_REASONS}))
         site.forget()
-        site.begin(plain.pid)  # and again, undisturbed
+        until(lambda: plain.pid not in ready_pids(site.daemon.stub()), "its agent has left")
+        site.begin(plain.pid)  # and again, undisturbed: a helper is asked, and those that were killed are replaced
         site.settle(Grounds())
         assert plain.poll() is None
     finally:
@@ -88,9 +91,13 @@ def kill_helper(site: Site, chance: random.Random) -> None:
     site.tally.hits += site.daemon.log().count("crashed its helper") > crashes
 
 
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
+def kill(*processes: psutil.Process) -> None:
+    """They have ended afterwards: where others have the cores, one that was killed is seen alive for a while."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    for process in processes:
+        until(lambda pid=process.pid: subjects.state(pid) in ("", "Z"), "it has ended")  # type: ignore[misc]
 
 
 KILLS = {"daemon": kill_daemon, "target": kill_target, "decode worker": kill_worker, "attach helper": kill_helper}
