@@ -74,7 +74,7 @@ STOP_CAPTURES_S = 8.0
 STOP_CALLS_S = 1.0
 FILE_THREADS = 4
 LOOKS = 2  # calls that look at processes and folders at a time; the threads for it are twice as many at least
-SWITCH_INTERVAL_S = 0.001  # threads that read many small files and the loop keep each other waiting for less
+SWITCH_INTERVAL_S = 0.0001  # each system call of the loop may wait so long for threads that read many small files
 
 
 def run(loaded: Loaded, origin: Origin) -> int:

@@ -146,7 +146,7 @@ _CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls under way.", 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
 for _reason in LINK_REASONS:
     _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
-for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION_RATE", "BYTES"):
+for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION_RATE", "BYTES", "CALLS"):
     _LIMITED.labels(_limit)
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)

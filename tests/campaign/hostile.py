@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import heapq
 import json
 import os
 import subprocess
@@ -52,6 +53,7 @@ class Phase:
     traces_ms: list[float] = field(default_factory=list)
     probes_ms: list[float] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
+    slowest: list[tuple[float, str, float]] = field(default_factory=list)  # ms, what, s since the floods' period began
     captures: dict[str, str] = field(default_factory=dict)  # id: SHA-256 of the trace
 
 
@@ -93,10 +95,15 @@ class Ada:
             phase.problems[f"{name}: {answer.code} {answer.reason}: {answer.message[:200]}"] += 1
         return list(answer.messages)
 
+    @staticmethod
+    def _took(phase: Phase, what: str, values: list[float], began: float) -> None:
+        values.append((time.monotonic() - began) * 1e3)
+        phase.slowest = heapq.nlargest(5, (*phase.slowest, (values[-1], what, began % hostile_floods.PERIOD_S)))
+
     def _call(self, phase: Phase) -> None:
         began = time.monotonic()
         self._ask(phase, self._user, "GetClock", pb.GetClockRequest())
-        phase.calls_ms.append((time.monotonic() - began) * 1e3)
+        self._took(phase, "call", phase.calls_ms, began)
 
     def _trace(self, phase: Phase) -> None:
         spec = pb.CaptureSpec(selector=pb.Selector(pids=[self._agent.pid]), duration_ns=10**8, no_attach=True)
@@ -108,7 +115,7 @@ class Ada:
         capture_id = made[0].id  # type: ignore[attr-defined]
         self._ask(phase, self._tracer, "WatchCapture", pb.WatchCaptureRequest(id=capture_id))
         digest = self._fetched(phase, capture_id)
-        phase.traces_ms.append((time.monotonic() - began) * 1e3)
+        self._took(phase, "trace", phase.traces_ms, began)
         phase.captures[capture_id] = digest
 
     def _fetched(self, phase: Phase, capture_id: str) -> str:
@@ -132,7 +139,7 @@ class Ada:
             ask_daemon(self._daemon.address)
         except Unwell as exc:
             phase.problems[f"probe: {exc}"] += 1
-        phase.probes_ms.append((time.monotonic() - began) * 1e3)
+        self._took(phase, "probe", phase.probes_ms, began)
 
 
 def as_eve(nice: int) -> list[str]:
@@ -187,6 +194,8 @@ def shown(name: str, phase: Phase) -> None:
             f"{name:7s} {what:7s} {len(values):5d}   p50 {percentile(values, 0.5):8.1f} ms   "
             f"p99 {percentile(values, 0.99):8.1f} ms   max {max(values, default=0):8.1f} ms"
         )
+    for took_ms, what, at_s in phase.slowest:
+        print(f"    {what} of {took_ms:.0f} ms, {at_s:.1f} s into a period of floods")
     for problem, count in phase.problems.most_common(5):
         print(f"    {count} x {problem}")
 

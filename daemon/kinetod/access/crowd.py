@@ -4,6 +4,8 @@ One peer cannot keep others out:
 - it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most
   `max_per_peer` that speak, and sends at most BYTES_PER_SECOND. An eighth of all connections is kept for peers that
   have none, one for administrators;
+- it begins at most CALLS_A_REQUEST times as many calls as it may make requests. gRPC does not see the others before
+  that (`joined`), so a flood of calls waits on its maker's side at no cost: to refuse one takes the loop 0.2 ms;
 - what it was held for it does not send all at once afterwards: its connections are read from again one by one, every
   RELEASE_S, and so are those that it makes at the same time beyond AT_ONCE; each may end the peace for all of them;
 - what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
@@ -14,6 +16,7 @@ since a whole cluster may be behind one address. Where callers show tokens, `tun
 import asyncio
 import collections
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -32,6 +35,8 @@ CONNECTIONS_PER_SECOND = 32  # of one user; the burst is four times as many
 ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
 BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
 BURST_BYTES = 16 << 20
+CALLS_A_REQUEST = 4
+BURST_CALLS_S, NEXT_CALLS_S = 0.2, 0.04  # so many seconds' worth of calls may begin at once, and after a pause
 MAX_HOLD_S = 30.0
 RELEASE_S = 0.005
 AT_ONCE = 16  # connections that a peer joins at the same time without being held
@@ -85,10 +90,12 @@ class Crowd:
         self,
         *,
         max_per_peer: Callable[[], int],
+        requests_per_second: Callable[[], int],
         is_admin: Callable[[Peer], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_per_peer = max_per_peer
+        self._requests_per_second = requests_per_second
         self._is_admin = is_admin
         self._clock = clock
         self._rate = RequestRate(lambda: CONNECTIONS_PER_SECOND, clock)
@@ -97,6 +104,7 @@ class Crowd:
         self._speaking: collections.Counter[str] = collections.Counter()
         self._sent = Debts(clock, MAX_CONNECTIONS)  # in bytes
         self._joined = Debts(clock, MAX_CONNECTIONS)  # connections
+        self._begun = Debts(clock, MAX_CONNECTIONS)  # calls
         self._groups: dict[str, _Group] = {}  # of those that speak, by whom they are held with
         self._tunnels = Tunnels()
         self._tally = Tally(_log)
@@ -164,17 +172,39 @@ class Crowd:
             group.hold(connection)
             self._hold_until(name, group, RELEASE_S if group.until is None else 0.0)
 
-    def received(self, connection: Held, size: int) -> None:
-        """So many bytes came."""
+    def may_begin(self, connection: Held) -> int:
+        """How many calls a connection may begin now."""
+        if self._is_admin(connection.peer):
+            return sys.maxsize
+        rate = self._calls_per_second
+        return max(0, int(rate * BURST_CALLS_S - self._begun.add(_group(connection), 0, rate)))
+
+    @property
+    def _calls_per_second(self) -> int:
+        return CALLS_A_REQUEST * self._requests_per_second()
+
+    def hold_back(self, connection: Held) -> None:
+        """It would begin more calls than it may: it is held until there is room for some."""
+        rate = self._calls_per_second
+        too_many = self._begun.add(_group(connection), 0, rate) - rate * (BURST_CALLS_S - NEXT_CALLS_S)
+        self._note(connection, "CALLS", "begins too many calls a second")
+        self.hold(connection, max(0.0, too_many / rate))
+
+    def received(self, connection: Held, size: int, calls: int) -> None:
+        """So many bytes came, and calls began in them."""
         if self._is_admin(connection.peer):
             return
         group = _group(connection)
+        if calls:
+            self._begun.add(group, calls, self._calls_per_second)
         sent = self._sent.add(group, size, BYTES_PER_SECOND)
         if sent > BURST_BYTES:
-            text = f"{connection.peer.key} sends too much and is read more slowly"
-            self._tally.note((group, "BYTES"), {"text": text})
-            metrics.limited("BYTES")
+            self._note(connection, "BYTES", "sends too much")
             self.hold(connection, (sent - BURST_BYTES) / BYTES_PER_SECOND)
+
+    def _note(self, connection: Held, limit: str, why: str) -> None:
+        self._tally.note((_group(connection), limit), {"text": f"{connection.peer.key} {why} and is read more slowly"})
+        metrics.limited(limit)
 
     def hold(self, connection: Held, seconds: float) -> None:
         """Reads nothing of this peer for so long, after what it is held for already; at most MAX_HOLD_S."""
@@ -199,7 +229,8 @@ class Crowd:
             first = next(iter(group.held))
             del group.held[first]
             first.release()
-            group.until, left = self._clock() + RELEASE_S, RELEASE_S
+            group.until = max(group.until, self._clock() + RELEASE_S)  # it may have been held again at once
+            left = group.until - self._clock()
         if left > 0:
             asyncio.get_running_loop().call_later(left, self._due, name)
             return

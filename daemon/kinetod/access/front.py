@@ -13,25 +13,25 @@ Theory of operation
     One peer cannot keep others out:
     - a connection is not passed on before its first byte; the oldest of a peer's silent ones is closed when it has
       more than MAX_SILENT_PER_PEER, and each after FIRST_BYTE_S. A peer with silent ones can still connect;
-    - how many connections a peer has, how fast it makes them and how much it sends is limited (`crowd`);
+    - how many connections a peer has, how fast it makes them, how much it sends and how many calls it begins is
+      limited (`crowd`);
     - gRPC closes those that do not finish the handshake (see `rpc.server`);
-    - neither direction holds more than HIGH_WATER_BYTES: a side that is not read is not read from.
+    - neither direction holds more than some HIGH_WATER_BYTES: a side that is not read is not read from (`joined`).
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from kinetod.access.crowd import Crowd
+from kinetod.access.joined import Client, log_failure
 from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix, with_groups
 from kinetod.access.policy import Via
 from kinetod.config import ListenAddress
@@ -40,11 +40,8 @@ from kinetod.link import remove_stale_socket
 
 log = logging.getLogger(__name__)
 
-FIRST_BYTE_S = 5.0
-LINGER_S = 10.0
 MAX_SILENT_PER_PEER = 64
 MAX_LOOKED_UP = 256  # connections over loopback whose user is being found out
-HIGH_WATER_BYTES = 1 << 20
 BACKLOG = 4096  # the kernel's usual most: a flood is accepted and closed faster than it comes
 ACCEPT_S = 0.001  # at a time: some 40 connections that are closed at once; calls wait for it a few times
 RETRY_ACCEPT_S = 0.2
@@ -111,6 +108,7 @@ class Front:
         socket_mode: int,
         lets_in: Callable[[Peer], bool],
         max_per_peer: Callable[[], int],
+        requests_per_second: Callable[[], int],
         is_admin: Callable[[Peer], bool],
     ) -> None:
         """lets_in: whether a local peer may connect at all; is_admin: it is never kept out by limits."""
@@ -118,13 +116,13 @@ class Front:
         self._folder = folder
         self._socket_mode = socket_mode
         self._lets_in = lets_in
-        self.crowd = Crowd(max_per_peer=max_per_peer, is_admin=is_admin)
+        self.crowd = Crowd(max_per_peer=max_per_peer, requests_per_second=requests_per_second, is_admin=is_admin)
         self._listeners: list[_Listener] = []
-        self._named: dict[str, _Client] = {}
+        self._named: dict[str, Client] = {}
         self._lookups = ThreadPoolExecutor(1, "peers")
         self._looked_up = 0
-        self._silent: dict[str, dict[_Client, None]] = {}  # by peer, oldest first
-        self._open: set[_Client] = set()
+        self._silent: dict[str, dict[Client, None]] = {}  # by peer, oldest first
+        self._open: set[Client] = set()
 
     async def start(self) -> None:
         """Raises StartError."""
@@ -200,7 +198,7 @@ class Front:
             sock.close()
         else:
             task = asyncio.create_task(self._accept_tcp(sock, door))
-            task.add_done_callback(_log_failure)
+            task.add_done_callback(log_failure)
 
     async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
         self._looked_up += 1
@@ -234,33 +232,33 @@ class Front:
         if len(silent) >= MAX_SILENT_PER_PEER:
             next(iter(silent)).end()
             silent = self._silent.setdefault(peer.key, {})
-        client = _Client(self, peer, self._folder.socket_path(door.upstream))
+        client = Client(self, peer, self._folder.socket_path(door.upstream), in_clear=not door.tls)
         silent[client] = None
         self._open.add(client)
         task = asyncio.create_task(client.start(sock))
-        task.add_done_callback(_log_failure)
+        task.add_done_callback(log_failure)
 
-    def spoke(self, client: "_Client") -> bool:
+    def spoke(self, client: Client) -> bool:
         """The first byte has come; whether the connection may go on."""
         self._no_longer_silent(client)
         client.counted = self.crowd.may_speak(client)
         return client.counted
 
-    def _no_longer_silent(self, client: "_Client") -> None:
+    def _no_longer_silent(self, client: Client) -> None:
         silent = self._silent.get(client.peer.key, {})
         silent.pop(client, None)
         if not silent:
             self._silent.pop(client.peer.key, None)
 
-    def named(self, client: "_Client", name: str) -> None:
+    def named(self, client: Client, name: str) -> None:
         """gRPC will know the connection by this name."""
         self._named[name] = client
 
-    def ending(self, client: "_Client") -> None:
+    def ending(self, client: Client) -> None:
         """A connection is being closed."""
         self._no_longer_silent(client)
 
-    def ended(self, client: "_Client") -> None:
+    def ended(self, client: Client) -> None:
         """A connection is closed."""
         if client not in self._open:
             return
@@ -268,159 +266,6 @@ class Front:
         self._no_longer_silent(client)
         self._named.pop(client.name, None)
         self.crowd.closed(client, spoke=client.counted)
-
-
-class _Half(asyncio.Protocol):
-    """One of the two ends: what it receives goes to the other one."""
-
-    def __init__(self, client: "_Client") -> None:
-        self.client = client
-        self.transport: asyncio.Transport | None = None
-        self.other: _Half | None = None
-        self._paused: set[str] = set()  # for which reasons
-
-    def pause(self, reason: str) -> None:
-        """Reads nothing until no reason is left."""
-        self._paused.add(reason)
-        if self.transport is not None:
-            self.transport.pause_reading()
-
-    def resume(self, reason: str) -> None:
-        """One reason less."""
-        self._paused.discard(reason)
-        if not self._paused and self.transport is not None:
-            self.transport.resume_reading()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(HIGH_WATER_BYTES)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(data)
-            self.client.passed_on(self, len(data))
-        else:
-            self.client.first_bytes(data)
-
-    def pause_writing(self) -> None:
-        if self.other is not None:
-            self.other.pause("its other end is slow")
-
-    def resume_writing(self) -> None:
-        if self.other is not None:
-            self.other.resume("its other end is slow")
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        self.transport = None
-        self.client.half_lost(self)
-
-
-class _Client:
-    """A client's connection and ours to gRPC."""
-
-    def __init__(self, front: Front, peer: Peer, upstream: str) -> None:
-        self.peer = peer
-        self.name = self.user = ""
-        self.counted = False
-        self._front = front
-        self._upstream = upstream
-        self._near, self._far = _Half(self), _Half(self)
-        self._early = b""
-        self._ended = False
-        self._timer = asyncio.get_running_loop().call_later(FIRST_BYTE_S, self.end)
-
-    async def start(self, sock: socket.socket) -> None:
-        """Waits for the first byte."""
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._near, sock)
-        except OSError:
-            sock.close()
-            self._front.ended(self)
-            return
-        if self._ended:
-            self._close()
-
-    def first_bytes(self, data: bytes) -> None:
-        """Only then is gRPC connected to."""
-        if self._ended:
-            return
-        self._early += data
-        self._near.pause("joining")
-        if self.name:
-            return
-        self._timer.cancel()
-        if not self._front.spoke(self):
-            self.end()
-            return
-        self.name = f"unix-abstract:kinetod-{secrets.token_hex(16)}"
-        task = asyncio.create_task(self._join())
-        task.add_done_callback(_log_failure)
-
-    async def _join(self) -> None:
-        loop = asyncio.get_running_loop()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            sock.bind("\0" + self.name.partition(":")[2])
-            self._front.named(self, self.name)
-            await loop.sock_connect(sock, self._upstream)
-            await loop.create_unix_connection(lambda: self._far, sock=sock)
-        except OSError as exc:
-            log.error("a client cannot be joined to gRPC: %s", exc)
-            sock.close()
-            self.end()
-            return
-        if self._ended:
-            self._close()
-            return
-        assert self._far.transport is not None and self._near.transport is not None
-        self._near.other, self._far.other = self._far, self._near
-        self._far.transport.write(self._early)
-        self._early = b""
-        self._front.crowd.joined(self)
-        self._near.resume("joining")
-
-    def passed_on(self, half: _Half, size: int) -> None:
-        """So many bytes went from one end to the other."""
-        if half is self._near:
-            self._front.crowd.received(self, size)
-
-    def hold(self) -> None:
-        """Reads nothing of the client."""
-        self._near.pause("held")
-
-    def release(self) -> None:
-        """Reads again."""
-        self._near.resume("held")
-
-    def end(self) -> None:
-        """Closes both ends once what they have been given is sent, or cannot be within LINGER_S."""
-        if self._ended:
-            return
-        self._ended = True
-        self._timer.cancel()
-        self._front.ending(self)
-        self._close()
-
-    def _close(self) -> None:
-        open_ones = [half.transport for half in (self._near, self._far) if half.transport is not None]
-        for transport in open_ones:
-            transport.close()
-        if open_ones:
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._abort)
-
-    def _abort(self) -> None:
-        for half in (self._near, self._far):
-            if half.transport is not None:
-                half.transport.abort()
-
-    def half_lost(self, half: _Half) -> None:
-        """One end is closed for good. gRPC has no use for the rest of what a client said that has gone."""
-        self.end()
-        if half is self._near:
-            self._abort()
-        if self._near.transport is None and self._far.transport is None:
-            self._timer.cancel()
-            self._front.ended(self)
 
 
 class _Listener:
@@ -493,8 +338,3 @@ def _bound_unix(path: Path, mode: int) -> socket.socket:
     finally:
         os.umask(old_mask)
     return sock
-
-
-def _log_failure(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a client's connection failed", exc_info=error)

@@ -63,6 +63,7 @@ async def make_access(
         socket_mode=0o666 if everybody else 0o600,
         lets_in=lets_in,
         max_per_peer=lambda: settings.current.max_connections,
+        requests_per_second=lambda: settings.current.requests_per_second,
         is_admin=lambda peer: peer.uid in (0, own_uid),
     )
     stack.callback(front.close)

@@ -6,13 +6,24 @@ from collections.abc import Callable
 
 import pytest
 from kinetod.access import crowd as crowd_module
-from kinetod.access.crowd import AT_ONCE, BURST_BYTES, CONNECTIONS_PER_SECOND, MAX_HOLD_S, RELEASE_S, Crowd
+from kinetod.access.crowd import (
+    AT_ONCE,
+    BURST_BYTES,
+    BURST_CALLS_S,
+    CALLS_A_REQUEST,
+    CONNECTIONS_PER_SECOND,
+    MAX_HOLD_S,
+    NEXT_CALLS_S,
+    RELEASE_S,
+    Crowd,
+)
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Via
 
 ADA, ROOT = Peer(via=Via.UNIX, uid=1000), Peer(via=Via.UNIX, uid=0)
 FAR = Peer(via=Via.TLS, address="192.0.2.7")
 BURST = 4 * CONNECTIONS_PER_SECOND
+REQUESTS_PER_SECOND = 50
 
 
 class Clock:
@@ -38,8 +49,23 @@ class Connection:
         self.held = False
 
 
+class Flooding(Connection):
+    """Is held for a second when it is read from."""
+
+    crowd: Crowd
+
+    def release(self) -> None:
+        super().release()
+        self.crowd.hold(self, 1.0)
+
+
 def crowd(clock: Callable[[], float] | None = None, max_per_peer: int = 2) -> Crowd:
-    return Crowd(max_per_peer=lambda: max_per_peer, is_admin=lambda peer: peer.uid == 0, clock=clock or Clock())
+    return Crowd(
+        max_per_peer=lambda: max_per_peer,
+        requests_per_second=lambda: REQUESTS_PER_SECOND,
+        is_admin=lambda peer: peer.uid == 0,
+        clock=clock or Clock(),
+    )
 
 
 def in_loop(function: Callable[[], None]) -> None:
@@ -159,6 +185,54 @@ def test_many_connections_at_once_are_read_from_one_after_the_other() -> None:
     in_loop(run)
 
 
+def test_calls_are_granted_at_four_times_the_rate_of_requests_to_all_connections_of_a_user() -> None:
+    clock, rate = Clock(), CALLS_A_REQUEST * REQUESTS_PER_SECOND
+
+    def run() -> None:
+        found = crowd(clock)
+        one, two, root = Connection(ADA), Connection(ADA), Connection(ROOT)
+        for each in (one, two, root):
+            found.joined(each)
+        assert found.may_begin(one) == rate * BURST_CALLS_S
+        found.received(one, 100, found.may_begin(one))
+        found.received(root, 100, 1000)
+        assert (found.may_begin(two), found.may_begin(root) > 1000) == (0, True)
+        found.hold_back(two)
+        assert (one.held, two.held, root.held) == (True, True, False)
+        clock.now += 0.99 * NEXT_CALLS_S
+        found._due("uid 1000")
+        assert (one.held, two.held) == (True, True)
+        clock.now += 0.02 * NEXT_CALLS_S
+        found._due("uid 1000")
+        assert sorted((one.held, two.held)) == [False, True]
+        assert found.may_begin(one) == int(rate * 1.01 * NEXT_CALLS_S)
+
+    in_loop(run)
+
+
+def test_one_that_is_held_again_while_it_is_let_go_keeps_the_others_held() -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found = crowd(clock)
+        one, two = Flooding(ADA), Connection(ADA)
+        one.crowd = found
+        for each in (one, two):
+            found.joined(each)
+        found.hold(one, 0.5)
+        clock.now += 0.5
+        found._due("uid 1000")
+        assert (one.held, two.held) == (True, True)
+        clock.now += 0.9
+        found._due("uid 1000")
+        assert two.held
+        clock.now += 0.2
+        found._due("uid 1000")
+        assert not two.held
+
+    in_loop(run)
+
+
 def test_a_flood_counts_also_when_its_connection_is_closed_by_then() -> None:
     clock = Clock()
 
@@ -209,9 +283,9 @@ def test_who_sends_too_much_is_read_more_slowly() -> None:
         for each in (one, root):
             found.joined(each)
             for _ in range(BURST_BYTES >> 20):
-                found.received(each, 1 << 20)
+                found.received(each, 1 << 20, 0)
             assert not each.held
-            found.received(each, 1 << 20)
+            found.received(each, 1 << 20, 0)
         assert (one.held, root.held) == (True, False)
 
     in_loop(run)

@@ -4,14 +4,18 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from kinetod.access import front as front_module
+from kinetod.access import joined as joined_module
+from kinetod.access.crowd import BURST_CALLS_S, CALLS_A_REQUEST, NEXT_CALLS_S
 from kinetod.access.front import PLAIN_SOCKET, Door, Front, PrivateFolder
 from kinetod.access.peers import Peer
 from kinetod.access.policy import Via
+from kinetod.access.streams import HEADERS, PREFACE
 from kinetod.config import ListenAddress
 from kinetod.errors import StartError
 
@@ -28,6 +32,7 @@ class Parts:
         lets_in: Callable[[Peer], bool] = lambda _: True,
         *,
         is_admin: Callable[[Peer], bool] = lambda _: False,
+        requests_per_second: int = 10_000,
     ) -> None:
         self.path = folder / "front.sock"
         self.private = PrivateFolder(folder / "private")
@@ -38,6 +43,7 @@ class Parts:
             socket_mode=0o600,
             lets_in=lets_in,
             max_per_peer=lambda: max_per_peer,
+            requests_per_second=lambda: requests_per_second,
             is_admin=is_admin,
         )
         self.names: list[str] = []
@@ -152,7 +158,7 @@ def test_a_thousand_silent_connections_keep_nobody_out(tmp_path: Path) -> None:
 
 
 def test_a_silent_connection_is_closed_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_module, "FIRST_BYTE_S", 0.05)
+    monkeypatch.setattr(joined_module, "FIRST_BYTE_S", 0.05)
 
     async def run() -> None:
         async with Parts(tmp_path) as parts:
@@ -196,9 +202,25 @@ def test_a_side_that_does_not_read_is_not_read_for(tmp_path: Path) -> None:
                     writer.write(data)
                     sent += len(data)
                     await asyncio.wait_for(writer.drain(), 0.2)
-            assert sent < 10 * front_module.HIGH_WATER_BYTES
+            assert sent < 10 * joined_module.HIGH_WATER_BYTES
             parts.reading.set()
             writer.transport.abort()
+
+    asyncio.run(run())
+
+
+def test_calls_beyond_what_their_maker_may_begin_arrive_later_and_whole(tmp_path: Path) -> None:
+    call = bytes([0, 0, 4, HEADERS, 5, 0, 0, 0, 1]) + b"text"
+
+    async def run() -> None:
+        async with Parts(tmp_path, requests_per_second=10) as parts:
+            began = time.monotonic()
+            said = PREFACE + 20 * call
+            answer, writer = await parts.said(said)
+            async with closing(writer):
+                assert answer == said
+                granted_a_second = CALLS_A_REQUEST * 10
+                assert time.monotonic() - began > 20 / granted_a_second - BURST_CALLS_S - NEXT_CALLS_S
 
     asyncio.run(run())
 
