@@ -135,7 +135,15 @@ def test_no_container_is_privileged_nor_in_the_node_s_network(overlay: str) -> N
 def test_the_pod_gets_these_folders_of_the_node_and_no_others(overlay: str) -> None:
     volumes = only(rendered(overlay), "DaemonSet")["spec"]["template"]["spec"]["volumes"]
     paths = sorted(volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume)
-    assert paths == ["/run/kineto", "/run/kineto/agent", "/var/lib/kineto", "/var/lib/kubelet/pod-resources"]
+    assert paths == ["/run/kineto", "/run/kineto-agent", "/var/lib/kineto", "/var/lib/kubelet/pod-resources"]
+
+
+def test_no_folder_of_the_node_lies_in_one_in_which_the_front_end_could_replace_it() -> None:
+    volumes = {each["name"]: each for each in base_daemon_set()["spec"]["template"]["spec"]["volumes"]}
+    paths = {name: Path(each["hostPath"]["path"]) for name, each in volumes.items() if "hostPath" in each}
+    writable = {paths[mount["name"]] for mount in CONTAINERS["kinetod"]["volumeMounts"]
+                if mount["name"] in paths and not mount.get("readOnly")}  # fmt: skip
+    assert writable and not [path for path in paths.values() if writable & set(path.parents)]
 
 
 def test_only_the_helper_reaches_the_kubelet_and_only_the_front_end_has_an_account() -> None:
