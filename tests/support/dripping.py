@@ -59,7 +59,7 @@ class Dripping:
 
 @contextlib.contextmanager
 def dripping(said: bytes, pair: Path | None = None, path: Path | None = None) -> Iterator[Dripping]:
-    """pair: a folder with server.pem and server.key for TLS; None: in plain text. path: of a Unix socket; None: a port."""
+    """pair: a folder with server.pem and server.key for TLS; None: plain text. path: of a Unix socket; None: a port."""
     context = None
     if pair is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
