@@ -1,13 +1,16 @@
 """The scripts of the packages, as dpkg runs them."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import tomllib
 
-PACKAGES = Path(__file__).parents[3] / "deploy/packages"
+ROOT = Path(__file__).parents[3]
+PACKAGES = ROOT / "deploy/packages"
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,13 @@ def test_the_scripts_programs_are_isolated_from_the_environment(script: str) -> 
 @pytest.mark.parametrize("script", ["postinst", "prerm", "postrm"])
 def test_they_are_shell_scripts(script: str) -> None:
     assert shutil.which("sh") and subprocess.run(["sh", "-n", str(PACKAGES / script)], check=False).returncode == 0
+
+
+def test_of_compiled_libraries_only_those_are_packed_that_the_build_makes_anew() -> None:
+    made = set(re.findall(r"libkineto_\w+\.so", (ROOT / "agent/native/build_hook.py").read_text()))
+    packed = [
+        tomllib.loads((ROOT / name).read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["artifacts"]
+        for name in ("pyproject.toml", "agent/pyproject.toml")
+    ]
+    assert {Path(path).name for path in packed[0]} == made
+    assert packed[1] == [path.removeprefix("agent/") for path in packed[0] if path.startswith("agent/")]

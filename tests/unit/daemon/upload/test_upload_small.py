@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from kineto_trace.load.stores import scheme_of
-from kinetod.upload.credentials import credential_variables, redacted, secrets_of
+from kinetod.text import redacted
+from kinetod.upload.credentials import credential_variables, secrets_of
 from kinetod.upload.throttle import Throttle
 from kinetod.upload.urls import capture_url, checked_endpoint, checked_url, missing_extra
 
