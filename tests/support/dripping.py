@@ -22,7 +22,7 @@ class Dripping:
         self._said = said
         self._context = context
         family, address = (socket.AF_UNIX, str(path)) if path is not None else (socket.AF_INET, ("127.0.0.1", 0))
-        self._listener = socket.create_server(address, family=family)  # type: ignore[arg-type]  # a path, too
+        self._listener = socket.create_server(address, family=family)
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self.port: int = self._listener.getsockname()[1] if path is None else 0

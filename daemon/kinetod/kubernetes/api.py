@@ -37,7 +37,7 @@ class ApiError(Exception):
     """The API server did not answer, or refuses us. The text says why, and what to do."""
 
 
-class _Exchange:
+class Exchange:
     """One call, which others may end."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ApiServer:
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(THREADS, "kubernetes")
         self._idle: list[http.client.HTTPSConnection] = []
-        self._under_way: set[_Exchange] = set()
+        self._under_way: set[Exchange] = set()
         self._closed = False
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class ApiServer:
 
     async def _ask(self, method: str, path: str, body: bytes | None, answer: type[T], headers: dict[str, str]) -> T:
         loop = asyncio.get_running_loop()
-        exchange = _Exchange()
+        exchange = Exchange()
         self._under_way.add(exchange)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -131,7 +131,7 @@ class ApiServer:
             raise ApiError(f"{self} answers something else than {what}: {exc}") from exc
 
     def _call(
-        self, exchange: _Exchange, method: str, path: str, body: bytes | None, headers: dict[str, str]
+        self, exchange: Exchange, method: str, path: str, body: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes]:
         """Blocking. A kept connection may have been closed meanwhile: then a new one is made. Raises OSError."""
         headers["Authorization"] = f"Bearer {(self._account / 'token').read_text(encoding='ascii').strip()}"
@@ -151,7 +151,7 @@ class ApiServer:
 
     def _answer(
         self,
-        exchange: _Exchange,
+        exchange: Exchange,
         connection: http.client.HTTPSConnection,
         method: str,
         path: str,
