@@ -1,11 +1,12 @@
 """The API server, asked with the account that Kubernetes gives to this pod.
 
 Theory of operation
-    Few calls a minute: HTTP/1.1 over connections that are kept, each call in a thread of its own with a deadline. The
-    timeout of a socket is about its next byte only; so at the deadline, and when we are closed, the connection is shut
-    down under the thread that reads it, which is free then. The account is a folder with `token` and `ca.crt`, which
-    the kubelet renews: the token is read for each call, the authority for each connection. Answers are of the API
-    server, whose certificate is checked, and are bounded all the same.
+    Few calls a minute: HTTP/1.1 over connections that are kept, each call in a thread of its own with a deadline. Turns
+    at the threads go round the users: one who has very many pods asked about keeps nobody else waiting. The timeout of
+    a socket is about its next byte only; so at the deadline, and when we are closed, the connection is shut down under
+    the thread that reads it, which is free then. The account is a folder with `token` and `ca.crt`, which the kubelet
+    renews: the token is read for each call, the authority for each connection. Answers are of the API server, whose
+    certificate is checked, and are bounded all the same.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
+from kinetod.limits.fair import FairSlots
 from kinetod.text import clean
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -29,6 +31,7 @@ HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PO
 DEADLINE_S = 3.0
 MAX_ANSWER_BYTES = 32 << 20
 THREADS = 8
+SPARE_THREADS = 2  # for users for whom nothing is asked at the moment
 _REFUSED = (401, 403)
 T = TypeVar("T")
 
@@ -78,6 +81,7 @@ class ApiServer:
         self._account = account
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(THREADS, "kubernetes")
+        self._turns = FairSlots(THREADS - SPARE_THREADS, spare=SPARE_THREADS)
         self._idle: list[http.client.HTTPSConnection] = []
         self._under_way: set[Exchange] = set()
         self._closed = False
@@ -106,9 +110,10 @@ class ApiServer:
         self._under_way.add(exchange)
         try:
             async with asyncio.timeout(self._deadline_s):
-                status, said = await loop.run_in_executor(
-                    self._threads, self._call, exchange, method, path, body, headers
-                )
+                async with self._turns.turn():
+                    status, said = await loop.run_in_executor(
+                        self._threads, self._call, exchange, method, path, body, headers
+                    )
         except (OSError, http.client.HTTPException) as exc:
             if self._closed:
                 raise ApiError(f"{self} is not asked any more: kinetod stops") from exc
