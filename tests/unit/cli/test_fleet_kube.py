@@ -122,6 +122,14 @@ def test_a_kinetod_that_is_not_ready_is_told(cluster: fake.ApiServer) -> None:
 @pytest.mark.parametrize(
     ("environ", "port", "component"), [(CERTIFICATES, "grpc", "remote"), ({}, "tokens", "permission")]
 )
+def test_a_pod_that_a_user_labels_as_kinetods_is_not_asked(cluster: fake.ApiServer) -> None:
+    false = fake.kinetod("node-0", grpc=50051, tokens=50052)
+    false["metadata"]["namespace"], false["status"]["podIP"] = "training", "10.0.0.66"
+    cluster.pods.append(false)
+    places, _ = found(cluster, "training/llama-0")
+    assert [place.address for place in places] == ["10.0.0.9:50051"]
+
+
 def test_a_component_that_is_missing_is_named(
     cluster: fake.ApiServer, environ: dict[str, str], port: str, component: str
 ) -> None:
