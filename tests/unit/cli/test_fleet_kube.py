@@ -113,6 +113,14 @@ def test_a_node_without_kinetod_is_a_place_where_nobody_answers(cluster: fake.Ap
         found(cluster, "training/llama-1")
 
 
+def test_a_pod_that_a_user_labels_as_kinetods_is_not_asked(cluster: fake.ApiServer) -> None:
+    false = fake.kinetod("node-0", grpc=50051, tokens=50052)
+    false["metadata"]["namespace"], false["status"]["podIP"] = "training", "10.0.0.66"
+    cluster.pods.append(false)
+    places, _ = found(cluster, "training/llama-0")
+    assert [place.address for place in places] == ["10.0.0.9:50051"]
+
+
 def test_a_kinetod_that_is_not_ready_is_told(cluster: fake.ApiServer) -> None:
     cluster.pods[-2:] = [fake.kinetod(f"node-{number}", ready=False, grpc=50051) for number in range(2)]
     _, notes = found(cluster, "training/llama-0")
@@ -122,14 +130,6 @@ def test_a_kinetod_that_is_not_ready_is_told(cluster: fake.ApiServer) -> None:
 @pytest.mark.parametrize(
     ("environ", "port", "component"), [(CERTIFICATES, "grpc", "remote"), ({}, "tokens", "permission")]
 )
-def test_a_pod_that_a_user_labels_as_kinetods_is_not_asked(cluster: fake.ApiServer) -> None:
-    false = fake.kinetod("node-0", grpc=50051, tokens=50052)
-    false["metadata"]["namespace"], false["status"]["podIP"] = "training", "10.0.0.66"
-    cluster.pods.append(false)
-    places, _ = found(cluster, "training/llama-0")
-    assert [place.address for place in places] == ["10.0.0.9:50051"]
-
-
 def test_a_component_that_is_missing_is_named(
     cluster: fake.ApiServer, environ: dict[str, str], port: str, component: str
 ) -> None:
