@@ -73,7 +73,7 @@ class Pod:
 
     def environ(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": IMPORT_PATH, "KINETOD_STORE_START_FREE_BYTES": "0",
-                "KINETOD_MIN_FREE_BYTES": "1MiB"}  # fmt: skip
+                "KINETOD_MIN_FREE_BYTES": "1MiB", "KINETOD_STORE_MIN_FREE_PERCENT": "0"}  # fmt: skip
 
     def run(self, name: str) -> int:
         """A container that ends."""

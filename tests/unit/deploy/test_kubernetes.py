@@ -8,6 +8,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import tomllib
 import yaml
 from click.testing import CliRunner
 from kineto_agent import __version__
@@ -229,6 +230,11 @@ def test_kinetod_accepts_its_configuration(overlay: str, tmp_path: Path) -> None
             path[1].startswith(f"{mount['mountPath']}/") or path[1] == mount["mountPath"]
             for mount in front_end["volumeMounts"]
         ), (name, settings[name])
+
+
+def test_captures_end_before_the_kubelet_evicts_anybody_for_them() -> None:
+    config = tomllib.loads((MANIFESTS / "base/config.toml").read_text())
+    assert config["store"]["min_free_percent"] > 15  # imagefs.available, the highest of the kubelet's defaults
 
 
 def test_the_helper_serves_the_front_end_and_only_containers_of_root() -> None:
