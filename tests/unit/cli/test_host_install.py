@@ -83,6 +83,18 @@ def test_a_dry_run_says_the_same_and_changes_nothing(image: Path, host: Run) -> 
     assert dry.stdout.replace("would ", "") == real.stdout
 
 
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_folders_on_the_way_are_root_s_to_write_and_everybodys_to_read(image: Path, host: Run, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        done = host("install")
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    folders = ("etc/systemd", "etc/systemd/system", "etc/sysusers.d", "var", "var/lib")
+    assert {stat.S_IMODE((image / folder).stat().st_mode) for folder in folders} == {0o755}
+
+
 def test_a_second_installation_has_nothing_to_do(image: Path, host: Run) -> None:
     host("install")
     before = tree(image)
