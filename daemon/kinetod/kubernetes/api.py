@@ -87,7 +87,7 @@ class ApiServer:
         self._closed = False
 
     def close(self) -> None:
-        """Blocking: gives up calls under way; one that is just connecting takes no longer than the deadline."""
+        """Blocking: gives up calls under way. One that connects just now may take the deadline, and again for TLS."""
         self._closed = True
         for exchange in tuple(self._under_way):
             exchange.give_up()
