@@ -64,6 +64,7 @@ class Config:
     keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture
     helper_socket: Path | None = None  # of the attach helper service; None: this daemon attaches by itself
     log_level: str = "info"
+    min_free_percent: int = 0  # of the disk; min_free_bytes has it already, where that is more
     start_free_bytes: int = 256 << 20  # beyond min_free_bytes, for a capture to begin
     max_age_ns: int = 30 * _DAY_NS  # of captures; 0: no limit, as with the sizes below
     max_store_bytes: int = 100 << 30

@@ -6,6 +6,7 @@ Theory of operation
     is found by a second look at its text, only for messages.
 """
 
+import contextlib
 import difflib
 import os
 import re
@@ -83,11 +84,24 @@ def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[s
         sources[key.name], values[key.field] = list(layers)[-1]
     if problems:
         raise ConfigError(problems)
-    config = Config(**values)
+    config = _for_its_disk(Config(**values))
     if problems := [Problem(_blamed(name, sources), text) for rule in RULES for name, text in rule(config)]:
         raise ConfigError(problems)
     read = path if file is not None else None
     return Loaded(config=config, sources=sources, warnings=tuple(_strange_variables(environ)), path=read)
+
+
+def _for_its_disk(config: Config) -> Config:
+    """With the reserve in bytes, of the disk on which the store lies or will be made."""
+    if not config.min_free_percent:
+        return config
+    reserve = 0
+    for path in (config.state_dir, *config.state_dir.parents):
+        with contextlib.suppress(OSError):
+            status = os.statvfs(path)
+            reserve = status.f_blocks * status.f_frsize * config.min_free_percent // 100
+            break
+    return replace(config, min_free_bytes=max(config.min_free_bytes, reserve))
 
 
 def _layers(

@@ -218,6 +218,13 @@ KEYS: tuple[Key, ...] = (
         reload=True,
     ),
     Key(
+        name="store.min_free_percent",
+        field="min_free_percent",
+        kind=Count(0, 90),
+        meaning="the same as percent of that disk; the larger of both counts",
+        reload=True,
+    ),
+    Key(
         name="store.start_free_bytes",
         field="start_free_bytes",
         kind=Size(least=0),

@@ -20,14 +20,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kinetod.libc import LIBC
+
 PROC = Path("/proc")
 _AUXV_BYTES = 4096  # some 320 are usual
 _STATUS_BYTES = 1 << 16  # 1.5 KiB are usual; the groups of a user may be many
 _STATUS = re.compile(rb"\nUid:\t([\d\t]+)\nGid:\t([\d\t]+)\n(?:.*\n)*?CapPrm:\t([0-9a-f]+)\n")
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100
 _STATX_BYTES, _STATX_INO_OFFSET, _STATX_DEV_OFFSET = 256, 32, 136  # struct statx: stx_ino, stx_dev_major and _minor
-_libc = ctypes.CDLL(None, use_errno=True)
-_statx = getattr(_libc, "statx", None)  # glibc 2.28
+_statx = getattr(LIBC, "statx", None)  # glibc 2.28
 REPLACED = "the process replaced itself by another program (exec)"
 
 

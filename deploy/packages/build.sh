@@ -12,6 +12,7 @@
 #
 # Needs: the interpreter's venv module, dpkg-deb (dpkg), rpmbuild (rpm). Root is not needed.
 set -euo pipefail
+umask 022  # whoever builds: everybody reads what is installed, and root alone writes it
 cd "$(dirname "$0")/../.."
 formats=${*:-deb rpm}
 python=${PYTHON:-/usr/bin/python3}

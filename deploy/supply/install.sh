@@ -6,6 +6,7 @@
 # that is written. Every file that is fetched, tools included, is one whose SHA-256 is in the locks beside this script, and
 # none is built here but kinetod. What the extras need is then chosen among these files, without an index.
 set -euo pipefail
+umask 022  # whoever builds: everybody reads what is installed, and root alone writes it
 tools_python=$1 environment=$2 extras=$3 sbom=$4
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)

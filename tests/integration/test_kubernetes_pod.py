@@ -40,11 +40,17 @@ class Pod:
         self.root = root
         self.containers = containers(base_daemon_set())
         self._running: list[subprocess.Popen[bytes]] = []
-        for folder in ("run/kineto/agent", "run/kinetod-attach", "var/lib/kineto", "etc/kinetod"):
+        for folder in (*self.folders(), "run/kinetod-attach", "etc/kinetod"):
             (root / folder).mkdir(parents=True)
         (root / "run/kinetod-attach").chmod(0o777)  # as the kubelet makes an emptyDir
         for name in ("config.toml", "attach.toml"):
             (root / "etc/kinetod" / name).write_text(self.here((MANIFESTS / "base" / name).read_text()))
+
+    def folders(self) -> list[str]:
+        """Those of the node that the front end gets, in the order in which the kubelet makes them."""
+        volumes = base_daemon_set()["spec"]["template"]["spec"]["volumes"]
+        paths = {volume["name"]: volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
+        return [paths[mount["name"]].lstrip("/") for mount in self.containers["folders"]["volumeMounts"]]
 
     def here(self, text: str) -> str:
         for folder in ("/run/kineto", "/var/lib/kineto", "/var/lib/kubelet", "/etc/kinetod"):
@@ -67,7 +73,7 @@ class Pod:
 
     def environ(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": IMPORT_PATH, "KINETOD_STORE_START_FREE_BYTES": "0",
-                "KINETOD_MIN_FREE_BYTES": "1MiB"}  # fmt: skip
+                "KINETOD_MIN_FREE_BYTES": "1MiB", "KINETOD_STORE_MIN_FREE_PERCENT": "0"}  # fmt: skip
 
     def run(self, name: str) -> int:
         """A container that ends."""
@@ -131,13 +137,26 @@ def test_the_pod_s_permissions_are_enough_to_be_well_and_to_trace_another_users_
     with subjects.python("import threading", prefix=tuple(unprivileged(OWNER_UID, "dac_read_search"))) as pid:
         assert verdicts(pod, pid, tmp_path) == ["VERDICT_DONE"]
     # What a training pod mounts has no clients' socket; gRPC's own one, where nobody is known, is closed.
-    found = {path.name for path in (pod.root / "run/kineto/agent").iterdir()}
+    found = {path.name for path in (pod.root / "run/kineto-agent").iterdir()}
     assert found == {"agent.sock", "agent.sock.lock", "agent.sock.grpc"}
-    assert pod.mode("run/kineto/agent/agent.sock.grpc") == (0o700, 64970, 64970)
-    assert pod.mode("run/kineto/agent/agent.sock") == (0o666, 64970, 64970)
+    assert pod.mode("run/kineto-agent/agent.sock.grpc") == (0o700, 64970, 64970)
+    assert pod.mode("run/kineto-agent/agent.sock") == (0o666, 64970, 64970)
     assert pod.mode("run/kinetod-attach/attach.sock") == (0o660, 0, 64970)
     assert pod.mode("var/lib/kineto") == (0o700, 64970, 64970)
     assert pod.stop() == [0, 0]
+
+
+def test_what_a_front_end_that_was_taken_over_puts_in_the_place_of_a_folder_gives_it_none_of_the_nodes(
+    pod: Pod,
+) -> None:
+    (pod.root / "etc/of-the-node").mkdir()
+    assert pod.run("folders") == 0
+    for folder in map(str, pod.folders()):  # it has their contents, and may not have their names
+        swap = 'mv -T "$0" "$0.gone"; ln -sT "$1" "$0"'
+        arguments = ["sh", "-c", swap, str(pod.root / folder), str(pod.root / "etc/of-the-node")]
+        subprocess.run(["setpriv", "--reuid=64970", "--regid=64970", "--clear-groups", *arguments], check=False)
+    assert pod.run("folders") == 0  # of the next pod
+    assert pod.mode("etc/of-the-node")[1:] == (0, 0)
 
 
 WHOSE = """

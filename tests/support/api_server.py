@@ -62,6 +62,7 @@ class ApiServer:
     addresses: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)  # of a pod's port
     requests: list[tuple[str, str, Any]] = field(default_factory=list)  # method, path, body
     silent: bool = False
+    review_s: float = 0.0  # that it takes to say who may do what
     port: int = 0
 
     @property
@@ -116,6 +117,7 @@ class ApiServer:
         if parts == ["apis", "authentication.k8s.io", "v1", "tokenreviews"]:
             return self._token_review(body)
         if parts == ["apis", "authorization.k8s.io", "v1", "subjectaccessreviews"]:
+            await asyncio.sleep(self.review_s)
             return self._access_review(body)
         if parts == ["api", "v1", "pods"]:
             node = request.query["fieldSelector"].removeprefix("spec.nodeName=")

@@ -69,7 +69,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
     content: bytes = b""  # of the stored file
     chunk_bytes: int = 1 << 20
-    fetch_limits: list[int | Abort] = field(default_factory=list)  # per call: bytes before it breaks, or an error
+    fetch_limits: list[int | Abort | WaitForCancel] = field(default_factory=list)  # per call: bytes before it breaks
     requests: list[Any] = field(default_factory=list)
     cancel_seen: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -139,6 +139,9 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
         limit = self.fetch_limits.pop(0) if self.fetch_limits else len(self.content)
         if isinstance(limit, Abort):
             await _abort(context, limit)
+            return
+        if isinstance(limit, WaitForCancel):
+            await self.cancel_seen.wait()
             return
         offset = request.offset
         while offset < min(len(self.content), request.offset + limit):

@@ -230,7 +230,8 @@ class Cluster:
             return [process.agent_state for answer in answers for process in answer.processes]
 
         expected = [pb.AGENT_STATE_READY] * count
-        until(lambda: states() == expected, f"{count} processes are ready", DEADLINE_S, state=self.logs)
+        what = f"{count} processes are ready"
+        until(lambda: states() == expected, what, DEADLINE_S, state=self.logs, pause_s=0.2)
 
     def stubs(self) -> list[ProfilerStub]:
         """The nodes' daemons, to root."""

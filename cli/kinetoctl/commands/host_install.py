@@ -80,6 +80,9 @@ def command(dry_run: bool, root: Path, for_package: str | None, programs: Path |
         raise UsageProblem(f"--programs: {str(programs)!r} is no absolute path")
     if for_package is None:
         plan.check_programs(host, programs)
+    os.umask(0o022)  # folders on the way to what is installed are for everybody to read, and root's to write
+    if Part.SETUP in parts:
+        plan.check_leftovers(host)
     steps = plan.install(layout, parts, programs=programs, start=not no_start)
     report(carry_out(steps, host, dry_run=dry_run), dry_run=dry_run, nothing="nothing to do: all is as it should be")
     return ExitCode.DONE

@@ -4,9 +4,10 @@ Each process's files have the names that they have alone, with the host as it wa
 capture's own; what is made of all of them lies beside that folder, which thus is the traces of the ranks and no more.
 """
 
+import contextlib
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def fetch_all(fleet: Fleet, folder: Path, progress: FleetProgress, *, timeout_s:
             for future in done:
                 future.result()
         finally:
-            fetching.stop.set()
+            fetching.end()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -84,10 +85,32 @@ class _Fetching:
     """Files on their way here, by several threads."""
 
     def __init__(self, folder: Path, progress: FleetProgress, timeout_s: float, total: int) -> None:
-        self.stop = threading.Event()
+        self._stop = threading.Event()
+        self._clients: list[Client] = []  # of hosts that are being asked
         self._folder, self._progress, self._timeout_s, self._total = folder, progress, timeout_s, total
         self._lock = threading.Lock()
         self._files = self._bytes = 0
+
+    def end(self) -> None:
+        """Nothing is fetched any more, also of a host that says nothing just now."""
+        self._stop.set()
+        with self._lock:
+            clients = tuple(self._clients)
+        for client in clients:
+            client.close()
+
+    @contextlib.contextmanager
+    def _asked(self, address: str) -> Iterator[Client]:
+        with Client(address, timeout_s=self._timeout_s) as client:
+            with self._lock:
+                self._clients.append(client)
+            try:
+                if self._stop.is_set():
+                    raise _Stopped
+                yield client
+            finally:
+                with self._lock:
+                    self._clients.remove(client)
 
     def of_host(self, member: Member, files: Sequence[Wanted]) -> None:
         """All files of one host, one after the other. Ends early when the user has gone."""
@@ -97,11 +120,17 @@ class _Fetching:
             )
             return
         try:
-            with Client(member.place.address, timeout_s=self._timeout_s) as client:
+            with self._asked(member.place.address) as client:
                 for target, file in files:
                     try:
                         member.paths[file_key(target, file)] = self._one(client, member, target, file)
+                    except ValueError:  # gRPC's, for a call over what `end` has closed
+                        if self._stop.is_set():
+                            return
+                        raise
                     except CliError as exc:
+                        if self._stop.is_set():
+                            return
                         self._failed(member, target, exc)
                         if isinstance(exc, Unreachable):
                             return
@@ -112,7 +141,7 @@ class _Fetching:
 
     def _one(self, client: Client, member: Member, target: pb.Target, file: pb.TraceFile) -> Path:
         def arrived(_received: int) -> None:
-            if self.stop.is_set():
+            if self._stop.is_set():
                 raise _Stopped
 
         capture = member.capture

@@ -14,10 +14,13 @@ import json
 import os
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -29,11 +32,15 @@ from kinetoctl.fleet.slurm import few
 from kinetoctl.fleet.tunnels import Tunnels
 
 DEADLINE_S = (5.0, 30.0)  # to connect, and between two parts of an answer
+ANSWER_S = 60.0  # for the whole of one, and for a connection to a port: not all that the library does has a deadline
+LIST_S = 300.0  # for all pages of a list
 PAGE = 500
+MAX_ANSWER_BYTES = 256 << 20  # of a page; pods are some KiB each, at most 1.5 MiB
 KINETOD_LABELS = "app.kubernetes.io/name=kinetod"
 CERTIFICATES_PORT, TOKENS_PORT = "grpc", "tokens"  # as the manifests call them
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # RFC 1123
 TUNNELS = Tunnels()  # of this process
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,11 +296,13 @@ class Cluster:
     def pods(self, namespace: str, labels: str) -> list[Pod]:
         """Those with these labels. Raises KubeDenied, KubeFailed."""
         found: list[Pod] = []
-        more = None
+        more, began = None, time.monotonic()
         while True:
             with self._told(f"list pods in the namespace {namespace}"):
                 options = {"label_selector": labels, "limit": PAGE, **({"_continue": more} if more else {})}
                 page = self._asked(self._api.list_namespaced_pod, namespace, **options)
+                if time.monotonic() - began > LIST_S:
+                    raise TimeoutError(f"the list has not come to its end after {LIST_S:g} s")
             found += map(_pod, page.get("items", ()))
             if not (more := page.get("metadata", {}).get("continue")):
                 return found
@@ -304,8 +313,11 @@ class Cluster:
         api = self._kubernetes.client.CoreV1Api(self._kubernetes.client.ApiClient(self._configuration))
         with self._told(f"forward ports to {pod} (pods/portforward)"):
             try:
-                forward = self._kubernetes.stream.portforward(
-                    api.connect_get_namespaced_pod_portforward, pod.name, pod.namespace, ports=str(port)
+                forward = _within(
+                    ANSWER_S,
+                    lambda: self._kubernetes.stream.portforward(
+                        api.connect_get_namespaced_pod_portforward, pod.name, pod.namespace, ports=str(port)
+                    ),
                 )
             except (self._kubernetes.client.ApiException, AttributeError) as exc:
                 raise self._refusal(exc) from exc
@@ -325,7 +337,15 @@ class Cluster:
         return next((each for each in causes if isinstance(each, self._kubernetes.client.ApiException)), error)
 
     def _asked(self, call: Callable[..., Any], *arguments: str, **options: Any) -> Any:
-        return json.loads(call(*arguments, **options, _preload_content=False, _request_timeout=DEADLINE_S).data)
+        def ask() -> Any:
+            answer = call(*arguments, **options, _preload_content=False, _request_timeout=DEADLINE_S)
+            said = answer.read(MAX_ANSWER_BYTES + 1)
+            answer.release_conn()
+            if len(said) > MAX_ANSWER_BYTES:
+                raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
+            return json.loads(said)
+
+        return _within(ANSWER_S, ask)
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -343,6 +363,22 @@ class Cluster:
             raise KubeFailed(f"cannot {what}: the API server ({self._where}) answers {exc.status}: {said}") from exc
         except (OSError, ValueError, urllib3.exceptions.HTTPError) as exc:
             raise KubeFailed(f"cannot {what}: the API server ({self._where}) gives no answer: {exc}") from exc
+
+
+def _within(deadline_s: float, call: Callable[[], T]) -> T:
+    """What it returns. One that takes longer is left behind, in a thread that ends with the process. Raises OSError."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as exc:  # noqa: BLE001  # whoever waits gets it
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="API server", daemon=True).start()
+    if not wait({done}, deadline_s).done:
+        raise TimeoutError(f"it has not come to its end after {deadline_s:g} s")
+    return done.result()
 
 
 def _message(exc: Any) -> str:

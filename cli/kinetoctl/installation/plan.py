@@ -18,6 +18,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from kinetoctl.errors import NotInstalled, UsageProblem
+from kinetoctl.installation.leftovers import check_file, check_folder, check_users
 from kinetoctl.installation.steps import (
     Control,
     Enabled,
@@ -35,6 +36,7 @@ USER, HELPER_USER = "kineto", "kineto-attach"
 SERVICE, HELPER, HELPER_SOCKET = "kinetod.service", "kinetod-attach.service", "kinetod-attach.socket"
 UNITS = (SERVICE, HELPER_SOCKET, HELPER)
 PROGRAMS = ("kinetod", "kinetod-attach")
+CONFIGURATION = ("config.toml", "attach.toml")
 CONFIG_DIR, STATE_DIR, CREDENTIALS_DIR = Path("/etc/kinetod"), Path("/var/lib/kineto"), Path("/etc/credstore")
 RUN_DIRS = (Path("/run/kineto"), Path("/run/kinetod-attach"))
 DEFAULT_PROGRAMS = Path("/opt/kinetod/bin")
@@ -154,6 +156,16 @@ def of_a_package(host: Host) -> bool:
 def own_programs() -> Path:
     """The folder of the programs that came with this kinetoctl."""
     return Path(sys.prefix) / "bin"
+
+
+def check_leftovers(host: Host) -> None:
+    """Raises NotInstalled if there is something of others that would become kinetod's."""
+    check_users(host, (USER, HELPER_USER))
+    check_folder(host, CONFIG_DIR)
+    check_folder(host, CREDENTIALS_DIR)
+    check_folder(host, STATE_DIR, USER)
+    for name in CONFIGURATION:
+        check_file(host, CONFIG_DIR / name)
 
 
 def check_programs(host: Host, programs: Path) -> None:

@@ -38,17 +38,23 @@ class Host:
         return not self.is_image and Path("/run/systemd/system").is_dir()
 
     def at(self, path: Path) -> Path:
-        """Where a path of the host is for us."""
-        return self.root / path.relative_to("/")
+        """Where a path of the host is for us. Raises NotInstalled if links in an image lead out of it."""
+        here = self.root / path.relative_to("/")
+        if self.is_image and not here.parent.resolve().is_relative_to(self.root.resolve()):
+            raise NotInstalled(f"{path} is not in the image: a link leads to {here.parent.resolve()} instead")
+        return here
+
+    def entries(self, file: str) -> list[list[str]]:
+        """The lines of /etc/passwd or /etc/group that have a name and a number, in their fields."""
+        with contextlib.suppress(OSError):
+            lines = self.at(Path("/etc") / file).read_text(errors="replace").splitlines()
+            return [fields for line in lines if len(fields := line.split(":")) > 2 and fields[2].isdecimal()]
+        return []
 
     def number(self, file: str, name: str) -> int | None:
         """Of a user (`passwd`) or group (`group`); None if there is none of that name."""
-        with contextlib.suppress(OSError):
-            for line in self.at(Path("/etc") / file).read_text(errors="replace").splitlines():
-                fields = line.split(":")
-                if fields[0] == name and len(fields) > 2 and fields[2].isdecimal():
-                    return int(fields[2])
-        return 0 if name == "root" else None
+        found = next((int(fields[2]) for fields in self.entries(file) if fields[0] == name), None)
+        return 0 if found is None and name == "root" else found
 
     def run(self, *command: str) -> None:
         """Raises NotInstalled."""
@@ -59,6 +65,16 @@ class Host:
         if done.returncode != 0:
             why = (done.stderr or done.stdout).strip()
             raise NotInstalled(f"`{' '.join(command)}` failed with exit status {done.returncode}: {why[-2000:]}")
+
+
+FIRST_PERSON = 1000  # uids of people begin here, by the usual login.defs
+_NO_SHELLS = ("nologin", "false")
+
+
+def is_another_ones(entry: Sequence[str]) -> bool:
+    """Whether a line of passwd is root's, or of somebody who logs in."""
+    uid = int(entry[2])
+    return uid == 0 or (uid >= FIRST_PERSON and Path(entry[-1]).name not in _NO_SHELLS)
 
 
 class Step(Protocol):
@@ -93,8 +109,12 @@ class Owned:
         numbers = self.numbers(host)
         if numbers is None:
             raise NotInstalled(f"there is no user {self.user} or no group {self.group}, to whom {path} should belong")
-        os.chown(path, *numbers, follow_symlinks=False)
-        path.chmod(self.mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:  # the same one for both, whatever is put in its place meanwhile
+            os.fchown(descriptor, *numbers)
+            os.fchmod(descriptor, self.mode)
+        finally:
+            os.close(descriptor)
 
     def __str__(self) -> str:
         return f"{self.user}:{self.group} {self.mode:04o}"
@@ -155,8 +175,9 @@ class Folder:
 
     def missing(self, host: Host) -> str:
         """See Step."""
+        path = host.at(self.path)
         try:
-            status = host.at(self.path).stat()
+            status = path.lstat() if host.is_image else path.stat()
         except OSError:
             return f"make {self.path}/ ({self.owned})"
         return f"give {self.path}/ to {self.owned}" if self.owned.differs(host, status) else ""
@@ -197,23 +218,26 @@ class Users:
 
 @dataclass(frozen=True, slots=True)
 class NoUsers:
-    """Removes system users."""
+    """Removes system users. A person's account of that name stays: kinetod was never installed beside it."""
 
     names: tuple[str, ...]
 
+    def _found(self, host: Host) -> list[str]:
+        there = {entry[0]: entry for entry in host.entries("passwd")}
+        return [name for name in self.names if name in there and not is_another_ones(there[name])]
+
     def missing(self, host: Host) -> str:
         """See Step."""
-        found = [name for name in self.names if host.number("passwd", name) is not None]
+        found = self._found(host)
         return f"remove the system user{'s' if len(found) > 1 else ''} {', '.join(found)}" if found else ""
 
     def do(self, host: Host) -> None:
         """See Step."""
         inside = ["--root", str(host.root)] if host.is_image else []
+        for name in self._found(host):
+            host.run("userdel", *inside, name)
         for name in self.names:
-            if host.number("passwd", name) is not None:
-                host.run("userdel", *inside, name)
-        for name in self.names:
-            if host.number("group", name) is not None:
+            if host.number("passwd", name) is None and host.number("group", name) is not None:
                 host.run("groupdel", *inside, name)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kinetod.access.policy import Via
+from kinetod.libc import LIBC
 
 _UCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Linux 4.13
@@ -28,8 +29,7 @@ _ESTABLISHED = "01"
 _LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9  # columns of /proc/net/tcp
 PROC = Path("/proc")
 _ALL_MAPPED = ["0", "0", "4294967295"]  # uid_map outside of all user namespaces
-_libc = ctypes.CDLL(None)
-_libc.getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
+LIBC.getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def _groups(sock: socket.socket) -> list[int]:
         groups = array.array("I", bytes(most * array.array("I").itemsize))
         length = ctypes.c_uint(len(groups) * groups.itemsize)
         address, _ = groups.buffer_info()
-        if not _libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, address, ctypes.byref(length)):
+        if not LIBC.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, address, ctypes.byref(length)):
             return list(groups[: length.value // groups.itemsize])
     return []  # a kernel without it: they are not known, and give no rights
 

@@ -22,6 +22,7 @@ import time
 
 from kinetod.attach.interface import AttachCode, AttachError, Deadline, replaced
 from kinetod.credentials import Credentials
+from kinetod.libc import LIBC
 
 _PIDFD_GETFD = 438  # the same on every machine
 _FIRST_PAUSE_S = 0.0002
@@ -31,7 +32,6 @@ _FULL_LOOK_EVERY = 8
 _UCRED = struct.Struct("iII")  # pid, uid, gid
 _DENIED = (errno.EPERM, errno.EACCES)
 _ENDED = (errno.ESRCH, errno.ENOENT)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def await_channel(
@@ -111,7 +111,7 @@ def _find(pid: int, prefix: str, seen: set[str]) -> int | None:
 
 def take_descriptor(process: int, pid: int, number: int) -> int:
     """A copy of that descriptor of the process with this pidfd. Raises AttachError."""
-    descriptor: int = _libc.syscall(_PIDFD_GETFD, process, number, 0)
+    descriptor: int = LIBC.syscall(_PIDFD_GETFD, process, number, 0)
     if descriptor < 0:
         exc = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         raise _translated(exc, pid, f"its descriptor {number} cannot be taken with pidfd_getfd")

@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 
 from kinetod.attach.memory import Iovec
+from kinetod.libc import LIBC
 from kinetod.limits.cgroups import frozen_by
 from kinetod.limits.memory import Room, address_room, data_room, memory_room, stack_bytes
 from kinetod.limits.tasks import TaskRoom, task_room
@@ -378,8 +379,7 @@ def _section_names(descriptor: int) -> list[bytes]:
     return []
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_process_vm_readv = _libc.process_vm_readv
+_process_vm_readv = LIBC.process_vm_readv
 _process_vm_readv.restype = ctypes.c_ssize_t
 _process_vm_readv.argtypes = (
     ctypes.c_int,

@@ -8,13 +8,13 @@ import struct
 from pathlib import Path
 
 from kinetod.attach.interface import AttachCode, AttachError
+from kinetod.libc import LIBC
 
 _LAST_ADDRESS = (1 << 63) - 1  # of user space at the very most; the kernel takes no larger offset
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-_libc.process_vm_writev.restype = ctypes.c_ssize_t
+LIBC.process_vm_readv.restype = ctypes.c_ssize_t
+LIBC.process_vm_writev.restype = ctypes.c_ssize_t
 
 
 class Iovec(ctypes.Structure):
@@ -101,7 +101,7 @@ class Memory:
             raise _unmapped(address, self.pid)
         if self._fd < 0:
             buffer = ctypes.create_string_buffer(size)
-            _transfer(_libc.process_vm_readv, self.pid, address, buffer, size)
+            _transfer(LIBC.process_vm_readv, self.pid, address, buffer, size)
             return buffer.raw
         data = os.pread(self._fd, size, address)
         if not data and size:  # an unmapped address is EIO, a memory that is no more is the end of the file
@@ -129,7 +129,7 @@ class Memory:
 
 def write_of(tid: int, address: int, data: bytes) -> None:
     """All of it, into the memory of whatever has that number. Raises as Memory does."""
-    _transfer(_libc.process_vm_writev, tid, address, ctypes.create_string_buffer(data, len(data)), len(data))
+    _transfer(LIBC.process_vm_writev, tid, address, ctypes.create_string_buffer(data, len(data)), len(data))
 
 
 def _transfer(

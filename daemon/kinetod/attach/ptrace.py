@@ -24,6 +24,7 @@ from kinetod import credentials
 from kinetod.attach.interface import AttachCode, AttachError, replaced
 from kinetod.attach.memory import Iovec, gone, not_permitted, write_of
 from kinetod.credentials import Credentials
+from kinetod.libc import LIBC
 
 STOP_LIMIT_S = 0.5  # a thread that takes longer is in an uninterruptible sleep or frozen
 _REAP_S = 0.05
@@ -39,9 +40,8 @@ _PR_SET_TIMERSLACK = 29
 _MASK_BYTES = 8
 _STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.ptrace.restype = ctypes.c_long
-_libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+LIBC.ptrace.restype = ctypes.c_long
+LIBC.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ def in_own_thread(work: Callable[[], Result]) -> Result:
     failures: list[BaseException] = []
 
     def run() -> None:
-        _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else every short sleep takes 50 us more
+        LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else every short sleep takes 50 us more
         with contextlib.suppress(OSError):  # not to lose the processor while the target stands; ends with the thread
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         try:
@@ -130,7 +130,7 @@ class StoppedThread:
     def seccomp_filter(self, index: int) -> bytes:
         """One of its filters, the oldest is 0: an array of struct sock_filter. Raises OSError; ENOENT: no more."""
         buffer = ctypes.create_string_buffer(_MAX_FILTER_BYTES)
-        length = _libc.ptrace(_SECCOMP_GET_FILTER, self.tid, index, ctypes.addressof(buffer))
+        length = LIBC.ptrace(_SECCOMP_GET_FILTER, self.tid, index, ctypes.addressof(buffer))
         if length < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return buffer.raw[: length * _SOCK_FILTER_BYTES]
@@ -222,7 +222,7 @@ class StoppedThread:
                 time.sleep(_MAX_POLL_S)
 
     def _request(self, request: int, address: int = 0, data: int = 0) -> None:
-        if _libc.ptrace(request, self.tid, address, data) == -1 and (code := ctypes.get_errno()):
+        if LIBC.ptrace(request, self.tid, address, data) == -1 and (code := ctypes.get_errno()):
             raise OSError(code, os.strerror(code), f"ptrace request {request:#x}, thread {self.tid}")
 
 

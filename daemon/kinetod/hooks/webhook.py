@@ -11,11 +11,9 @@ from kinetod.hooks.command import last_line
 from kinetod.hooks.interface import Ended, Outcome, Result
 from kinetod.hooks.post import Answer, Delivery
 from kinetod.hooks.program import run_program
-from kinetod.text import clean
-from kinetod.upload.credentials import redacted
+from kinetod.text import redacted
 
 _COMMAND = child.python("kinetod.hooks.post")
-_MAX_TEXT_CHARS = 500
 _OWN_S = 2.0  # that the process may take beside the request
 _SECRET_CHARS = 16  # of a part of a path: chat services have their token there
 _HIDDEN = "…"
@@ -62,5 +60,5 @@ class WebhookHook:
             return Outcome(result=Result.FAILED, text=text, again=True)
         if not answer.text:
             return Outcome(result=Result.OK)
-        text = clean(redacted(answer.text, self._hidden), _MAX_TEXT_CHARS)  # a receiver may say the address again
+        text = redacted(answer.text, self._hidden)  # a receiver may say the address again
         return Outcome(result=Result.FAILED, text=text, again=answer.again, after_s=answer.after_s)

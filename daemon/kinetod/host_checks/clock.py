@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kinetod.attach.preconditions import Finding, Status
 from kinetod.host_checks.interface import Question
+from kinetod.libc import LIBC
 
 TIMEDATECTL = ("timedatectl", "show", "--property=NTPSynchronized", "--value")
 DEADLINE_S = 3.0
@@ -44,7 +45,7 @@ class Kernel:
 def read() -> Kernel:
     """Raises OSError: a service whose unit has ProtectClock= may not ask."""
     clock = _Timex()
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(clock))
+    state = LIBC.adjtimex(ctypes.byref(clock))
     if state < 0:
         number = ctypes.get_errno() or errno.EPERM
         raise OSError(number, os.strerror(number))

@@ -1,22 +1,29 @@
 """The API server, asked with the account that Kubernetes gives to this pod.
 
 Theory of operation
-    Few calls a minute: HTTP/1.1 over connections that are kept, each call in a thread of its own with a deadline. The
-    account is a folder with `token` and `ca.crt`, which the kubelet renews: the token is read for each call, the
-    authority for each connection. Answers are of the API server, whose certificate is checked, and are bounded all the
-    same.
+    Few calls a minute: HTTP/1.1 over connections that are kept, each call in a thread of its own with a deadline. Turns
+    at the threads go round the users: one who has very many pods asked about keeps nobody else waiting. The timeout of
+    a socket is about its next byte only; so at the deadline, and when we are closed, the connection is shut down under
+    the thread that reads it, which is free then. The account is a folder with `token` and `ca.crt`, which the kubelet
+    renews: the token is read for each call, the authority for each connection. Answers are of the API server, whose
+    certificate is checked, and are bounded all the same.
 """
 
 import asyncio
+import contextlib
 import http.client
+import os
+import socket
 import ssl
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from kinetod.limits.fair import FairSlots
 from kinetod.text import clean
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -24,12 +31,46 @@ HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PO
 DEADLINE_S = 3.0
 MAX_ANSWER_BYTES = 32 << 20
 THREADS = 8
+SPARE_THREADS = 2  # for users for whom nothing is asked at the moment
 _REFUSED = (401, 403)
 T = TypeVar("T")
 
 
 class ApiError(Exception):
     """The API server did not answer, or refuses us. The text says why, and what to do."""
+
+
+class Exchange:
+    """One call, which others may end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._over = False
+
+    @contextlib.contextmanager
+    def over(self, sock: socket.socket) -> Iterator[None]:
+        """It goes over this connection. Raises TimeoutError if it is given up, then or meanwhile."""
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:  # of which nobody else can close the number
+            try:
+                self._use(own)
+                yield
+            finally:
+                self._use(None)
+
+    def _use(self, sock: socket.socket | None) -> None:
+        with self._lock:
+            self._sock = sock
+            if self._over:
+                raise TimeoutError("it was given up")
+
+    def give_up(self) -> None:
+        """Whoever reads or writes comes back at once."""
+        with self._lock:
+            self._over = True
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
 
 
 class ApiServer:
@@ -40,12 +81,16 @@ class ApiServer:
         self._account = account
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(THREADS, "kubernetes")
+        self._turns = FairSlots(THREADS - SPARE_THREADS, spare=SPARE_THREADS)
         self._idle: list[http.client.HTTPSConnection] = []
+        self._under_way: set[Exchange] = set()
         self._closed = False
 
     def close(self) -> None:
-        """Blocking: waits for calls under way, which end within the deadline."""
+        """Blocking: gives up calls under way. One that connects just now may take the deadline, and again for TLS."""
         self._closed = True
+        for exchange in tuple(self._under_way):
+            exchange.give_up()
         self._threads.shutdown(cancel_futures=True)
         while self._idle:
             self._idle.pop().close()
@@ -61,13 +106,23 @@ class ApiServer:
 
     async def _ask(self, method: str, path: str, body: bytes | None, answer: type[T], headers: dict[str, str]) -> T:
         loop = asyncio.get_running_loop()
+        exchange = Exchange()
+        self._under_way.add(exchange)
         try:
             async with asyncio.timeout(self._deadline_s):
-                status, said = await loop.run_in_executor(self._threads, self._call, method, path, body, headers)
-        except TimeoutError as exc:
-            raise ApiError(f"{self} does not answer within {self._deadline_s:g} s") from exc
+                async with self._turns.turn():
+                    status, said = await loop.run_in_executor(
+                        self._threads, self._call, exchange, method, path, body, headers
+                    )
         except (OSError, http.client.HTTPException) as exc:
+            if self._closed:
+                raise ApiError(f"{self} is not asked any more: kinetod stops") from exc
+            if isinstance(exc, TimeoutError):
+                raise ApiError(f"{self} does not answer within {self._deadline_s:g} s") from exc
             raise ApiError(f"{self} cannot be asked: {clean(str(exc) or type(exc).__name__, 300)}") from exc
+        finally:
+            self._under_way.discard(exchange)
+            exchange.give_up()
         what = path.partition("?")[0].rpartition("/")[2]
         if status in _REFUSED:
             raise ApiError(f"{self} refuses kinetod's account for {what} (HTTP {status}); is its ClusterRole bound?")
@@ -80,13 +135,15 @@ class ApiServer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise ApiError(f"{self} answers something else than {what}: {exc}") from exc
 
-    def _call(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _call(
+        self, exchange: Exchange, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
         """Blocking. A kept connection may have been closed meanwhile: then a new one is made. Raises OSError."""
         headers["Authorization"] = f"Bearer {(self._account / 'token').read_text(encoding='ascii').strip()}"
         while self._idle:
             connection = self._idle.pop()
             try:
-                return self._exchange(connection, method, path, body, headers)
+                return self._answer(exchange, connection, method, path, body, headers)
             except TimeoutError:
                 raise
             except (OSError, http.client.HTTPException):
@@ -94,29 +151,30 @@ class ApiServer:
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
         host, port = self._address
         new = http.client.HTTPSConnection(host, port, timeout=self._deadline_s, context=context)
-        return self._exchange(new, method, path, body, headers)
+        new.connect()
+        return self._answer(exchange, new, method, path, body, headers)
 
-    def _exchange(
+    def _answer(
         self,
+        exchange: Exchange,
         connection: http.client.HTTPSConnection,
         method: str,
         path: str,
         body: bytes | None,
         headers: dict[str, str],
     ) -> tuple[int, bytes]:
-        try:
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            said = response.read(MAX_ANSWER_BYTES + 1)
+        """What comes over a connection, which is kept if all went well."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            with exchange.over(connection.sock):
+                connection.request(method, path, body, headers)
+                response = connection.getresponse()
+                said = response.read(MAX_ANSWER_BYTES + 1)
             if len(said) > MAX_ANSWER_BYTES:
                 raise http.client.HTTPException(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        except BaseException:
-            connection.close()
-            raise
-        if self._closed:
-            connection.close()
-        else:
-            self._idle.append(connection)
+            if not self._closed and connection.sock is not None:  # else the server has asked for its end
+                stack.pop_all()
+                self._idle.append(connection)
         return response.status, said
 
     def __str__(self) -> str:

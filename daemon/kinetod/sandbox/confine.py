@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kineto_trace.target import raw_bytes
 
+from kinetod.libc import LIBC
 from kinetod.sandbox import landlock, seccomp
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 47, 4
@@ -32,7 +33,6 @@ _CODE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/proc/self/stat
 _OPEN_FILES = 256
 _CHEAP_BYTES = 1 << 30  # any trace may have outputs of this size,
 _OUTPUT_FACTOR = 64  # and so many times its records: a Chrome event with a name of 2 KiB is made of 48 bytes
-_LIBRARY = ctypes.CDLL(None, use_errno=True)
 _OOM_FIRST = b"1000"  # if memory is short, the kernel ends this one and no other
 
 
@@ -128,9 +128,9 @@ def drop_capabilities() -> None:
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header, none = struct.pack("=Ii", _CAPABILITIES_V3, 0), bytes(24)
     found = ctypes.create_string_buffer(none, len(none))
-    if _LIBRARY.capget(ctypes.c_char_p(header), found) == 0 and found.raw == none:
+    if LIBC.capget(ctypes.c_char_p(header), found) == 0 and found.raw == none:
         return  # the unit's filter does not let capset through, and has no need to
-    if _LIBRARY.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)):
+    if LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)):
         raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
 
 
@@ -141,5 +141,5 @@ def no_new_rights() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if _LIBRARY.prctl(option, value, 0, 0, 0):
+    if LIBC.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl: {os.strerror(ctypes.get_errno())}")

@@ -10,7 +10,6 @@ Theory of operation
     process has one thread, so that a fork leaves nothing locked. A child dies with it.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from kinetod.libc import LIBC
 from kinetod.sandbox.confine import CannotConfine, Limits, close_descriptors, confine, prepare
 
 MAX_ANSWER_BYTES = 16 << 20
@@ -32,7 +32,7 @@ Work = Callable[[str], str]
 def die_with_parent() -> None:
     """A process whose parent was killed must not go on writing where the next one does."""
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the daemon is gone")
 

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from kinetod.libc import LIBC
+
 # The same numbers on all machines (include/uapi/asm-generic/unistd.h).
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
@@ -27,12 +29,11 @@ _FOR_FILES = EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _NETWORK_ABI, _NETWORK = 4, 0b11
 _SCOPE_ABI, _SCOPES = 6, 0b11
-_LIBRARY = ctypes.CDLL(None, use_errno=True)  # once: making it costs more than a rule
 
 
 def abi() -> int:
     """The version of Landlock in this kernel; 0: none, or we may not use it."""
-    version = _LIBRARY.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION_FLAG))
+    version = LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION_FLAG))
     return max(0, int(version))
 
 
@@ -76,7 +77,7 @@ def _is_folder(descriptor: int) -> bool:
 
 
 def _call(number: int, *arguments: object) -> int:
-    result = int(_LIBRARY.syscall(number, *arguments))
+    result = int(LIBC.syscall(number, *arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
     return result

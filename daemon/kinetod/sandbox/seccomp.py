@@ -15,6 +15,7 @@ import platform
 import struct
 from collections.abc import Callable
 
+from kinetod.libc import LIBC
 from kinetod.sandbox import calls
 
 _LOAD, _EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06  # linux/bpf_common.h: BPF_LD|ABS, JMP|JEQ, ALU|AND, RET, all |K
@@ -36,7 +37,6 @@ _SYSCALLS = {"x86_64": 317, "aarch64": 277}  # seccomp(2)
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _TSYNC = 1
 
-_LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 _Instruction = tuple[int, int, int, int]
 
@@ -129,7 +129,7 @@ def available() -> bool:
     if machine not in _MACHINES:
         return False
     action = ctypes.c_uint32(_ERRNO)
-    answer = _LIBRARY.syscall(_SYSCALLS[machine], _GET_ACTION_AVAIL, 0, ctypes.byref(action))
+    answer = LIBC.syscall(_SYSCALLS[machine], _GET_ACTION_AVAIL, 0, ctypes.byref(action))
     return bool(answer == 0)
 
 
@@ -144,6 +144,6 @@ def install(make: Callable[[int, str], bytes] = program) -> None:
     machine = platform.machine()
     code = make(os.getpid(), machine)
     filter_ = _Program(len(code) // 8, code)
-    if _LIBRARY.syscall(_SYSCALLS[machine], _SET_MODE_FILTER, _TSYNC, ctypes.byref(filter_)):
+    if LIBC.syscall(_SYSCALLS[machine], _SET_MODE_FILTER, _TSYNC, ctypes.byref(filter_)):
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number) if number else 'a thread cannot take the filter'}")

@@ -1,25 +1,12 @@
-"""Credentials: where a service's file of them goes, and keeping them out of messages."""
+"""Credentials: where a service's file of them goes, and what of them must be in no message (`text.redacted`)."""
 
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kinetod.text import clean
-
-MAX_MESSAGE_CHARS = 500
 _MIN_SECRET_CHARS = 6
-_HIDDEN = "(hidden)"
 _SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|KEY|CREDENTIAL|CONNECTION_STRING|SAS", re.IGNORECASE)
-# What looks like one wherever it comes from: signatures in URLs, keys in connection strings, authorisation headers.
-_PATTERNS = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"((?:X-Amz-(?:Signature|Credential|Security-Token)|sig|AccountKey|SharedAccessSignature|access_token)=)[^&;\s'\"]+",
-        r"((?:Authorization|Bearer|x-amz-security-token)\W{1,4})[^\s'\",]+(?: [^'\"]+)?",
-        r"(://)[^/@\s]+(?=@)",
-    )
-)
 # The variable by which the libraries of a scheme find a file with credentials.
 FILE_VARIABLES = {
     "s3": "AWS_SHARED_CREDENTIALS_FILE",
@@ -52,12 +39,3 @@ def _in_file(path: Path) -> Iterable[str]:
     except OSError:
         return ()
     return re.findall(r"[=:]\s*\"?([^\s\",]{%d,})" % _MIN_SECRET_CHARS, text)
-
-
-def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text on one line without secrets and not too long."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, _HIDDEN)
-    for pattern in _PATTERNS:
-        text = pattern.sub(lambda match: match[1] + _HIDDEN, text)
-    return clean(" ".join(text.split()), MAX_MESSAGE_CHARS)

@@ -110,10 +110,15 @@ class Uploader:
                     await asyncio.wait_for(self._wake.wait(), pause)
                 self._wake.clear()
         finally:
-            tasks = [item.task for item in self._items.values() if item.task is not None]
-            for task in tasks:
+            tasks = {each: item.task for each, item in self._items.items() if item.task is not None}
+            for capture_id, task in tasks.items():
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                log.warning(
+                    "the upload of capture %s was ended, since the daemon stops; the next one goes on", capture_id
+                )
+            if waiting := len(self._items) - len(tasks):
+                log.info("%d captures wait for their upload by the next daemon", waiting)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _scan(self) -> None:
         if not self.enabled:

@@ -29,8 +29,9 @@ from kineto_trace.load.manifest import Manifest
 from kineto_trace.load.stores import scheme_of
 
 from kinetod.sandbox.jobs import die_with_parent
+from kinetod.text import redacted
 from kinetod.upload.confine import confine
-from kinetod.upload.credentials import redacted, secrets_of
+from kinetod.upload.credentials import secrets_of
 from kinetod.upload.interface import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
 from kinetod.upload.job import UploadJob, upload_capture
 from kinetod.upload.remote import RemoteCapture, open_store

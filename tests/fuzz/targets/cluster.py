@@ -8,7 +8,7 @@ from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kinetoctl.errors import CliError
 from kinetoctl.fleet import slurm
 from kinetod.kubernetes import pod_resources
-from kinetod.kubernetes.api import ApiError, ApiServer
+from kinetod.kubernetes.api import ApiError, ApiServer, Exchange
 from kinetod.kubernetes.names import called, matched
 from kinetod.kubernetes.pods import NodePods
 from kinetod.kubernetes.reviews import Reviews, User
@@ -23,7 +23,9 @@ class Answering(ApiServer):
         super().__init__(("127.0.0.1", 1))
         self.said = b""
 
-    def _call(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _call(
+        self, exchange: Exchange, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
         return 200, self.said
 
 

@@ -1,9 +1,11 @@
 """Pods as places: the official client, asked through an API server of the test's own."""
 
+import asyncio
 import contextlib
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from kinetoctl.kubectl import complete
 from kinetoctl.kubectl import main as kubectl_kineto
 from kubernetes.config import incluster_config
 from support import api_server as fake
+from support.dripping import BODY, HANDSHAKE, HEAD, dripping
 from support.waiting import until
 
 TOKEN = "ada-s"
@@ -110,6 +113,14 @@ def test_a_node_without_kinetod_is_a_place_where_nobody_answers(cluster: fake.Ap
         found(cluster, "training/llama-1")
 
 
+def test_a_pod_that_a_user_labels_as_kinetods_is_not_asked(cluster: fake.ApiServer) -> None:
+    false = fake.kinetod("node-0", grpc=50051, tokens=50052)
+    false["metadata"]["namespace"], false["status"]["podIP"] = "training", "10.0.0.66"
+    cluster.pods.append(false)
+    places, _ = found(cluster, "training/llama-0")
+    assert [place.address for place in places] == ["10.0.0.9:50051"]
+
+
 def test_a_kinetod_that_is_not_ready_is_told(cluster: fake.ApiServer) -> None:
     cluster.pods[-2:] = [fake.kinetod(f"node-{number}", ready=False, grpc=50051) for number in range(2)]
     _, notes = found(cluster, "training/llama-0")
@@ -156,6 +167,44 @@ def test_an_api_server_that_is_not_there_is_said(cluster: fake.ApiServer, tmp_pa
     options = KubeOptions(targets=(parse_kube("training/llama-0"),), kubeconfig=str(path))
     with pytest.raises(KubeFailed, match=r"the API server \(https://127.0.0.1:9\) gives no answer"):
         kube_places(options, print)
+
+
+@pytest.mark.parametrize("said", [HANDSHAKE, HEAD, BODY])
+def test_an_api_server_that_answers_byte_by_byte_is_given_up(
+    cluster: fake.ApiServer, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube, "ANSWER_S", 0.5)
+    with dripping(said, cluster.folder if said is not HANDSHAKE else None) as server:
+        began, cluster.port = time.monotonic(), server.port
+        with pytest.raises(KubeFailed, match=r"gives no answer: it has not come to its end after 0.5 s"):
+            found(cluster, "training/llama-0")
+        assert time.monotonic() - began < 10
+
+
+def test_an_answer_without_an_end_is_not_kept(cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "MAX_ANSWER_BYTES", 100)
+    with pytest.raises(KubeFailed, match=r"gives no answer: more than 100 bytes"):
+        found(cluster, "training/llama-0")
+
+
+def test_a_list_that_always_goes_on_is_given_up(cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "PAGE", 0)  # so many pods are on each
+    monkeypatch.setattr(kube, "LIST_S", 0.5)
+    with pytest.raises(KubeFailed, match=r"cannot list pods .* the list has not come to its end after 0.5 s"):
+        found(cluster, "training", selector="job-name=llama")
+
+
+def test_an_api_server_that_forwards_nothing_is_given_up(
+    cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube, "ANSWER_S", 5)
+
+    async def silent(*_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(cluster, "_forward", silent)
+    with pytest.raises(KubeFailed, match=r"cannot forward ports to kineto/kinetod-node-0 .* gives no answer"):
+        found(cluster, "training/llama-0", environ={})
 
 
 def test_without_the_client_the_extra_is_named(cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:

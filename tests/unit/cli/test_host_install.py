@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kinetoctl.errors import NotInstalled
 from kinetoctl.installation import plan
-from kinetoctl.installation.steps import Host
+from kinetoctl.installation.steps import Host, Owned
 from support.daemon import IMPORT_PATH
 
 pytestmark = [
@@ -83,6 +83,18 @@ def test_a_dry_run_says_the_same_and_changes_nothing(image: Path, host: Run) -> 
     assert dry.stdout.replace("would ", "") == real.stdout
 
 
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_folders_on_the_way_are_root_s_to_write_and_everybodys_to_read(image: Path, host: Run, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        done = host("install")
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    folders = ("etc/systemd", "etc/systemd/system", "etc/sysusers.d", "var", "var/lib")
+    assert {stat.S_IMODE((image / folder).stat().st_mode) for folder in folders} == {0o755}
+
+
 def test_a_second_installation_has_nothing_to_do(image: Path, host: Run) -> None:
     host("install")
     before = tree(image)
@@ -106,12 +118,99 @@ def test_an_upgrade_keeps_the_configuration_and_replaces_the_units(image: Path, 
 def test_wrong_owners_and_modes_are_mended(image: Path, host: Run) -> None:
     host("install")
     policy = image / "etc/kinetod/attach.toml"
-    policy.chmod(0o666)
+    policy.chmod(0o600)
     os.chown(image / "var/lib/kineto", 12345, 12345)
     done = host("install")
     assert "give /etc/kinetod/attach.toml to root:root 0644" in done.stdout
     assert "give /var/lib/kineto/ to kineto:kineto 0700" in done.stdout
     assert stat.S_IMODE(policy.stat().st_mode) == 0o644
+
+
+def passwd(image: Path, *lines: str) -> None:
+    (image / "etc/passwd").write_text("".join(f"{line}\n" for line in ("root:x:0:0::/root:/bin/sh", *lines)))
+
+
+@pytest.mark.parametrize("name", ["config.toml", "attach.toml"])
+@pytest.mark.parametrize(("owner", "mode"), [(12345, 0o644), (0, 0o666), (0, 0o664)])
+def test_a_configuration_that_others_could_have_written_is_not_taken_over(
+    image: Path, host: Run, name: str, owner: int, mode: int
+) -> None:
+    (image / "etc/kinetod").mkdir()
+    path = image / "etc/kinetod" / name
+    path.write_text('callers = ["*"]\n')
+    path.chmod(mode)
+    os.chown(path, owner, owner)
+    before = tree(image)
+    done = host("install")
+    assert done.returncode == 5 and f"/etc/kinetod/{name} " in done.stderr and "look at what it says" in done.stderr
+    assert tree(image) == before
+
+
+def test_nor_is_one_that_a_link_of_another_user_leads_to(image: Path, host: Run) -> None:
+    (image / "etc/kinetod").mkdir()
+    (image / "etc/kinetod/attach.toml").symlink_to("/etc/hostname")
+    os.chown(image / "etc/kinetod/attach.toml", 12345, 12345, follow_symlinks=False)
+    assert "belongs to uid 12345" in host("install").stderr
+
+
+@pytest.mark.parametrize("folder", ["etc/kinetod", "etc/credstore", "var/lib/kineto"])
+def test_a_folder_of_another_user_is_not_taken_over(image: Path, host: Run, folder: str) -> None:
+    passwd(image, "mallory:x:12345:12345::/home/mallory:/bin/sh")
+    (image / folder).mkdir(parents=True)
+    os.chown(image / folder, 12345, 12345)
+    done = host("install")
+    assert done.returncode == 5 and f"/{folder} belongs to mallory (uid 12345)" in done.stderr
+    assert (image / folder).stat().st_uid == 12345
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["kineto:x:1000:1000:Ki Neto:/home/kineto:/bin/bash"],
+        ["kineto-attach:x:1000:1000::/home/ka:"],
+        ["kineto:x:0:0::/:/usr/sbin/nologin"],
+        ["kineto:x:990:990::/:/usr/sbin/nologin", "kineto-attach:x:990:990::/:/usr/sbin/nologin"],
+        ["daemon:x:1:1::/:/usr/sbin/nologin", "kineto:x:1:1::/:/usr/sbin/nologin"],
+    ],
+)
+def test_an_account_that_is_somebodys_does_not_become_kinetods_and_no_purge_removes_it(
+    image: Path, host: Run, lines: list[str]
+) -> None:
+    passwd(image, *lines)
+    before = tree(image)
+    done = host("install")
+    assert done.returncode == 5 and "kinetod's user must be its own" in done.stderr
+    assert tree(image) == before
+    if len(lines) == 1:  # else they are system users
+        assert host("uninstall", "--purge").returncode == 0
+        assert lines[0] in (image / "etc/passwd").read_text()
+
+
+def test_users_that_an_administrator_has_made_before_are_taken(image: Path, host: Run) -> None:
+    passwd(image, "kineto:x:990:990::/:/bin/sh", "kineto-attach:x:5991:5991::/:/usr/sbin/nologin")
+    (image / "etc/group").write_text("root:x:0:\nkineto:x:990:\nkineto-attach:x:5991:\n")
+    assert host("install").returncode == 0
+    assert (image / "var/lib/kineto").stat().st_uid == 990
+
+
+@pytest.mark.parametrize("folder", ["etc/systemd/system", "etc/kinetod", "var/lib"])
+def test_a_link_in_an_image_leads_nothing_out_of_it(image: Path, host: Run, folder: str, tmp_path: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-host"
+    outside.mkdir()
+    (image / folder).parent.mkdir(parents=True, exist_ok=True)
+    (image / folder).symlink_to(outside)
+    done = host("install")
+    assert done.returncode == 5, done.stdout
+    assert list(outside.iterdir()) == [] and outside.stat().st_mode & 0o777 == 0o755
+
+
+def test_giving_a_file_to_somebody_follows_no_link_that_is_put_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "roots").write_text("x")
+    (tmp_path / "roots").chmod(0o600)
+    (tmp_path / "config.toml").symlink_to(tmp_path / "roots")
+    with pytest.raises(OSError, match="symbolic links"):
+        Owned(mode=0o666).apply(Host(), tmp_path / "config.toml")
+    assert stat.S_IMODE((tmp_path / "roots").stat().st_mode) == 0o600
 
 
 def test_an_interrupted_installation_is_finished_by_the_next(image: Path, host: Run) -> None:

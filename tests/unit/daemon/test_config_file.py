@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ def problems(file: Path, text: str, environ: dict[str, str] | None = None) -> li
     with pytest.raises(ConfigError) as raised:
         loaded(file, text, environ)
     return [str(problem).replace(f"{file}", "FILE") for problem in raised.value.problems]
+
+
+def test_a_share_of_the_disk_stays_free_where_that_is_more(file: Path) -> None:
+    status = os.statvfs(file.parent)
+    size = status.f_blocks * status.f_frsize
+    text = f"[store]\nstate_dir = '{file.parent}/not/there/yet'\nmin_free_percent = 20\n"
+    assert loaded(file, text).config.min_free_bytes == max(1 << 30, size * 20 // 100)
+    assert loaded(file, f"{text}min_free_bytes = {size}\n").config.min_free_bytes == size
+    assert loaded(file, text.replace("20", "0")).config.min_free_bytes == 1 << 30
 
 
 def test_an_option_counts_more_than_a_variable_than_the_file_than_the_default(file: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import tomllib
 import yaml
 from click.testing import CliRunner
 from kineto_agent import __version__
@@ -135,7 +136,15 @@ def test_no_container_is_privileged_nor_in_the_node_s_network(overlay: str) -> N
 def test_the_pod_gets_these_folders_of_the_node_and_no_others(overlay: str) -> None:
     volumes = only(rendered(overlay), "DaemonSet")["spec"]["template"]["spec"]["volumes"]
     paths = sorted(volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume)
-    assert paths == ["/run/kineto", "/run/kineto/agent", "/var/lib/kineto", "/var/lib/kubelet/pod-resources"]
+    assert paths == ["/run/kineto", "/run/kineto-agent", "/var/lib/kineto", "/var/lib/kubelet/pod-resources"]
+
+
+def test_no_folder_of_the_node_lies_in_one_in_which_the_front_end_could_replace_it() -> None:
+    volumes = {each["name"]: each for each in base_daemon_set()["spec"]["template"]["spec"]["volumes"]}
+    paths = {name: Path(each["hostPath"]["path"]) for name, each in volumes.items() if "hostPath" in each}
+    writable = {paths[mount["name"]] for mount in CONTAINERS["kinetod"]["volumeMounts"]
+                if mount["name"] in paths and not mount.get("readOnly")}  # fmt: skip
+    assert writable and not [path for path in paths.values() if writable & set(path.parents)]
 
 
 def test_only_the_helper_reaches_the_kubelet_and_only_the_front_end_has_an_account() -> None:
@@ -221,6 +230,11 @@ def test_kinetod_accepts_its_configuration(overlay: str, tmp_path: Path) -> None
             path[1].startswith(f"{mount['mountPath']}/") or path[1] == mount["mountPath"]
             for mount in front_end["volumeMounts"]
         ), (name, settings[name])
+
+
+def test_captures_end_before_the_kubelet_evicts_anybody_for_them() -> None:
+    config = tomllib.loads((MANIFESTS / "base/config.toml").read_text())
+    assert config["store"]["min_free_percent"] > 15  # imagefs.available, the highest of the kubelet's defaults
 
 
 def test_the_helper_serves_the_front_end_and_only_containers_of_root() -> None:

@@ -1,9 +1,12 @@
 """Slurm's scripts, run as slurmd and slurmstepd run them."""
 
+import contextlib
+import fcntl
 import os
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +26,14 @@ def run(name: str, *arguments: str, **environ: str) -> str:
 
 
 def listed(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir()}
+    return {path.name: path.read_text() for path in folder.glob("[!.]*")}
+
+
+def refused(name: str, folder: Path) -> str:
+    """What is said where nothing is done."""
+    environ = {"SLURM_JOB_ID": "41", "SLURM_JOB_GPUS": "0"}
+    command = [str(SCRIPTS / name), str(folder)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=20).stderr
 
 
 def test_each_gpu_has_the_job_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
@@ -48,11 +58,67 @@ def test_jobs_that_begin_and_end_together_lose_none(tmp_path: Path) -> None:
     assert listed(tmp_path) == {"0": "20\n"}
 
 
-@pytest.mark.parametrize("gpus", ["../x", "/etc/x", ".x", "", "b;c"])
-def test_what_is_no_gpu_makes_no_file(tmp_path: Path, gpus: str) -> None:
+@pytest.mark.parametrize("gpus", ["../x", "/etc/x", ".x", "", "b;c", "*", "-n", "$(id)", "\\0101"])
+def test_what_is_no_gpu_makes_no_file(tmp_path: Path, gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "jobs"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)  # what * would be
     run("Prolog", str(folder), SLURM_JOB_ID="41", SLURM_JOB_GPUS=gpus)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert [path for path in tmp_path.rglob("[!.]*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("job", [".*", "-f/etc/passwd", "4 1", "4\n41", "$(id)", "41;id"])
+def test_what_is_no_job_neither_comes_in_nor_takes_others_out(tmp_path: Path, job: str) -> None:
+    run("Prolog", str(tmp_path), SLURM_JOB_ID="41", SLURM_JOB_GPUS="0")
+    run("Prolog", str(tmp_path), SLURM_JOB_ID=job, SLURM_JOB_GPUS="0,1")
+    run("Epilog", str(tmp_path), SLURM_JOB_ID=job)
+    assert listed(tmp_path) == {"0": "41\n"}
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_nothing_is_written_where_others_can_put_links(tmp_path: Path, mode: int) -> None:
+    folder, another = tmp_path / "jobs", tmp_path / "roots"
+    folder.mkdir()
+    folder.chmod(mode)
+    another.write_text("40\n41\n")
+    for name in ("0", ".rest", ".lock"):
+        (folder / name).symlink_to(another)
+    for script in ("Prolog", "Epilog"):
+        assert "others can write in" in refused(script, folder)
+    assert another.read_text() == "40\n41\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_nor_in_a_folder_of_another_user(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, 12345)
+    assert "others can write in" in refused("Prolog", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_no_user_of_the_node_can_hold_jobs_up(tmp_path: Path) -> None:
+    run("Prolog", str(tmp_path), SLURM_JOB_ID="41", SLURM_JOB_GPUS="0")
+    tmp_path.chmod(0o755)
+    lockable = [path for path in (tmp_path, *tmp_path.iterdir()) if path.stat().st_mode & 0o077]
+    with contextlib.ExitStack() as stack:
+        for path in lockable:  # what others can open they can lock
+            descriptor = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        began = time.monotonic()
+        run("Epilog", str(tmp_path), SLURM_JOB_ID="41")
+        assert time.monotonic() - began < 4  # they wait for 5 seconds
+    assert listed(tmp_path) == {}
+
+
+def test_programs_come_from_the_systems_folders_only(tmp_path: Path) -> None:
+    for name in ("flock", "mkdir", "grep", "find", "id", "tr", "mv", "rm"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/run-as-root\n")
+        (tmp_path / name).chmod(0o755)
+    path, jobs = f"{tmp_path}:/usr/bin:/bin", str(tmp_path / "jobs")
+    run("Prolog", jobs, SLURM_JOB_ID="41", SLURM_JOB_GPUS="0", PATH=path)
+    run("Epilog", jobs, SLURM_JOB_ID="41", PATH=path)
+    assert not (tmp_path / "run-as-root").exists()
 
 
 def test_jobs_without_gpus_and_nodes_without_a_map_are_left_alone(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kinetod.errors import KinetodError
 from kinetod.kubernetes.api import ApiServer
 from kinetod.kubernetes.pods import NodePods
 from kinetod.kubernetes.reviews import Reviews
+from kinetod.limits.fair import payer
 from support import api_server as fake
 
 NAME = "unix-abstract:kinetod-1"
@@ -127,6 +128,32 @@ def test_an_api_server_that_does_not_answer_is_a_refusal_that_says_so(cluster: f
     cluster.silent = True
     reason, message = refused(cluster, deadline_s=0.2)
     assert reason == "KUBERNETES_UNAVAILABLE" and "does not answer within 0.2 s" in message
+
+
+def test_who_has_very_many_pods_asked_about_keeps_no_other_user_waiting(cluster: fake.ApiServer) -> None:
+    cluster.users["mallory-s"] = {"username": "mallory"}
+    cluster.pods += [fake.pod(f"p{number}", uid=f"uid-p{number}") for number in range(80)]
+    cluster.review_s, numbers = 0.5, {"ada": 1, "mallory": 2}
+
+    async def number_of(name: str) -> int:
+        return numbers[name]
+
+    async def ask() -> tuple[Caller, Caller]:
+        api = ApiServer(("127.0.0.1", cluster.port), cluster.account, deadline_s=4)
+        users = KubernetesUsers(Reviews(api), NodePods(api, "node-1"), number_of=number_of, audiences=tuple)
+        payer.set("mallory")
+        every = asyncio.create_task(users.caller(PEER, {"authorization": [b"Bearer mallory-s"]}, frozenset()))
+        while len(cluster.asked("subjectaccessreviews")) < 5:
+            await asyncio.sleep(0.01)
+        payer.set("ada")
+        one = await users.caller(PEER, ADA, frozenset({"uid-llama-0"}))
+        await every
+        api.close()
+        return one, every.result()
+
+    one, every = asyncio.run(ask())
+    assert one.refusal is None and one.pods == {"uid-llama-0"}
+    assert every.refusal is not None  # it took longer than it may
 
 
 ON = replace(CONFIG, kubernetes=True, node_name="node-1")

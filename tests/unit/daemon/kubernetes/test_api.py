@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from kinetod.kubernetes.api import ApiError, ApiServer, address_in
+from kinetod.kubernetes.api import THREADS, ApiError, ApiServer, address_in
 from kinetod.kubernetes.pods import NodePods
 from kinetod.kubernetes.reviews import Reviews, User
 from support import api_server as fake
 from support.certificates import Authority
+from support.dripping import BODY, HANDSHAKE, HEAD, dripping
 
 T = TypeVar("T")
 ADA = {"username": "ada", "uid": "7", "groups": ["ml"], "extra": {"scopes": ["a", "b"]}}
@@ -123,6 +125,47 @@ def test_the_pods_of_a_node_have_names_by_uid(cluster: fake.ApiServer) -> None:
 def test_an_api_server_that_says_nothing_is_given_up(cluster: fake.ApiServer) -> None:
     cluster.silent = True
     assert problem(cluster, deadline_s=0.3) == "the API server (127.0.0.1:PORT) does not answer within 0.3 s"
+
+
+@pytest.mark.parametrize("said", [HANDSHAKE, HEAD, BODY])
+def test_an_api_server_that_answers_byte_by_byte_is_given_up_and_holds_no_end_up(
+    cluster: fake.ApiServer, said: bytes
+) -> None:
+    with dripping(said, cluster.folder if said is not HANDSHAKE else None) as server:
+        began, real, cluster.port = time.monotonic(), cluster.port, server.port
+        assert problem(cluster, deadline_s=0.5).endswith("does not answer within 0.5 s")
+        assert time.monotonic() - began < 10  # closed too
+        cluster.port = real
+
+
+def test_calls_that_drip_leave_threads_to_others(cluster: fake.ApiServer) -> None:
+    cluster.users["secret"] = ADA
+
+    async def after_drips(made: ApiServer) -> User | None:
+        address, made._address = made._address, ("127.0.0.1", server.port)
+        drips = [Reviews(made).user(f"{number}") for number in range(2 * THREADS)]
+        assert {type(each) for each in await asyncio.gather(*drips, return_exceptions=True)} == {ApiError}
+        made._address = address
+        return await Reviews(made).user("secret")
+
+    with dripping(BODY, cluster.folder) as server:
+        assert ask(cluster, after_drips, deadline_s=2) is not None
+
+
+def test_what_is_under_way_when_the_daemon_stops_is_given_up(cluster: fake.ApiServer) -> None:
+    async def stopped() -> str:
+        made = ApiServer(("127.0.0.1", server.port), cluster.account, deadline_s=60)
+        asking = asyncio.create_task(Reviews(made).user("token"))
+        await asyncio.to_thread(server.met.wait, 30)
+        await asyncio.to_thread(made.close)
+        with pytest.raises(ApiError) as raised:
+            await asking
+        return str(raised.value)
+
+    with dripping(BODY, cluster.folder) as server:
+        began = time.monotonic()
+        assert asyncio.run(stopped()).endswith("is not asked any more: kinetod stops")
+        assert time.monotonic() - began < 10
 
 
 def test_an_account_without_its_role_is_said(cluster: fake.ApiServer) -> None:

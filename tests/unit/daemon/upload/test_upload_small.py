@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from kineto_trace.load.stores import scheme_of
-from kinetod.upload.credentials import credential_variables, redacted, secrets_of
+from kinetod.upload.credentials import credential_variables, secrets_of
 from kinetod.upload.throttle import Throttle
 from kinetod.upload.urls import capture_url, checked_endpoint, checked_url, missing_extra
 
@@ -86,20 +86,9 @@ def test_what_one_user_has_paid_for_holds_up_no_other() -> None:
     assert slept == [1.0]
 
 
-def test_secrets_are_hidden_whatever_says_them() -> None:
+def test_secrets_are_variables_that_sound_like_them() -> None:
     secrets = secrets_of({"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "HOME": "/root", "KEY_FILE": "/etc/key"})
     assert secrets == {"wJalrXUtnFEMI"}
-    assert redacted("bad wJalrXUtnFEMI\n here", secrets) == "bad (hidden) here"
-    for text in (
-        "https://u:pw@host/x",
-        "https://h/x?X-Amz-Signature=abc123&a=1",
-        "AccountName=n;AccountKey=Zm9v==;x",
-        "Authorization: AWS4-HMAC-SHA256 Credential=AKIA",
-    ):
-        shown = redacted(text)
-        assert "(hidden)" in shown
-        assert not any(secret in shown for secret in ("u:pw", "abc123", "Zm9v", "AKIA"))
-    assert len(redacted("x" * 10_000)) == 500
 
 
 def test_secrets_in_credential_files_are_known(tmp_path: Path) -> None:
