@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.decode_worker")
 FATAL_ROUNDS = 3
+SPARE_KEPT_S = 600.0
 RAW_KEPT = "the raw records are kept in"  # of a reason: the folder stays
 _EXIT_S = 2.0
 
@@ -93,7 +95,11 @@ class _Worker:
 
 
 class WorkerPool:
-    """Jobs wait for a free worker, in turns by whose they are (`limits.fair`); `count` workers are kept when idle."""
+    """Jobs wait for a free worker, in turns by whose they are (`limits.fair`); `count` workers are kept when idle.
+
+    That of the spare turn is kept for SPARE_KEPT_S after it was needed last: to start one takes longer than most jobs,
+    and whoever has the spare turn would wait for it.
+    """
 
     def __init__(
         self,
@@ -102,15 +108,17 @@ class WorkerPool:
         command: Sequence[str] = COMMAND,
         bounds: Callable[[], Bounds] = Bounds,
         room: Callable[[], int] = lambda: 1 << 62,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """room: free bytes of the disk beyond its reserve; asked in threads."""
         self._count = count
         self._room = room
+        self._clock = clock
+        self._spare_used_at = float("-inf")
         self._outputs: dict[Path, Output] = {}
         self._command = command
         self._bounds = bounds
         self._idle: list[_Worker] = []
-        self._ending: set[asyncio.Task[str]] = set()
         self._slots = FairSlots(count, spare=1)
         self._jobs = 0
         self._busy = 0
@@ -129,7 +137,10 @@ class WorkerPool:
         self._idle = list(await asyncio.gather(*(_Worker.start(self._command) for _ in range(self._count))))
 
     async def tend(self) -> bool:
-        """Replaces workers that have died. False if none can be started, or if all of them die again and again."""
+        """Replaces workers that have died, and ends the spare one in time.
+
+        False if none can be started, or if all of them die again and again.
+        """
         dead = [worker for worker in self._idle if worker.process.returncode is not None]
         self._idle = [worker for worker in self._idle if worker not in dead]  # at once: jobs look there meanwhile
         self._fatal_rounds = self._fatal_rounds + 1 if len(dead) >= self._count else 0
@@ -137,10 +148,11 @@ class WorkerPool:
             log.warning("decode worker %d died (%s)", worker.process.pid, await worker.stop(kill=True))
         try:
             while len(self._idle) + self._busy < self._count:
-                self._give_back(await _Worker.start(self._command))
+                self._idle.append(await _Worker.start(self._command))
         except OSError as exc:
             log.error("decode workers do not start: %s", exc.strerror)
             return False
+        await self._end_spare()
         return self._fatal_rounds < FATAL_ROUNDS
 
     async def convert(self, target_dir: Path, formats: Sequence[str], *, deadline_ns: int) -> dict[str, Any]:
@@ -191,6 +203,8 @@ class WorkerPool:
     async def _working(self) -> AsyncIterator[None]:
         async with self._slots.turn():
             self._busy += 1
+            if self._busy > self._count:
+                self._spare_used_at = self._clock()
             try:
                 yield
             finally:
@@ -221,12 +235,12 @@ class WorkerPool:
             how = await worker.stop(kill=False)  # killing what has just ended would hide its exit status
             raise _Crashed(how) from exc
         except _Died:
-            self._give_back(worker)
+            self._idle.append(worker)
             raise
         except BaseException:
             await worker.stop(kill=True)
             raise
-        self._give_back(worker)
+        self._idle.append(worker)
         return _conversion(answer, target_dir)
 
     async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
@@ -252,23 +266,17 @@ class WorkerPool:
             await worker.stop(kill=True)
         return await _Worker.start(self._command)
 
-    def _give_back(self, worker: _Worker) -> None:
-        """Keeps it, unless as many are idle.
-
-        So that of the spare turn stays while the others are at work, as starting one takes longer than most jobs, and
-        no more than `count` stay when nobody has any.
-        """
-        if len(self._idle) < self._count:
-            self._idle.append(worker)
-            return
-        task = asyncio.create_task(worker.stop(kill=False), name="decode worker")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+    async def _end_spare(self) -> None:
+        """Ends the worker of the spare turn once nobody has needed it for long."""
+        while self._idle and len(self._idle) + self._busy > self._count:
+            if self._clock() - self._spare_used_at < SPARE_KEPT_S:
+                return
+            await self._idle.pop(0).stop(kill=False)
 
     async def stop(self) -> None:
         """Ends the idle workers; those at work end with their jobs."""
         workers, self._idle = self._idle, []
-        await asyncio.gather(*(worker.stop(kill=False) for worker in workers), *self._ending)
+        await asyncio.gather(*(worker.stop(kill=False) for worker in workers))
 
 
 def _conversion(answer: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ CALLS_A_REQUEST = 4
 BURST_CALLS_S, NEXT_CALLS_S = 0.2, 0.04  # so many seconds' worth of calls may begin at once, and after a pause
 MAX_HOLD_S = 30.0
 RELEASE_S = 0.005
-AT_ONCE = 16  # connections that a peer joins at the same time without being held
+AT_ONCE = 8  # connections that a peer joins at the same time without being held
 
 
 class Held(Protocol):
@@ -161,7 +161,7 @@ class Crowd:
                 del self._groups[name]
 
     def joined(self, connection: Held) -> None:
-        """It is read from from now on, unless its peer is held or has joined many just now."""
+        """It has said something: it may be joined to gRPC, unless its peer is held or has joined many just now."""
         name = _group(connection)
         group = self._groups.setdefault(name, _Group())
         group.connections.add(connection)

@@ -92,7 +92,7 @@ class Client:
         self._near, self._far = _Half(self), _Half(self)
         self._streams = Streams() if in_clear else None
         self._waiting = b""  # what it has said and gRPC has not got
-        self._joined = self._held = self._ended = False
+        self._joining = self._joined = self._held = self._ended = False
         self._timer = asyncio.get_running_loop().call_later(FIRST_BYTE_S, self.end)
 
     async def start(self, sock: socket.socket) -> None:
@@ -118,7 +118,7 @@ class Client:
             return
         self._waiting += data
         if self._joined:
-            self._pass_on()
+            self._go_on()
         elif not self._ended:
             self._near.pause("joining")
             if not self.name:
@@ -130,8 +130,19 @@ class Client:
             self.end()
             return
         self.name = f"unix-abstract:kinetod-{secrets.token_hex(16)}"
-        task = asyncio.create_task(self._join())
-        task.add_done_callback(log_failure)
+        self._keeper.crowd.joined(self)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Connects to gRPC, or passes on what waits, unless it is held."""
+        if self._held or self._ended:
+            return
+        if self._joined:
+            self._pass_on()
+        elif not self._joining:
+            self._joining = True
+            task = asyncio.create_task(self._join())
+            task.add_done_callback(log_failure)
 
     async def _join(self) -> None:
         loop = asyncio.get_running_loop()
@@ -150,12 +161,11 @@ class Client:
             self._close()
             return
         self._joined = True
-        self._keeper.crowd.joined(self)
-        self._pass_on()
         self._near.resume("joining")
+        self._go_on()
 
     def _pass_on(self) -> None:
-        if self._held or self._far.transport is None:
+        if self._far.transport is None:
             return
         crowd, size, calls = self._keeper.crowd, len(self._waiting), 0
         if self._streams is not None:
@@ -175,7 +185,7 @@ class Client:
         """Reads again, unless what waits is too much still."""
         self._held = False
         self._near.resume("held")
-        self._pass_on()
+        self._go_on()
 
     def end(self) -> None:
         """Closes both ends once what they have been given is sent, or cannot be within LINGER_S."""

@@ -11,7 +11,7 @@ import pytest
 from kinetod import workers
 from kinetod.limits.fair import payer
 from kinetod.sandbox import tries
-from kinetod.workers import FATAL_ROUNDS, DecodeError, WorkerPool
+from kinetod.workers import FATAL_ROUNDS, SPARE_KEPT_S, DecodeError, WorkerPool
 
 SECOND_NS = 10**9
 ANSWER = """
@@ -123,24 +123,28 @@ def test_dead_workers_are_replaced_without_a_job(tmp_path: Path) -> None:
     assert (works, len(after), len(before & after)) == (True, 2, 1)
 
 
-def test_the_worker_of_the_spare_turn_goes_when_nobody_has_work(tmp_path: Path) -> None:
+def test_the_worker_of_the_spare_turn_is_kept_for_a_while_after_it_was_needed(tmp_path: Path) -> None:
     async def job_of(user: str, pool: WorkerPool) -> int:
         payer.set(user)
         answer = await pool.convert(tmp_path / f"meet-{user}", [], deadline_ns=20 * SECOND_NS)
         return int(answer["pid"])
 
-    async def scenario() -> tuple[set[int], set[int]]:
-        pool = WorkerPool(1, command=COMMAND)
+    async def scenario() -> tuple[set[int], list[set[int]]]:
+        now = [0.0]
+        pool = WorkerPool(1, command=COMMAND, clock=lambda: now[0])
         await pool.start()
         try:
             used = set(await asyncio.gather(job_of("ann", pool), job_of("bob", pool)))
-            return used, pool.pids()
+            kept = []
+            for now[0] in (0.99 * SPARE_KEPT_S, SPARE_KEPT_S):
+                assert await pool.tend()
+                kept.append(pool.pids())
+            return used, kept
         finally:
             await pool.stop()
 
-    used, kept = asyncio.run(scenario())
-    assert (len(used), len(kept)) == (2, 1)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in used)  # after `stop`
+    used, (before, after) = asyncio.run(scenario())
+    assert (before, len(after), after < used) == (used, 1, True)
 
 
 def test_a_job_that_comes_while_a_dead_worker_is_replaced_leaves_none_too_many(
