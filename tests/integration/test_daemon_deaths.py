@@ -262,7 +262,8 @@ def test_a_daemon_killed_after_a_failure_leaves_nothing_of_it(daemon: Daemon) ->
         first.do("await_start", "announce", "state WARMUP")
         first.kill()
         events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
-        failed = next(event.target for event in events if event.target.pid == first.pid and event.target.verdict)
+        targets = (target for event in events for target in (*event.snapshot.targets, event.target))
+        failed = next(target for target in targets if target.pid == first.pid and target.verdict)
         folder = daemon.state_dir / "captures" / capture_id / "targets" / f"{failed.pid}-{failed.start_time_ns}"
         until(lambda: not folder.exists(), "the verdict is stored and the folder is gone")
         daemon.kill()

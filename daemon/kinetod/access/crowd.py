@@ -36,7 +36,9 @@ ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
 BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
 BURST_BYTES = 16 << 20
 CALLS_A_REQUEST = 4
-BURST_CALLS_S, NEXT_CALLS_S = 0.2, 0.04  # so many seconds' worth of calls may begin at once, and after a pause
+# So many seconds' worth of calls may begin at once, and after a pause; or so many calls, where that is more.
+BURST_CALLS_S, BURST_CALLS = 0.2, 8
+NEXT_CALLS_S, NEXT_CALLS = 0.04, 1
 MAX_HOLD_S = 30.0
 RELEASE_S = 0.005
 AT_ONCE = 8  # connections that a peer joins at the same time without being held
@@ -176,19 +178,23 @@ class Crowd:
         """How many calls a connection may begin now."""
         if self._is_admin(connection.peer):
             return sys.maxsize
-        rate = self._calls_per_second
-        return max(0, int(rate * BURST_CALLS_S - self._begun.add(_group(connection), 0, rate)))
+        begun = self._begun.add(_group(connection), 0, self._calls_per_second)
+        return max(0, int(self._burst_calls - begun))
 
     @property
     def _calls_per_second(self) -> int:
         return CALLS_A_REQUEST * self._requests_per_second()
 
+    @property
+    def _burst_calls(self) -> float:
+        return max(BURST_CALLS, BURST_CALLS_S * self._calls_per_second)
+
     def hold_back(self, connection: Held) -> None:
         """It would begin more calls than it may: it is held until there is room for some."""
         rate = self._calls_per_second
-        too_many = self._begun.add(_group(connection), 0, rate) - rate * (BURST_CALLS_S - NEXT_CALLS_S)
+        room = self._burst_calls - self._begun.add(_group(connection), 0, rate)
         self._note(connection, "CALLS", "begins too many calls a second")
-        self.hold(connection, max(0.0, too_many / rate))
+        self.hold(connection, max(0.0, max(NEXT_CALLS, rate * NEXT_CALLS_S) - room) / rate)
 
     def received(self, connection: Held, size: int, calls: int) -> None:
         """So many bytes came, and calls began in them."""

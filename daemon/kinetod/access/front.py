@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 MAX_SILENT_PER_PEER = 64
 MAX_LOOKED_UP = 256  # connections over loopback whose user is being found out
 BACKLOG = 4096  # the kernel's usual most: a flood is accepted and closed faster than it comes
-ACCEPT_S = 0.0002  # at a time: some 40 connections that are closed at once; calls wait for it a few times
+ACCEPT_S = 0.0002  # at a time: some ten connections that are closed at once; calls wait for it a few times
 RETRY_ACCEPT_S = 0.2
 PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET = "plain", "tls", "tls-token"  # gRPC's own, in the private folder
 _SOCKETS = (PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET)
@@ -181,24 +181,27 @@ class Front:
 
     # connections
 
-    def _accepted(self, sock: socket.socket, door: Door) -> None:
+    def _accepted(self, sock: socket.socket, door: Door) -> bool:
+        """Whether there is more to be done for it than to close it."""
         if door.address.path is not None:
             try:
                 peer = of_unix(sock)
                 if not self.crowd.may_open(peer):
                     sock.close()
-                    return
+                    return False
                 peer = with_groups(peer, sock)
             except (OSError, Unidentified) as exc:
                 self.crowd.unknown(str(door.address), str(exc))
                 sock.close()
-                return
+                return False
             self._admit(sock, door, peer)
         elif self._looked_up >= MAX_LOOKED_UP:
             sock.close()
+            return False
         else:
             task = asyncio.create_task(self._accept_tcp(sock, door))
             task.add_done_callback(log_failure)
+        return True
 
     async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
         self._looked_up += 1
@@ -271,7 +274,7 @@ class Front:
 class _Listener:
     """One listening socket on the loop."""
 
-    def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], None]) -> None:
+    def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], bool]) -> None:
         self._sock = sock
         self.door = door
         self._accepted = accepted
@@ -291,7 +294,8 @@ class _Listener:
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
             sock.setblocking(False)
-            self._accepted(sock, self.door)
+            if self._accepted(sock, self.door):
+                return  # calls come between; one that is let in costs as much as many that are closed
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:

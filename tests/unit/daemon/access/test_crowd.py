@@ -9,6 +9,7 @@ from kinetod.access import crowd as crowd_module
 from kinetod.access.crowd import (
     AT_ONCE,
     BURST_BYTES,
+    BURST_CALLS,
     BURST_CALLS_S,
     CALLS_A_REQUEST,
     CONNECTIONS_PER_SECOND,
@@ -208,6 +209,25 @@ def test_calls_are_granted_at_four_times_the_rate_of_requests_to_all_connections
         found._due("uid 1000")
         assert sorted((one.held, two.held)) == [False, True]
         assert found.may_begin(one) == int(rate * 1.01 * NEXT_CALLS_S)
+
+    in_loop(run)
+
+
+def test_calls_begin_also_where_the_rate_is_one_request_a_second() -> None:
+    clock = Clock()
+
+    def run() -> None:
+        found = Crowd(
+            max_per_peer=lambda: 2, requests_per_second=lambda: 1, is_admin=lambda peer: peer.uid == 0, clock=clock
+        )
+        one = Connection(ADA)
+        found.joined(one)
+        assert found.may_begin(one) == BURST_CALLS
+        found.received(one, 100, BURST_CALLS)
+        found.hold_back(one)
+        clock.now += 1.01 / CALLS_A_REQUEST
+        found._due("uid 1000")
+        assert (one.held, found.may_begin(one)) == (False, 1)
 
     in_loop(run)
 
