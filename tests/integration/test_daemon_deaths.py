@@ -231,6 +231,12 @@ def test_a_second_daemon_on_the_same_sockets_is_refused(daemon: Daemon) -> None:
     assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).version == "0.1.0"
 
 
+def with_verdict(events: Iterator[pb.CaptureEvent], pid: int) -> pb.Target:
+    """A target once it has its verdict, which may be so from the first snapshot on."""
+    targets = (target for event in events for target in (*event.snapshot.targets, event.target))
+    return next(target for target in targets if target.pid == pid and target.verdict)
+
+
 def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(daemon: Daemon) -> None:
     with RemoteAgent(daemon.agent_socket) as first, RemoteAgent(daemon.agent_socket) as second:
         first.do("hello")
@@ -238,7 +244,7 @@ def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(daemon
         capture_id = create(daemon, first.pid, second.pid)
         first.do("capture 10")
         events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
-        next(event for event in events if event.target.pid == first.pid and event.target.verdict)
+        with_verdict(events, first.pid)
         raw = daemon.state_dir / "captures" / capture_id / "targets"
         until(lambda: not list(raw.glob(f"{first.pid}-*/raw")), "the verdict is stored and the raw records are gone")
         daemon.kill()
@@ -262,8 +268,7 @@ def test_a_daemon_killed_after_a_failure_leaves_nothing_of_it(daemon: Daemon) ->
         first.do("await_start", "announce", "state WARMUP")
         first.kill()
         events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
-        targets = (target for event in events for target in (*event.snapshot.targets, event.target))
-        failed = next(target for target in targets if target.pid == first.pid and target.verdict)
+        failed = with_verdict(events, first.pid)
         folder = daemon.state_dir / "captures" / capture_id / "targets" / f"{failed.pid}-{failed.start_time_ns}"
         until(lambda: not folder.exists(), "the verdict is stored and the folder is gone")
         daemon.kill()

@@ -181,27 +181,24 @@ class Front:
 
     # connections
 
-    def _accepted(self, sock: socket.socket, door: Door) -> bool:
-        """Whether there is more to be done for it than to close it."""
+    def _accepted(self, sock: socket.socket, door: Door) -> None:
         if door.address.path is not None:
             try:
                 peer = of_unix(sock)
                 if not self.crowd.may_open(peer):
                     sock.close()
-                    return False
+                    return
                 peer = with_groups(peer, sock)
             except (OSError, Unidentified) as exc:
                 self.crowd.unknown(str(door.address), str(exc))
                 sock.close()
-                return False
+                return
             self._admit(sock, door, peer)
         elif self._looked_up >= MAX_LOOKED_UP:
             sock.close()
-            return False
         else:
             task = asyncio.create_task(self._accept_tcp(sock, door))
             task.add_done_callback(log_failure)
-        return True
 
     async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
         self._looked_up += 1
@@ -274,7 +271,7 @@ class Front:
 class _Listener:
     """One listening socket on the loop."""
 
-    def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], bool]) -> None:
+    def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], None]) -> None:
         self._sock = sock
         self.door = door
         self._accepted = accepted
@@ -294,8 +291,7 @@ class _Listener:
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
             sock.setblocking(False)
-            if self._accepted(sock, self.door):
-                return  # calls come between; one that is let in costs as much as many that are closed
+            self._accepted(sock, self.door)
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:
