@@ -157,9 +157,10 @@ def test_a_capture_takes_what_the_list_shows(daemon: Daemon, job: Job, by: str) 
 
 @pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
 def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) -> None:
-    arguments = ("--pid", str(job.forked), "--duration", "200ms", "--no-fetch", "-o", "json")
-    result = kinetoctl(daemon, "trace", *arguments)
-    assert [target["pid"] for target in result.json()["targets"]] == [job.forked], result.stderr
+    traced = sorted((job.forked, *job.trainers))
+    pids = [word for pid in traced for word in ("--pid", str(pid))]
+    result = kinetoctl(daemon, "trace", *pids, "--duration", "200ms", "--no-fetch", "-o", "json")
+    assert sorted(target["pid"] for target in result.json()["targets"]) == traced, result.stderr
     assert job.forked in listed(daemon, helpers=True)
     assert listed(daemon, job_ids=[JOB]) == set(job.trainers)
     assert listed(daemon, job_ids=[JOB], ranks=[0]) == {job.trainers[0]}

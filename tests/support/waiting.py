@@ -7,7 +7,7 @@ import time
 from typing import Callable, Optional, TypeVar
 
 DEADLINE_S = 20.0
-PAUSE_S = 0.002
+PAUSE_S, LONGEST_PAUSE_S, LONGER = 0.002, 0.05, 1.25
 T = TypeVar("T")
 
 
@@ -21,7 +21,7 @@ def until(
 ) -> T:
     """The condition's first true result. `state` tells how far things are when the deadline has passed.
 
-    pause_s: between two looks; more for what a daemon answers, which limits requests a second.
+    pause_s: between the first two looks, and longer from look to look, since a daemon limits requests a second.
     """
     end = time.monotonic() + deadline_s
     pause = threading.Event()
@@ -32,3 +32,4 @@ def until(
         if time.monotonic() > end:
             raise AssertionError(f"waited {deadline_s:g} s in vain until {what} {state()}".rstrip())
         pause.wait(pause_s)
+        pause_s = min(LONGER * pause_s, max(pause_s, LONGEST_PAUSE_S))
