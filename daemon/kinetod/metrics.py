@@ -299,7 +299,7 @@ def link_throttled() -> None:
 
 
 def limited(limit: str) -> None:
-    """A request was refused: a reason code. A connection was: CONNECTIONS or CONNECTION_RATE, or slowed down: BYTES."""
+    """A request was refused: a reason code. A connection was: CONNECTIONS, CONNECTION_RATE; or slowed: BYTES, CALLS."""
     _LIMITED.labels(_few_reasons(limit)).inc()
 
 

@@ -35,7 +35,7 @@ CONNECTIONS_PER_SECOND = 32  # of one user; the burst is four times as many
 ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
 BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
 BURST_BYTES = 16 << 20
-CALLS_A_REQUEST = 4
+CALLS_A_REQUEST = 4  # that a peer may begin for each request that it may make; the others would be refused
 # So many seconds' worth of calls may begin at once, and after a pause; or so many calls, where that is more.
 BURST_CALLS_S, BURST_CALLS = 0.2, 8
 NEXT_CALLS_S, NEXT_CALLS = 0.04, 1
@@ -193,7 +193,7 @@ class Crowd:
         """It would begin more calls than it may: it is held until there is room for some."""
         rate = self._calls_per_second
         room = self._burst_calls - self._begun.add(_group(connection), 0, rate)
-        self._note(connection, "CALLS", "begins too many calls a second")
+        self._slowed(connection, "CALLS", "begins too many calls a second")
         self.hold(connection, max(0.0, max(NEXT_CALLS, rate * NEXT_CALLS_S) - room) / rate)
 
     def received(self, connection: Held, size: int, calls: int) -> None:
@@ -205,12 +205,8 @@ class Crowd:
             self._begun.add(group, calls, self._calls_per_second)
         sent = self._sent.add(group, size, BYTES_PER_SECOND)
         if sent > BURST_BYTES:
-            self._note(connection, "BYTES", "sends too much")
+            self._slowed(connection, "BYTES", "sends too much")
             self.hold(connection, (sent - BURST_BYTES) / BYTES_PER_SECOND)
-
-    def _note(self, connection: Held, limit: str, why: str) -> None:
-        self._tally.note((_group(connection), limit), {"text": f"{connection.peer.key} {why} and is read more slowly"})
-        metrics.limited(limit)
 
     def hold(self, connection: Held, seconds: float) -> None:
         """Reads nothing of this peer for so long, after what it is held for already; at most MAX_HOLD_S."""
@@ -249,8 +245,14 @@ class Crowd:
         self._tally.note((door, why), {"text": f"a connection to {door} was refused: {why}"})
 
     def _refused(self, peer: Peer, limit: str, why: str) -> None:
+        self._limited(peer.key, limit, f"a connection of {peer.key} was refused: {why}")
+
+    def _slowed(self, connection: Held, limit: str, why: str) -> None:
+        self._limited(_group(connection), limit, f"{connection.peer.key} {why} and is read more slowly")
+
+    def _limited(self, who: str, limit: str, text: str) -> None:
         metrics.limited(limit)
-        self._tally.note((peer.key, limit), {"text": f"a connection of {peer.key} was refused: {why}"})
+        self._tally.note((who, limit), {"text": text})
 
 
 def _group(connection: Held) -> str:

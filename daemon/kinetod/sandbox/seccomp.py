@@ -37,7 +37,6 @@ _SYSCALLS = {"x86_64": 317, "aarch64": 277}  # seccomp(2)
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _TSYNC = 1
 
-
 _Instruction = tuple[int, int, int, int]
 
 
