@@ -23,6 +23,8 @@ _PRIORITIES = (
     (logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (NOTICE, 5), (logging.INFO, 6),
 )  # fmt: skip  # syslog's
 _DEBUG = 7
+_GRPC = "grpc._cython.cygrpc"
+_HUNG_UP = ("ExecuteBatchError", "CancelledError")  # what gRPC meets where the client of a call is gone
 ERROR_PREFIX = "<3>"  # for what is written before or without logging
 
 
@@ -30,6 +32,7 @@ def configure(level: str, environ: Mapping[str, str] = os.environ) -> None:
     """Logs to standard error from now on; `level` is debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JournalFormatter() if to_journal(environ) else VisibleFormatter(_FORMAT))
+    handler.addFilter(is_of_the_daemon)
     logging.addLevelName(NOTICE, "NOTICE")
     logging.basicConfig(handlers=[handler], force=True)
     set_level(level)
@@ -49,6 +52,12 @@ def to_journal(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> 
     except OSError:
         return False
     return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def is_of_the_daemon(record: logging.LogRecord) -> bool:
+    """False for the tracebacks that gRPC writes when a client hangs up just as its call is answered: whoever calls
+    could fill the log with them, and nothing is wrong."""
+    return not (record.name == _GRPC and record.exc_info and getattr(record.exc_info[0], "__name__", "") in _HUNG_UP)
 
 
 class VisibleFormatter(logging.Formatter):

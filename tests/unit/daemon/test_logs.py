@@ -1,10 +1,12 @@
+import asyncio
 import logging
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from kinetod.logs import JournalFormatter, VisibleFormatter, to_journal
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from kinetod.logs import JournalFormatter, VisibleFormatter, is_of_the_daemon, to_journal
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,16 @@ def test_a_name_of_others_neither_begins_a_line_nor_steers_a_terminal(formatter:
     text = formatter.format(record)
     assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text
     assert not any(line.startswith("<0>") for line in text.splitlines())
+
+
+def _raised_in(logger: str, error: BaseException) -> logging.LogRecord:
+    return logging.LogRecord(logger, logging.ERROR, "", 0, "raised in core", None, (type(error), error, None))
+
+
+def test_a_client_that_hangs_up_as_it_is_answered_leaves_no_traceback_of_grpc() -> None:
+    grpc_logger = "grpc._cython.cygrpc"
+    assert not is_of_the_daemon(_raised_in(grpc_logger, cygrpc.ExecuteBatchError("failed")))
+    assert not is_of_the_daemon(_raised_in(grpc_logger, asyncio.CancelledError()))
+    assert is_of_the_daemon(_raised_in(grpc_logger, ValueError("a handler's own")))
+    assert is_of_the_daemon(_raised_in("kinetod.rpc.status", asyncio.CancelledError()))
+    assert is_of_the_daemon(logging.LogRecord(grpc_logger, logging.WARNING, "", 0, "text", None, None))
