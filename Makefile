@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE := $(wildcard agent/native/*.[ch] agent/native/*.py daemon/native/*.[ch])
+NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] daemon/native/*/*.[ch])
 
 .PHONY: demo test lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
 

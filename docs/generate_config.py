@@ -5,8 +5,8 @@ The settings in docs/configuration.md and the whole of deploy/config/config.toml
 
 from pathlib import Path
 
-from kinetod.config_keys import KEYS, Key
-from kinetod.config_text import default_file
+from kinetod.config.config_text import default_file
+from kinetod.config.settings_table import KEYS, Key
 
 DOCUMENT = Path(__file__).with_name("configuration.md")
 EXAMPLE = Path(__file__).parents[1] / "deploy/config/config.toml"

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kinetod import metrics
-from kinetod.gpus.interface import Snapshot
-from kinetod.metrics_daemon import DaemonCollector, DaemonState
-from kinetod.metrics_gpus import LABELS, GpuCollector
-from kinetod.metrics_host import HostCollector
+from kinetod.base import metrics
+from kinetod.gpus.gpu_types import Snapshot
+from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
+from kinetod.telemetry.gpu_metrics import LABELS, GpuCollector
+from kinetod.telemetry.host_metrics import HostCollector
 
 DOCUMENT = Path(__file__).with_name("metrics.md")
 BEGIN, END = "<!-- {}: made by `python docs/generate_metrics.py` -->\n", "<!-- end -->\n"

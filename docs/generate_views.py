@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kineto_trace.analysis.catalog import VIEWS
-from kineto_trace.analysis.view import View
+from kineto_trace.analysis.view_catalog import VIEWS
 from kineto_trace.sql.schema import SqlTable, sql_tables
-from kinetoctl.view_options import option_type, type_text
+from kineto_trace.view_api.view import View
+from kinetoctl.base.view_settings import option_type, type_text
 
 PATH = Path(__file__).with_name("views.md")
 HEAD = """# Views and tables

@@ -5,7 +5,7 @@ step()    an iteration of the training loop has ended; needed only without a tor
 stop()    end the agent; a running capture ends with what it has
 
 All three are safe to call anywhere: they raise nothing and print nothing. Beside them, the environment
-variables of `kineto_agent.env` decide everything.
+variables of `kineto_agent.system.env` decide everything.
 """
 
 import sys
@@ -20,24 +20,25 @@ def start() -> None:
     A set-uid program, or one with capabilities of its file, gets none: its variables are its caller's.
     """
     if _supported():
-        from kineto_agent import env, process
+        from kineto_agent.bootstrap import lifecycle
+        from kineto_agent.system import env
 
         if not env.is_elevated():
-            process.start()
+            lifecycle.start()
 
 
 def stop() -> None:
     """End the agent of this process, if it runs."""
     if _supported():
-        from kineto_agent import process
+        from kineto_agent.bootstrap import lifecycle
 
-        process.stop()
+        lifecycle.stop()
 
 
 def step() -> None:
     """One iteration of the training loop has ended. From the first call on, optimizer steps no longer count."""
     if _supported():
-        from kineto_agent.steps import COUNTER
+        from kineto_agent.steps.counting import COUNTER
 
         COUNTER.step()
 

@@ -13,7 +13,7 @@ import types
 from typing import List
 
 import kineto_agent
-from kineto_agent import env
+from kineto_agent.system import env
 
 _USAGE = "usage: python -m kineto_agent (SCRIPT | -m MODULE | -c CODE) [ARGS...]\n"
 

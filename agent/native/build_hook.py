@@ -34,7 +34,7 @@ class BuildError(RuntimeError):
 
 
 class Library(NamedTuple):
-    """One shared library: every C file of `sources` becomes `target`."""
+    """One shared library: every C file below `sources`, whose includes are relative to it, becomes `target`."""
 
     sources: Path
     target: Path
@@ -45,7 +45,7 @@ def libraries(project: Path) -> List[Library]:
     known = [Library(AGENT / "native", AGENT / "kineto_agent" / "_native" / "libkineto_collector.so")]
     daemon = project / "daemon"
     known.append(Library(daemon / "native", daemon / "kineto_trace" / "_native" / "libkineto_codec.so"))
-    return [library for library in known if any(library.sources.glob("*.c"))]
+    return [library for library in known if any(library.sources.rglob("*.c"))]
 
 
 def find_compiler() -> List[str]:
@@ -64,11 +64,12 @@ def find_compiler() -> List[str]:
 
 def compile_library(library: Library) -> None:
     """Build one library and put it in place by a rename, so that a process using the old one is not disturbed."""
-    sources = [str(path) for path in sorted(library.sources.glob("*.c"))]
+    sources = [str(path) for path in sorted(library.sources.rglob("*.c"))]
     library.target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=str(library.target.parent)) as folder:
         built = Path(folder) / library.target.name
-        command = [*find_compiler(), *COMPILE_FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), *sources]
+        command = [*find_compiler(), *COMPILE_FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
+        command += ["-iquote", str(library.sources), *sources]
         command += ["-o", str(built), *LINK_FLAGS, *shlex.split(os.environ.get("LDFLAGS", ""))]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:

@@ -1,1 +1,3 @@
-"""kinetoctl: the command line of kinetod."""
+"""The command line of kinetod; what users type lives here: api, errors, exit codes, entry points and the demo's
+target.
+"""

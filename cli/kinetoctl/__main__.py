@@ -7,9 +7,9 @@ import click
 from click.shell_completion import shell_complete
 
 from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM, cli
+from kinetoctl.base.lazy_import import MissingCommand
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.lazy import MissingCommand
 from kinetoctl.output.console import say_text
 
 

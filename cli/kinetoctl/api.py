@@ -25,19 +25,19 @@ from kineto_protos.endpoints import rpc_address
 from kineto_protos.selector import ANY_RANK as ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetoctl.client import enum_names
+from kinetoctl.client.fleet.event_loop import run_fleet
+from kinetoctl.client.fleet.fleet_files import MergedFile
+from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
+from kinetoctl.client.fleet.host_run import LOST, Fleet
+from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
+from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
+from kinetoctl.client.hosts.host_targets import Place as Place
+from kinetoctl.client.hosts.host_targets import PlaceOptions, places
+from kinetoctl.client.hosts.slurm import parse_slurm_job
 from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
-from kinetoctl.fleet.files import MergedFile
-from kinetoctl.fleet.loop import run_fleet
-from kinetoctl.fleet.member import LOST, Fleet
-from kinetoctl.fleet.places import Place as Place
-from kinetoctl.fleet.places import PlaceOptions, places
-from kinetoctl.fleet.run import FleetRequest, FleetRun
-from kinetoctl.fleet.slurm import parse_slurm_job
-from kinetoctl.fleet.timing import REQUIREMENTS, WARMUP_NS
-from kinetoctl.fleet.whole import bring, merge_files, new_id
-from kinetoctl.output import names
+from kinetoctl.options.selection_options import Selection as Selection
 from kinetoctl.output.fleet_progress import FleetQuiet
-from kinetoctl.targets import Selection as Selection
 
 SECOND_NS = 1_000_000_000
 
@@ -172,13 +172,13 @@ class Capture:
         """
         if self._folder is None:
             raise UsageProblem("fetch the files before you ask for a report of them")
-        from kinetoctl.output.tables import plain_rows
-        from kinetoctl.traces import trace_errors
+        from kinetoctl.options.trace_arguments import trace_errors
+        from kinetoctl.output.result_tables import plain_rows
 
         with trace_errors():
-            from kineto_trace.analysis.catalog import find_view
-            from kineto_trace.job import Request, run_views
-            from kineto_trace.load.find import find_traces
+            from kineto_trace.analysis.view_catalog import find_view
+            from kineto_trace.analysis.view_runner import Request, run_views
+            from kineto_trace.open.trace_discovery import find_traces
 
             request = Request(view=find_view(view).name, options=options)
             (result,) = run_views([request], find_traces(self._folder))
@@ -276,7 +276,9 @@ def _check_begun(fleet: Fleet) -> None:
 def _why(fleet: Fleet) -> str:
     """Of hosts and processes, the first few."""
     reasons = [f"{member.place.host}: {member.error}" for member in fleet.failed()]
-    reasons += [f"{member.place.host} {names.target(t)}: {t.reason}" for member, t in fleet.processes() if t.reason]
+    reasons += [
+        f"{member.place.host} {enum_names.target(t)}: {t.reason}" for member, t in fleet.processes() if t.reason
+    ]
     return "; ".join(reasons[:4]) + ("; …" if len(reasons) > 4 else "")
 
 
@@ -290,7 +292,7 @@ def _processes(fleet: Fleet) -> list[Process]:
                 host=member.place.host,
                 pid=target.pid,
                 rank=target.process.rank if target.process.HasField("rank") else None,
-                verdict="UNKNOWN" if lost else names.verdict(target.verdict),
+                verdict="UNKNOWN" if lost else enum_names.verdict(target.verdict),
                 reason_code=LOST if lost else target.reason_code,
                 reason=str(member.error) if lost else target.reason,
                 paths={name: path for (*key, name), path in member.paths.items() if tuple(key) == own},
@@ -302,7 +304,7 @@ def _processes(fleet: Fleet) -> list[Process]:
 def _warnings(fleet: Fleet) -> list[str]:
     found = [f"{member.place.host}: {warning}" for member in fleet.members for warning in member.warnings]
     return found + [
-        f"{member.place.host} {names.target(target)}: {warning}"
+        f"{member.place.host} {enum_names.target(target)}: {warning}"
         for member, target in fleet.processes()
         for warning in target.warnings
     ]

@@ -2,9 +2,9 @@
 
 import click
 
+from kinetoctl.base.common_options import common_options
+from kinetoctl.base.lazy_import import LazyGroup
 from kinetoctl.exit_codes import MEANINGS
-from kinetoctl.lazy import LazyGroup
-from kinetoctl.settings import common_options
 
 PROGRAM = "kinetoctl"
 COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # how a shell asks for completions: click's rule, from the name
@@ -19,10 +19,10 @@ COMMANDS = {
     "ps": "kinetoctl.commands.ps",
     "top": "kinetoctl.commands.top",
     "doctor": "kinetoctl.commands.doctor",
-    "captures": "kinetoctl.commands.captures",
+    "captures": "kinetoctl.commands.captures.captures_group",
     "run": "kinetoctl.commands.run",
     "demo": "kinetoctl.commands.demo",
-    "host": "kinetoctl.commands.host",
+    "host": "kinetoctl.commands.host.host_group",
     "version": "kinetoctl.commands.version",
     "completion": "kinetoctl.commands.completion",
 }

@@ -31,8 +31,8 @@
     ├── NotExecutable            126  kinetoctl run
     └── CommandNotFound          127  kinetoctl run
 
-Foreign errors become these at one seam each: gRPC's in `client`, the file system's in `download`, those of the trace
-library in `traces`.
+Foreign errors become these at one seam each: gRPC's in `daemon_client`, the file system's in `download`, those of the
+trace library in `trace_arguments`.
 """
 
 from typing import ClassVar

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from kineto_trace.analysis.context import Context
-    from kineto_trace.analysis.result import Result
-    from kineto_trace.analysis.view import Compat, View
+    from kineto_trace.analysis.view_runner import Request, cluster, run_view, run_views
     from kineto_trace.errors import FileError, TraceError, ViewError
-    from kineto_trace.export.write import Written
-    from kineto_trace.job import Request, cluster, run_view, run_views
-    from kineto_trace.load.find import Source, find_traces
-    from kineto_trace.load.open import open_trace
-    from kineto_trace.model import Trace
+    from kineto_trace.formats.trace_export import Written
+    from kineto_trace.model.context import Context
+    from kineto_trace.model.trace import Trace
+    from kineto_trace.open.trace_discovery import Source, find_traces
+    from kineto_trace.open.trace_opener import open_trace
+    from kineto_trace.view_api.result import Result
+    from kineto_trace.view_api.view import Compat, View
 
 __all__ = [
     "Compat",
@@ -62,27 +62,27 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Compat": "analysis.view",
-    "Context": "analysis.context",
+    "Compat": "view_api.view",
+    "Context": "model.context",
     "FileError": "errors",
-    "Request": "job",
-    "Result": "analysis.result",
-    "Source": "load.find",
-    "Trace": "model",
+    "Request": "analysis.view_runner",
+    "Result": "view_api.result",
+    "Source": "open.trace_discovery",
+    "Trace": "model.trace",
     "TraceError": "errors",
-    "View": "analysis.view",
+    "View": "view_api.view",
     "ViewError": "errors",
-    "cluster": "job",
-    "find_traces": "load.find",
-    "open_trace": "load.open",
-    "run_view": "job",
-    "run_views": "job",
+    "cluster": "analysis.view_runner",
+    "find_traces": "open.trace_discovery",
+    "open_trace": "open.trace_opener",
+    "run_view": "analysis.view_runner",
+    "run_views": "analysis.view_runner",
 }
 
 
 def views() -> "Mapping[str, View]":
     """All analyses by name, in the order of names."""
-    from kineto_trace.analysis.catalog import VIEWS
+    from kineto_trace.analysis.view_catalog import VIEWS
 
     return dict(sorted(VIEWS.items()))
 
@@ -91,31 +91,33 @@ def save_trace(trace: "Trace", path: "str | PathLike[str]") -> "Path":
     """Stores the trace as a folder of columns, which open_trace() opens. Nothing is lost. Raises OSError."""
     from pathlib import Path
 
-    from kineto_trace.columns import save_columns
+    from kineto_trace.store.parquet_folder import save_columns
 
     save_columns(trace, Path(path))
     return Path(path)
 
 
 def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "") -> "Written":
-    """Writes the trace in this format, or in that of the suffix of `path`: see kineto_trace.export.write.FORMATS.
+    """Writes the trace in this format, or in that of the suffix of `path`: see
+    kineto_trace.formats.trace_export.FORMATS.
 
     Raises FormatError, OSError.
     """
     from pathlib import Path
 
-    from kineto_trace.export import write
+    from kineto_trace.formats import trace_export
 
-    return write.export_trace(trace, Path(path), format)
+    return trace_export.export_trace(trace, Path(path), format)
 
 
 def critical_path_overlay(trace: "Trace", **options: Any) -> "Trace":
     """The trace with its critical path drawn into it, to be exported: a track, marks and arrows.
 
-    options: annotation, instance, only_critical (kineto_trace.analysis.critical_overlay.overlay). Raises ViewError.
+    options: annotation, instance, only_critical (kineto_trace.analysis.critical_path.critical_path_drawing.overlay).
+    Raises ViewError.
     """
-    from kineto_trace.analysis.context import Context
-    from kineto_trace.analysis.critical_overlay import overlay
+    from kineto_trace.analysis.critical_path.critical_path_drawing import overlay
+    from kineto_trace.model.context import Context
 
     return overlay(Context(trace), **options)
 

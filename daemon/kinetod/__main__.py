@@ -11,12 +11,13 @@ import click
 from click.core import ParameterSource
 from kineto_protos.options import Parsed
 
-from kinetod import __version__, logs
-from kinetod.config_file import ConfigError, Loaded, Origin
-from kinetod.config_keys import CONFIG_VARIABLE, KEYS, Key
-from kinetod.config_kinds import CREDENTIALS_VARIABLE, ListOf
-from kinetod.config_text import default_file, effective
-from kinetod.errors import StartError
+from kinetod import __version__
+from kinetod.base import logs
+from kinetod.base.errors import StartError
+from kinetod.config.config_sources import ConfigError, Loaded, Origin
+from kinetod.config.config_text import default_file, effective
+from kinetod.config.settings_table import CONFIG_VARIABLE, KEYS, Key
+from kinetod.config.value_kinds import CREDENTIALS_VARIABLE, ListOf
 
 SERVICE_CREDENTIALS = "/run/credentials/kinetod.service"
 EXIT_CANNOT_START = 1

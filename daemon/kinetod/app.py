@@ -25,45 +25,46 @@ from pathlib import Path
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod import __version__, logs, notify
-from kinetod.access.parts import make_access
-from kinetod.agents import AgentHub
-from kinetod.attach.helpers import AttachHelpers
-from kinetod.attach.interface import Helpers
-from kinetod.attach.proxies import Proxies
-from kinetod.attach.service.client import HelperService
-from kinetod.attaching import Attacher
-from kinetod.captures.conflicts import DEADLINE_S as CONFLICTS_S
-from kinetod.captures.conflicts import Conflicts
-from kinetod.captures.device_graphs import DeviceGraphs
-from kinetod.captures.keeping_parts import start_keeping
+from kinetod import __version__
+from kinetod.agents.agent_hub import AgentHub
+from kinetod.agents.attacher import Attacher
+from kinetod.agents.link import LinkServer
+from kinetod.agents.proxy_pool import Proxies
+from kinetod.attach.attach_types import Helpers
+from kinetod.attach_helper.attach_pool import AttachHelpers
+from kinetod.attach_helper.helper_client import HelperService
+from kinetod.base import logs, notify
+from kinetod.base.errors import StartError
+from kinetod.base.fair_slots import FairSlots
+from kinetod.base.instance_lock import Lock
 from kinetod.captures.manager import CaptureManager, no_such_capture
-from kinetod.captures.services import Services
-from kinetod.config import Config, Settings, serves_everybody
-from kinetod.config_file import Loaded, Origin
-from kinetod.errors import StartError
-from kinetod.gpus.holders import GpuHolders
-from kinetod.gpus.reader import GpuReader
-from kinetod.health import PROBE_PERIOD_S, Health, Report
-from kinetod.hooks.runner import HookRunner
-from kinetod.host import HostInfo, read_gpus
-from kinetod.host_checks.looker import HostLooker
-from kinetod.kubernetes.parts import make_kubernetes
-from kinetod.limits.fair import FairSlots
-from kinetod.link import LinkServer
-from kinetod.lock import Lock
-from kinetod.observing import start_metrics
-from kinetod.registry import Registry
-from kinetod.reload import Reloader
-from kinetod.rpc.diagnose import Diagnoser
+from kinetod.captures.result.decode_pool import Bounds, WorkerPool
+from kinetod.captures.target.device_graphs import DeviceGraphs
+from kinetod.captures.target.profiler_conflicts import DEADLINE_S as CONFLICTS_S
+from kinetod.captures.target.profiler_conflicts import Conflicts
+from kinetod.captures.target.services import Services
+from kinetod.config.config_sources import Loaded, Origin
+from kinetod.config.reload import Reloader
+from kinetod.config.settings import Config, Settings, serves_everybody
+from kinetod.gpus.context_holders import GpuHolders
+from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.hooks.hook_runner import HookRunner
+from kinetod.host_checks.check_runner import HostLooker
 from kinetod.rpc.diagnose_host import HostDiagnoser
-from kinetod.rpc.server import RpcServer
-from kinetod.rpc.service import ProfilerService
+from kinetod.rpc.diagnose_process import Diagnoser
+from kinetod.rpc.grpc_server import RpcServer
+from kinetod.rpc.profiler_service import ProfilerService
 from kinetod.rpc.watch_host import HostWatcher
-from kinetod.sandbox.support import support
-from kinetod.store import LOCK_FILE, Store
-from kinetod.store_guard import check_store
-from kinetod.workers import Bounds, WorkerPool
+from kinetod.sandbox.kernel_support import support
+from kinetod.selection.process_registry import Registry
+from kinetod.store.capture_store import LOCK_FILE, Store
+from kinetod.store.path_guard import check_store
+from kinetod.telemetry.health import PROBE_PERIOD_S, Health, Report
+from kinetod.telemetry.host_info import HostInfo, read_gpus
+from kinetod.wiring.access_wiring import make_access
+from kinetod.wiring.kubernetes_wiring import make_kubernetes
+from kinetod.wiring.lifecycle_wiring import start_keeping
+from kinetod.wiring.metrics_wiring import start_metrics
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ def _details(error: Exception) -> str:
 
 def ask_helper(path: Path) -> None:
     """Raises Unwell."""
-    from kinetod.attach.service.client import HelperService
+    from kinetod.attach_helper.helper_client import HelperService
 
     if problem := asyncio.run(HelperService(path, start_grace_s=0).problem()):
         raise Unwell(problem)

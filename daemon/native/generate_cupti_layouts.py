@@ -8,8 +8,8 @@ Theory of operation
     which structure a version writes: the newest one of its `cupti_activity.h`. For each wheel this tool
     compiles a small C program that prints offsetof, sizeof of the fields that we read, and writes
 
-    daemon/kineto_trace/decode/cupti_layouts.py     everything, for the decoder
-    agent/kineto_agent/sources/cupti_versions.py    what the collector needs: versions, offset of the name
+    daemon/kineto_trace/decode/cupti/cupti_layouts.py     everything, for the decoder
+    agent/kineto_agent/sources/cupti/known_versions.py    what the collector needs: versions, offset of the name
 
     Only numbers and field names are kept; the headers stay in a temporary folder.
 """
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYOUTS_FILE = ROOT / "daemon/kineto_trace/decode/cupti_layouts.py"
-VERSIONS_FILE = ROOT / "agent/kineto_agent/sources/cupti_versions.py"
+LAYOUTS_FILE = ROOT / "daemon/kineto_trace/decode/cupti/cupti_layouts.py"
+VERSIONS_FILE = ROOT / "agent/kineto_agent/sources/cupti/known_versions.py"
 
 # Wheels with headers: (distribution, version). All that exist, since a patch release may change the version number.
 CUPTI_12 = (

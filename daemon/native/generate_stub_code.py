@@ -1,6 +1,6 @@
 """Compiles the stubs into the bytes that attaching copies: `python daemon/native/generate_stub_code.py`.
 
-Writes collector_code.py, python_code.py and turns_code.py of daemon/kinetod/attach. Needs gcc for both machines
+Writes collector_code.py, python_code.py and turns_code.py of daemon/kinetod/attach/methods. Needs gcc for both machines
 (Debian: gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu). The object files must have code and nothing else: no data, no
 relocation.
 """
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ATTACH = Path(__file__).resolve().parent.parent / "kinetod" / "attach"
+ATTACH = Path(__file__).resolve().parent.parent / "kinetod" / "attach" / "methods"
 _FLAGS = (
     "-std=gnu11", "-Os", "-Wall", "-Wextra", "-Werror", "-ffreestanding", "-fpic", "-fno-toplevel-reorder",
     "-fomit-frame-pointer", "-fno-stack-protector", "-fno-stack-clash-protection", "-fno-asynchronous-unwind-tables",

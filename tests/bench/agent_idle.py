@@ -43,7 +43,7 @@ sys.stdin.readline()
 # The same process with and without in turn: two processes differ by more than an idle agent costs.
 STEPS = """
 import sys, time, kineto_agent
-from kineto_agent.steps import COUNTER
+from kineto_agent.steps.counting import COUNTER
 class Optimizer: pass
 optimizer = Optimizer()
 def work():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.native import COLLECTOR, FAKES, ROOT, build, fake_cupti
+from support.native import COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
 
 MEANINGS = {
     "prefault_32_mib_ms": "backing the first 8 buffers with memory, in prepare (ms)",
@@ -26,8 +26,8 @@ MEANINGS = {
 def measure() -> dict[str, object]:
     """Build and run tests/bench/native/measure_collector.c."""
     source = ROOT / "tests" / "bench" / "native" / "measure_collector.c"
-    flags = ["-O2", "-g", f"-I{COLLECTOR}", f"-I{FAKES}"]
-    program = build("measure_collector", [*sorted(COLLECTOR.glob("*.c")), source], flags)
+    flags = ["-O2", "-g", *COLLECTOR_HEADERS, f"-I{FAKES}"]
+    program = build("measure_collector", [*collector_sources(), source], flags)
     done = subprocess.run([str(program), str(fake_cupti())], capture_output=True, text=True, check=True)
     measured: dict[str, object] = json.loads(done.stdout)
     return measured

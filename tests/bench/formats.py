@@ -29,18 +29,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from kineto_agent.arena import SPACE_OP_NAME
-from kineto_trace import raw
-from kineto_trace.columns import save_columns
-from kineto_trace.decode import cupti, kineto_json, torch_ops
-from kineto_trace.decode.cupti_layouts import LAYOUTS
-from kineto_trace.decode.window import whole_extent
-from kineto_trace.export.chrome import write_chrome
-from kineto_trace.export.perfetto import write_perfetto
-from kineto_trace.export.text import GzipSink, TextSink
-from kineto_trace.load.perfetto import load_perfetto
-from kineto_trace.model import StringTable, Table, Trace
-from kineto_trace.raw import Chunk, RawSource
+from kineto_agent.protocol.arena import SPACE_OP_NAME
+from kineto_trace.decode.cupti import cupti_records
+from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS
+from kineto_trace.decode.time_window import whole_extent
+from kineto_trace.decode.torch import kineto_json, torch_ops
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
+from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
+from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
+from kineto_trace.model.trace import StringTable, Table, Trace
+from kineto_trace.spool import raw_records
+from kineto_trace.spool.raw_records import Chunk, RawSource
+from kineto_trace.store.parquet_folder import save_columns
 from support import python_writer
 from support.h200 import metadata_of, recording, strings_of, target_of
 
@@ -98,7 +99,7 @@ def vary(data: Any, records: bytes, first: int = 0) -> Any:
     first: the number of the first repetition, where others come before these.
     """
     layout = LAYOUTS[recording(RECORDING).info["cupti_version"]].records
-    known = {kind.kind: layout[kind.layout] for kind in cupti.KINDS}
+    known = {kind.kind: layout[kind.layout] for kind in cupti_records.KINDS}
     places = []
     at = 0
     while at < len(records):
@@ -128,7 +129,7 @@ def make_source(megabytes: int, first_buffer: int = 0) -> RawSource:
     size = per_buffer * len(records)
     count = max(1, megabytes * 1_000_000 // size)
     data = vary(np.frombuffer(records * (per_buffer * count), np.uint8).copy(), records, first_buffer * per_buffer)
-    strings, _ = raw.parse_strings(strings_of(recorded))
+    strings, _ = raw_records.parse_strings(strings_of(recorded))
     return RawSource(
         source="cupti",
         format="cupti/1",
@@ -145,7 +146,7 @@ def make_source(megabytes: int, first_buffer: int = 0) -> RawSource:
 
 def make_trace(source: RawSource) -> Trace:
     strings = StringTable()
-    tables = cupti.decode(source, strings).tables
+    tables = cupti_records.decode(source, strings).tables
     recorded = recording(RECORDING)
     start, _ = recorded.window
     end = max(int(table.end().max()) for table in tables.values() if len(table))
@@ -166,7 +167,7 @@ def decoding(source: RawSource, repeat: int) -> list[Row]:
     """Records to columns: the native pass into warm memory, and everything from buffers to tables."""
     data = np.frombuffer(source.data, np.uint8)
     copy = data.copy()
-    buffers = cupti.Buffers(source, LAYOUTS[source.metadata["cupti_version"]])
+    buffers = cupti_records.Buffers(source, LAYOUTS[source.metadata["cupti_version"]])
     records = buffers.read()[0]
 
     def native() -> None:
@@ -180,7 +181,7 @@ def decoding(source: RawSource, repeat: int) -> list[Row]:
     for _ in range(2 * repeat):  # by turns: both see the same state of the machine
         best_native = min(best_native, cpu_seconds(native, 1))
         best_copy = min(best_copy, cpu_seconds(warm_copy, 1))
-    whole = cpu_seconds(lambda: cupti.decode(source, StringTable()), repeat)
+    whole = cpu_seconds(lambda: cupti_records.decode(source, StringTable()), repeat)
     fresh_copy = cpu_seconds(lambda: data.copy(), repeat)
 
     def line(what: str, ours: float, theirs: float, goal: float) -> Row:

@@ -24,24 +24,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.formats import RECORDING, make_source
-from kineto_trace.raw import RawWriter
+from kineto_trace.spool.raw_records import RawWriter
 from support.h200 import recording, strings_of, target_of
 
 PART_BUFFERS = 64
 
 WORKER = """
 import os, sys
-from kinetod import decode_worker
+from kinetod.captures.result import decode_worker
 os.environ.update(decode_worker._ENVIRONMENT)
-from kineto_trace import spill, worker
+from kineto_trace.arrays import spilled_memory
+from kineto_trace.conversion import worker_job
 if {plain_memory}:
-    spill.begin = lambda target_dir: False
+    spilled_memory.begin = lambda target_dir: False
 if {sandbox}:
     sys.exit(decode_worker.main())
 os.nice(decode_worker._NICE)
-worker.warm_up()
+worker_job.warm_up()
 for line in sys.stdin:
-    sys.stdout.write(worker.answer(line) + "\\n")
+    sys.stdout.write(worker_job.answer(line) + "\\n")
     sys.stdout.flush()
 """
 VARIANTS = {

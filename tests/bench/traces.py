@@ -105,7 +105,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 def child_load(file: Path, folder: Path) -> Found:
     """Chrome JSON to columns: first and best time, memory."""
-    import kineto_trace.load.chrome  # noqa: F401 - imports are not counted
+    import kineto_trace.formats.chrome.chrome_reader  # noqa: F401 - imports are not counted
     from kineto_trace import open_trace
 
     before = resident_bytes()
@@ -122,7 +122,7 @@ def child_load(file: Path, folder: Path) -> Found:
 def child_store(file: Path, folder: Path) -> Found:
     """Saving, opening (wall), the first analysis of an opened one."""
     import kineto_trace as kt
-    from kineto_trace.columns import load_columns  # noqa: F401 - imports are not counted
+    from kineto_trace.store.parquet_folder import load_columns  # noqa: F401 - imports are not counted
 
     place = folder / "stored.kineto"
     trace = kt.open_trace(file)
@@ -145,7 +145,7 @@ def child_store(file: Path, folder: Path) -> Found:
 def child_views(file: Path, folder: Path) -> Found:
     """Every view alone on columns in memory; the tables of the overview, operators and kernels together; parts."""
     import kineto_trace as kt
-    from kineto_trace.analysis import parts
+    from kineto_trace.structure import activity_links
 
     trace = kt.open_trace(file)
     repeat = 2 if sum(len(table) for table in trace.tables.values()) < 5_000_000 else 1
@@ -172,7 +172,7 @@ def child_views(file: Path, folder: Path) -> Found:
                 view(context)
 
     found["tables"] = attempt("tables", tables)
-    found["attribution"] = attempt("attribution", lambda: kt.Context(trace).get(parts.gpu))
+    found["attribution"] = attempt("attribution", lambda: kt.Context(trace).get(activity_links.gpu))
     breakdown = next((kt.views()[name] for name in ("step_breakdown", "overview") if name in kt.views()), None)
     if breakdown is not None:
         found["breakdown"] = attempt("breakdown", lambda: breakdown(kt.Context(trace)))
@@ -199,7 +199,7 @@ def _options(name: str, known: Iterable[str]) -> Found:
 def child_export(file: Path, folder: Path) -> Found:
     """All events as .json.gz and .pftrace."""
     import kineto_trace as kt
-    import kineto_trace.export.write  # imports are not counted
+    import kineto_trace.formats.trace_export  # imports are not counted
 
     trace = kt.open_trace(file)
     found: Found = {"events": sum(len(table) for table in trace.tables.values()), "errors": {}}

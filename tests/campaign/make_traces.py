@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from kineto_trace.convert import convert_target
-from kineto_trace.export.chrome import write_chrome
-from kineto_trace.export.text import GzipSink
+from kineto_trace.conversion.target_conversion import convert_target
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.shared.text_sinks import GzipSink
 from support.h200 import make_spool, recording
 from support.kinetos_columns import trace_of
 

@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY / "tests")]
 
 import psutil  # noqa: E402
-from kineto_trace.columns import save_columns  # noqa: E402
-from kineto_trace.load.open import open_trace  # noqa: E402
+from kineto_trace.open.trace_opener import open_trace  # noqa: E402
+from kineto_trace.store.parquet_folder import save_columns  # noqa: E402
 from support.s3 import BUCKET, S3, credentials, running_s3  # noqa: E402
 from support.uploaded import upload_folder  # noqa: E402
 

@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.store import Store
+from kinetod.store.capture_store import Store
 from support.daemon import Daemon, running_daemon
 from support.kept import FILE, put_capture
 from support.s3 import BUCKET, S3, Proxy, credentials, proxy_to, running_s3

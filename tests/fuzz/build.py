@@ -25,7 +25,7 @@ def _sources(target: NativeTarget) -> list[Path]:
 
 
 def _options(target: NativeTarget) -> list[str]:
-    options = [f"-I{target.folder}", f"-I{NATIVE}"]
+    options = ["-iquote", str(target.folder), f"-I{NATIVE}"]
     return [*options, f'-DFAKE_CUPTI="{fake_cupti()}"'] if target.fake_cupti else options
 
 
@@ -48,8 +48,16 @@ def codec() -> Path:
     """The trace codec as Python loads it, with sanitizers and for libFuzzer to see. Raises NoClang."""
     BUILT.mkdir(parents=True, exist_ok=True)
     library = BUILT / "libkineto_codec.so"
-    flags = ["-std=c11", *_FLAGS, "-fPIC", "-shared", f"-fsanitize=fuzzer-no-link,{SANITIZERS}"]
-    _compile([*flags, *map(str, sorted(SERVICE.glob("*.c")))], library)
+    flags = [
+        "-std=c11",
+        *_FLAGS,
+        "-fPIC",
+        "-shared",
+        f"-fsanitize=fuzzer-no-link,{SANITIZERS}",
+        "-iquote",
+        str(SERVICE),
+    ]
+    _compile([*flags, *map(str, sorted(SERVICE.rglob("*.c")))], library)
     return library
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     atheris = importlib.import_module("atheris")
     atheris.instrument_imports(include=list(packages)).__enter__()  # for good: much is imported when it is needed
     if library := os.environ.get(CODEC_VARIABLE):
-        codec = importlib.import_module("kineto_trace.codec")
+        codec = importlib.import_module("kineto_trace.arrays.codec")
         codec.load.__wrapped__.__defaults__ = (library,)
     module = importlib.import_module(f"fuzz.targets.{name}")
     mutate = _mutator(module, atheris)

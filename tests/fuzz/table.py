@@ -31,7 +31,7 @@ class NativeTarget(Target):
     """In C. sources: folders' files or files; folder: of the headers."""
 
     folder: Path
-    sources: tuple[str, ...] = ("*.c",)
+    sources: tuple[str, ...] = ("**/*.c",)
     fake_cupti: bool = False
 
 
@@ -45,31 +45,31 @@ class PythonTarget(Target):
 NATIVE_TARGETS = (
     NativeTarget(
         name="codec", door="raw records of a target into columns, columns into text", folder=SERVICE,
-        sources=("decode.c", "intern.c", "write.c", "spill.c"),
+        sources=("codec/decode_records.c", "codec/intern_keys.c", "codec/write_rows.c", "codec/spill.c"),
     ),
     NativeTarget(
         name="chrome", door="the reader of Chrome traces, in pieces of any size", folder=SERVICE,
-        sources=("chrome*.c",),
+        sources=("chrome/*.c",),
     ),
     NativeTarget(
         name="perfetto", door="the reader of Perfetto traces", folder=SERVICE,
-        sources=("perfetto_*.c", "chrome_text.c"),
+        sources=("perfetto/read_*.c", "chrome/intern_text.c"),
     ),
     NativeTarget(
         name="perfetto_write", door="lanes and packets of events with any times", folder=SERVICE,
-        sources=("perfetto.c",),
+        sources=("perfetto/write_packets.c",),
     ),
     NativeTarget(
         name="nest", door="trees of events with any times, against a slow copy of the rules", folder=SERVICE,
-        sources=("nest.c",),
+        sources=("codec/build_tree.c",),
     ),
     NativeTarget(
         name="paths", door="longest paths of any graph, against trying all of them", folder=SERVICE,
-        sources=("critical.c",),
+        sources=("codec/longest_paths.c",),
     ),
     NativeTarget(
         name="spill", door="the decoder's memory in a pool and a file: any order of requests", folder=SERVICE,
-        sources=("spill.c",),
+        sources=("codec/spill.c",),
     ),
     NativeTarget(
         name="serve", door="packets of a daemon to the collector in a process without Python", folder=AGENT,
@@ -77,7 +77,7 @@ NATIVE_TARGETS = (
     ),
     NativeTarget(
         name="call_site", door="machine code of a library, in which the collector looks for a call", folder=AGENT,
-        sources=("call_site.c",),
+        sources=("patching/call_site.c",),
     ),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc
-from kineto_agent import env
+from kineto_agent.system import env
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.daemon import Daemon, running_daemon
 from support.native import fake_cupti

@@ -20,7 +20,7 @@ PREAMBLE = f"""
 import sys, threading, time
 sys.path[:0] = [{str(AGENT)!r}, {str(BENCH)!r}]
 import torch, training_loop
-from kineto_agent.sources.cupti import CuptiSource
+from kineto_agent.sources.cupti.gpu_activities import CuptiSource
 from kineto_agent.sources.interface import SourceRequest
 
 def record(hold_s):

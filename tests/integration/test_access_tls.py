@@ -204,7 +204,7 @@ class ImpatientDaemon(Daemon):
     def command(self) -> list[str]:
         """The same command line, with another constant."""
         start = (
-            "import sys; from kinetod.rpc import server; from kinetod.__main__ import main;"
+            "import sys; from kinetod.rpc import grpc_server as server; from kinetod.__main__ import main;"
             "server._OPTIONS = tuple((name, 200 if '_age_' in name else value) for name, value in server._OPTIONS);"
             "sys.exit(main())"
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.decode.torch_comms import comms_text
+from kineto_trace.decode.torch.torch_comms import comms_text
 from support import torch_forks
 from support.python_child import environment
 

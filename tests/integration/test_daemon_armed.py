@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.daemon import Daemon, error_of, running_daemon, watch_to_end

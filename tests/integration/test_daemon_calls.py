@@ -11,7 +11,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.daemon import Daemon, DaemonFailed, error_of, running_daemon

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.sandbox import tries
+from kinetod.sandbox import decode_tries
 from support.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
 from support.scripted_agent import RemoteAgent, ScriptedAgent
 from support.waiting import until
@@ -172,8 +172,8 @@ def test_records_that_ended_two_daemons_are_kept_and_not_decoded_again(daemon: D
         next(event for event in events if has_records(event))
         daemon.kill()
         (raw,) = (daemon.state_dir / "captures" / capture_id).glob(f"targets/{agent.pid}-*/raw")
-        for _ in range(tries.MAX_TRIES):
-            assert tries.begin(raw.parent)
+        for _ in range(decode_tries.MAX_TRIES):
+            assert decode_tries.begin(raw.parent)
         daemon.start()
         target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DECODE_FAILED")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.hooks import signature
+from kinetod.base import webhook_signature
 from support.daemon import Daemon, running_daemon, watch_to_end
 from support.receiver import Receiver, receiving
 from support.scripted_agent import ScriptedAgent
@@ -102,7 +102,7 @@ def test_the_webhook_gets_it_signed_also_after_a_failure(
     for sent in receiver.received[before:]:
         assert json.loads(sent.body) == plain(ended)
         assert sent.headers["webhook-id"] == ended.id
-        expected = signature.headers(SECRET, ended.id, int(sent.headers["webhook-timestamp"]), sent.body)
+        expected = webhook_signature.headers(SECRET, ended.id, int(sent.headers["webhook-timestamp"]), sent.body)
         assert sent.headers["webhook-signature"] == expected["webhook-signature"]
     assert (
         f"hook {receiver.url} of capture {ended.id}, try 1: answered 503 Service Unavailable: not now" in daemon.log()

@@ -4,7 +4,7 @@ import os
 import socket
 
 import pytest
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.daemon import Daemon
 from support.scripted_agent import RemoteAgent, ScriptedAgent, hello_message

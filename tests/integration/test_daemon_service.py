@@ -44,7 +44,7 @@ def children(pid: int) -> list[int]:
 def worker(daemon: Daemon) -> int:
     def found() -> int:
         for pid in children(daemon.pid):
-            if b"kinetod.decode_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"kinetod.captures.result.decode_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         return 0
 
@@ -129,7 +129,7 @@ def test_a_broken_file_keeps_the_running_configuration(daemon: Daemon, file: Pat
     reload(daemon)
     assert host(daemon).max_duration_ns == 300 * 10**9
     problem = "captures.max_duration: '5 parsecs' is no duration; write 500ms, 5s or 10min"
-    assert f"ERROR kinetod.reload: {file} line 2: {problem}" in daemon.log()
+    assert f"ERROR kinetod.config.reload: {file} line 2: {problem}" in daemon.log()
     file.unlink()
     reload(daemon)
     assert f"{file}: No such file or directory" in daemon.log()

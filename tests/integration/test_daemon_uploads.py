@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.store import Store
-from kinetod.upload.interface import PART_BYTES
+from kinetod.store.capture_store import Store
+from kinetod.uploads.worker_protocol import PART_BYTES
 from support.daemon import Daemon, error_of, running_daemon
 from support.kept import FILE, put_capture
 from support.s3 import BUCKET, S3, SECRET, Proxy, credentials, proxy_to, running_s3

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from kineto_agent.arena import SPACE_PYTHON_CALL
-from kineto_trace.decode import exact_calls
-from kineto_trace.model import StringTable
-from kineto_trace.raw import Chunk, RawSource
+from kineto_agent.protocol.arena import SPACE_PYTHON_CALL
+from kineto_trace.decode.python import exact_calls
+from kineto_trace.model.trace import StringTable
+from kineto_trace.spool.raw_records import Chunk, RawSource
 from support import torch_forks
 from support.python_child import environment
 

@@ -26,7 +26,7 @@ from support.waiting import until
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 MODULES = {
     "/opt/kinetod/bin/kinetod": ["-m", "kinetod"],
-    "/opt/kinetod/bin/kinetod-attach": ["-m", "kinetod.attach.service"],
+    "/opt/kinetod/bin/kinetod-attach": ["-m", "kinetod.attach_helper"],
     "/opt/kinetod/bin/python3": [],
 }
 # Python may lie in /root here; in the image everybody can read it.
@@ -162,7 +162,7 @@ def test_what_a_front_end_that_was_taken_over_puts_in_the_place_of_a_folder_give
 WHOSE = """
 import asyncio, sys
 from pathlib import Path
-from kinetod.attach.service.client import HelperService
+from kinetod.attach_helper.helper_client import HelperService
 from kinetod.kubernetes.pod_resources import KubeletError, PodResources
 helper, direct = HelperService(Path(sys.argv[1])), Path(sys.argv[2])
 for asked in (PodResources(connect=helper.kubelet), PodResources(direct)):

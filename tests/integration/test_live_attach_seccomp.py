@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kinetod.attach.facts import read_own
-from kinetod.attach.seccomp_calls import CALLS
+from kinetod.attach.inspect.process_inspection import read_own
+from kinetod.attach.policy.attach_syscalls import CALLS
 from support import native
 from support.cli import run_process
 from support.daemon import Daemon, running_daemon

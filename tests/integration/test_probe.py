@@ -33,7 +33,7 @@ def test_a_helper_that_answers_is_well_and_logs_nothing_of_it() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_helper_that_hangs_is_not_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetod.attach.service.client.LOOK_DEADLINE_S", 0.1)
+    monkeypatch.setattr("kinetod.attach_helper.helper_client.LOOK_DEADLINE_S", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hanging:
         hanging.bind(str(tmp_path / "attach.sock"))
         hanging.listen()

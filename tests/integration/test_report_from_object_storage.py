@@ -71,18 +71,18 @@ def test_ranks_are_read_by_the_workers_and_a_missing_object_is_named(
 def test_the_work_of_a_worker_that_dies_is_done_by_another(
     cluster: Any, uploaded: str, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
-    from kineto_trace import job
-    from kineto_trace.load.find import find_traces
+    from kineto_trace.analysis import view_runner
+    from kineto_trace.open.trace_discovery import find_traces
 
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with (
         distributed.Client(cluster, set_as_default=False) as client,
-        job.cluster(cluster.scheduler_address) as executor,
+        view_runner.cluster(cluster.scheduler_address) as executor,
     ):
         (victim, *_) = client.run(os.getpid).values()
         os.kill(victim, signal.SIGKILL)
-        result = job.run_view("kernels", find_traces(uploaded), executor=executor)
+        result = view_runner.run_view("kernels", find_traces(uploaded), executor=executor)
     assert result.values("rank") == [rank for rank in range(RANKS) if rank != MISSING]
 
 
@@ -90,8 +90,8 @@ def test_the_work_of_a_worker_that_dies_is_done_by_another(
 def test_a_trace_that_every_worker_dies_of_is_missing_and_said(
     cluster: Any, uploaded: str, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
-    from kineto_trace import job
-    from kineto_trace.load.find import find_traces
+    from kineto_trace.analysis import view_runner
+    from kineto_trace.open.trace_discovery import find_traces
     from support import job_views
 
     for name, value in environ.items():
@@ -101,8 +101,8 @@ def test_a_trace_that_every_worker_dies_of_is_missing_and_said(
     try:
         with distributed.Client(cluster, set_as_default=False) as client:
             client.register_plugin(job_views.dask_plugin())
-            with job.cluster(cluster.scheduler_address) as executor:
-                result = job.run_view(FATAL, find_traces(f"{uploaded}/h0"), executor=executor)
+            with view_runner.cluster(cluster.scheduler_address) as executor:
+                result = view_runner.run_view(FATAL, find_traces(f"{uploaded}/h0"), executor=executor)
     finally:
         job_views.unregister()
     assert result.values("rank") == [0]

@@ -5,10 +5,10 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from kineto_trace.analysis.links import forward_backward
-from kineto_trace.decode import kineto_json
-from kineto_trace.model import StringTable
-from kineto_trace.raw import Chunk, RawSource
+from kineto_trace.decode.torch import kineto_json
+from kineto_trace.model.trace import StringTable
+from kineto_trace.spool.raw_records import Chunk, RawSource
+from kineto_trace.structure.fwd_bwd import forward_backward
 from support import torch_forks
 from support.python_child import environment
 

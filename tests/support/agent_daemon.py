@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, TypeVar
 
-from kineto_agent import arena, wire
+from kineto_agent.protocol import arena, wire
 
 from support.line_at import line_at
 

@@ -1,9 +1,9 @@
 """What the daemon has decided about, as the parts that attach get it."""
 
-from kinetod import credentials
-from kinetod.attach.interface import Approval
-from kinetod.attach.service import messages
-from kinetod.credentials import Credentials
+from kinetod.attach.attach_types import Approval
+from kinetod.attach_helper import messages
+from kinetod.processes import credentials
+from kinetod.processes.credentials import Credentials
 
 PLAIN = Credentials(uids=(1000,) * 4, gids=(1000,) * 4, capabilities=0, dumpable=True)
 APPROVAL = Approval(PLAIN)

@@ -10,7 +10,7 @@ from collections import Counter
 from types import TracebackType
 from typing import NamedTuple
 
-from kineto_agent import arena
+from kineto_agent.protocol import arena
 
 _KIND = struct.Struct("<I")
 

@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from kinetod import credentials
-from kinetod.attach.helpers import COMMAND
-from kinetod.identity import BOOT_TIME_NS, PROC, start_time_ns
+from kinetod.attach_helper.attach_pool import COMMAND
+from kinetod.processes import credentials
+from kinetod.processes.identity import BOOT_TIME_NS, PROC, start_time_ns
 
 from support.attach_harness import Attempt, Ended, Row, RunningTarget, version_of
 from support.attach_targets.control import LAPS

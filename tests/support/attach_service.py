@@ -15,7 +15,7 @@ from support.waiting import until
 
 SERVICE_UID, CALLER_UID, OWNER_UID = 64990, 64991, 64992
 CAPABILITIES = ("sys_ptrace", "dac_read_search", "sys_admin")  # as in the unit; a test compares
-MODULE = ("-m", "kinetod.attach.service")
+MODULE = ("-m", "kinetod.attach_helper")
 POLICY = f'callers = [{CALLER_UID}]\nroot = "containers"\n'
 _START = 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'  # the pid is known only to who has it
 _LISTEN_FD = 3

@@ -5,10 +5,10 @@ import contextlib
 import socket
 import time
 
-from kineto_agent import wire
-from kinetod.attach.helpers import AttachHelpers
-from kinetod.attach.interface import AttachError
-from kinetod.identity import PROC, ProcessKey, start_time_ns
+from kineto_agent.protocol import wire
+from kinetod.attach.attach_types import AttachError
+from kinetod.attach_helper.attach_pool import AttachHelpers
+from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 
 from support.agent_daemon import Connection
 from support.approvals import approval_of

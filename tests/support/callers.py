@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kinetod.access.policy import Caller, Role, Via
+from kinetod.permissions.role_policy import Caller, Role, Via
 
 
 def caller(uid: int | None = 1000, roles: Iterable[Role] = (Role.OWN, Role.JOBS), **more: object) -> Caller:

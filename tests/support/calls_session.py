@@ -12,10 +12,10 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from kineto_agent import arena
+from kineto_agent.protocol import arena
 from kineto_agent.sources.interface import SourceOutcome, SourceRequest
-from kineto_agent.sources.python_calls import PythonCallsSource
-from kineto_agent.threads import start_thread
+from kineto_agent.sources.python.call_tracing import PythonCallsSource
+from kineto_agent.system.threads import start_thread
 
 from support.arenas import ArenaReader
 

@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kineto_trace.export.chrome import write_chrome
-from kineto_trace.export.text import TextSink
-from kineto_trace.load.chrome import load_chrome
-from kineto_trace.model import Trace
+from kineto_trace.formats.chrome.chrome_reader import load_chrome
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.model.trace import Trace
 
 BASE_NS = 1_790_857_026_000_000_000
 

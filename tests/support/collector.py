@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kineto_agent import env
-from kineto_agent.sources import cupti_native
-from kineto_agent.sources.cupti import KINDS, CuptiSession, CuptiSource
-from kineto_agent.sources.cupti_native import Collector
+from kineto_agent.sources.cupti import collector_binding
+from kineto_agent.sources.cupti.collector_binding import Collector
+from kineto_agent.sources.cupti.gpu_activities import KINDS, CuptiSession, CuptiSource
 from kineto_agent.sources.interface import SourceRequest
+from kineto_agent.system import env
 
 from support.arenas import ArenaReader
 from support.native import FakeCuda
 
 MIB = 1 << 20
-MARK = "kineto-cupti-stays-"  # agent/native/attachment.c
+MARK = "kineto-cupti-stays-"  # agent/native/cupti/detach_safety.c
 # A name that CuptiSource does not find by itself, so that other tests in the process are not affected.
 _FAKE_NAME = "fake-cupti-in-process.so"
 _FAULTS = (
@@ -49,7 +49,9 @@ def _unmap_marks() -> None:
 def another_collector() -> None:
     """From now on the collector is another copy of the library: it knows nothing of what the one before did."""
     with tempfile.TemporaryDirectory() as folder:
-        cupti_native._loaded[:] = [Collector(shutil.copy(cupti_native.LIBRARY, str(Path(folder) / "collector.so")))]
+        collector_binding._loaded[:] = [
+            Collector(shutil.copy(collector_binding.LIBRARY, str(Path(folder) / "collector.so")))
+        ]
 
 
 def fake_cuda(**faults: int) -> FakeCuda:

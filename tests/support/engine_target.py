@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetod.attach.interface import Bootstrap
+from kinetod.attach.attach_types import Bootstrap
 
 from support.waiting import until
 

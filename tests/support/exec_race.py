@@ -311,7 +311,7 @@ class _SteppedService(attach_service.Service):
             super().start()
             return
         before, os.environ["STEPS"] = attach_service.MODULE, self._environ["STEPS"]
-        attach_service.MODULE = (str(STEPPED), "kinetod.attach.service")
+        attach_service.MODULE = (str(STEPPED), "kinetod.attach_helper")
         try:
             super().start()
         finally:

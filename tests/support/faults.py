@@ -35,7 +35,10 @@ SERVES_S = 5.0
 SETTLED_S = 60.0
 AGENTS_BACK_S = 60.0  # their pauses double while the daemon is away
 CALL_S = 10.0
-KEPT = {"kinetod.decode_worker": 2, "kinetod.attach.helper": 2}  # processes that the daemon keeps while nobody asks
+KEPT = {
+    "kinetod.captures.result.decode_worker": 2,
+    "kinetod.attach_helper.attach_worker": 2,
+}  # processes that the daemon keeps while nobody asks
 MILLISECOND_NS = 1_000_000
 # Half of a core's work in iterations, until its standard input ends.
 WORK = """
@@ -296,7 +299,7 @@ def site(
 ) -> Iterator[Site]:
     """A running one with so many agents, connected."""
     environ = {"KINETOD_ACCESS_REQUESTS_PER_SECOND": "10000", **(environ or {})}
-    workers = ("--decode-workers", str(KEPT["kinetod.decode_worker"]))
+    workers = ("--decode-workers", str(KEPT["kinetod.captures.result.decode_worker"]))
     with running_daemon(*workers, *options, environ=environ, state_dir=state_dir) as daemon:
         running = Site(daemon)
         try:

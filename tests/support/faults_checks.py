@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from kineto_trace.formats import STORED_NAMES
+from kineto_trace.store.output_formats import STORED_NAMES
 
 from support.descriptors import open_files
 from support.waiting import until

@@ -59,7 +59,7 @@ def kill_worker(site: Site, chance: random.Random) -> None:
     crashes = site.daemon.log().count("crashed its worker")
     site.begin(*site.pids())
     pause(chance.uniform(0.2, LONGEST_S))
-    kill(chance.choice(until(lambda: site.children("kinetod.decode_worker"), "there is a worker")))
+    kill(chance.choice(until(lambda: site.children("kinetod.captures.result.decode_worker"), "there is a worker")))
     site.serves_again(time.monotonic())
     site.settle(Grounds())
     site.tally.hits += site.daemon.log().count("crashed its worker") > crashes
@@ -75,7 +75,7 @@ def kill_helper(site: Site, chance: random.Random) -> None:
         site.begin(*agents)
         asking = site.begin_in_background(plain.pid)
         pause(chance.uniform(0, LONGEST_ATTACH_S))
-        kill(*site.children("kinetod.attach.helper"))
+        kill(*site.children("kinetod.attach_helper.attach_worker"))
         asking.join()
         site.serves_again(time.monotonic())
         site.settle(Grounds(reasons_of={plain.pid: HELPER_REASONS}))

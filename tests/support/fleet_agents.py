@@ -6,8 +6,8 @@ Theory of operation
     A daemon knows its agents by their processes. So the connections of one agent of every host are made by a child
     that does nothing else and lives as long as we do: N children are N agents on each host. The connections are handed
     to the one process that plays all agents on one event loop.
-    An agent obeys `kineto_agent.session`, so requests are answered as the real agent answers them. Its source records a
-    few stack samples at the end of the window; its iterations pass at the pace of the plan, whatever happens.
+    An agent obeys `kineto_agent.control.session`, so requests are answered as the real agent answers them. Its source
+    records a few stack samples at the end of the window; its iterations pass at the pace of the plan, whatever happens.
     "ready" is printed once every daemon has welcomed its agents. The end of standard input ends everything.
 """
 
@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kineto_agent import arena, events, wire
-from kineto_agent.arena_writer import ArenaWriter
-from kineto_agent.session import Session
+from kineto_agent.control import events
+from kineto_agent.control.session import Session
+from kineto_agent.protocol import arena, wire
+from kineto_agent.sources.arena_writer import ArenaWriter
 
 SOURCE, FORMAT = "python_stacks", "python_stacks/1"
 BUFFER_BYTES, STRINGS_BYTES = 16 * 1024, 4096

@@ -22,26 +22,26 @@ from pathlib import Path
 from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod import logs
-from kinetod.access.parts import make_access
-from kinetod.agents import AgentHub
-from kinetod.captures.conflicts import Conflicts
-from kinetod.captures.keeping_parts import start_keeping
+from kinetod.agents.agent_hub import AgentHub
+from kinetod.agents.link import LinkServer
+from kinetod.base import logs
+from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.manager import CaptureManager, no_such_capture
-from kinetod.captures.services import Services
-from kinetod.config import Config, ListenAddress, Settings
-from kinetod.gpus.reader import GpuReader
-from kinetod.host import HostInfo
-from kinetod.limits.fair import FairSlots
-from kinetod.link import LinkServer
-from kinetod.registry import Registry
-from kinetod.rpc.diagnose import Diagnoser
+from kinetod.captures.result.decode_pool import WorkerPool
+from kinetod.captures.target.profiler_conflicts import Conflicts
+from kinetod.captures.target.services import Services
+from kinetod.config.settings import Config, ListenAddress, Settings
+from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.rpc.diagnose_host import HostDiagnoser
-from kinetod.rpc.server import RpcServer
-from kinetod.rpc.service import ProfilerService
+from kinetod.rpc.diagnose_process import Diagnoser
+from kinetod.rpc.grpc_server import RpcServer
+from kinetod.rpc.profiler_service import ProfilerService
 from kinetod.rpc.watch_host import HostWatcher
-from kinetod.store import Store
-from kinetod.workers import WorkerPool
+from kinetod.selection.process_registry import Registry
+from kinetod.store.capture_store import Store
+from kinetod.telemetry.host_info import HostInfo
+from kinetod.wiring.access_wiring import make_access
+from kinetod.wiring.lifecycle_wiring import start_keeping
 
 RPC_SOCKET, AGENT_SOCKET, STATE_DIR = "rpc", "agents", "state"  # in a host's folder
 FILE_THREADS = 4

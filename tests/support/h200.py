@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kineto_agent.arena import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API, STRING_ENTRY
-from kineto_trace.raw import RawWriter
-from kineto_trace.target import TargetInfo
+from kineto_agent.protocol.arena import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API, STRING_ENTRY
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.spool.raw_records import RawWriter
 
 DATA = Path(__file__).parents[1] / "data" / "h200"
 RECORDINGS = ("mlp-cupti130001", "mlp-cupti26", "graph-cupti130001", "graph-cupti26", "streams-cupti130001")

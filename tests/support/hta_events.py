@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kineto_trace.analysis.catalog import find_view
-from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.view import Compat
+from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.view import Compat
 
 from support.chrome_files import load_events
 

@@ -4,10 +4,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.result import columns
-from kineto_trace.analysis.view import VIEWS, Answer, view
 from kineto_trace.errors import TraceError
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import VIEWS, Answer, view
 
 LONGEST = "test_longest_kernel"
 SPREAD = "test_spread"

@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.store import Store, key_of
-from kinetod.stored_files import folder_bytes
+from kinetod.store.capture_store import Store, key_of
+from kinetod.store.stored_files import folder_bytes
 
 HOST = "gpu-7"
 FILE = "trace.json.gz"

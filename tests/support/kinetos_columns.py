@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from kineto_trace.decode import kineto_json
-from kineto_trace.decode.window import whole_extent
-from kineto_trace.load.target import relate
-from kineto_trace.model import API_TABLES, GPU_TABLES, NO_PRIORITY, StringTable, Table, Trace, make_table
-from kineto_trace.raw import Chunk, RawSource
-from kineto_trace.target import TargetInfo
+from kineto_trace.decode.time_window import whole_extent
+from kineto_trace.decode.torch import kineto_json
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_PRIORITY, StringTable, Table, Trace, make_table
+from kineto_trace.open.raw_target import relate
+from kineto_trace.spool.raw_records import Chunk, RawSource
 
 Rows = Sequence[Mapping[str, Any]]
 # Column of the table -> Kineto's argument

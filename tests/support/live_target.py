@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kineto_agent import wire
-from kinetod.attach import bootstrap, channel, payload
-from kinetod.attach.interface import Bootstrap, Deadline
+from kineto_agent.protocol import wire
+from kinetod.attach.attach_types import Bootstrap, Deadline
+from kinetod.attach.channel import bootstrap, payload
+from kinetod.attach.channel import private_channel as channel
 
 from support import newer_pythons
 from support.agent_daemon import Connection

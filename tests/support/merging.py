@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kineto_trace.load.find import Source
-from kineto_trace.merge.clocks import Blocking
+from kineto_trace.collectives.rank_clocks import Blocking
+from kineto_trace.open.trace_discovery import Source
 
 from support import ranks
 

@@ -12,6 +12,7 @@ from support import device_code
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTOR = ROOT / "agent" / "native"
+COLLECTOR_HEADERS = ("-iquote", str(COLLECTOR))
 FAKES = ROOT / "tests" / "fakes"
 FAKE_CUPTI = [FAKES / name for name in ("fake_cupti.c", "fake_calls.c", "fake_kineto.c")]
 CACHE = ROOT / ".pytest_cache" / "native"
@@ -28,8 +29,8 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
     """Compile `sources` into a file called `name`; the same input is compiled once. Fails on any warning."""
     command = [compiler(), *WARNINGS, *flags, *map(str, sources)]
     state = hashlib.sha256("\0".join(command).encode())
-    folders = {source.parent for source in sources}
-    for path in sorted([*sources, *(header for folder in folders for header in folder.glob("*.h"))]):
+    folders = {source.parent for source in sources} | {Path(flag) for flag in flags if Path(flag).is_dir()}
+    for path in sorted([*sources, *(header for folder in folders for header in folder.rglob("*.h"))]):
         state.update(path.read_bytes())
     target = CACHE / state.hexdigest()[:20] / name
     if target.exists():
@@ -85,10 +86,15 @@ def _launching_device_code() -> Path:
     return path
 
 
+def collector_sources() -> list[Path]:
+    """All of the collector."""
+    return sorted(COLLECTOR.rglob("*.c"))
+
+
 def collector() -> Path:
     """The collector as tests compile it: like the product's, but warnings are errors."""
     flags = ["-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wpedantic", "-Wl,-z,defs"]
-    return build("libkineto_collector.so", sorted(COLLECTOR.glob("*.c")), flags)
+    return build("libkineto_collector.so", collector_sources(), [*flags, *COLLECTOR_HEADERS])
 
 
 def has_sanitizer(name: str) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kineto_trace.model import NO_SEQUENCE, Table, make_table
+from kineto_trace.model.trace import NO_SEQUENCE, Table, make_table
 
 DEFAULTS: dict[str, dict[str, int]] = {
     "cpu_op": {"finished": 1, "thread": 1, "sequence": NO_SEQUENCE},

@@ -13,9 +13,9 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
-from kineto_agent import arena
+from kineto_agent.protocol import arena
 from kineto_agent.sources.interface import SourceOutcome, SourceRequest
-from kineto_agent.sources.torch_ops import TorchOpsSession, TorchOpsSource
+from kineto_agent.sources.torch.operators import TorchOpsSession, TorchOpsSource
 
 from support.arenas import ArenaReader
 

@@ -3,10 +3,10 @@
 import io
 from typing import Any
 
-from kineto_trace.export.perfetto import write_perfetto
-from kineto_trace.export.perfetto_proto import data, number, packet
-from kineto_trace.export.text import TextSink
-from kineto_trace.model import Trace
+from kineto_trace.formats.perfetto.perfetto_proto import data, number, packet
+from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
+from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.model.trace import Trace
 
 OP = {"thread": 70, "sequence": -1, "finished": 1, "inputs": -1}
 SMALL: dict[str, list[dict[str, Any]]] = {

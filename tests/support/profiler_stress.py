@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from kineto_agent import env
+from kineto_agent.system import env
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 

@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Sequence
 import kineto_agent
 
 AGENT_ROOT = Path(kineto_agent.__file__).parent.parent
-INJECT = AGENT_ROOT / "kineto_agent" / "boot" / "inject"
+INJECT = AGENT_ROOT / "kineto_agent" / "bootstrap" / "inject"
 DEADLINE_S = 30.0
 
 

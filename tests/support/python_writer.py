@@ -1,7 +1,7 @@
 """The Chrome export in plain Python, one dictionary and one json.dumps an event: what ours is measured against.
 
-It makes the same events as kineto_trace.export.chrome from the same columns (kernels, copies, sets, calls and
-their flows), and is checked against it by a test.
+It makes the same events as kineto_trace.formats.chrome.chrome_writer from the same columns (kernels, copies, sets,
+calls and their flows), and is checked against it by a test.
 """
 
 import json
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 import numpy as np
-from kineto_trace.export.chrome import base_ns
-from kineto_trace.export.launch_shapes import LaunchShapes
-from kineto_trace.model import API_TABLES, GPU_TABLES, Table, Trace
+from kineto_trace.formats.chrome.chrome_writer import base_ns
+from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table, Trace
 
 KINDS = GPU_TABLES + API_TABLES
 FLOW_CALLS = ("cudaLaunch", "cudaMemcpy", "cudaMemset", "cudaDeviceSynchronize", "cuLaunchKernel")

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from kineto_trace.analysis.context import Context
-from kineto_trace.load.chrome import load_chrome
+from kineto_trace.formats.chrome.chrome_reader import load_chrome
+from kineto_trace.model.context import Context
 
 Event = Mapping[str, Any]
 BASE_NS = 1_790_857_026_000_000_000

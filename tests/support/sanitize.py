@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from support.native import COLLECTOR, FAKE_CUPTI, FAKES, ROOT, build, has_sanitizer
+from support.native import COLLECTOR_HEADERS, FAKE_CUPTI, FAKES, ROOT, build, collector_sources, has_sanitizer
 
 SANITIZERS = ("address,undefined", "thread")
 DRIVERS = ROOT / "tests" / "unit" / "agent" / "native"
@@ -21,8 +21,8 @@ def run(sanitizer: str) -> int:
     }
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
     for name, fake in fakes.items():
-        sources = [*sorted(COLLECTOR.glob("*.c")), DRIVERS / f"{name}.c"]
-        driver = build(name, sources, [*flags, f"-I{COLLECTOR}", f"-I{FAKES}"])
+        sources = [*collector_sources(), DRIVERS / f"{name}.c"]
+        driver = build(name, sources, [*flags, *COLLECTOR_HEADERS, f"-I{FAKES}"])
         command = [str(driver)] if fake is None else [str(driver), str(fake)]
         status = subprocess.run(command, env=environ, check=False).returncode
         if status != 0:

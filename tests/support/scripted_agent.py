@@ -26,8 +26,8 @@ REPOSITORY = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(REPOSITORY / "agent")]
 
-from kineto_agent import arena, wire  # noqa: E402
-from kineto_agent.arena_writer import ArenaWriter  # noqa: E402
+from kineto_agent.protocol import arena, wire  # noqa: E402
+from kineto_agent.sources.arena_writer import ArenaWriter  # noqa: E402
 
 DEADLINE_S = 20.0
 STRINGS_BYTES = 64 * 1024

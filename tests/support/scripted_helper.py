@@ -1,4 +1,4 @@
-"""An attach helper that does what its argument says, in the place of `kinetod.attach.helper`.
+"""An attach helper that does what its argument says, in the place of `kinetod.attach_helper.attach_worker`.
 
 `agent`: the helper itself is the target: it makes the channel and an agent at its other end, so that a test asks for
 the helper's own pid. The agent says Hello, and leaves when its link is closed. `mute`: likewise, without the Hello.
@@ -17,7 +17,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "agent")]
 
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 
 from support.scripted_agent import hello_message
 

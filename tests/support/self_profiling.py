@@ -143,11 +143,11 @@ class Listener:
 
 def ctypes_program() -> tuple[Callable[[], None], Profile]:
     """Torch's work, and the listener on torch's libcupti."""
-    from kineto_agent.sources import cupti_library
+    from kineto_agent.sources.cupti import libcupti
 
     step, _ = torch_program()
     step()
-    return step, Listener(cupti_library.find() or "libcupti.so").profile
+    return step, Listener(libcupti.find() or "libcupti.so").profile
 
 
 def fake_program() -> tuple[Callable[[], None], Profile]:

@@ -2,8 +2,8 @@
 
 from typing import Any, List, Type
 
-from kineto_agent.events import Command, Conclude, Event, SessionState, StartRequested
-from kineto_agent.session import Session
+from kineto_agent.control.events import Command, Conclude, Event, SessionState, StartRequested
+from kineto_agent.control.session import Session
 
 from support.agent_daemon import start_request
 

@@ -5,9 +5,9 @@ import threading
 from pathlib import Path
 from typing import Dict, FrozenSet, List, Tuple
 
-from kineto_agent import arena
+from kineto_agent.protocol import arena
 from kineto_agent.sources.interface import SourceRequest
-from kineto_agent.sources.python_stacks import PythonStacksSession, PythonStacksSource
+from kineto_agent.sources.python.stack_sampling import PythonStacksSession, PythonStacksSource
 
 from support.agent_daemon import ArenaReader, Sample
 from support.waiting import until

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kineto_agent.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
-from kineto_trace.raw import Chunk, RawSource, RawWriter
+from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_trace.spool.raw_records import Chunk, RawSource, RawWriter
 
 from support.h200 import string_entry
 

@@ -20,41 +20,45 @@ from typing import Any
 BEFORE, AFTER = "before", "after"
 # name -> module, function, which side
 DAEMON_STEPS = {
-    "looked": ("kinetod.captures.resolve", "_with_agents", BEFORE),
-    "asked": ("kinetod.attaching", "Attacher._attach", BEFORE),
-    "channel": ("kinetod.attaching", "Attacher._connect", BEFORE),
-    "adopted": ("kinetod.attaching", "Attacher._connect", AFTER),
-    "introduced": ("kinetod.captures.resolve", "_with_agents", AFTER),
-    "decided": ("kinetod.captures.resolve", "resolve", AFTER),
+    "looked": ("kinetod.captures.request.target_resolution", "_with_agents", BEFORE),
+    "asked": ("kinetod.agents.attacher", "Attacher._attach", BEFORE),
+    "channel": ("kinetod.agents.attacher", "Attacher._connect", BEFORE),
+    "adopted": ("kinetod.agents.attacher", "Attacher._connect", AFTER),
+    "introduced": ("kinetod.captures.request.target_resolution", "_with_agents", AFTER),
+    "decided": ("kinetod.captures.request.target_resolution", "resolve", AFTER),
     "made": ("kinetod.captures.manager", "CaptureManager._new_runs", AFTER),
-    "collecting": ("kinetod.captures.target", "TargetRun._collect", BEFORE),
-    "collected": ("kinetod.captures.target", "TargetRun._collect", AFTER),
-    "storing": ("kinetod.captures.target", "TargetRun._store", BEFORE),
+    "collecting": ("kinetod.captures.target.target_run", "TargetRun._collect", BEFORE),
+    "collected": ("kinetod.captures.target.target_run", "TargetRun._collect", AFTER),
+    "storing": ("kinetod.captures.target.target_run", "TargetRun._store", BEFORE),
 }
 SERVICE_STEPS = {
-    "service-asked": ("kinetod.attach.service.server", "AttachService.attach", BEFORE),
-    "service-checked": ("kinetod.attach.helpers", "AttachHelpers.attach", BEFORE),
-    "service-attached": ("kinetod.attach.helpers", "AttachHelpers.attach", AFTER),
+    "service-asked": ("kinetod.attach_helper.helper_server", "AttachService.attach", BEFORE),
+    "service-checked": ("kinetod.attach_helper.attach_pool", "AttachHelpers.attach", BEFORE),
+    "service-attached": ("kinetod.attach_helper.attach_pool", "AttachHelpers.attach", AFTER),
 }
 HELPER_STEPS = {
-    "request": ("kinetod.attach.helper", "Request.check_process", BEFORE),
-    "checked": ("kinetod.attach.helper", "Request.check_process", AFTER),
-    "memory": ("kinetod.attach.memory", "Memory.__init__", BEFORE),
-    "image": ("kinetod.attach.image", "TargetImage.__init__", AFTER),
-    "suitable": ("kinetod.attach.preconditions", "check", AFTER),
-    "placed": ("kinetod.attach.hand_over", "_HandOver._place", AFTER),
-    "work": ("kinetod.attach.hand_over", "_HandOver._work", AFTER),
-    "seizing": ("kinetod.attach.ptrace", "StoppedThread.__enter__", BEFORE),
-    "stopped": ("kinetod.attach.ptrace", "StoppedThread.__enter__", AFTER),
-    "verified": ("kinetod.attach.ptrace", "StoppedThread.check", AFTER),
-    "entered": ("kinetod.attach.hand_over", "_HandOver._redirect", AFTER),
-    "handed": ("kinetod.attach.hand_over", "_HandOver.run", AFTER),
-    "found": ("kinetod.attach.channel", "_find", AFTER),
-    "taken": ("kinetod.attach.channel", "_checked", AFTER),
-    "sent": ("kinetod.attach.payload", "send", AFTER),
+    "request": ("kinetod.attach_helper.attach_worker", "Request.check_process", BEFORE),
+    "checked": ("kinetod.attach_helper.attach_worker", "Request.check_process", AFTER),
+    "memory": ("kinetod.attach.inspect.target_memory", "Memory.__init__", BEFORE),
+    "image": ("kinetod.attach.inspect.target_image", "TargetImage.__init__", AFTER),
+    "suitable": ("kinetod.attach.policy.preconditions", "check", AFTER),
+    "placed": ("kinetod.attach.inject.injection", "_HandOver._place", AFTER),
+    "work": ("kinetod.attach.inject.injection", "_HandOver._work", AFTER),
+    "seizing": ("kinetod.attach.inject.ptrace", "StoppedThread.__enter__", BEFORE),
+    "stopped": ("kinetod.attach.inject.ptrace", "StoppedThread.__enter__", AFTER),
+    "verified": ("kinetod.attach.inject.ptrace", "StoppedThread.check", AFTER),
+    "entered": ("kinetod.attach.inject.injection", "_HandOver._redirect", AFTER),
+    "handed": ("kinetod.attach.inject.injection", "_HandOver.run", AFTER),
+    "found": ("kinetod.attach.channel.private_channel", "_find", AFTER),
+    "taken": ("kinetod.attach.channel.private_channel", "_checked", AFTER),
+    "sent": ("kinetod.attach.channel.payload", "send", AFTER),
 }
 IN_THE_STOP = ("stopped", "verified", "entered")
-STEPS_OF = {"kinetod": DAEMON_STEPS, "kinetod.attach.service": SERVICE_STEPS, "kinetod.attach.helper": HELPER_STEPS}
+STEPS_OF = {
+    "kinetod": DAEMON_STEPS,
+    "kinetod.attach_helper": SERVICE_STEPS,
+    "kinetod.attach_helper.attach_worker": HELPER_STEPS,
+}
 
 
 def hit(step: str) -> None:
@@ -113,19 +117,19 @@ def main() -> None:
     """Runs a module with its steps, and what it starts likewise."""
     module = sys.argv[1]
     sys.argv = [module, *sys.argv[2:]]
-    child: Any = importlib.import_module("kinetod.child")
+    child: Any = importlib.import_module("kinetod.supervise.child")
     plain = child.python
     child.python = lambda name, *arguments: (
         (sys.executable, __file__, name, *arguments) if name in STEPS_OF else plain(name, *arguments)
     )
     steps = STEPS_OF[module]
-    if module != "kinetod.attach.helper":
+    if module != "kinetod.attach_helper.attach_worker":
         importlib.import_module("kinetod.app")
-        importlib.import_module("kinetod.attach.service.server")
+        importlib.import_module("kinetod.attach_helper.helper_server")
     else:
-        importlib.import_module("kinetod.attach.attempt")
+        importlib.import_module("kinetod.attach_helper.attempt")
     install(steps)
-    entry = importlib.import_module(module if module == "kinetod.attach.helper" else f"{module}.__main__")
+    entry = importlib.import_module(module if module == "kinetod.attach_helper.attach_worker" else f"{module}.__main__")
     sys.exit(entry.main())
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kineto_trace.columns import save_columns
-from kineto_trace.target import TargetInfo
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.store.parquet_folder import save_columns
 
 from support.traces import H100, target, trace
 

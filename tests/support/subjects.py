@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetod.attach.facts import Access, Executable, OwnFacts, ProcessFacts, Seccomp
-from kinetod.attach.preconditions import Subject
+from kinetod.attach.inspect.process_inspection import Access, Executable, OwnFacts, ProcessFacts, Seccomp
+from kinetod.attach.policy.preconditions import Subject
 
 from support.waiting import until
 

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kineto_agent.sources import torch_symbols
 from kineto_agent.sources.interface import SourceOutcome, SourceRequest
-from kineto_agent.sources.torch_profiler import DOCUMENT, TorchProfilerSession, prepare
-from kineto_agent.threads import start_thread
+from kineto_agent.sources.torch import libtorch_symbols
+from kineto_agent.sources.torch.torch_profiler import DOCUMENT, TorchProfilerSession, prepare
+from kineto_agent.system.threads import start_thread
 
 from support.arenas import ArenaReader
 
@@ -88,7 +88,7 @@ class Recording:
 
 def in_pieces() -> None:
     """As if this torch's functions could not be trusted."""
-    torch_symbols.TRUSTED = ()  # type: ignore[assignment]
+    libtorch_symbols.TRUSTED = ()  # type: ignore[assignment]
 
 
 def documents(data: bytes) -> list[bytes]:

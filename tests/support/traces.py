@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from kineto_trace.model import StringTable, Table, Trace, make_table
-from kineto_trace.target import TargetInfo
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import StringTable, Table, Trace, make_table
 
 START_NS = 1_795_163_478_000_000_000
 BASE_NS = 1_790_857_026_000_000_000  # of START_NS

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-from kinetod.upload.job import UploadJob, upload_capture
-from kinetod.upload.remote import RemoteCapture
-from kinetod.upload.sinks import sink_for
-from kinetod.upload.throttle import Throttle
+from kinetod.uploads.remote_capture import RemoteCapture
+from kinetod.uploads.sinks import sink_for
+from kinetod.uploads.throttle import Throttle
+from kinetod.uploads.upload_job import UploadJob, upload_capture
 
 from support.stored import store
 

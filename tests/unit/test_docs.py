@@ -7,18 +7,19 @@ from pathlib import Path
 
 import click
 import pytest
-from kineto_agent import env
-from kineto_agent.sources.torch_layouts import LAYOUTS
+from kineto_agent.sources.torch.object_layouts import LAYOUTS
+from kineto_agent.system import env
 from kineto_protos import endpoints
-from kinetoctl import complete, settings
 from kinetoctl.app import cli
+from kinetoctl.base import common_options
+from kinetoctl.client.kineto_config import KEYS, Effect
 from kinetoctl.exit_codes import MEANINGS, ExitCode
-from kinetoctl.kineto_config import KEYS, Effect
+from kinetoctl.options import completers
 from kinetod.__main__ import command as kinetod_command
-from kinetod.config_keys import CONFIG_VARIABLE
-from kinetod.config_keys import KEYS as KINETOD_KEYS
-from kinetod.errors import Reason, VerdictReason
-from kinetod.hooks.interface import VARIABLES as HOOK_VARIABLES
+from kinetod.base.errors import Reason, VerdictReason
+from kinetod.config.settings_table import CONFIG_VARIABLE
+from kinetod.config.settings_table import KEYS as KINETOD_KEYS
+from kinetod.hooks.hook_types import VARIABLES as HOOK_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -115,7 +116,7 @@ def test_kinetod_options_and_variables_are_documented() -> None:
 
 
 def agent_variables() -> set[str]:
-    """The values of the constants in kineto_agent/env.py that name variables."""
+    """The values of the constants in kineto_agent/system/env.py that name variables."""
     return {value for name, value in vars(env).items() if name.isupper() and str(value).startswith("KINETO_")}
 
 
@@ -124,7 +125,7 @@ def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
     text = read("docs/configuration.md")
     rows = set(re.findall(r"^\| `(KINETO_[A-Z_]+)` \|", text, re.MULTILINE))
     assert rows == known
-    assert f"`{settings.NO_COLOR_VARIABLE}`" in text
+    assert f"`{common_options.NO_COLOR_VARIABLE}`" in text
 
 
 def test_documents_name_no_variable_that_does_not_exist() -> None:
@@ -141,9 +142,13 @@ def test_the_variables_of_hooks_are_documented() -> None:
 
 def test_variables_are_read_by_their_constants_only() -> None:
     """A variable's name as a literal outside the modules that define it would escape the other tests."""
-    defined = {"agent/kineto_agent/env.py", "protos/kineto_protos/endpoints.py", "cli/kinetoctl/inject.py"}
-    defined |= {"daemon/kinetod/config_keys.py", "daemon/kinetod/hooks/interface.py"}
-    startup = {"agent/kineto_agent/boot/inject/sitecustomize.py"}  # runs before anything can be imported
+    defined = {
+        "agent/kineto_agent/system/env.py",
+        "protos/kineto_protos/endpoints.py",
+        "cli/kinetoctl/local/agent_injection.py",
+    }
+    defined |= {"daemon/kinetod/config/settings_table.py", "daemon/kinetod/hooks/hook_types.py"}
+    startup = {"agent/kineto_agent/bootstrap/inject/sitecustomize.py"}  # runs before anything can be imported
     for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
         for path in (ROOT / folder).rglob("*.py"):
             if str(path.relative_to(ROOT)) in defined | startup:
@@ -154,9 +159,9 @@ def test_variables_are_read_by_their_constants_only() -> None:
 
 
 def test_kinetoctl_run_uses_the_agents_own_variables() -> None:
-    from kinetoctl import inject
+    from kinetoctl.local import agent_injection
 
-    assert (inject.AGENT_VARIABLE, inject.SOCKET_VARIABLE) == (env.AGENT, env.AGENT_SOCKET)
+    assert (agent_injection.AGENT_VARIABLE, agent_injection.SOCKET_VARIABLE) == (env.AGENT, env.AGENT_SOCKET)
 
 
 def agent_reason_codes() -> set[str]:
@@ -194,7 +199,7 @@ def test_the_versions_of_torch_that_the_observer_knows_are_documented() -> None:
 
 def test_every_activity_type_that_is_offered_for_completion_is_documented() -> None:
     text = section(read("docs/agent.md"), "What it records")
-    assert {name for name in complete.ACTIVITIES if f"`{name}`" not in text} == set()
+    assert {name for name in completers.ACTIVITIES if f"`{name}`" not in text} == set()
 
 
 def test_documents_show_only_options_that_exist() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kineto_trace.analysis.catalog import VIEWS
-from kineto_trace.model import SCHEMAS
+from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.model.trace import SCHEMAS
 from kineto_trace.sql import sql_tables
 from kinetoctl.commands import diff, export, report
 
@@ -53,7 +53,7 @@ def test_no_view_has_the_name_of_another_table() -> None:
 
 
 def test_commands_name_views_and_formats_that_exist() -> None:
-    from kineto_trace.export.write import FORMATS
+    from kineto_trace.formats.trace_export import FORMATS
 
     assert {*report.OVERVIEW, *report.PLUGIN_OVERVIEW, *report.JOB_OVERVIEW} <= set(VIEWS)
     assert set(diff.VIEWS.values()) <= set(VIEWS)

@@ -1,1 +1,3 @@
-"""The activity sources: one module per vendor or language, what they share in `interface`."""
+"""Activity sources: the interface that every source implements, the registry that chooses among them, and what several
+of them share.
+"""

@@ -6,7 +6,7 @@ memfd by now. So each library that is brought has a name of its own: the same pa
 
 from typing import NamedTuple, Optional
 
-from kineto_agent.descriptors import Identity, close_ours, identity
+from kineto_agent.system.descriptors import Identity, close_ours, identity
 
 INSTALLED = __file__.rsplit("/", 2)[0] + "/_native/libkineto_collector.so"
 

@@ -16,7 +16,7 @@ import os
 import time
 from typing import Union
 
-from kineto_agent.arena_writer import ArenaWriter
+from kineto_agent.sources.arena_writer import ArenaWriter
 from kineto_agent.sources.interface import SourceCounts
 
 BUFFER_BYTES = 1 << 20

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional
 
-from kineto_agent import env
-from kineto_agent.debuglog import log_exception
 from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.system import env
+from kineto_agent.system.debuglog import log_exception
 
 # Kineto's names; what is not among them and not offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
@@ -56,14 +56,14 @@ class Plan(NamedTuple):
 def sources() -> List[Source]:
     """The sources of this process in the order in which they start, made when first needed. Never raises."""
     if "python_stacks" not in _sources:
-        from kineto_agent.sources.python_calls import PythonCallsSource
-        from kineto_agent.sources.python_stacks import PythonStacksSource
+        from kineto_agent.sources.python.call_tracing import PythonCallsSource
+        from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 
         _sources["python_stacks"] = PythonStacksSource()
         _sources["python_calls"] = PythonCallsSource()
     if "cupti" not in _sources and _has_nvidia():
         try:
-            from kineto_agent.sources.cupti import CuptiSource
+            from kineto_agent.sources.cupti.gpu_activities import CuptiSource
 
             _sources["cupti"] = CuptiSource()
         except Exception:  # noqa: BLE001 - a process without a usable source still has the others
@@ -77,14 +77,14 @@ def sources() -> List[Source]:
 def _add_torch_sources() -> None:
     """What needs torch costs nothing in a process without it."""
     if _TORCH_OPS not in _sources:
-        from kineto_agent.sources.torch_ops import TorchOpsSource
+        from kineto_agent.sources.torch.operators import TorchOpsSource
 
         _sources[_TORCH_OPS] = TorchOpsSource()
     if "memory_events" in _sources:
         return
     try:
-        from kineto_agent.sources.memory import MemorySource
-        from kineto_agent.sources.memory_events import MemoryEventsSource
+        from kineto_agent.sources.memory.allocation_events import MemoryEventsSource
+        from kineto_agent.sources.memory.snapshots import MemorySource
 
         for source in (MemorySource(), MemoryEventsSource()):
             _sources[source.name] = source

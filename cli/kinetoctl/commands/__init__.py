@@ -1,1 +1,1 @@
-"""One file per command; each has a click command called `command`."""
+"""One module for each command, each with a click command called `command`; a folder is a group of commands."""

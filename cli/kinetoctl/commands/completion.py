@@ -4,9 +4,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM
+from kinetoctl.base.common_options import common_options
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text
-from kinetoctl.settings import common_options
 
 
 @click.command("completion")

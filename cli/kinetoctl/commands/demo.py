@@ -7,16 +7,16 @@ import click
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.client import Client
+from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.value_types import DURATION
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.tracing import Outcome, TraceRequest
 from kinetoctl.commands.trace import run_trace
-from kinetoctl.demo import demo_daemon, demo_folder, demo_target, read_back, wait_for_agent
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.folder import FOLDER, prepare_folder
+from kinetoctl.local.demo_processes import demo_daemon, demo_folder, demo_target, read_back, wait_for_agent
+from kinetoctl.options.output_dir import FOLDER, prepare_folder
 from kinetoctl.output import units
 from kinetoctl.output.console import say
-from kinetoctl.parsing import DURATION
-from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.tracing import Outcome, TraceRequest
 
 
 def _say(settings: Settings, text: str) -> None:

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kinetoctl.base.common_options import current, table_options
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.settings import current, table_options
-from kinetoctl.traces import one_trace, open_context, trace_argument, trace_errors
+from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument, trace_errors
 
 if TYPE_CHECKING:
-    from kineto_trace.analysis.context import Context
-    from kineto_trace.analysis.result import Result
+    from kineto_trace.model.context import Context
+    from kineto_trace.view_api.result import Result
 
 DEFAULT_LIMIT = 20
 VIEWS = {"ops": "diff_operators", "kernels": "diff_kernel_names", "steps": "diff_step_times"}  # compared by name
@@ -63,11 +63,11 @@ def command(
         contexts = open_context(first), open_context(second)
         results = {name: _compared(name, *contexts, path, compat) for name in names}
     if settings.file is not None:
-        from kinetoctl.output.saving import save_results
+        from kinetoctl.output.result_files import save_results
 
         save_results(results, settings, limit=limit or 0)
         return ExitCode.DONE
-    from kinetoctl.output.tables import show_results
+    from kinetoctl.output.result_tables import show_results
 
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
     show_results(results, settings, limit=rows, title=len(results) > 1)
@@ -75,9 +75,9 @@ def command(
 
 
 def _compared(name: str, baseline: "Context", other: "Context", path: str | None, compat: str | None) -> "Result":
-    from kineto_trace.analysis.catalog import find_view
-    from kineto_trace.analysis.view import Compat
-    from kineto_trace.analysis.views.diff import compare, diff_tree, diff_tree_ops
+    from kineto_trace.analysis.diff.diff_views import compare, diff_tree, diff_tree_ops
+    from kineto_trace.analysis.view_catalog import find_view
+    from kineto_trace.view_api.view import Compat
 
     if name == MODULES:
         return diff_tree(baseline, other, path=path or ROOT, compat=Compat(compat or Compat.NONE))

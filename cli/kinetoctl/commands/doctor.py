@@ -2,13 +2,13 @@
 
 import click
 
-from kinetoctl.client import Client
+from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.lazy_import import completed
+from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.lazy import completed
+from kinetoctl.options.selection_options import MAX_PID
 from kinetoctl.output.diagnosis import print_diagnosis, print_host_diagnosis, problems
-from kinetoctl.output.documents import emit, plain
-from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.targets import MAX_PID
+from kinetoctl.output.json_yaml import emit, plain
 
 
 @click.command("doctor")

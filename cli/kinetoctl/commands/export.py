@@ -6,18 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kinetoctl.base.common_options import Settings, current, options_without_form
+from kinetoctl.base.value_types import RANKS
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.trace_arguments import (
+    found_traces,
+    one_trace,
+    open_context,
+    trace_errors,
+    traces_argument,
+    write_errors,
+)
 from kinetoctl.output import units
 from kinetoctl.output.console import say
-from kinetoctl.output.documents import emit
-from kinetoctl.parsing import RANKS
-from kinetoctl.settings import Settings, current, options_without_form
-from kinetoctl.traces import found_traces, one_trace, open_context, trace_errors, traces_argument, write_errors
+from kinetoctl.output.json_yaml import emit
 
 if TYPE_CHECKING:
-    from kineto_trace.export.write import Written
-    from kineto_trace.load.find import Source
-    from kineto_trace.merge.write import Merged
+    from kineto_trace.formats.trace_export import Written
+    from kineto_trace.merge.merged_export import Merged
+    from kineto_trace.open.trace_discovery import Source
 
 FORMATS = (
     *("chrome", "chrome-json", "perfetto", "tensorboard", "speedscope", "folded", "folded-gpu", "folded-samples"),
@@ -28,7 +35,7 @@ ALIGNMENTS = ("collectives", "clock")
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
     from click.shell_completion import CompletionItem
-    from kineto_trace.export.write import FORMATS as WRITTEN
+    from kineto_trace.formats.trace_export import FORMATS as WRITTEN
 
     return [CompletionItem(e.name, help=e.meaning) for e in WRITTEN.values() if e.name.startswith(incomplete)]
 
@@ -105,7 +112,7 @@ def command(
         _not_itself(path, [source])
         context = open_context(source)
         with trace_errors(), write_errors(path):
-            from kineto_trace.export.write import export_trace
+            from kineto_trace.formats.trace_export import export_trace
 
             written = export_trace(context.trace, path, format_name or "")
     _tell(written, {}, (*context.trace.notes, *written.notes), "", settings)
@@ -124,8 +131,8 @@ def _merge(
     with found_traces(traces, settings) as sources:
         _not_itself(path, sources)
         with trace_errors(), write_errors(path):
-            from kineto_trace.merge.clocks import read_clocks
-            from kineto_trace.merge.write import merge_traces
+            from kineto_trace.collectives.rank_clocks import read_clocks
+            from kineto_trace.merge.merged_export import merge_traces
 
             clocks = None if clocks_path is None else read_clocks(clocks_path)
             refine = align == ALIGNMENTS[0]

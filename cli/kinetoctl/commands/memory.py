@@ -5,15 +5,15 @@ from pathlib import Path
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.formats import ATTACHMENTS
+from kineto_trace.store.output_formats import ATTACHMENTS
 
-from kinetoctl.client import Client
+from kinetoctl.base.common_options import common_options, current
+from kinetoctl.base.value_types import DURATION, KEEP, SIZE
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.tracing import TraceRequest
 from kinetoctl.commands.trace import run_trace
-from kinetoctl.folder import FOLDER, prepare_folder
-from kinetoctl.parsing import DURATION, KEEP, SIZE
-from kinetoctl.settings import common_options, current
-from kinetoctl.targets import Selection, required, selector_options
-from kinetoctl.tracing import TraceRequest
+from kinetoctl.options.output_dir import FOLDER, prepare_folder
+from kinetoctl.options.selection_options import Selection, required, selector_options
 
 ACTIVITY_TYPE = "memory_snapshot"
 DEFAULT_DURATION_NS = 10_000_000_000

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.errors import Refused
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.local.perfetto_ui import HOST, PORT, Served, offline_ui, serving
+from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument, trace_errors, write_errors
 from kinetoctl.output import units
 from kinetoctl.output.console import say
-from kinetoctl.perfetto_ui import HOST, PORT, Served, offline_ui, serving
-from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.traces import one_trace, open_context, trace_argument, trace_errors, write_errors
 
 if TYPE_CHECKING:
-    from kineto_trace.load.find import Source
+    from kineto_trace.open.trace_discovery import Source
 
 CONVERTED_FORMAT, CONVERTED_SUFFIX = "chrome", ".json.gz"  # what the UI opens soonest
 
@@ -61,7 +61,7 @@ def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> in
 def _readable(source: "Source", settings: Settings) -> Iterator[Path]:
     """A file that the UI reads: the trace itself, or a temporary one made of it."""
     with trace_errors():
-        from kineto_trace.load.open import Form, detect
+        from kineto_trace.open.trace_opener import Form, detect
 
         form = detect(source.path)
         if form in (Form.CHROME, Form.PERFETTO):
@@ -72,7 +72,7 @@ def _readable(source: "Source", settings: Settings) -> Iterator[Path]:
         if not settings.quiet:
             say(f"converting {source.path} to Chrome JSON", err=True)
         with trace_errors(), write_errors(path):
-            from kineto_trace.export.write import export_trace
+            from kineto_trace.formats.trace_export import export_trace
 
             export_trace(open_context(source).trace, path, CONVERTED_FORMAT)
         yield path

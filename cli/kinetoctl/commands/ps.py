@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.client import Client
+from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.client import enum_names
+from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.fleet.options import named_places, place_options
-from kinetoctl.output import names
+from kinetoctl.options.host_options import named_places, place_options
+from kinetoctl.options.selection_options import Selection, selector_options
 from kinetoctl.output.console import print_table, say
-from kinetoctl.output.documents import emit, plain
-from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.targets import Selection, selector_options
+from kinetoctl.output.json_yaml import emit, plain
 
 if TYPE_CHECKING:
-    from kinetoctl.fleet.client import HostClient
-    from kinetoctl.fleet.places import Place
+    from kinetoctl.client.fleet.host_client import HostClient
+    from kinetoctl.client.hosts.host_targets import Place
 
 Shown = tuple[list[pb.Process], ExitCode]
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
@@ -33,7 +33,7 @@ def _show(processes: Sequence[pb.Process], settings: Settings, hosts: Sequence[s
         (
             *hosts[at : at + 1],
             *_row(process),
-            *((names.pod(process) or "-",) if pods else ()),
+            *((enum_names.pod(process) or "-",) if pods else ()),
             " ".join(process.command),
         )
         for at, process in enumerate(processes)
@@ -57,12 +57,12 @@ def _row(process: pb.Process) -> tuple[str, ...]:
 def _agent(process: pb.Process) -> str:
     if process.attached and process.agent_state == pb.AGENT_STATE_READY:
         return "ATTACHED"
-    return names.agent_state(process.agent_state)
+    return enum_names.agent_state(process.agent_state)
 
 
 def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, every: bool, settings: Settings) -> Shown:
     """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
-    from kinetoctl.fleet.ask import ask, errors, exit_code, values  # 60 ms that one host does not need
+    from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # 60 ms that one host does not need
 
     async def processes(client: "HostClient", place: "Place") -> list[pb.Process]:
         return await client.processes(place.selected(selector), include_without_agent=every)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kinetoctl.base.common_options import Settings, current, table_options
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.settings import Settings, current, table_options
-from kinetoctl.traces import found_traces, open_context, source_names, trace_errors, traces_argument
+from kinetoctl.options.trace_arguments import found_traces, open_context, source_names, trace_errors, traces_argument
 
 if TYPE_CHECKING:
-    from kineto_trace.analysis.result import Result
+    from kineto_trace.view_api.result import Result
 
 
 @click.command("query")
@@ -46,20 +46,20 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
     with trace_errors():
         result = _result(sql, traces, settings)
     if settings.file is not None:
-        from kinetoctl.output.saving import save_results
+        from kinetoctl.output.result_files import save_results
 
         save_results({"query": result}, settings, limit=limit, named=False)
     else:
-        from kinetoctl.output.tables import show_result
+        from kinetoctl.output.result_tables import show_result
 
         show_result(result, settings, limit=limit)
     return ExitCode.DONE
 
 
 def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
-    from kineto_trace.load.find import rank_notes
+    from kineto_trace.open.trace_discovery import rank_notes
     from kineto_trace.sql import Database
-    from kineto_trace.sql.raw import Source
+    from kineto_trace.sql.arrow_tables import Source
 
     with found_traces(traces, settings) as sources:
         names = source_names(sources)
@@ -70,7 +70,7 @@ def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
 
 
 def _schema(table: str, settings: Settings) -> int:
-    from kinetoctl.output.schema import show_table, show_tables
+    from kinetoctl.output.sql_schema import show_table, show_tables
 
     with trace_errors():
         if table:

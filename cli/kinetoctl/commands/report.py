@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from kineto_protos.options import Parsed
 
+from kinetoctl.base.common_options import Settings, current, table_options
+from kinetoctl.base.view_settings import options_of, parse_setting
 from kinetoctl.errors import UsageProblem
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.jobs import COMPATS, executor_for, job_options
+from kinetoctl.options.trace_arguments import found_traces, trace_errors, traces_argument, write_errors
+from kinetoctl.options.worker_options import COMPATS, executor_for, job_options
 from kinetoctl.output import units
 from kinetoctl.output.console import say
-from kinetoctl.settings import Settings, current, table_options
-from kinetoctl.traces import found_traces, trace_errors, traces_argument, write_errors
-from kinetoctl.view_options import options_of, parse_setting
 
 if TYPE_CHECKING:
-    from kineto_trace.analysis.result import Result
-    from kineto_trace.analysis.view import View
-    from kineto_trace.load.find import Source
+    from kineto_trace.open.trace_discovery import Source
+    from kineto_trace.view_api.result import Result
+    from kineto_trace.view_api.view import View
 
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
@@ -40,7 +40,7 @@ SHORT = {
     "collective_summary": 8,
     "overview": 8,
 }
-MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.job
+MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.analysis.view_runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class ReportOptions:
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
     from click.shell_completion import CompletionItem
-    from kineto_trace.analysis.catalog import VIEWS
+    from kineto_trace.analysis.view_catalog import VIEWS
 
     return [
         CompletionItem(name, help=view.description.partition("\n")[0])
@@ -149,16 +149,16 @@ def _overview(compat: str | None, traces: int) -> Sequence[str]:
 
 def _chosen(names: Sequence[str]) -> list["View"]:
     """The views of these names, each once. Raises ViewError."""
-    from kineto_trace.analysis.catalog import find_view
+    from kineto_trace.analysis.view_catalog import find_view
 
     return [find_view(name) for name in dict.fromkeys(names)]
 
 
 def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "Result"]:
     """By view. A view that was asked for must know `compat`; those of the overview give their own figures else."""
-    from kineto_trace.analysis.common_findings import MANY_RANKS, common_findings
-    from kineto_trace.analysis.view import Compat
-    from kineto_trace.job import Request, run_views
+    from kineto_trace.analysis.findings.common_findings import MANY_RANKS, common_findings
+    from kineto_trace.analysis.view_runner import Request, run_views
+    from kineto_trace.view_api.view import Compat
 
     views = _chosen(options.views or _overview(options.compat, len(sources)))
     settings = options_of(views, options.settings)
@@ -189,7 +189,7 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
 
 def _without_rank(result: "Result") -> "Result":
     """A table for people of one trace need not say whose rows it has."""
-    from kineto_trace.analysis.view import RANK
+    from kineto_trace.view_api.view import RANK
 
     if result.columns[: len(RANK)] != RANK or len(result.columns) == 1:
         return result
@@ -209,8 +209,8 @@ def _with_columns(result: "Result", names: str | None) -> "Result":
 
 
 def _show(results: dict[str, "Result"], options: ReportOptions, settings: Settings) -> None:
-    from kinetoctl.output.saving import save_results
-    from kinetoctl.output.tables import show_results
+    from kinetoctl.output.result_files import save_results
+    from kinetoctl.output.result_tables import show_results
 
     if settings.file is not None:
         save_results(results, settings, limit=options.limit or 0)
@@ -234,9 +234,9 @@ def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: S
 
 
 def _explain(options: ReportOptions, settings: Settings) -> int:
-    from kineto_trace.analysis.catalog import VIEWS
+    from kineto_trace.analysis.view_catalog import VIEWS
 
-    from kinetoctl.output.views import describe_views, list_views
+    from kinetoctl.output.view_help import describe_views, list_views
 
     if not options.describe:
         list_views(list(VIEWS.values()), settings)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from kinetoctl.inject import agent_environment, agent_socket_paths, execute
+from kinetoctl.base.common_options import common_options, current
+from kinetoctl.local.agent_injection import agent_environment, agent_socket_paths, execute
 from kinetoctl.output.console import say
-from kinetoctl.settings import common_options, current
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -10,15 +10,15 @@ import click
 from kineto_protos.v1 import profiler_pb2 as pb
 from rich.live import Live
 
-from kinetoctl.client import Client
+from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.value_types import DURATION
+from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import TimedOut
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.selection_options import Selection, selector_options
 from kinetoctl.output.console import captured, rich_console, say_text
-from kinetoctl.output.documents import as_json, as_yaml, emit, plain
-from kinetoctl.output.top import ORDERS, ordered, render
-from kinetoctl.parsing import DURATION
-from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.targets import Selection, selector_options
+from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
+from kinetoctl.output.top_screen import ORDERS, ordered, render
 
 LEAST_INTERVAL_NS = 500_000_000
 MOST_INTERVAL_NS = 3600 * 10**9

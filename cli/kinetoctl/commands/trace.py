@@ -8,26 +8,26 @@ from typing import Any, TypeVar
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.formats import SUFFIXES
+from kineto_trace.store.output_formats import SUFFIXES
 
-from kinetoctl.client import Client
-from kinetoctl.configured import KINETO_CONFIG, asked_for, configured
-from kinetoctl.fleet.options import PLACE_OPTIONS, named_places, place_options
-from kinetoctl.fleet.places import Place
-from kinetoctl.fleet.run import FleetRequest
-from kinetoctl.fleet.timing import REQUIREMENTS, WARMUP_NS
-from kinetoctl.fleet.whole import new_id, trace_fleet
-from kinetoctl.folder import FOLDER, prepare_folder
-from kinetoctl.lazy import completed
+from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.help_sections import SectionedCommand
+from kinetoctl.base.lazy_import import completed
+from kinetoctl.base.value_types import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.fleet.fleet_run import FleetRequest
+from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
+from kinetoctl.client.fleet.workflow import new_id, trace_fleet
+from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.tracing import Outcome, TraceRequest, trace
+from kinetoctl.options.capture_spec import STACKS, TraceOptions, build_spec
+from kinetoctl.options.host_options import PLACE_OPTIONS, named_places, place_options
+from kinetoctl.options.kineto_config_merge import KINETO_CONFIG, asked_for, configured
+from kinetoctl.options.output_dir import FOLDER, prepare_folder
+from kinetoctl.options.selection_options import PARAMETERS, selector_options
+from kinetoctl.output.capture_progress import show_progress
+from kinetoctl.output.capture_result import show_capture
 from kinetoctl.output.console import say
-from kinetoctl.output.progress import show_progress
-from kinetoctl.output.results import show_capture
-from kinetoctl.parsing import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
-from kinetoctl.sections import SectionedCommand
-from kinetoctl.settings import Settings, common_options, current
-from kinetoctl.spec import STACKS, TraceOptions, build_spec
-from kinetoctl.targets import PARAMETERS, selector_options
-from kinetoctl.tracing import Outcome, TraceRequest, trace
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_STACK_HZ = 1000  # above that the sampler would take more time than it tells

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
+from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say
-from kinetoctl.output.documents import emit
-from kinetoctl.settings import Settings, common_options, current
+from kinetoctl.output.json_yaml import emit
 
 DISTRIBUTION = "kinetod"
 
@@ -24,7 +24,7 @@ def client_version() -> str:
 
 
 def _daemon_version(settings: Settings) -> str | None:
-    from kinetoctl.client import Client  # --client does without gRPC
+    from kinetoctl.client.daemon_client import Client  # --client does without gRPC
     from kinetoctl.errors import CliError
 
     try:

@@ -1,1 +1,1 @@
-"""Laying kinetod down on a host: users, units, configuration, folders; and taking it away again."""
+"""Installs kinetod on a host (users, units, configuration, folders) and removes it again."""

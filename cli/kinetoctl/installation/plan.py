@@ -18,7 +18,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from kinetoctl.errors import NotInstalled, UsageProblem
-from kinetoctl.installation.leftovers import check_file, check_folder, check_users
+from kinetoctl.installation.conflicts import check_file, check_folder, check_users
 from kinetoctl.installation.steps import (
     Control,
     Enabled,

@@ -1,1 +1,1 @@
-"""What kinetoctl prints: results on stdout, progress on stderr."""
+"""Prints what commands have to say: results on stdout, progress and messages on stderr."""

@@ -1,7 +1,7 @@
 """What is printed: lines, Rich consoles for stdout (results) and stderr (progress), and tables that survive a pipe.
 
 Everything that kinetoctl prints goes through `say`, `say_text` or `rich_console` (a test holds it): much of it are
-texts of others, whose controls are spelled out here (`kineto_trace.visible`). Styles are added afterwards.
+texts of others, whose controls are spelled out here (`kineto_trace.base.visible_text`). Styles are added afterwards.
 """
 
 import os
@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-from kineto_trace.visible import one_line, visible
+from kineto_trace.base.visible_text import one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType

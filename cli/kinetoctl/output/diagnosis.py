@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterable
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.visible import one_line
+from kineto_trace.base.visible_text import one_line
 from rich.table import Table
 from rich.text import Text
 
-from kinetoctl.output import names
+from kinetoctl.client import enum_names
 from kinetoctl.output.console import captured, rich_console, say_text
 
 STYLES = {"OK": "green", "NOTE": "yellow", "PROBLEM": "bold red", "UNKNOWN": "magenta"}
@@ -43,7 +43,7 @@ def _table(checks: Iterable[pb.Check]) -> Table:
     table.add_column("STATUS", no_wrap=True)
     table.add_column("DETAIL", overflow="fold")
     for check in checks:
-        status = names.check_status(check.status)
+        status = enum_names.check_status(check.status)
         detail = Text(one_line(check.detail))
         if check.advice:
             detail.append(f"\n{ARROW} {one_line(check.advice)}", style="italic")

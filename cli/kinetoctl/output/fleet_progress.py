@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.visible import one_line
+from kineto_trace.base.visible_text import one_line
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kinetoctl.output import names, units
+from kinetoctl.client import enum_names
+from kinetoctl.output import units
+from kinetoctl.output.capture_progress import REFRESHES_PER_S, state_text
 from kinetoctl.output.console import say, stderr_console
-from kinetoctl.output.progress import REFRESHES_PER_S, state_text
 
 if TYPE_CHECKING:
-    from kinetoctl.fleet.member import Member
+    from kinetoctl.client.fleet.host_run import Member
 
 FEW = 16  # so many processes have a line each
 LINES_EVERY_S = 1.0
@@ -92,7 +93,7 @@ class FleetLines:
             text = rank_state(member, target)
             if target.state != pb.TARGET_STATE_PENDING and self._said.get(key) != text:
                 self._said[key] = text
-                say(f"{member.place.host} {names.target(target)}: {text}", err=True)
+                say(f"{member.place.host} {enum_names.target(target)}: {text}", err=True)
 
     def _all(self) -> None:
         text = states_text(counted(self._members.values()))
@@ -149,7 +150,7 @@ class FleetTable:
                 counts = target.counts
                 table.add_row(
                     Text(one_line(member.place.host)),
-                    names.target(target),
+                    enum_names.target(target),
                     Text(one_line(rank_state(member, target))),
                     units.count(sum(count.records for count in counts)),
                     units.size(sum(count.bytes for count in counts)),

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.fleet.clock import Offset
-from kinetoctl.fleet.member import LOST, STARTED_APART_NS, Fleet, Member, Rank, began_ns
-from kinetoctl.output import names, units
+from kinetoctl.base.common_options import Settings
+from kinetoctl.client import enum_names
+from kinetoctl.client.fleet.clock_offsets import Offset
+from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, Member, Rank, began_ns
+from kinetoctl.output import units
+from kinetoctl.output.capture_result import capture_document
 from kinetoctl.output.console import print_table, say
-from kinetoctl.output.documents import emit, plain
 from kinetoctl.output.fleet_progress import counted, states_text
-from kinetoctl.output.results import capture_document
-from kinetoctl.settings import Settings
+from kinetoctl.output.json_yaml import emit, plain
 
 if TYPE_CHECKING:
-    from kinetoctl.fleet.files import MergedFile
+    from kinetoctl.client.fleet.fleet_files import MergedFile
 
 COLUMNS = ("HOST", "RANK", "PID", "VERDICT", "RECORDS", "CLOCK", "REASON")
 MANY = 64  # of more processes those of a host that are all done have one line
@@ -39,7 +40,7 @@ def _verdict(rank: Rank) -> str:
     if rank.member.is_lost(rank.target):
         return "UNKNOWN"
     ended = rank.target.state == pb.TARGET_STATE_ENDED
-    return names.verdict(rank.target.verdict) if ended else names.target_state(rank.target.state)
+    return enum_names.verdict(rank.target.verdict) if ended else enum_names.target_state(rank.target.state)
 
 
 def _reason(rank: Rank, start_ns: int) -> str:
@@ -111,7 +112,7 @@ def notes(fleet: Fleet) -> Iterator[str]:
             yield f"{member.place.host}: {warning}"
         for target in member.targets:
             for warning in target.warnings:
-                yield f"{member.place.host} {names.target(target)}: {warning}"
+                yield f"{member.place.host} {enum_names.target(target)}: {warning}"
     if missing := fleet.missing_ranks():
         yield f"no host has rank {ranks_text(missing)}"
     spread_ns, uncertainty_ns = fleet.spread_ns(), fleet.uncertainty_ns()

@@ -1,1 +1,1 @@
-"""What columns say: figures for people and machines."""
+"""Holds all views by subject, their catalog, and the runner that applies them to one or many traces."""

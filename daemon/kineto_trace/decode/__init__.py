@@ -1,1 +1,1 @@
-"""Raw records of the activity sources to columns."""
+"""Decodes the raw records of the activity sources into columns."""

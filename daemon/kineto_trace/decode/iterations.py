@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
-from kineto_trace.target import TargetInfo
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 
 PREFIX = "ProfilerStep#"
 _SCOPE_USER = 7

@@ -1,1 +1,1 @@
-"""One page with the analyses of a job: charts and tables in a file that needs nothing else."""
+"""Renders the views of a job as one self-contained HTML page."""

@@ -18,14 +18,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kineto_agent import __version__
 from markupsafe import Markup
 
-from kineto_trace.analysis.breakdown import OTHER, ROLES
-from kineto_trace.analysis.common_findings import MANY_RANKS, common_findings
-from kineto_trace.analysis.idle_gaps import CAUSES
-from kineto_trace.analysis.result import Result, ResultColumn
-from kineto_trace.files import write_atomically
+from kineto_trace.analysis.findings.common_findings import MANY_RANKS, common_findings
+from kineto_trace.analysis.idle.idle_gaps import CAUSES
+from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES
+from kineto_trace.analysis.view_runner import Paths, Request, run_views
+from kineto_trace.base.atomic_files import write_atomically
 from kineto_trace.html.charts import Series, lines, stacked_bars
-from kineto_trace.job import Paths, Request, run_views
-from kineto_trace.load.find import Source, find_traces
+from kineto_trace.open.trace_discovery import Source, find_traces
+from kineto_trace.view_api.result import Result, ResultColumn
 
 MAX_ROWS = 100
 MAX_BARS = 40

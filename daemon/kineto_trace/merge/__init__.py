@@ -1,1 +1,1 @@
-"""Traces of several ranks put together into one file, on one clock."""
+"""Merges the traces of several ranks into one file on one clock."""

@@ -21,15 +21,15 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kineto_trace.analysis.catalog import VIEWS
-from kineto_trace.analysis.result import Result, ResultColumn
-from kineto_trace.analysis.result import Type as ResultType
-from kineto_trace.analysis.view import View
+from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.analysis.view_runner import trace_notes
 from kineto_trace.errors import QueryError, TraceError
-from kineto_trace.job import trace_notes
-from kineto_trace.sql.lazy import LazyTable
-from kineto_trace.sql.raw import Source, constant, event_column, event_counts, raw_column
+from kineto_trace.sql.arrow_tables import Source, constant, event_column, event_counts, raw_column
+from kineto_trace.sql.lazy_tables import LazyTable
 from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, sql_tables
+from kineto_trace.view_api.result import Result, ResultColumn
+from kineto_trace.view_api.result import Type as ResultType
+from kineto_trace.view_api.view import View
 
 _SETTINGS = {
     "enable_external_access": "false",

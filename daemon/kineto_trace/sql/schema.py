@@ -1,7 +1,8 @@
 """The tables that SQL over traces knows: names, columns, units, what they mean.
 
 Theory of operation
-    Three sorts of tables. Of activities: one per kind of the column model (kineto_trace.model), and `events`, all of
+    Three sorts of tables. Of activities: one per kind of the column model (kineto_trace.model.trace), and `events`,
+    all of
     them under each other. Of the traces themselves: `traces`, `devices`. Of analyses: one per registered view, with
     the columns of the view's result for its default options.
 
@@ -16,11 +17,11 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from kineto_trace.analysis.catalog import VIEWS
-from kineto_trace.analysis.result import ARROW_TYPES
+from kineto_trace.analysis.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
-from kineto_trace.load.chrome_kinds import DTYPES, KINDS
-from kineto_trace.model import API_TABLES, GPU_TABLES, NO_PRIORITY, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
+from kineto_trace.model.event_kinds import DTYPES, KINDS
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_PRIORITY, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
+from kineto_trace.view_api.result import ARROW_TYPES
 
 TEXT = pa.string()
 NAMES = pa.dictionary(pa.int32(), pa.string())  # texts that repeat

@@ -1,1 +1,1 @@
-"""Who may do what: callers, roles, the decision, limits, the audit log."""
+"""Identifies the caller of every call, authorizes the call, limits it and writes the audit log."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from kinetod.access.jobs import PROC, jobs_of
-from kinetod.access.kubernetes import KubernetesUsers
 from kinetod.access.peers import Peer
-from kinetod.access.policy import Action, Caller, Role, Via, sees_all
-from kinetod.access.roles import Grant, LocalRules, certificate_names, local_roles
-from kinetod.config import Config, Settings
-from kinetod.errors import NotIdentified, NotPermitted, Reason
-from kinetod.text import clean
+from kinetod.access.token_users import KubernetesUsers
+from kinetod.base.errors import NotIdentified, NotPermitted, Reason
+from kinetod.base.safe_text import clean
+from kinetod.config.settings import Config, Settings
+from kinetod.permissions.role_grants import Grant, LocalRules, certificate_names, local_roles
+from kinetod.permissions.role_policy import Action, Caller, Role, Via, sees_all
+from kinetod.processes.batch_jobs import PROC, jobs_of
 
 KEEP_NAMES_S = 60.0
 KEEP_JOBS_S = 2.0
@@ -52,7 +52,7 @@ class Standing:
 
 
 class Callers:
-    """Finds out who calls. `peer_of` knows the connections (see `front`)."""
+    """Finds out who calls. `peer_of` knows the connections (see `connection_proxy`)."""
 
     def __init__(
         self,

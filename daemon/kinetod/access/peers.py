@@ -19,8 +19,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kinetod.access.policy import Via
-from kinetod.libc import LIBC
+from kinetod.base.libc import LIBC
+from kinetod.permissions.role_policy import Via
 
 _UCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Linux 4.13

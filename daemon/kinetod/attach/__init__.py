@@ -1,1 +1,1 @@
-"""Getting the agent into a process that nobody prepared."""
+"""Brings the agent into a process that nobody prepared."""

@@ -1,1 +1,1 @@
-"""Captures: the request, the work in each target, and the whole."""
+"""Runs captures from the request to the stored result."""

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from kineto_protos.alignment import Aligned
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.target import MAX_OFFSET_NS
+from kineto_trace.model.target_info import MAX_OFFSET_NS
 
-from kinetod.captures.alignment import OBSERVED_S
-from kinetod.captures.spec import MAX_ITERATIONS, check_start_time
-from kinetod.captures.target import TargetRun
-from kinetod.captures.verdict import Ending, Outcome
-from kinetod.config import Config
-from kinetod.errors import Precondition, Reason, VerdictReason, invalid
+from kinetod.base.errors import Precondition, Reason, VerdictReason, invalid
+from kinetod.captures.request.alignment import OBSERVED_S
+from kinetod.captures.request.capture_spec import MAX_ITERATIONS, check_start_time
+from kinetod.captures.result.verdict import Ending, Outcome
+from kinetod.captures.target.target_run import TargetRun
+from kinetod.config.settings import Config
 
 _MAX_ITERATION = 2**53
 

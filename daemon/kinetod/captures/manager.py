@@ -20,28 +20,9 @@ from typing import NamedTuple
 from kineto_protos.alignment import plan
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod import metrics
-from kinetod.access import limits
-from kinetod.access.policy import Action, Caller, Role, Thing, sees_all
-from kinetod.attaching import Attacher
-from kinetod.captures.alignment import observe
-from kinetod.captures.arming import Arming, not_startable
-from kinetod.captures.counts import stored_bytes
-from kinetod.captures.fetch import fetch
-from kinetod.captures.keeping import Keeping
-from kinetod.captures.making import new_capture
-from kinetod.captures.pages import fitting, from_token, to_token
-from kinetod.captures.recovery import recover_target
-from kinetod.captures.resolve import Resolved, Wanted, resolve, still_there
-from kinetod.captures.running import Running
-from kinetod.captures.saving import Saver
-from kinetod.captures.services import Services
-from kinetod.captures.spec import CaptureRequest, checked_key, checked_spec, request_hash
-from kinetod.captures.store_shares import StoreShares
-from kinetod.captures.target import TargetRun
-from kinetod.captures.verdict import Ending, Outcome, capture_status
-from kinetod.config import Config, Settings
-from kinetod.errors import (
+from kinetod.agents.attacher import Attacher
+from kinetod.base import metrics
+from kinetod.base.errors import (
     AlreadyExists,
     KinetodError,
     NotFound,
@@ -51,10 +32,29 @@ from kinetod.errors import (
     VerdictReason,
     invalid,
 )
-from kinetod.registry import Registry
-from kinetod.store import Store, key_of
-from kinetod.stored_files import folder_bytes
-from kinetod.workers import RAW_KEPT
+from kinetod.captures.arming import Arming, not_startable
+from kinetod.captures.live_capture import Running
+from kinetod.captures.pagination import fitting, from_token, to_token
+from kinetod.captures.persistence import Saver
+from kinetod.captures.request.alignment import observe
+from kinetod.captures.request.capture_spec import CaptureRequest, checked_key, checked_spec, request_hash
+from kinetod.captures.request.factory import new_capture
+from kinetod.captures.request.target_resolution import Resolved, Wanted, resolve, still_there
+from kinetod.captures.result.decode_pool import RAW_KEPT
+from kinetod.captures.result.fetch import fetch
+from kinetod.captures.result.lifecycle import Keeping
+from kinetod.captures.result.verdict import Ending, Outcome, capture_status
+from kinetod.captures.store_shares import StoreShares
+from kinetod.captures.target.recovery import recover_target
+from kinetod.captures.target.services import Services
+from kinetod.captures.target.source_counts import stored_bytes
+from kinetod.captures.target.target_run import TargetRun
+from kinetod.config.settings import Config, Settings
+from kinetod.permissions import caller_limits
+from kinetod.permissions.role_policy import Action, Caller, Role, Thing, sees_all
+from kinetod.selection.process_registry import Registry
+from kinetod.store.capture_store import Store, key_of
+from kinetod.store.stored_files import folder_bytes
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class CaptureManager:
         own = sum(running.capture.owner_uid == owner for running in self._running.values())
         config = self._config
         most_own, most = config.max_captures_per_user, config.max_captures
-        limits.check_captures(caller, own, len(self._running), most_own=most_own, most=most)
+        caller_limits.check_captures(caller, own, len(self._running), most_own=most_own, most=most)
 
     def _live_bytes(self) -> Mapping[int, int]:
         """What running captures have written, by user. From any thread."""

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from kineto_protos.units import format_size
 
-from kinetod.access import limits
-from kinetod.access.policy import Caller, Role
-from kinetod.captures.spool import ShareUsed
-from kinetod.config import Config, Settings
-from kinetod.errors import Exhausted, Reason
-from kinetod.retention import Retention, share_bytes
-from kinetod.store import Store, Use, store_error
+from kinetod.base.errors import Exhausted, Reason
+from kinetod.captures.target.record_spool import ShareUsed
+from kinetod.config.settings import Config, Settings
+from kinetod.permissions import caller_limits
+from kinetod.permissions.role_policy import Caller, Role
+from kinetod.store.capture_store import Store, Use, store_error
+from kinetod.store.retention import Retention, share_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class StoreShares:
         await self.refresh()
         config, admin = self._config, Role.ADMIN in caller.roles
         stored_bytes = self._uses.get(owner_uid, Use(owner_uid=owner_uid)).stored_bytes
-        limits.check_stored(caller, stored_bytes, config.quota_per_user_bytes)
+        caller_limits.check_stored(caller, stored_bytes, config.quota_per_user_bytes)
         left = self.left(owner_uid, admin=admin)
         if left.size <= 0:
             raise Exhausted(Reason.QUOTA_EXCEEDED, f"no capture can begin: {left.why}", left_bytes=left.size)

@@ -1,1 +1,1 @@
-"""What the GPUs of this host do: read by the vendors' libraries in a process of its own."""
+"""Reads the state and the users of this host's GPUs through the vendors' libraries, in a process of its own."""

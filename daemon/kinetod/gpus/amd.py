@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kinetod.gpus.interface import GpuState, LibraryError, LibraryState
-from kinetod.text import clean
+from kinetod.base.safe_text import clean
+from kinetod.gpus.gpu_types import GpuState, LibraryError, LibraryState
 
 INSTALL = "pyrsmi is not installed (pip install 'kinetod[amd]')"
 _DRIVER_VERSION = Path("/sys/module/amdgpu/version")

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kinetod.gpus.interface import GpuProcess, GpuState, LibraryError, LibraryState
-from kinetod.text import clean
+from kinetod.base.safe_text import clean
+from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryError, LibraryState
 
 T = TypeVar("T")
 

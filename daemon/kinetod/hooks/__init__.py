@@ -1,1 +1,1 @@
-"""What the daemon runs or calls when a capture has ended."""
+"""Runs a program or sends a webhook when a capture has ended."""

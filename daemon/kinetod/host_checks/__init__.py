@@ -1,1 +1,1 @@
-"""What on this host stands in the way of traces, whatever the process: `kinetoctl doctor`, `kinetoctl host`."""
+"""Checks what on this host prevents tracing, whatever the process."""

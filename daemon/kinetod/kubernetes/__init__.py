@@ -1,1 +1,1 @@
-"""What kinetod knows of Kubernetes."""
+"""Asks the Kubernetes API server and the kubelet about pods, tokens and devices."""

@@ -28,9 +28,9 @@ import grpc.aio
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import PodResourcesListerStub
 
-from kinetod.attach.service.client import Unreachable
-from kinetod.kubernetes.passage import passage
-from kinetod.text import clean
+from kinetod.attach_helper.helper_client import Unreachable
+from kinetod.base.safe_text import clean
+from kinetod.kubernetes.socket_bridge import passage
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEADLINE_S = 5.0

@@ -1,1 +1,1 @@
-"""Other tools that profile GPUs on this host: who they are, and what they are in the way of."""
+"""Finds other GPU profilers on this host and says what they interfere with."""

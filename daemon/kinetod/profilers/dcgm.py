@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from enum import StrEnum
 
-from kinetod.text import clean
+from kinetod.base.safe_text import clean
 
 COMMAND = ("dcgmi",)
 DEADLINE_S = 3.0

@@ -1,1 +1,1 @@
-"""The daemon's gRPC face. Nothing below this folder knows gRPC."""
+"""Translates gRPC calls into calls of the daemon's parts, and their errors into gRPC statuses."""

@@ -7,18 +7,18 @@ from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.access.policy import Caller
-from kinetod.attach.preconditions import Finding, Status
-from kinetod.config import Settings
-from kinetod.gpus.findings import findings as gpu_findings
-from kinetod.gpus.reader import GpuReader
-from kinetod.host_checks.interface import Question
-from kinetod.host_checks.looker import HostLooker, Searcher
-from kinetod.metrics_gpus import present
-from kinetod.profilers.findings import findings as profiler_findings
-from kinetod.profilers.scan import Profiler
-from kinetod.registry import Registry
-from kinetod.rpc.diagnose import to_check
+from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.config.settings import Settings
+from kinetod.gpus.gpu_findings import findings as gpu_findings
+from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_runner import HostLooker, Searcher
+from kinetod.permissions.role_policy import Caller
+from kinetod.profilers.profiler_findings import findings as profiler_findings
+from kinetod.profilers.profiler_scan import Profiler
+from kinetod.rpc.diagnose_process import to_check
+from kinetod.selection.process_registry import Registry
+from kinetod.telemetry.gpu_metrics import present
 
 
 class Helper(Searcher, Protocol):

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from kinetod.access.doorkeeper import Doorkeeper
-from kinetod.errors import Exhausted
-from kinetod.rpc.status import Context, auth_of, to_status
+from kinetod.access.call_limits import Doorkeeper
+from kinetod.base.errors import Exhausted
+from kinetod.rpc.error_status import Context, auth_of, to_status
 
 REQUEST_S = 20.0  # a request that comes in parts is there within this time
 UNKNOWN = "(unknown method)"  # in the audit log: whoever calls chooses the name

@@ -14,17 +14,17 @@ import psutil
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
-from kinetod.access.limits import Shares
-from kinetod.access.policy import Caller, Role
-from kinetod.agents import AgentHub
-from kinetod.config import Settings
-from kinetod.errors import Reason, invalid
-from kinetod.gpus.interface import GpuState, Snapshot
-from kinetod.gpus.reader import GpuReader
-from kinetod.host_sample import HostSample, cpu_shares, sample_host, space_of
-from kinetod.identity import ProcessKey
-from kinetod.limits.fair import FairSlots
-from kinetod.registry import Match, Registry, checked_selector
+from kinetod.agents.agent_hub import AgentHub
+from kinetod.base.errors import Reason, invalid
+from kinetod.base.fair_slots import FairSlots
+from kinetod.config.settings import Settings
+from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.gpus.gpu_types import GpuState, Snapshot
+from kinetod.permissions.caller_limits import Shares
+from kinetod.permissions.role_policy import Caller, Role
+from kinetod.processes.identity import ProcessKey
+from kinetod.selection.process_registry import Match, Registry, checked_selector
+from kinetod.telemetry.host_sample import HostSample, cpu_shares, sample_host, space_of
 
 DEFAULT_INTERVAL_NS = 2 * 10**9
 LEAST_INTERVAL_NS = 500 * 10**6

@@ -1,1 +1,1 @@
-"""What a process of the daemon's own may still do once hostile data is in it: its own folder, and no more."""
+"""Confines the daemon's own worker processes before they handle hostile data."""

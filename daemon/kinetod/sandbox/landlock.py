@@ -1,7 +1,7 @@
 """Landlock: after `restrict` this process and its threads open only what the rules name.
 
 By the kernel's three system calls: the version (ABI) of the running kernel says what can be handled, and everything
-that can be is. Landlock does not look at stat, chmod, xattrs and sockets with a path; `seccomp` closes these.
+that can be is. Landlock does not look at stat, chmod, xattrs and sockets with a path; `seccomp_filter` closes these.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from kinetod.libc import LIBC
+from kinetod.base.libc import LIBC
 
 # The same numbers on all machines (include/uapi/asm-generic/unistd.h).
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446

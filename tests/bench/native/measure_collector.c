@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "arena.h"
-#include "cupti_api.h"
-#include "kineto_collector.h"
-#include "pool.h"
-#include "wake.h"
-#include "walk.h"
+#include "common/arena.h"
+#include "cupti/cupti_api.h"
+#include "cupti/collector.h"
+#include "cupti/buffer_pool.h"
+#include "common/wake.h"
+#include "cupti/parse_buffers.h"
 
 #define BUFFER_BYTES (4u << 20)
 #define STRINGS_BYTES (8u << 20)

@@ -1,5 +1,5 @@
 /* Finding calls in machine code: the function is a heap block of exactly its size. Every call that is found is one. */
-#include "call_site.h"
+#include "patching/call_site.h"
 
 #include "input.h"
 

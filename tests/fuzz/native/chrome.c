@@ -3,7 +3,7 @@
  * The last byte says how large the pieces are in which the rest is fed, each from a heap block that is not a byte longer
  * than promised. Then all columns and texts are read.
  */
-#include "chrome.h"
+#include "chrome/chrome.h"
 #include "input.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))

@@ -4,7 +4,7 @@
  * from a heap block of exactly their size into columns of that capacity, and what came out is written as text into an
  * output block of that size.
  */
-#include "codec.h"
+#include "codec/codec.h"
 #include "input.h"
 
 #define COLUMNS 6

@@ -3,7 +3,7 @@
  * Every array is a heap block of exactly its size. Times are small (so that events touch and coincide) or any
  * 64-bit number at all. What must hold of every order and tree is checked.
  */
-#include "codec.h"
+#include "codec/codec.h"
 #include "input.h"
 
 typedef struct {

@@ -3,7 +3,7 @@
  * Every array is a heap block of exactly its size. The longest path of small graphs without circles is compared with
  * the best of all paths, found by trying them all; graphs with circles must be told.
  */
-#include "codec.h"
+#include "codec/codec.h"
 #include "input.h"
 
 static int64_t best_from(const kc_graph *graph, int64_t node)

@@ -4,7 +4,7 @@
  * block of exactly its size.
  */
 #include "input.h"
-#include "perfetto_read.h"
+#include "perfetto/read_packets.h"
 
 static uint64_t state;
 

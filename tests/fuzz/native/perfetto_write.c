@@ -1,6 +1,6 @@
 /* The writer of Perfetto traces: events of any times on a few tracks get lanes, and are written as packets. */
 #include "input.h"
-#include "perfetto.h"
+#include "perfetto/write_packets.h"
 
 #define EVENTS_MOST 200
 #define FIELDS 5

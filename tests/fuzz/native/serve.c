@@ -4,14 +4,14 @@
  * sizes and waits that are allowed are made small, so that an input takes milliseconds.
  */
 #define _GNU_SOURCE
-#include "serve.h"
+#include "remote/serve.h"
 
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "input.h"
-#include "kineto_collector.h"
+#include "cupti/collector.h"
 
 #define PACKETS_MOST 24
 #define SMALL_BYTES 65536u

@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-#include "codec.h"
+#include "codec/codec.h"
 #include "input.h"
 
 #define ARRAYS 16

@@ -4,8 +4,8 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-from kineto_agent import arena
-from kinetod.captures.arena_reader import ArenaReader, BadArena
+from kineto_agent.protocol import arena
+from kinetod.captures.target.arena_reader import ArenaReader, BadArena
 from support.fuzz.arenas import small_arena
 
 MOST_BYTES = 1 << 22

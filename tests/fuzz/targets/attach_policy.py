@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetod.attach.service import policy
+from kinetod.attach_helper import allow_list
 
 _file = Path(tempfile.mkdtemp(prefix="fuzz-policy-")) / "attach.toml"
 _file.touch(0o600)
@@ -13,15 +13,15 @@ _file.touch(0o600)
 def play(data: bytes) -> None:
     _file.write_bytes(data)
     try:
-        found = policy.load(_file, uid_of={"kineto": 900, "ada": 1001}.__getitem__)
-    except policy.PolicyError as exc:
+        found = allow_list.load(_file, uid_of={"kineto": 900, "ada": 1001}.__getitem__)
+    except allow_list.PolicyError as exc:
         assert str(exc).startswith(str(_file))
         return
     for uid in (0, 1, 900, 1001, 65534, 2**32 - 1):
-        owner = policy.Owner((uid,) * 4, container=False)
+        owner = allow_list.Owner((uid,) * 4, container=False)
         if uid in found.callers or (uid and uid in found.denied) or uid == found.own_uid != 0:
             assert found.refuses_owner(owner, administrator=True)
-        if uid == 0 and found.root != policy.ALWAYS:
+        if uid == 0 and found.root != allow_list.ALWAYS:
             assert found.refuses_owner(owner, administrator=True)
         assert not found.callers.everybody
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from isal import igzip
 from kineto_trace.errors import FileError
-from kineto_trace.load.chrome import load_chrome
+from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from support.chrome_files import written
 from support.h200 import recording
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
+from kinetoctl.client.hosts import slurm
 from kinetoctl.errors import CliError
-from kinetoctl.fleet import slurm
 from kinetod.kubernetes import pod_resources
-from kinetod.kubernetes.api import ApiError, ApiServer, Exchange
-from kinetod.kubernetes.names import called, matched
-from kinetod.kubernetes.pods import NodePods
-from kinetod.kubernetes.reviews import Reviews, User
+from kinetod.kubernetes.api_server import ApiError, ApiServer, Exchange
+from kinetod.kubernetes.node_pods import NodePods
+from kinetod.kubernetes.pod_names import called, matched
+from kinetod.kubernetes.token_reviews import Reviews, User
 
 _loop = asyncio.new_event_loop()
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from kineto_trace.columns import load_columns, save_columns
 from kineto_trace.errors import SpoolError
+from kineto_trace.store.parquet_folder import load_columns, save_columns
 from support.fuzz import mutate
 from support.perfetto_files import SMALL
 from support.traces import trace

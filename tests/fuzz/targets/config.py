@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetod.config_file import ConfigError, Origin, reloaded
-from kinetod.config_keys import KEYS
-from kinetod.config_text import default_file, effective
+from kinetod.config.config_sources import ConfigError, Origin, reloaded
+from kinetod.config.config_text import default_file, effective
+from kinetod.config.settings_table import KEYS
 from support.fuzz import mutate
 
 from fuzz.parts import joined, parted

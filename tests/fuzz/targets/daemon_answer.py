@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.output import diagnosis, summary
-from kinetoctl.output.documents import as_json, as_yaml
-from kinetoctl.output.progress import state_text
-from kinetoctl.output.results import capture_document
+from kinetoctl.output import capture_summary, diagnosis
+from kinetoctl.output.capture_progress import state_text
+from kinetoctl.output.capture_result import capture_document
+from kinetoctl.output.json_yaml import as_json, as_yaml
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -31,7 +31,7 @@ def play(data: bytes) -> None:
 
 
 def _capture(capture: pb.Capture) -> None:
-    summary.print_capture(capture, {}, color=False)
+    capture_summary.print_capture(capture, {}, color=False)
     for target in capture.targets:
         state_text(target)
     document = capture_document(capture, {})

@@ -12,9 +12,9 @@ from typing import Any
 
 from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod import workers
-from kinetod.attach import diagnosis
-from kinetod.captures.conversion import checked
+from kinetod.attach_helper import diagnosis
+from kinetod.captures.result import decode_pool
+from kinetod.captures.target.conversion import checked
 
 from fuzz.parts import changed_json
 
@@ -32,18 +32,18 @@ _loop = asyncio.new_event_loop()
 def play(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         diagnosis.decode(data)
-    worker: Any = object.__new__(workers._Worker)
+    worker: Any = object.__new__(decode_pool._Worker)
     try:
-        answered = workers._conversion(_loop.run_until_complete(_asked(worker, data)), _folder)
+        answered = decode_pool._conversion(_loop.run_until_complete(_asked(worker, data)), _folder)
         converted = checked(answered, _folder, ("chrome",), "host", 1)
-    except (workers.DecodeError, workers._Crashed, workers._Died):
+    except (decode_pool.DecodeError, decode_pool._Crashed, decode_pool._Died):
         return
     target = pb.Target()
     converted.apply(target)
     json_format.Parse(json_format.MessageToJson(target), pb.Target())
 
 
-async def _asked(worker: "workers._Worker", data: bytes) -> dict[str, Any]:
+async def _asked(worker: "decode_pool._Worker", data: bytes) -> dict[str, Any]:
     stdout = asyncio.StreamReader(limit=1 << 20)
     stdout.feed_data(data + b"\n")
     stdout.feed_eof()

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 
-from kinetod.attach import facts
-from kinetod.device_code.fatbin import launches_graphs
+from kinetod.attach.inspect import process_inspection
+from kinetod.attach.inspect.fatbin import launches_graphs
 from support import device_code
 
 _fd = os.memfd_create("fuzz")
@@ -15,7 +15,7 @@ def play(data: bytes) -> None:
     os.pwrite(_fd, data, 0)
     try:
         launches_graphs(_fd)
-        facts._section_names(_fd)
+        process_inspection._section_names(_fd)
     except OSError:
         return
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from kinetod.attach.service import messages
-from kinetod.credentials import Credentials
+from kinetod.attach_helper import messages
+from kinetod.processes.credentials import Credentials
 
 TARGET = messages.Target(7, 8)
 APPROVED = messages.Approved(

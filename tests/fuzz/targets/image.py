@@ -6,10 +6,10 @@ import struct
 from collections.abc import Iterator
 
 import numpy as np
-from kinetod.attach.elf import Elf, NotElfError
-from kinetod.attach.facts import elf_kind
-from kinetod.attach.interface import AttachError
-from kinetod.attach.memory import Memory
+from kinetod.attach.attach_types import AttachError
+from kinetod.attach.inspect.elf_symbols import Elf, NotElfError
+from kinetod.attach.inspect.process_inspection import elf_kind
+from kinetod.attach.inspect.target_memory import Memory
 
 ROOM = 1 << 16
 NAMES = ("Py_Version", "getpid", "no_such_name")

@@ -4,13 +4,13 @@ import random
 from collections.abc import Iterator
 
 from google.protobuf.message import Message
-from kineto_agent import wire
-from kineto_agent.events import StartRequested
-from kineto_agent.requests import problem_of
+from kineto_agent.control.capture_requests import problem_of
+from kineto_agent.control.events import StartRequested
+from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.agents import checked_hello
-from kinetod.captures.conversion import overhead_of
-from kinetod.captures.description import describe_target
+from kinetod.agents.agent_hub import checked_hello
+from kinetod.captures.target.conversion import overhead_of
+from kinetod.captures.target.target_description import describe_target
 from support.agent_daemon import start_request
 from support.fuzz import frames
 from support.scripted_agent import hello_message

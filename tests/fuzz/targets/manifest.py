@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from kineto_trace.collectives.rank_clocks import read_clocks
 from kineto_trace.errors import FileError, SpoolError
-from kineto_trace.load.manifest import Manifest, Stored, from_bytes, is_below
-from kineto_trace.merge.clocks import read_clocks
-from kineto_trace.target import TargetInfo
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.store.upload_manifest import Manifest, Stored, from_bytes, is_below
 
 from fuzz.parts import changed_json
 

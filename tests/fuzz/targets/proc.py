@@ -13,11 +13,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetod import containers, credentials, identity, procs
-from kinetod.access import jobs
-from kinetod.attach import facts, image, proxy
-from kinetod.attach.interface import AttachError
-from kinetod.limits import cgroups, memory, tasks
+from kinetod.agents import proxy_agent
+from kinetod.attach.attach_types import AttachError
+from kinetod.attach.inspect import process_inspection, target_image
+from kinetod.processes import (
+    batch_jobs,
+    cgroups,
+    containers,
+    credentials,
+    identity,
+    memory_limits,
+    process_info,
+    task_limits,
+)
 
 from fuzz.parts import joined, parted
 
@@ -61,16 +69,18 @@ def play(data: bytes) -> None:
     if not parts[0]:
         assert credentials.read(PID, proc=_proc).uids == UIDS
         assert _identity() in (None, UIDS[1])
-        assert facts.read_process(PID, _proc).uids == UIDS
-        assert proxy.inner_number(_folder / "status", PID) == proxy.inner_number(Path("/proc/self/status"), PID)
-        assert tasks._threads_of(str(UIDS[0]), _proc) > 0
+        assert process_inspection.read_process(PID, _proc).uids == UIDS
+        assert proxy_agent.inner_number(_folder / "status", PID) == proxy_agent.inner_number(
+            Path("/proc/self/status"), PID
+        )
+        assert task_limits._threads_of(str(UIDS[0]), _proc) > 0
     if not parts[2]:
-        assert len(image.read_maps(PID, _proc)) == len(MAPS)
-        assert len(facts.mapped_paths(_folder)) == 2
+        assert len(target_image.read_maps(PID, _proc)) == len(MAPS)
+        assert len(process_inspection.mapped_paths(_folder)) == 2
     if not parts[3]:
-        assert jobs.job_of(PID, _proc) is None and not jobs.jobs_of(UIDS[1], _proc)
+        assert batch_jobs.job_of(PID, _proc) is None and not batch_jobs.jobs_of(UIDS[1], _proc)
         assert containers.pod_in(containers.read_cgroups(PID, _proc)) == ""
-        known = procs.read_facts(PID, _proc)
+        known = process_info.read_facts(PID, _proc)
         assert known is None or (known.job, known.pod) == ("", "")
 
 
@@ -98,19 +108,19 @@ def _identity() -> int | None:
 
 
 def _read_all() -> None:
-    procs.read_facts(PID, _proc)
-    procs.read_private(PID, _proc)
-    facts.read_mapped(PID, _proc)
-    facts.environment(PID, _proc)
+    process_info.read_facts(PID, _proc)
+    process_info.read_private(PID, _proc)
+    process_inspection.read_mapped(PID, _proc)
+    process_inspection.environment(PID, _proc)
     containers.container_of(PID, _proc)
     containers.names_of(PID, "host", _proc)
     cgroups.frozen_by(PID, _proc)
-    memory.soft_limits(_folder / "limits")
-    proxy.inner_number(_folder / "status", PID)
-    tasks._threads_of("0", _proc)
-    jobs.jobs_of(UIDS[1], _proc)
+    memory_limits.soft_limits(_folder / "limits")
+    proxy_agent.inner_number(_folder / "status", PID)
+    task_limits._threads_of("0", _proc)
+    batch_jobs.jobs_of(UIDS[1], _proc)
     _identity()
-    for read in (credentials.read, image.read_maps, facts.read_process):
+    for read in (credentials.read, target_image.read_maps, process_inspection.read_process):
         with contextlib.suppress(ProcessLookupError, AttachError):
             read(PID, proc=_proc)
 

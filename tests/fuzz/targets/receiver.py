@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from kinetod.hooks import post
-from kinetod.kubernetes.api import ApiServer, Exchange
+from kinetod.hooks import webhook_sender
+from kinetod.kubernetes.api_server import ApiServer, Exchange
 
 WAIT_S = 5.0
 _CONTEXT = ssl.create_default_context()
@@ -37,11 +37,11 @@ threading.Thread(target=_serve, daemon=True).start()
 def play(data: bytes) -> None:
     global _said
     _said = data
-    delivery = post.Delivery(
+    delivery = webhook_sender.Delivery(
         url=f"http://127.0.0.1:{_port}/x", message_id="m", secret_file="", ca_file="", timeout_s=WAIT_S
     )
-    with patch("kinetod.hooks.post.ssl.create_default_context", return_value=_CONTEXT):  # 50 ms each
-        answer = post.deliver(delivery, b"{}", 1)
+    with patch("kinetod.hooks.webhook_sender.ssl.create_default_context", return_value=_CONTEXT):  # 50 ms each
+        answer = webhook_sender.deliver(delivery, b"{}", 1)
     assert 0 <= answer.after_s < 1e6 and len(answer.text) < 100_000
     server = ApiServer(("127.0.0.1", _port), Path("/nonexistent"), deadline_s=WAIT_S)
     connection = http.client.HTTPConnection("127.0.0.1", _port, timeout=WAIT_S)

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.visible import one_line
-from kinetod.captures import spec
-from kinetod.config import Config
-from kinetod.errors import InvalidRequest
-from kinetod.registry import checked_selector
+from kineto_trace.base.visible_text import one_line
+from kinetod.base.errors import InvalidRequest
+from kinetod.captures.request import capture_spec
+from kinetod.config.settings import Config
+from kinetod.selection.process_registry import checked_selector
 
 CONFIG = Config(listen=(), agent_socket=Path("/x"), state_dir=Path("/x"))
 NOW_NS = 1_795_163_478_000_000_000
@@ -29,8 +29,8 @@ def play(data: bytes) -> None:
 
 
 def _capture(asked: pb.CreateCaptureRequest) -> None:
-    request = spec.checked_spec(asked.spec, CONFIG, NOW_NS)
-    assert spec.request_hash(asked.spec)
+    request = capture_spec.checked_spec(asked.spec, CONFIG, NOW_NS)
+    assert capture_spec.request_hash(asked.spec)
     frame = wire.encode(request.start("20200101-000000-000-000000"))
     assert isinstance(wire.decode(frame), wire.Start)
     for key, value in asked.spec.labels.items():
@@ -42,7 +42,7 @@ def _selector(asked: pb.CreateCaptureRequest) -> None:
 
 
 def _key(asked: pb.CreateCaptureRequest) -> None:
-    spec.checked_key(asked.idempotency_key)
+    capture_spec.checked_key(asked.idempotency_key)
 
 
 def seeds() -> Iterator[bytes]:

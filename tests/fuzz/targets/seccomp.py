@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from kinetod.attach.facts import AARCH64, X86_64
-from kinetod.attach.seccomp import INSTRUCTION, Filter, SeccompError, evaluate, forbidden
+from kinetod.attach.inspect.process_inspection import AARCH64, X86_64
+from kinetod.attach.policy.seccomp_check import INSTRUCTION, Filter, SeccompError, evaluate, forbidden
 
 ALLOW, ERRNO = 0x7FFF0000, 0x00050001
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kineto_trace.raw import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
-from kineto_trace.target import TARGET_FILE
-from kineto_trace.worker import answer
+from kineto_trace.conversion.worker_job import answer
+from kineto_trace.model.target_info import TARGET_FILE
+from kineto_trace.spool.raw_records import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
 from support.fuzz import mutate, records
 from support.h200 import RECORDINGS
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kineto_trace.errors import TraceError
-from kineto_trace.load.open import open_trace
+from kineto_trace.open.trace_opener import open_trace
 from support.h200 import recording
 from support.perfetto_files import SMALL, foreign, written
 from support.traces import trace

@@ -6,16 +6,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kineto_trace.visible import in_json, one_line, visible
-from kinetoctl import kineto_config, parsing
-from kinetoctl.fleet import places, slurm
+from kineto_trace.base.visible_text import in_json, one_line, visible
+from kinetoctl.base import value_types
+from kinetoctl.client import kineto_config
+from kinetoctl.client.hosts import host_targets, slurm
 
 NOW_NS = 1_795_163_478_000_000_000
 PARSERS: tuple[Callable[[str], object], ...] = (
-    parsing.parse_positive_duration_ns, parsing.parse_delay_ns, parsing.parse_keep_ns, parsing.parse_ranks,
-    parsing.parse_positive_size_bytes, parsing.parse_ranks_or_all, parsing.parse_gpus, parsing.parse_pod_uid,
-    parsing.parse_container_id, parsing.parse_label, parsing.parse_activities, parsing.parse_start_ns,
-    parsing.parse_regex, parsing.parse_address, slurm.parse_slurm_job, places.parse_template,
+    value_types.parse_positive_duration_ns, value_types.parse_delay_ns, value_types.parse_keep_ns,
+    value_types.parse_ranks,
+    value_types.parse_positive_size_bytes, value_types.parse_ranks_or_all, value_types.parse_gpus,
+    value_types.parse_pod_uid,
+    value_types.parse_container_id, value_types.parse_label, value_types.parse_activities, value_types.parse_start_ns,
+    value_types.parse_regex, value_types.parse_address, slurm.parse_slurm_job, host_targets.parse_template,
 )  # fmt: skip
 _hosts = Path(tempfile.mkdtemp(prefix="fuzz-words-")) / "hosts"
 
@@ -34,7 +37,7 @@ def play(data: bytes) -> None:
             continue
     _hosts.write_bytes(data)
     with contextlib.suppress(ValueError):
-        places.parse_hosts(f"@{_hosts}", "{host}:9009")
+        host_targets.parse_hosts(f"@{_hosts}", "{host}:9009")
     assert one_line(text).isprintable() or not any(ord(char) < 32 for char in one_line(text))
     visible(text).encode()
     if not text.encode("utf-8", "surrogateescape") == data:

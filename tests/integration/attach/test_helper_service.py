@@ -14,14 +14,14 @@ from typing import TypeVar
 
 import psutil
 import pytest
-from kineto_agent import wire
-from kinetod import credentials
-from kinetod.attach.diagnosis import KnownAgent
-from kinetod.attach.interface import Approval, AttachCode, AttachError
-from kinetod.attach.service import messages
-from kinetod.attach.service.client import HelperService
-from kinetod.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
-from kinetod.profilers.scan import Profiler
+from kineto_agent.protocol import wire
+from kinetod.attach.attach_types import Approval, AttachCode, AttachError
+from kinetod.attach_helper import messages
+from kinetod.attach_helper.diagnosis import KnownAgent
+from kinetod.attach_helper.helper_client import HelperService
+from kinetod.processes import credentials
+from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
+from kinetod.profilers.profiler_scan import Profiler
 from support import attach_service, seccomp_host, subjects
 from support.agent_daemon import Connection
 from support.approvals import approval_of, message_of
@@ -50,10 +50,10 @@ assert ctypes.CDLL(None).prctl(22, 2, ctypes.byref(program), 0, 0) == 0
 ASK = """
 import asyncio, json, sys
 from pathlib import Path
-from kinetod import credentials
-from kinetod.attach.interface import Approval, AttachError
-from kinetod.attach.service.client import HelperService
-from kinetod.identity import ProcessKey, start_time_ns
+from kinetod.processes import credentials
+from kinetod.attach.attach_types import Approval, AttachError
+from kinetod.attach_helper.helper_client import HelperService
+from kinetod.processes.identity import ProcessKey, start_time_ns
 async def main(path, pid):
     key = ProcessKey(pid, start_time_ns(pid))
     service = HelperService(Path(path))
@@ -416,6 +416,6 @@ def test_without_callers_the_service_ends_and_the_next_one_is_served_again(targe
 
 
 def test_without_a_socket_the_service_says_how_it_is_started() -> None:
-    done = as_caller(CALLER_UID, "import sys\nfrom kinetod.attach.service.__main__ import main\nsys.exit(main())")
+    done = as_caller(CALLER_UID, "import sys\nfrom kinetod.attach_helper.__main__ import main\nsys.exit(main())")
     assert done.returncode == 1
     assert "start kinetod-attach.socket" in done.stderr

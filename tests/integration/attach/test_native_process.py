@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_agent.sources import cupti_devices
-from kinetod.attach import collector
-from kinetod.attach.facts import Access, read_process
-from kinetod.attach.image import TargetImage
-from kinetod.attach.interface import Deadline
-from kinetod.attach.remote_collector import RemoteCollector
+from kineto_agent.sources.cupti import cuda_devices
+from kinetod.attach.attach_types import Deadline
+from kinetod.attach.channel.remote_collector import RemoteCollector
+from kinetod.attach.inspect.process_inspection import Access, read_process
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.methods import collector_thread
 from support import native
 from support.cli import kinetoctl, run_process, wait_for_records
 from support.daemon import Daemon, running_daemon
@@ -121,9 +121,9 @@ def test_a_program_that_lives_in_malloc_is_never_harmed(busy: int, parked: int) 
             pytest.skip("this user may not trace its own processes (ptrace_scope)")
         tasks = Path(f"/proc/{process.pid}/task")
         for _ in range(20):
-            _stop, channel = collector.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(20))
+            _stop, channel = collector_thread.bring_in(TargetImage(process.pid), time.time_ns(), Deadline(20))
             remote = RemoteCollector(channel)
-            assert cupti_devices.describe(remote.device) == {"devices": []}
+            assert cuda_devices.describe(remote.device) == {"devices": []}
             remote.leave()
             until(lambda: len(list(tasks.iterdir())) == busy + parked, "the collector's thread has left")
         assert process.poll() is None

@@ -32,7 +32,7 @@ def test_after_a_kill_everything_is_served_and_told_truly(host: Site, victim: st
 def test_figures_are_taken_once_the_daemon_has_replaced_a_worker_that_was_killed_while_idle(host: Site) -> None:
     host.note_before()
     before = host.tally.before
-    kill(*host.children("kinetod.decode_worker"))
+    kill(*host.children("kinetod.captures.result.decode_worker"))
     host.note_before()
     assert before is not None and host.tally.before is not None
     assert host.tally.before.children == before.children

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kineto_agent import wire
-from kineto_agent.link import Link
-from kineto_agent.runner import Agent
-from kineto_agent.sources.python_stacks import PythonStacksSource
-from kineto_agent.steps import StepCounter
+from kineto_agent.control.link import Link
+from kineto_agent.control.runner import Agent
+from kineto_agent.protocol import wire
+from kineto_agent.sources.python.stack_sampling import PythonStacksSource
+from kineto_agent.steps.counting import StepCounter
 
 from support.daemon import IMPORT_PATH
 from support.fuzz import frames

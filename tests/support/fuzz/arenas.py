@@ -2,7 +2,7 @@
 
 import struct
 
-from kineto_agent import arena
+from kineto_agent.protocol import arena
 
 BUFFERS, BUFFER_BYTES, STRINGS_BYTES = 3, 512, 256
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from support.daemon import Daemon, running_daemon

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 
 from support.agent_daemon import start_request
 from support.fuzz import mutate

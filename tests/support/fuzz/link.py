@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kineto_agent import arena, wire
-from kineto_agent.arena_writer import ArenaWriter
+from kineto_agent.protocol import arena, wire
+from kineto_agent.sources.arena_writer import ArenaWriter
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from support.daemon import Daemon, running_daemon

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from google.protobuf import json_format
-from kineto_agent import arena
+from kineto_agent.protocol import arena
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.raw import BUFFERS_FILE, CHUNK_HEADER, CHUNK_MAGIC, SOURCE_FILE, STRINGS_FILE
-from kineto_trace.target import TARGET_FILE, TargetInfo
-from kinetod.captures.conversion import checked
-from kinetod.captures.description import checked_iterations
-from kinetod.text import clean
-from kinetod.workers import DecodeError, WorkerPool
+from kineto_trace.model.target_info import TARGET_FILE, TargetInfo
+from kineto_trace.spool.raw_records import BUFFERS_FILE, CHUNK_HEADER, CHUNK_MAGIC, SOURCE_FILE, STRINGS_FILE
+from kinetod.base.safe_text import clean
+from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
+from kinetod.captures.target.conversion import checked
+from kinetod.captures.target.target_description import checked_iterations
 
 from support import stack_records
 from support.fuzz import mutate

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.captures.conversion import checked, overhead_of
-from kinetod.captures.making import new_id
-from kinetod.captures.watch import Watchers
-from kinetod.errors import StartError
-from kinetod.link import remove_stale_socket
-from kinetod.lock import Lock
-from kinetod.notify import notify
-from kinetod.text import clean, clean_code
-from kinetod.workers import DecodeError
+from kinetod.agents.link import remove_stale_socket
+from kinetod.base.errors import StartError
+from kinetod.base.instance_lock import Lock
+from kinetod.base.notify import notify
+from kinetod.base.safe_text import clean, clean_code
+from kinetod.captures.request.factory import new_id
+from kinetod.captures.result.decode_pool import DecodeError
+from kinetod.captures.target.conversion import checked, overhead_of
+from kinetod.captures.watchers import Watchers
 
 
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:

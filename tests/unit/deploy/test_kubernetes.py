@@ -12,10 +12,10 @@ import tomllib
 import yaml
 from click.testing import CliRunner
 from kineto_agent import __version__
-from kinetoctl.fleet.kube import TOKENS_PORT
+from kinetoctl.client.hosts.kube import TOKENS_PORT
 from kinetod.__main__ import command as kinetod_command
-from kinetod.attach.service import policy
-from kinetod.attach.service.__main__ import command as attach_command
+from kinetod.attach_helper import allow_list
+from kinetod.attach_helper.__main__ import command as attach_command
 from support.kubernetes import (
     MANIFESTS,
     OVERLAYS,
@@ -153,7 +153,7 @@ def test_only_the_helper_reaches_the_kubelet_and_only_the_front_end_has_an_accou
     assert front_end["name"] == "kinetod"
     mounts = {name: {mount["name"] for mount in each["volumeMounts"]} for name, each in CONTAINERS.items()}
     assert [name for name, found in mounts.items() if "pod-resources" in found] == ["attach"]
-    found = policy.load(MANIFESTS / "base/attach.toml")
+    found = allow_list.load(MANIFESTS / "base/attach.toml")
     (mount,) = (each for each in CONTAINERS["attach"]["volumeMounts"] if each["name"] == "pod-resources")
     assert mount["readOnly"] is True and str(found.kubelet_socket).startswith(f"{mount['mountPath']}/")
 
@@ -238,11 +238,11 @@ def test_captures_end_before_the_kubelet_evicts_anybody_for_them() -> None:
 
 
 def test_the_helper_serves_the_front_end_and_only_containers_of_root() -> None:
-    found = policy.load(MANIFESTS / "base/attach.toml")
+    found = allow_list.load(MANIFESTS / "base/attach.toml")
     assert (FRONT_END in found.callers, found.callers.ranges, found.root) == (
         True,
         ((FRONT_END, FRONT_END),),
-        policy.IN_CONTAINERS,
+        allow_list.IN_CONTAINERS,
     )
 
 

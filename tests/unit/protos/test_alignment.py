@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from kineto_agent import wire
+from kineto_agent.protocol import wire
 from kineto_protos.alignment import Aligned, Sample, plan
 from support.agent_daemon import start_request
 

@@ -15,10 +15,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "call_site.h"
+#include "patching/call_site.h"
 #include "check.h"
 #include "dense.h"
-#include "room.h"
+#include "patching/code_space.h"
 
 #define SITES_OF_ONE 4u
 #define FUNCTIONS 3u

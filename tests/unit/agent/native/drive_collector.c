@@ -18,9 +18,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "arena.h"
+#include "common/arena.h"
 #include "check.h"
-#include "kineto_collector.h"
+#include "cupti/collector.h"
 
 #define LAUNCHERS 8u
 #define LAUNCHES 5000u

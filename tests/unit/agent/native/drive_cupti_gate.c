@@ -21,9 +21,9 @@
 
 #include "check.h"
 #include "dense.h"
-#include "kineto_collector.h"
-#include "room.h"
-#include "wake.h"
+#include "cupti/collector.h"
+#include "patching/code_space.h"
+#include "common/wake.h"
 
 #define CAPTURES 60
 #define GIVE_WAY_LIMIT_NS 200000000LL /* collector.c */

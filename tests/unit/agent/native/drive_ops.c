@@ -19,9 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "arena.h"
+#include "common/arena.h"
 #include "fake_torch.h"
-#include "ops.h"
+#include "torch/observer.h"
 #include "ops_view.h"
 
 #define THREADS 6u

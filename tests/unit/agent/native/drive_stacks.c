@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "arena.h"
+#include "common/arena.h"
 #include "check.h"
-#include "stacks.h"
+#include "python/stack_sampler.h"
 
 #define THREADS 4u
 #define FRAMES 12u

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "arena.h"
+#include "common/arena.h"
 #include "check.h"
 
 #define SEEN_MOST 200000u

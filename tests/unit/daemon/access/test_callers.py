@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from kinetod.access.callers import Callers
 from kinetod.access.peers import Peer
-from kinetod.access.policy import Action, Caller, Role, Via
-from kinetod.access.roles import GIVEN, parse_grant
-from kinetod.config import Config, ListenAddress, Settings
-from kinetod.errors import NotIdentified, NotPermitted
+from kinetod.base.errors import NotIdentified, NotPermitted
+from kinetod.config.settings import Config, ListenAddress, Settings
+from kinetod.permissions.role_grants import GIVEN, parse_grant
+from kinetod.permissions.role_policy import Action, Caller, Role, Via
 
 ADA = 61001
 NAME = "unix-abstract:kinetod-1"

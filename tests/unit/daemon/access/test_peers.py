@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.access.peers import Unidentified, of_loopback, of_unix, unmapped, with_groups
-from kinetod.access.policy import Via
+from kinetod.permissions.role_policy import Via
 
 
 def test_a_unix_peer_is_known_by_its_process_user_and_groups() -> None:

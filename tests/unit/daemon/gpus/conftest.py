@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kinetod.gpus.reader import GpuReader
+from kinetod.gpus.gpu_reader import GpuReader
 from support.gpus import FakeGpus
 
 

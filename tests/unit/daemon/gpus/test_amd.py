@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 from kinetod.gpus.amd import AmdSmi, bus_id
-from kinetod.gpus.interface import GpuState, LibraryError, LibraryState
-from kinetod.gpus.process import OpenLibrary
+from kinetod.gpus.gpu_types import GpuState, LibraryError, LibraryState
+from kinetod.gpus.reader_process import OpenLibrary
 
 
 def smi(**changes: object) -> SimpleNamespace:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kinetod.gpus.interface import GpuProcess, LibraryState, Snapshot
+from kinetod.gpus.gpu_types import GpuProcess, LibraryState, Snapshot
 from support.gpus import FakeGpus
 
 
@@ -18,7 +18,7 @@ def gpus(tmp_path: Path) -> FakeGpus:
 
 def read(gpus: FakeGpus, readings: int = 1) -> Snapshot:
     """What one process answers to its last question."""
-    command = [sys.executable, "-m", "kinetod.gpus.process"]
+    command = [sys.executable, "-m", "kinetod.gpus.reader_process"]
     environ = {**os.environ, **gpus.environ, "ROCM_PATH": "/nonexistent"}
     done = subprocess.run(command, input=b"?" * readings, env=environ, capture_output=True, check=True)
     lines = done.stdout.splitlines()

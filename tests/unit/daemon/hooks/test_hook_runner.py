@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod import metrics
-from kinetod.config import Config, Settings
-from kinetod.hooks import runner
-from kinetod.hooks.interface import Ended, Outcome, Result
-from kinetod.hooks.runner import MAX_WAITING, HookRunner, configured
+from kinetod.base import metrics
+from kinetod.config.settings import Config, Settings
+from kinetod.hooks import hook_runner
+from kinetod.hooks.hook_runner import MAX_WAITING, HookRunner, configured
+from kinetod.hooks.hook_types import Ended, Outcome, Result
 from support.kept import ended_capture
 
 FAILED = Outcome(result=Result.FAILED, text="no", again=True)
@@ -67,7 +67,7 @@ def run(hooks: list[Hook], act: Callable[[HookRunner], Awaitable[None]], **setti
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(hook_runner, "FIRST_PAUSE_S", 0.001)
 
 
 async def idle(found: HookRunner) -> None:
@@ -180,7 +180,7 @@ def test_what_comes_on_top_of_the_waiting_ones_is_dropped(caplog: pytest.LogCapt
 
 
 def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "STOP_S", 0.05)
+    monkeypatch.setattr(hook_runner, "STOP_S", 0.05)
     quick, stuck = Hook(), Hook(name="stuck")
     stuck.open.clear()
     before = count("dropped")
@@ -194,7 +194,7 @@ def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyP
 
 
 def test_a_stop_ends_pauses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "FIRST_PAUSE_S", 50.0)
+    monkeypatch.setattr(hook_runner, "FIRST_PAUSE_S", 50.0)
     hook = Hook(FAILED)
 
     async def act(found: HookRunner) -> None:

@@ -5,16 +5,16 @@ from typing import Any
 
 import kineto_trace
 import pytest
-from kineto_trace.columns import save_columns
+from kineto_trace.collectives.rank_clocks import Clock
 from kineto_trace.errors import FileError, FormatError
-from kineto_trace.export.chrome import write_chrome
-from kineto_trace.export.text import TextSink
-from kineto_trace.load.find import Source, find_traces
-from kineto_trace.load.open import open_trace
-from kineto_trace.merge.clocks import Clock
-from kineto_trace.merge.rank import Facts, Process, look_at
-from kineto_trace.merge.renumber import FIRST_FREE_TID, Numbers, number, pids_of_a_rank
-from kineto_trace.merge.write import merge_traces
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.merge.id_renumbering import FIRST_FREE_TID, Numbers, number, pids_of_a_rank
+from kineto_trace.merge.merged_export import merge_traces
+from kineto_trace.merge.rank_trace import Facts, Process, look_at
+from kineto_trace.open.trace_discovery import Source, find_traces
+from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.store.parquet_folder import save_columns
 from support import perfetto, ranks
 from support.merging import document, ids_in, links, split, without_ids, write_job
 from support.traces import target, trace
@@ -165,7 +165,7 @@ def test_a_clock_that_was_measured_is_in_the_trace_and_comes_back() -> None:
     assert type(measured).from_json(measured.to_json()) == measured
     from io import BytesIO
 
-    from kineto_trace.load.chrome import load_chrome
+    from kineto_trace.formats.chrome.chrome_reader import load_chrome
 
     file = BytesIO()
     with TextSink(file) as sink:

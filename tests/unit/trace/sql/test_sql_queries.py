@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from kineto_trace.analysis.context import Context
-from kineto_trace.analysis.result import columns
-from kineto_trace.analysis.view import VIEWS, Answer, View
 from kineto_trace.errors import QueryError, ViewError
+from kineto_trace.model.context import Context
 from kineto_trace.sql import Database
-from kineto_trace.sql.raw import Source
+from kineto_trace.sql.arrow_tables import Source
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import VIEWS, Answer, View
 from support.traces import trace
 
 calls: list[str] = []

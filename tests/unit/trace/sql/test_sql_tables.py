@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from kineto_trace.analysis.context import Context
-from kineto_trace.load.open import open_trace
-from kineto_trace.model import NO_PRIORITY, SCHEMAS
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import NO_PRIORITY, SCHEMAS
+from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.sql import Database, find_table, sql_tables
-from kineto_trace.sql.raw import Source
+from kineto_trace.sql.arrow_tables import Source
 from support.traces import START_NS, trace
 
 ROWS = {

@@ -1,0 +1,64 @@
+"""The one agent of this process: start, stop, and what fork and exit mean for it."""
+
+import _thread
+import atexit
+import os
+from typing import Optional
+
+from kineto_agent.control.runner import Agent
+from kineto_agent.steps.counting import COUNTER
+from kineto_agent.steps.torch_hooks import StepHooks
+from kineto_agent.system.debuglog import log, log_exception
+
+_lock = _thread.allocate_lock()
+_agent: Optional[Agent] = None
+_hooks = StepHooks(COUNTER)
+
+
+def start() -> None:
+    """Start the agent, unless it runs. Never raises."""
+    global _agent
+    try:
+        with _lock:
+            if _agent is not None and _agent.alive:
+                return
+            _hooks.install()
+            _agent = Agent(COUNTER)
+            _agent.start()
+    except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
+        log_exception("the agent cannot start")
+
+
+def stop() -> None:
+    """End the agent, if there is one. Never raises."""
+    _end("AGENT_STOPPED", "the program stopped the agent before the capture was complete")
+
+
+def _at_exit() -> None:
+    _end("TARGET_EXITING", "the process exited before the capture was complete")
+
+
+def _end(reason_code: str, reason: str) -> None:
+    global _agent
+    try:
+        with _lock:
+            agent, _agent = _agent, None
+            _hooks.remove()
+        if agent is not None:
+            agent.stop(reason_code, reason)
+    except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
+        log_exception("the agent cannot stop")
+
+
+def _after_fork_in_child() -> None:
+    global _agent, _lock
+    _lock = _thread.allocate_lock()  # another thread may have held it at the time of the fork
+    agent, _agent = _agent, None
+    COUNTER.forget_thread()
+    if agent is not None:
+        agent.abandon()
+        log("forked from an agent's process: this child has none")
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,174 @@
+"""Loads the agent in a process that has none. Executed by the bootstrap of a live attach; nobody imports it.
+
+Theory of operation
+    The daemon sends this text with `HEADER = {...}` behind it in one packet, and the descriptors that the header
+    names: "sources" (every module as pieces of text), "code" (the same, compiled by the daemon's Python, for targets
+    of that very version) and "library" (the collector). All are sealed memfds; both module files are marshal
+    documents, which needs no import here.
+
+    The modules live in a dictionary of their own. Their `__builtins__` is a copy with another `__import__`, which
+    serves `kineto_agent` from there, the standard library from `Standard` (standard_library.py) and passes everything
+    else on: sys.modules, sys.path and a kineto_agent that the program has itself are not concerned.
+
+    Compiling takes 30 ms in all, executing what came compiled 10 ms, and the GIL is not given up by itself meanwhile.
+    So it is done in pieces, and the thread rests after each millisecond of its own processor time, three times as
+    long: no training step gets longer by more than a third of what it is. Where the GIL is not to be had again for long
+    (a program that keeps it through long calls), rests would only add up: there the thread relies on the interpreter,
+    which takes the GIL away from it after 5 ms.
+
+    `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
+    sources finds them: hooks that cannot be taken back (fork) do not add up. Any version may meet what any other
+    version left there: "digest", and "end", a function that ends a running agent.
+
+    The text of standard_library.py stands before this one in the packet. `gil_turns` among the globals is what Turns
+    takes.
+"""
+
+from __future__ import annotations  # not evaluated: typing might not be imported yet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import builtins
+    import marshal
+    import posix
+    import sys
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, Union
+
+    from kineto_agent.bootstrap.standard_library import Standard
+
+    Piece = Union[bytes, tuple[int, str]]
+    turns: int
+
+_PACKAGE = "kineto_agent"
+_LIVE = "kineto_agent.bootstrap.live_attach"
+_WORK_S = 0.001  # of processor time at a time
+_REST = 3  # times as long
+_LONG_S = 0.05  # without the GIL
+HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
+
+
+class _Modules:
+    """The agent's modules in a namespace of their own."""
+
+    def __init__(self, contents: dict[str, tuple[bool, list[Piece]]]) -> None:
+        self.loaded: dict[str, ModuleType] = {}
+        self._contents = contents  # name -> (is a package, pieces: compiled code or (first line, text))
+        self._builtins = dict(builtins.__dict__, __import__=self.import_)
+        self._standard = Standard(self._give_way)
+        self._time: Any = self._standard.get("time")
+        self._since = self._time.thread_time()
+        self._rests = True
+
+    def import_(
+        self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+    ) -> ModuleType:
+        """What the import statement calls in the agent's modules."""
+        if level or name.partition(".")[0] != _PACKAGE:
+            return self._standard.import_(name, namespace, local, fromlist, level)
+        module = self.get(name)
+        for attribute in fromlist or ():
+            submodule = name + "." + attribute
+            if submodule in self._contents and not hasattr(module, attribute):
+                self.get(submodule)
+        return module if fromlist else self.loaded[_PACKAGE]
+
+    def get(self, name: str) -> ModuleType:
+        """The module, executed when first asked for."""
+        if name in self.loaded:
+            return self.loaded[name]
+        parent, _dot, last = name.rpartition(".")
+        above = self.get(parent) if parent else None
+        if name not in self._contents:
+            raise ImportError("the agent has no module " + name, name=name)
+        module = self.loaded[name] = self._make(name, parent)
+        try:
+            self._execute(name, module.__dict__)
+        except BaseException:
+            del self.loaded[name]
+            raise
+        if above is not None:
+            setattr(above, last, module)
+        return module
+
+    def _make(self, name: str, parent: str) -> ModuleType:
+        module = type(sys)(name)
+        is_package = self._contents[name][0]
+        module.__file__ = "<%s>" % name
+        module.__package__ = name if is_package else parent
+        module.__dict__["__builtins__"] = self._builtins
+        if is_package:
+            module.__path__ = []
+        return module
+
+    def _execute(self, name: str, namespace: dict[str, Any]) -> None:
+        file = "<%s>" % name
+        for piece in self._contents[name][1]:
+            if isinstance(piece, bytes):
+                code = marshal.loads(piece)  # noqa: S302 - the daemon's own code
+            else:
+                padded = "\n" * (piece[0] - 1) + piece[1]  # so that tracebacks show the right lines
+                code = compile(padded, file, "exec", 0, True)
+            exec(code, namespace)  # noqa: S102 - the daemon's own code
+            self._give_way()
+
+    def _give_way(self) -> None:
+        time = self._time
+        worked_s = time.thread_time() - self._since
+        if self._rests and worked_s > _WORK_S:
+            began = time.perf_counter()
+            time.sleep(_REST * worked_s)
+            self._rests = time.perf_counter() - began < _REST * worked_s + _LONG_S
+            self._since = time.thread_time()
+
+
+def _read(descriptor: int) -> bytes:
+    size, data = posix.fstat(descriptor).st_size, b""
+    while len(data) < size:
+        data += posix.pread(descriptor, size - len(data), len(data))
+    return data
+
+
+def _modules(files: dict[str, int]) -> _Modules:
+    same_python = HEADER["cache_tag"] == sys.implementation.cache_tag and HEADER["magic"] == _magic()
+    return _Modules(marshal.loads(_read(files["code" if same_python else "sources"])))  # noqa: S302
+
+
+def _magic() -> Any:
+    return getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", None)
+
+
+def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callable[[], None]:
+    """Start the agent with `channel` as its link; its work, to be done on this thread. Raises whatever goes wrong;
+    the bootstrap then closes the channel and what is left in `descriptors`.
+
+    A bootstrap that the daemon has given up may still be at work beside the next one: each touches only its own part
+    of state["open"].
+    """
+    files = dict(zip(HEADER["descriptors"], descriptors))
+    agent: Any = state.get("agent")
+    if agent is not None:
+        agent["end"]()
+    modules: _Modules | None = None
+    if agent is None or agent["digest"] != HEADER["digest"]:
+        modules = _modules(files)
+    for name in ("sources", "code"):
+        for held in _held(state, files.pop(name)):
+            held.close()
+    if modules is not None:
+        live = modules.get(_LIVE)
+        agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
+    state["libraries"] = state.get("libraries", 0) + 1  # number of this one
+    given = (files.get("library", -1), state["libraries"], turns)  # noqa: F821
+    work: Callable[[], None] = agent["live"].run(channel, *given)
+    state["agent"] = agent
+    for ours in (channel, *descriptors):  # they belong to the agent now, in a forked child too
+        for held in _held(state, ours):
+            state["open"].remove(held)
+    return work
+
+
+def _held(state: dict[str, Any], opened: Any) -> list[Any]:
+    """What the bootstrap has noted of it for its fork hook."""
+    return [held for held in state["open"] if getattr(held, "x", None) == opened]

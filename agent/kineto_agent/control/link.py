@@ -1,0 +1,288 @@
+"""The agent's end of the link: connect, check the peer, send and receive frames with descriptors.
+
+Theory of operation
+    The runner owns the poll loop; the link says what to wait for (`fileno`, `wants_write`, `retry_at_ns`)
+    and never blocks, except for at most `_CONNECT_TIMEOUT_S` in connect(2) when the daemon's backlog is full.
+    A frame that the kernel does not take at once waits in a bounded queue. Every trouble ends in one way: the
+    connection is closed, `retry_at_ns` says when to try again, and LinkClosed tells the runner.
+
+    `_socket` is what the socket module wraps. It takes 2 ms less to import, and it stays the real one when a
+    program patches the socket module (gevent).
+
+    After a live attach the link is the channel that the daemon has pulled out of this process (`adopted`): there is
+    nowhere else to connect to, so its end is the end of the link.
+
+    Only a daemon of root or of the process's own user is spoken to: anybody can make a socket in /tmp. Or one of a
+    user to whom root has given the socket's folder in /run (the system's daemon has a user of its own).
+
+    A program may close descriptors that it did not open (daemonizing does). Before each use the link looks
+    whether its number still names its socket, and lets go of the number if not.
+"""
+
+import os
+import struct
+import time
+from _socket import (
+    AF_UNIX,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    MSG_TRUNC,
+    SCM_RIGHTS,
+    SO_PEERCRED,
+    SOCK_SEQPACKET,
+    SOL_SOCKET,
+    socket,
+)
+from collections import deque
+from typing import Callable, Deque, NamedTuple, NoReturn, Optional, Sequence, Tuple
+
+from kineto_agent.protocol import wire
+from kineto_agent.system.debuglog import log
+from kineto_agent.system.descriptors import NOBODY, Identity, close_ours, identity
+
+FIRST_BACKOFF_NS = 1_000_000_000
+MAX_BACKOFF_NS = 60_000_000_000
+REFUSED_BACKOFF_NS = 600_000_000_000  # a refusal does not change until somebody upgrades something
+MAX_QUEUED_FRAMES = 256
+_CONNECT_TIMEOUT_S = 1.0
+_UCRED = struct.Struct("iII")  # pid, uid, gid
+
+
+def vouched_for(path: str, uid: int, run: str = "/run") -> bool:
+    """Whether the socket lies in a folder of that user directly in /run, where only root makes folders.
+
+    The same rule as `kineto_protos.endpoints`, which the agent cannot import.
+    """
+    folder = os.path.dirname(path)
+    if os.path.dirname(folder) != run:
+        return False
+    try:
+        parent, status = os.lstat(run), os.lstat(folder)
+    except OSError:
+        return False
+    return status.st_uid == uid and parent.st_uid == 0 and not parent.st_mode & 0o022
+
+
+class LinkClosed(Exception):
+    """The connection is gone; the message says why."""
+
+
+class _Queued(NamedTuple):
+    frame: bytes
+    descriptors: Tuple[int, ...]  # our own duplicates
+    identities: Tuple[Identity, ...]  # of what they name
+
+    def are_ours(self) -> bool:
+        """Whether the numbers still name what they named for us."""
+        return all(identity(number) == ours for number, ours in zip(self.descriptors, self.identities))
+
+    def close(self) -> None:
+        for number, ours in zip(self.descriptors, self.identities):
+            close_ours(number, ours)
+
+
+class Link:
+    """A connection to the daemon, or the wait for the next attempt. Used by one thread."""
+
+    def __init__(
+        self,
+        candidates: Callable[[], Sequence[str]],
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._candidates = candidates
+        self._monotonic_ns = monotonic_ns
+        self._socket: Optional[socket] = None
+        self._identity = NOBODY
+        self._queue: Deque[_Queued] = deque()
+        self._backoff_ns = FIRST_BACKOFF_NS
+        self._refused_until_ns = 0
+        self.refused = False
+        self.retry_at_ns = 0  # monotonic; meaningful while not connected
+        self._adopted = False
+
+    @classmethod
+    def adopted(cls, connection: socket) -> "Link":
+        """A link over a connected SOCK_SEQPACKET socket, which becomes the link's."""
+        link = cls(tuple)
+        connection.setblocking(False)
+        link._identity = identity(connection.fileno())
+        link._socket = connection
+        link._adopted = True
+        return link
+
+    @property
+    def ended(self) -> bool:
+        """Whether there never will be a connection again."""
+        return self._adopted and self._socket is None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a socket to wait for."""
+        return self._socket is not None
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether frames wait for the socket to take them."""
+        return bool(self._queue)
+
+    def fileno(self) -> int:
+        """The descriptor to wait for; -1 while not connected."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    # ------------------------------------------------------------ connecting
+
+    def connect(self) -> bool:
+        """Try every candidate once. False: none is there; `retry_at_ns` is set."""
+        for path in self._candidates():
+            connection = self._try(path)
+            if connection is not None:
+                self._identity = identity(connection.fileno())
+                self._socket = connection
+                self.refused = False
+                log("connected to %s", path)
+                return True
+        self._schedule_retry()
+        return False
+
+    def _try(self, path: str) -> Optional[socket]:
+        connection = None
+        try:
+            connection = socket(AF_UNIX, SOCK_SEQPACKET)
+            connection.settimeout(_CONNECT_TIMEOUT_S)
+            connection.connect(path)
+            _pid, uid, _gid = _UCRED.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
+            if uid not in (0, os.geteuid()) and not vouched_for(path, uid):
+                raise OSError("its owner is uid %d, neither root nor this user" % uid)
+            connection.setblocking(False)
+        except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
+            log("cannot connect to %s: %s", path, exc)
+            if connection is not None:
+                connection.close()
+            return None
+        return connection
+
+    def welcomed(self) -> None:
+        """The daemon has accepted us: the next loss starts with the shortest back-off again."""
+        self._backoff_ns = FIRST_BACKOFF_NS
+        self._refused_until_ns = 0
+
+    def refuse(self, reason: str) -> None:
+        """The daemon will not work with us: say nothing more, come back much later.
+
+        The connection stays open, if the daemon wants that, so that it can show us as incompatible.
+        """
+        log("refused by the daemon: %s", reason)
+        self.refused = True
+        self._drop_queue()
+        self._refused_until_ns = self._monotonic_ns() + REFUSED_BACKOFF_NS
+
+    def _schedule_retry(self) -> None:
+        jitter = 0.5 + os.urandom(1)[0] / 256  # 64 agents of one host do not come back in step
+        soonest = self._monotonic_ns() + int(self._backoff_ns * jitter)
+        self._backoff_ns = min(self._backoff_ns * 2, MAX_BACKOFF_NS)
+        self.retry_at_ns = max(soonest, self._refused_until_ns)
+
+    def close(self, reason: str) -> None:
+        """Drop the connection, if there is one, and set the time of the next attempt."""
+        if self._socket is None:
+            return
+        log("link closed: %s", reason)
+        self._let_go()
+        self._schedule_retry()
+
+    def _let_go(self) -> None:
+        if self._socket is None:
+            return
+        if self._is_ours():
+            self._socket.close()
+        else:
+            self._socket.detach()
+        self._socket = None
+        self._drop_queue()
+
+    def abandon(self) -> None:
+        """In a forked child: give the descriptors back, so that the daemon sees the parent's end."""
+        self._let_go()
+
+    def _is_ours(self) -> bool:
+        return identity(self.fileno()) == self._identity
+
+    def _drop_queue(self) -> None:
+        while self._queue:
+            self._queue.popleft().close()
+
+    # ------------------------------------------------------------ frames
+
+    def send(self, message: wire.Message, descriptors: Sequence[int] = ()) -> None:
+        """Send or queue one message. Raises LinkClosed, and WireError for one that is too long."""
+        frame = wire.encode(message)
+        if self._socket is None or self.refused:
+            return
+        if not self._queue and self._transmit(frame, descriptors):
+            return
+        if len(self._queue) >= MAX_QUEUED_FRAMES:
+            self._fail("the daemon does not read: %d frames wait for it" % len(self._queue))
+        copies = tuple(os.dup(descriptor) for descriptor in descriptors)
+        self._queue.append(_Queued(frame, copies, tuple(identity(copy) for copy in copies)))
+
+    def flush(self) -> None:
+        """Send what is queued, as far as the socket takes it. Raises LinkClosed."""
+        while self._queue:
+            first = self._queue[0]
+            if not first.are_ours():
+                self._fail("the program closed the agent's descriptors")
+            if not self._transmit(first.frame, first.descriptors):
+                return
+            self._queue.popleft().close()
+
+    def _transmit(self, frame: bytes, descriptors: Sequence[int]) -> bool:
+        """True if the kernel took the frame, False if it must wait."""
+        connection = self._checked()
+        ancillary = []
+        if descriptors:
+            ancillary = [(SOL_SOCKET, SCM_RIGHTS, struct.pack("%di" % len(descriptors), *descriptors))]
+        try:
+            connection.sendmsg([frame], ancillary, MSG_NOSIGNAL | MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as exc:
+            self._fail("sending failed: %s" % exc)
+        return True
+
+    def receive(self) -> Optional[wire.Message]:
+        """The next message, None if there is none now. Raises LinkClosed at the end or on nonsense."""
+        frame = self._read()
+        if frame is None or self.refused:
+            return None
+        try:
+            return wire.decode(frame)
+        except wire.VersionMismatch as exc:
+            self.refuse(str(exc))
+            return None
+        except wire.WireError as exc:
+            self._fail("the daemon sent nonsense: %s" % exc)
+
+    def _read(self) -> Optional[bytes]:
+        connection = self._checked()
+        try:
+            frame, _ancillary, flags, _address = connection.recvmsg(wire.MAX_FRAME_BYTES, 0, MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as exc:
+            self._fail("receiving failed: %s" % exc)
+        if not frame:
+            self._fail("the daemon closed it")
+        if flags & MSG_TRUNC:
+            self._fail("the daemon sent a frame over the limit of %d bytes" % wire.MAX_FRAME_BYTES)
+        return frame
+
+    def _checked(self) -> socket:
+        if self._socket is None:
+            raise LinkClosed("not connected")
+        if not self._is_ours():
+            self._fail("the program closed the agent's descriptor")
+        return self._socket
+
+    def _fail(self, reason: str) -> NoReturn:
+        self.close(reason)
+        raise LinkClosed(reason)

@@ -1,0 +1,251 @@
+"""The activity sources of one capture: prepare, announce, start, stop, count, close.
+
+One source's trouble is not another's: as long as one records, the capture goes on, and `problems` says what is
+missing. This is the seam where whatever a source raises becomes a SourceError.
+
+Where one of the sources cannot run beside the program's own torch.profiler, the guard
+(sources/torch/profiler_guard.py) is
+installed from before the start until the sources have stopped. Its lock makes the look at that profiler and the start
+one step. `give_way` is the one method for the program's threads.
+"""
+
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from kineto_agent.control.events import TORCH_PROFILER, Refusal
+from kineto_agent.protocol import wire
+from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Taken
+from kineto_agent.sources.registry import Choice, Plan
+from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
+from kineto_agent.system.debuglog import log, log_exception
+
+TORCH_PROFILER_FORMAT = "kineto_json/1"  # of a session that has torch's own profiler running
+Announce = Callable[[wire.Arena, int], None]
+
+
+class _Part(NamedTuple):
+    name: str
+    session: SourceSession
+
+
+def _as_source_error(name: str, exc: Exception) -> SourceError:
+    if isinstance(exc, SourceError):
+        return SourceError(exc.reason_code, "%s: %s" % (name, exc.reason))
+    log_exception("source %s failed" % name)
+    return SourceError("SOURCE_FAILED", "%s: unexpected %s: %s" % (name, type(exc).__name__, exc))
+
+
+class ProfilerInTheWay(Exception):
+    """Nothing was announced or started: the program's own profiler is active. The text is for people."""
+
+
+def source_request(choice: Choice, wanted: wire.Start) -> SourceRequest:
+    """What one source gets of a request."""
+    return SourceRequest(
+        choice.activity_types, wanted.buffer_limit_bytes, wanted.options, named=bool(wanted.activity_types)
+    )
+
+
+def profiler_in_the_way(plan: Plan, request: wire.Start, guard: ProfilerGuard) -> str:
+    """Why the recording could not start now because of the program's own profiler; "" if it could."""
+    yielding = [choice.source.name for choice in plan.choices if _would_yield(choice, request)]
+    state = guard.state() if yielding else UserProfiler.IDLE
+    return _in_the_way(state, yielding) if state.active else ""
+
+
+def _would_yield(choice: Choice, request: wire.Start) -> bool:
+    try:
+        return choice.source.would_yield(source_request(choice, request))
+    except Exception:  # noqa: BLE001 - its prepare() will say what is wrong
+        log_exception("source %s" % choice.source.name)
+        return False
+
+
+def _in_the_way(state: UserProfiler, names: List[str]) -> str:
+    return "the program's own torch.profiler %s, and %s cannot record beside it" % (state.value, " and ".join(names))
+
+
+def _taken(session: SourceSession) -> Optional[Taken]:
+    ask: Optional[Callable[[], Optional[Taken]]] = getattr(session, "taken", None)
+    try:
+        return ask() if ask is not None else None
+    except Exception:  # noqa: BLE001 - stop() will say what is wrong
+        log_exception("a source cannot tell who has taken its library")
+        return None
+
+
+class Recording:
+    """What the sources do for one capture. Used by the agent's thread."""
+
+    def __init__(self, plan: Plan, request: wire.Start, guard: Optional[ProfilerGuard] = None) -> None:
+        self._plan = plan
+        self._request = request
+        self._guard = ProfilerGuard(self.give_way) if guard is None else guard
+        self._yielding: Tuple[_Part, ...] = ()  # those that have to give way
+        self.gave_way_ns = 0  # Unix ns; 0: has not
+        self.gave_way_to = TORCH_PROFILER
+        self._prepared: List[_Part] = []
+        self._running: List[_Part] = []
+        self._outcomes: Dict[str, SourceOutcome] = {}
+        self.problems: List[Refusal] = []
+        if plan.missing:
+            self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
+
+    def start(self, announce: Announce) -> None:
+        """Prepare all, announce all, start all. Raises SourceError if none records, and ProfilerInTheWay."""
+        reason = profiler_in_the_way(self._plan, self._request, self._guard)
+        if reason:
+            raise ProfilerInTheWay(reason)
+        for choice in self._plan.choices:
+            self._prepare(choice)
+        seen = [problem.reason for problem in self.problems if problem.reason_code == "USER_PROFILER_ACTIVE"]
+        if seen:  # by a source
+            self._close_prepared()
+            raise ProfilerInTheWay(seen[0])
+        yielding = [part for part in self._prepared if part.session.yields]
+        if yielding:
+            self._guard.install()
+        with self._guard.lock:
+            reason = self._in_the_way_now(yielding)
+            if not reason:
+                self._yielding = tuple(yielding)
+                for part in list(self._prepared):
+                    self._announce(part, announce)
+                for part in self._prepared:
+                    self._start(part)
+        if reason:
+            self._close_prepared()
+            raise ProfilerInTheWay(reason)
+        if not self._running:
+            raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
+
+    def _in_the_way_now(self, yielding: List[_Part]) -> str:
+        state = self._guard.state() if yielding else UserProfiler.IDLE
+        if state is UserProfiler.UNKNOWN:
+            log("this torch does not say what its profiler does: it is taken to be idle")
+        return _in_the_way(state, [part.name for part in yielding]) if state.active else ""
+
+    def _prepare(self, choice: Choice) -> None:
+        name = choice.source.name
+        try:
+            self._prepared.append(_Part(name, choice.source.prepare(source_request(choice, self._request))))
+        except Exception as exc:  # noqa: BLE001 - translated
+            self._note(_as_source_error(name, exc))
+
+    def _announce(self, part: _Part, announce: Announce) -> None:
+        session = part.session
+        try:
+            announce(
+                wire.Arena(self._request.capture_id, part.name, session.format, session.metadata), session.arena_fd
+            )
+        except Exception as exc:  # noqa: BLE001 - translated
+            self._prepared.remove(part)
+            self._note(_as_source_error(part.name, exc))
+            session.close()
+
+    def _start(self, part: _Part) -> None:
+        try:
+            part.session.start()
+            self._running.append(part)
+        except Exception as exc:  # noqa: BLE001 - translated
+            self._note(_as_source_error(part.name, exc))
+
+    def give_way(self) -> None:
+        """The program's own profiler is about to begin, on this thread, and the guard's lock is held. Never raises."""
+        parts, self._yielding = self._yielding, ()
+        if not parts:
+            return
+        self.gave_way_ns = time.time_ns()
+        for part in reversed(parts):  # as in stop()
+            try:
+                part.session.give_way()
+            except Exception:  # noqa: BLE001 - never into the program
+                log_exception("source %s cannot give way" % part.name)
+
+    @property
+    def may_be_taken(self) -> bool:
+        """Whether look() should be called again."""
+        return not self.gave_way_ns and any(hasattr(part.session, "taken") for part in self._running)
+
+    def look(self) -> None:
+        """Note that a session has ended by itself, for another user of its vendor's library. Never raises."""
+        for part in self._running:
+            self._look_at(part)
+
+    def _look_at(self, part: _Part) -> None:
+        taken = _taken(part.session)
+        if taken is not None and not self.gave_way_ns:
+            self.gave_way_ns = taken.time_ns
+            self.gave_way_to = "another profiler of the program (in %s)" % taken.who
+
+    def _note(self, error: SourceError) -> None:
+        self.problems.append(Refusal(error.reason_code, error.reason))
+
+    def stop(self) -> None:
+        """Stop every source that runs. Never raises."""
+        self._note_unannounced()
+        while self._running:
+            part = self._running.pop()
+            try:
+                outcome = self._outcomes[part.name] = part.session.stop()
+                self._look_at(part)
+                if outcome.incomplete:
+                    self._note(SourceError("INCOMPLETE", "%s: %s" % (part.name, outcome.incomplete)))
+            except Exception as exc:  # noqa: BLE001 - translated
+                self._note(_as_source_error(part.name, exc))
+        self._yielding = ()
+        self._guard.remove()
+
+    def _note_unannounced(self) -> None:
+        """A Kineto session that the guard could not see beforehand, such as one that was asked for over dynolog."""
+        ours = any(part.session.format == TORCH_PROFILER_FORMAT for part in self._yielding)
+        with self._guard.lock:
+            seen = self._yielding and self._guard.state(kineto_is_ours=ours, started=True).active
+        if seen:
+            reason = (
+                "Kineto began a trace of its own during the capture (over dynolog or a file): either may lack events"
+            )
+            self.problems.append(Refusal("USER_PROFILER_STARTED", reason))
+
+    def close(self) -> None:
+        """Free the arenas. Never raises."""
+        self.stop()
+        self._close_prepared()
+
+    def _close_prepared(self) -> None:
+        while self._prepared:
+            part = self._prepared.pop()
+            try:
+                part.session.close()
+            except Exception:  # noqa: BLE001 - nobody left to tell
+                log_exception("source %s cannot be closed" % part.name)
+
+    # ------------------------------------------------------------ for the Result
+
+    @property
+    def problem(self) -> Optional[Refusal]:
+        """What is missing in this recording, in one; None if nothing."""
+        if not self.problems:
+            return None
+        return Refusal(self.problems[0].reason_code, "; ".join(problem.reason for problem in self.problems))
+
+    def counts(self) -> Dict[str, Any]:
+        """`wire.Result.sources`."""
+        result: Dict[str, Any] = {}
+        for name, outcome in self._outcomes.items():
+            counts = outcome.counts._asdict()
+            counts["metadata"] = outcome.metadata
+            result[name] = counts
+        return result
+
+    def warnings(self) -> List[str]:
+        """What the sources want people to know."""
+        return [warning for outcome in self._outcomes.values() for warning in outcome.warnings]
+
+    def cpu_ns(self) -> int:
+        """CPU time of the sources' own threads."""
+        return sum(outcome.cpu_ns for outcome in self._outcomes.values())
+
+    def detach_ns(self) -> int:
+        """The longest time until a vendor library was detached."""
+        return max((outcome.detach_ns for outcome in self._outcomes.values()), default=0)

@@ -1,0 +1,475 @@
+"""The agent: one thread that joins the link, the session and the sources.
+
+Theory of operation
+    The thread "kineto-agent" blocks in poll(2) on the daemon's socket and on a pipe, without a timeout unless a
+    capture has a deadline or no daemon is there. The pipe is written by the training thread (an awaited iteration
+    has begun) and by `stop`. Whatever happens becomes an event for the pure session; the commands that it returns
+    are carried out here, in order, and may produce further events.
+
+Rules
+    Nothing escapes into the program: an exception ends the capture with a Result "failed", goes to the debug
+    log, and the agent carries on without a link until its next attempt.
+    A forked child has no agent: it closes the descriptors it inherited (else the daemon would not see the
+    parent's end) and may call start() itself.
+    An agent that was brought by a live attach ends with its link. `on_end` is the last thing that its thread does.
+    At exit a running capture is stopped and its Result sent, within EXIT_TIMEOUT_S.
+"""
+
+import contextlib
+import os
+import select
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
+
+from kineto_agent.control import events, self_description
+from kineto_agent.control.link import Link, LinkClosed
+from kineto_agent.control.recording import ProfilerInTheWay, Recording, profiler_in_the_way
+from kineto_agent.control.session import Session
+from kineto_agent.protocol import wire
+from kineto_agent.sources import registry
+from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.sources.torch.profiler_guard import ProfilerGuard
+from kineto_agent.steps.counting import RING_ITERATIONS, StepCounter, median_ns, step_ratio
+from kineto_agent.system import descriptors, env
+from kineto_agent.system.debuglog import log, log_exception
+from kineto_agent.system.descriptors import close_ours, identity
+from kineto_agent.system.gil_turns import Turns
+from kineto_agent.system.threads import Thread, start_thread, thread_names
+
+EXIT_TIMEOUT_S = 2.0
+_LOOK_PERIOD_NS = 100_000_000  # at the program's profiler, while a capture waits for its end or for torch's import
+_MAX_POLL_MS = 3_600_000  # poll takes an int
+_MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
+_MAX_WARNINGS = 32
+_MAX_WARNING_CHARS = 300
+_MAX_FAILURES_IN_A_ROW = 10
+
+
+def _nothing() -> None:
+    """Nobody needs to know."""
+
+
+def _clock_ahead_ns() -> int:
+    """How far Unix time is ahead of the clock that nobody sets."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+class _Stop:
+    """How the agent was asked to end."""
+
+    def __init__(self, reason_code: str, reason: str) -> None:
+        self.reason_code = reason_code
+        self.reason = reason
+
+
+class Agent:
+    """The agent of this process. `start`, `stop` and `abandon` are for the program's threads."""
+
+    def __init__(
+        self,
+        counter: StepCounter,
+        candidates: Callable[[], Sequence[str]] = env.agent_socket_candidates,
+        sources: Callable[[], List[Source]] = registry.sources,
+        link: Optional[Link] = None,
+        on_end: Callable[[], None] = _nothing,
+        turns: Optional[Turns] = None,
+    ) -> None:
+        self.turns = Turns() if turns is None else turns
+        self._counter = counter
+        self._sources = sources
+        self._link = Link(candidates) if link is None else link
+        self._adopted = link is not None  # connected already, the daemon waits for a Hello
+        self._on_end = on_end
+        self._session = Session()
+        self._recording: Optional[Recording] = None
+        self._plan: Optional[registry.Plan] = None
+        self._guard = ProfilerGuard()
+        self._awaits_profiler = self._told_of_profiler = False
+        self._events: Deque[events.Event] = deque()
+        self._handling = False
+        self._deadline_ns: Optional[int] = None  # Unix ns
+        self._watched: Optional[int] = None  # an iteration
+        self._wake_reader, self._wake_writer = descriptors.pipe()
+        self._pipe_identity = identity(self._wake_reader)  # both ends have the same
+        self._thread: Optional[Thread] = None
+        self._stop: Optional[_Stop] = None
+        self._cpu_base_ns = 0
+        self._steps_before_ns: List[int] = []  # the lengths of iterations
+        self._ahead_ns = _clock_ahead_ns()
+
+    # ------------------------------------------------------------ the program's threads
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = start_thread("kineto-agent", self._main)
+
+    def work(self) -> Callable[[], None]:
+        """Instead of `start`: what a thread of ours, which exists already, has to do until the agent has ended."""
+        thread = self._thread = Thread("kineto-agent")
+        return lambda: thread.run(self._main)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self, reason_code: str, reason: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
+        """End the agent; a running capture ends with what it has. Waits for the thread, but not for long."""
+        if self._thread is None:
+            return
+        self._stop = _Stop(reason_code, reason)
+        self._wake()
+        self._thread.join(timeout_s)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the link. The agent is of no further use; the sources see to themselves."""
+        self._thread = None
+        self._counter.watch(None)
+        self._link.abandon()
+        self._close_pipe()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: the thread will wake anyway
+            if identity(self._wake_writer) == self._pipe_identity:
+                os.write(self._wake_writer, b"\0")
+
+    # ------------------------------------------------------------ the agent's thread
+
+    def _main(self) -> None:
+        failures = 0
+        try:
+            while self._stop is None and not self._link.ended and failures < _MAX_FAILURES_IN_A_ROW:
+                try:
+                    self._turn()
+                    failures = 0
+                except Exception as exc:  # noqa: BLE001 - never into the program
+                    failures += 1
+                    log_exception("agent")
+                    self._recover(exc)
+            self._finish()
+        except Exception:  # noqa: BLE001 - never into the program
+            log_exception("agent, at its end")
+        finally:
+            self._on_end()
+
+    def _turn(self) -> None:
+        """Wait for one thing and deal with it."""
+        if self._adopted:
+            self._adopted = False
+            self._send(self._hello())
+        if not self._link.connected and time.monotonic_ns() >= self._link.retry_at_ns:
+            self._connect()
+        for descriptor, mask in self._poll(self._timeout_ms()):
+            if descriptor == self._wake_reader:
+                self._woken(mask)
+            else:
+                self._link_ready(mask)
+        self._check_profiler()
+        self._check_timer()
+        self._check_step()
+
+    def _poll(self, timeout_ms: Optional[int]) -> List[Any]:
+        poller = select.poll()
+        poller.register(self._wake_reader, select.POLLIN)
+        if self._link.connected:
+            poller.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
+        self.turns.rest(-1 if timeout_ms is None else timeout_ms)
+        try:
+            return poller.poll(timeout_ms)
+        finally:
+            self.turns.work()
+
+    def _timeout_ms(self) -> Optional[int]:
+        waits_ns = []
+        if not self._link.connected:
+            waits_ns.append(self._link.retry_at_ns - time.monotonic_ns())
+        if self._deadline_ns is not None:
+            waits_ns.append(self._deadline_ns - self._now_ns())
+        looks = self._recording is not None and self._recording.may_be_taken
+        if self._awaits_profiler or self._guard.waits_for_torch or looks:
+            waits_ns.append(_LOOK_PERIOD_NS)
+        if not waits_ns:
+            return None
+        return min(max(-(-min(waits_ns) // 1_000_000), 0), _MAX_POLL_MS)
+
+    def _woken(self, mask: int) -> None:
+        if mask != select.POLLIN or identity(self._wake_reader) != self._pipe_identity:
+            self._stop = _Stop("AGENT_STOPPED", "the program closed the agent's descriptors")
+            log(self._stop.reason)
+            return
+        os.read(self._wake_reader, 4096)
+
+    def _check_profiler(self) -> None:
+        recording = self._recording
+        if recording is not None and not self._told_of_profiler:
+            recording.look()
+            if recording.gave_way_ns:
+                self._told_of_profiler = True
+                self._handle(events.SourcesGaveWay(recording.gave_way_ns, recording.gave_way_to))
+        if self._awaits_profiler and not self._guard.state().active:
+            self._awaits_profiler = False
+            self._handle(events.ProfilerIdle(self._now_ns(), self._counter.count))
+        self._guard.look()
+
+    def _check_timer(self) -> None:
+        now_ns = self._now_ns()
+        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
+            self._deadline_ns = None
+            self._handle(events.Tick(now_ns, self._counter.time_of(self._counter.count)))
+
+    def _check_step(self) -> None:
+        if self._watched is not None and self._counter.count >= self._watched:
+            watched, self._watched = self._watched, None
+            self._handle(events.Stepped(self._counter.count, self._counter.time_of(watched) or self._now_ns()))
+
+    def _finish(self) -> None:
+        """The end of the thread."""
+        if self._stop is not None:
+            self._handle(events.Ending(self._now_ns(), self._stop.reason_code, self._stop.reason))
+        self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
+        self._link.close("the agent ends")
+        self._counter.watch(None)
+        self._free()
+        self._close_pipe()
+
+    def _flush(self, deadline: float) -> None:
+        while self._link.connected and self._link.wants_write and time.monotonic() < deadline:
+            poller = select.poll()
+            poller.register(self._link.fileno(), select.POLLOUT)
+            poller.poll(max(int((deadline - time.monotonic()) * 1000), 0))
+            self._guarded(self._link.flush)
+
+    def _recover(self, exc: Exception) -> None:
+        """After an error of our own: tell the daemon, then begin anew."""
+        text = "error in the agent: %s: %s" % (type(exc).__name__, exc)
+        self._events.clear()
+        self._handling = False
+        try:
+            self._handle(events.SourcesFailed(self._now_ns(), "AGENT_ERROR", text))
+            self._link.close(text)
+            self._handle(events.LinkLost(self._now_ns()))
+        finally:
+            self._session = Session()
+            self._deadline_ns = self._watched = None
+            self._free()
+
+    def _close_pipe(self) -> None:
+        close_ours(self._wake_reader, self._pipe_identity)
+        close_ours(self._wake_writer, self._pipe_identity)
+
+    # ------------------------------------------------------------ the link
+
+    def _connect(self) -> None:
+        if self._link.connect():
+            self._send(self._hello())
+
+    def _hello(self) -> wire.Hello:
+        offers = registry.offers(self._sources())
+        return self_description.hello(offers, self._counter.count, self._session.capture_id)
+
+    def _link_ready(self, mask: int) -> None:
+        if mask & select.POLLOUT:
+            self._guarded(self._link.flush)
+        if mask & ~select.POLLOUT and self._link.connected:
+            self._guarded(self._receive)
+
+    def _receive(self) -> None:
+        message = self._link.receive()
+        if message is not None:
+            self._dispatch(message)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except LinkClosed:
+            self._handle(events.LinkLost(self._now_ns()))
+
+    def _send(self, message: wire.Message, descriptors: Sequence[int] = ()) -> None:
+        self._guarded(lambda: self._link.send(message, descriptors))
+
+    def _now_ns(self) -> int:
+        """Unix ns that run on evenly from the start of the sources on: nobody who sets the clock changes a window."""
+        return self._ahead_ns + time.monotonic_ns()
+
+    def _dispatch(self, message: wire.Message) -> None:
+        if not self._session.capture_id:
+            self._ahead_ns = _clock_ahead_ns()
+        now_ns = self._now_ns()
+        if isinstance(message, wire.Start):
+            self._start_requested(message, now_ns)
+        elif isinstance(message, wire.Cancel):
+            self._handle(events.CancelRequested(message.capture_id, message.keep_partial, now_ns))
+        elif isinstance(message, wire.Release):
+            self._handle(events.Released(message.capture_id))
+        elif isinstance(message, wire.Describe):
+            self._send(self._hello())
+        elif isinstance(message, wire.Welcome):
+            log("welcomed by kinetod %s", message.daemon_version)
+            self._link.welcomed()
+        elif isinstance(message, wire.Refuse):
+            self._link.refuse(message.reason)
+        else:
+            self._link.close("the daemon sent a %s" % type(message).__name__)
+            self._handle(events.LinkLost(now_ns))
+
+    def _start_requested(self, request: wire.Start, now_ns: int) -> None:
+        refusal = profiler = None
+        if not self._session.capture_id:
+            self._cpu_base_ns = time.thread_time_ns()
+            self._steps_before_ns = self._counter.durations_ns(0, now_ns)
+            try:
+                self._plan = registry.choose(self._sources(), request.activity_types, request.options)
+                self._guard = ProfilerGuard(self._profiler_begins, self._wake)
+                reason = profiler_in_the_way(self._plan, request, self._guard)
+                profiler = events.Refusal("USER_PROFILER_ACTIVE", reason) if reason else None
+            except SourceError as exc:
+                refusal = events.Refusal(exc.reason_code, exc.reason)
+        counter = self._counter
+        started = events.StartRequested(request, now_ns, counter.count, refusal, profiler)
+        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=median_ns(self._steps_before_ns)))
+
+    # ------------------------------------------------------------ the session's commands
+
+    def _handle(self, event: events.Event) -> None:
+        """Give an event to the session and carry out its commands, until there are no more events."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for command in self._session.handle(self._events.popleft()):
+                    _CARRY_OUT[type(command)](self, command)
+        finally:
+            self._handling = False
+
+    def _start_sources(self, command: events.StartSources) -> None:
+        assert self._plan is not None
+        self._told_of_profiler = False
+        self._ahead_ns = _clock_ahead_ns()
+        recording = self._recording = Recording(self._plan, command.request, self._guard)
+        try:
+            recording.start(self._announce)
+        except ProfilerInTheWay as exc:
+            self._recording = None
+            self._handle(events.ProfilerActive(self._now_ns(), str(exc)))
+            return
+        except SourceError as exc:
+            self._handle(events.SourcesFailed(self._now_ns(), exc.reason_code, exc.reason))
+            return
+        self._handle(events.SourcesStarted(self._now_ns(), self._counter.count))
+
+    def _announce(self, message: wire.Arena, descriptor: int) -> None:
+        try:
+            self._send(message, [descriptor])
+        except wire.WireError as exc:
+            raise SourceError("SOURCE_FAILED", "its metadata does not fit into a frame: %s" % exc) from exc
+
+    def _stop_sources(self, command: events.StopSources) -> None:
+        recording = self._recording
+        if recording is not None:
+            recording.stop()
+        stopped = events.SourcesStopped(self._now_ns())
+        if recording is not None:
+            stopped = stopped._replace(gave_way_ns=recording.gave_way_ns, gave_way_to=recording.gave_way_to)
+        self._handle(stopped)
+
+    def _await_profiler(self, command: events.AwaitProfiler) -> None:
+        self._guard.install()  # its end is told, which is sooner than the next look
+        self._awaits_profiler = True
+
+    def _profiler_begins(self) -> None:
+        """On the program's thread, under the guard's lock."""
+        recording = self._recording
+        if recording is not None:
+            recording.give_way()
+            self._wake()
+
+    def _free_sources(self, command: events.FreeSources) -> None:
+        self._free()
+
+    def _free(self) -> None:
+        recording, self._recording, self._plan = self._recording, None, None
+        self._awaits_profiler = False
+        if recording is not None:
+            recording.close()
+        self._guard.remove()
+
+    def _set_timer(self, command: events.SetTimer) -> None:
+        self._deadline_ns = command.deadline_ns
+
+    def _watch_step(self, command: events.WatchStep) -> None:
+        self._watched = command.iteration
+        self._counter.watch(command.iteration, self._wake)
+
+    def _report(self, command: events.Report) -> None:
+        self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
+
+    def _reject(self, command: events.Reject) -> None:
+        log("capture %s rejected: %s", command.capture_id, command.reason)
+        self._send(wire.Rejected(*command))
+
+    def _conclude(self, command: events.Conclude) -> None:
+        log("capture %s: %s %s", command.capture_id, command.outcome, command.reason)
+        result = self._result(command)
+        try:
+            self._send(result)
+        except wire.WireError as exc:
+            bare = {name: dict(counts, metadata={}) for name, counts in result.sources.items()}
+            warning = "thread names and metadata are left out: %s" % exc
+            self._send(result._replace(sources=bare, threads={}, warnings=[warning]))
+
+    def _result(self, command: events.Conclude) -> wire.Result:
+        recording = self._recording
+        outcome, reason_code, reason = command.outcome, command.reason_code, command.reason
+        problem = recording.problem if recording is not None else None
+        if outcome == "done" and problem is not None:
+            outcome, reason_code, reason = "partial", problem.reason_code, problem.reason
+        warnings = [*command.warnings, *(recording.warnings() if recording is not None else ())]
+        iterations = self._iterations(command)
+        starts = iterations.get("starts", ())
+        oldest = self._counter.count - RING_ITERATIONS + 2  # that may still be known
+        if starts and starts[0][1] > command.window_start_ns and starts[0][0] <= oldest:
+            warnings.append("iterations before %d are not marked in the trace: they were too many" % starts[0][0])
+        return wire.Result(
+            capture_id=command.capture_id,
+            outcome=outcome,
+            reason_code=reason_code,
+            reason=reason,
+            window_start_ns=command.window_start_ns,
+            window_end_ns=command.window_end_ns,
+            sources=recording.counts() if recording is not None else {},
+            overhead=self._overhead(command),
+            threads=thread_names(_MAX_THREADS) if outcome in ("done", "partial") else {},
+            iterations=iterations,
+            warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
+        )
+
+    def _iterations(self, command: events.Conclude) -> Dict[str, Any]:
+        starts = self._counter.begun(command.window_start_ns, command.window_end_ns) if command.window_end_ns else []
+        return {"thread": self._counter.thread, "starts": starts} if starts else {}
+
+    def _overhead(self, command: events.Conclude) -> Dict[str, Any]:
+        recording = self._recording
+        during_ns = self._counter.durations_ns(command.window_start_ns, command.window_end_ns)
+        return {
+            "start_ns": max(command.collecting_ns - command.requested_ns, 0),
+            "stop_ns": max(command.stopped_ns - command.window_end_ns, 0) if command.window_end_ns else 0,
+            "detach_ns": recording.detach_ns() if recording is not None else 0,
+            "agent_cpu_ns": time.thread_time_ns() - self._cpu_base_ns + (recording.cpu_ns() if recording else 0),
+            "step_ratio": step_ratio(self._steps_before_ns, during_ns),
+        }
+
+
+_CARRY_OUT: Dict[type, Callable[[Agent, Any], None]] = {
+    events.StartSources: Agent._start_sources,
+    events.StopSources: Agent._stop_sources,
+    events.FreeSources: Agent._free_sources,
+    events.AwaitProfiler: Agent._await_profiler,
+    events.SetTimer: Agent._set_timer,
+    events.WatchStep: Agent._watch_step,
+    events.Report: Agent._report,
+    events.Reject: Agent._reject,
+    events.Conclude: Agent._conclude,
+}

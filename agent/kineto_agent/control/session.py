@@ -1,0 +1,447 @@
+"""The life of a capture inside a process: Kineto's states as a pure transition table.
+
+Theory of operation
+    `Session.handle(event)` changes the state and returns the commands that the runner must carry out, in
+    order. There is no I/O, thread or clock in here: every event carries the time (Unix ns) at which it happened.
+
+        WAIT_FOR_REQUEST --> WARMUP --> COLLECT --> PROCESS --> WAIT_FOR_REQUEST
+
+    WAIT_FOR_REQUEST  nothing to do, or a capture was accepted and waits for its start time or iteration, or (if it
+                      was asked to) for the end of the program's own profiler
+    WARMUP            the sources record, the window has not begun
+    COLLECT           the sources record, the window is open
+    PROCESS           the sources stop; then the daemon copies, until it releases the arenas
+
+    The sources record from WARMUP on and the window is only a pair of times, so it is exact however late the
+    agent's thread gets to run. An iteration window always has at least one iteration of warm-up: the sources
+    must run before the first recorded iteration begins.
+
+    Nobody waits for ever: if no iteration begins for a time (`requests.patience_ns`), the capture ends, or records by
+    duration where that was asked for. So it does in a process that has never stepped.
+
+    The program's own torch.profiler goes first. A capture that conflicts with it does not begin while it is active; a
+    profiler that begins later ends the window, since the sources that conflict have stopped there.
+
+Rules
+    A start request that does not repeat the id of the running capture is answered by exactly one Reject or
+    Conclude, unless the link is lost (there is nobody left to tell). One capture at a time.
+    A pair of state and event that is not in the table has no meaning and changes nothing.
+"""
+
+from typing import Callable, Dict, List, Optional, Tuple, Type
+
+from kineto_agent.control.capture_requests import (
+    NEVER_STEPPED,
+    instead_of_iterations,
+    may_still_step,
+    patience_ns,
+    problem_of,
+)
+from kineto_agent.control.events import (
+    AwaitProfiler,
+    CancelRequested,
+    Command,
+    Conclude,
+    Ending,
+    Event,
+    FreeSources,
+    LinkLost,
+    ProfilerActive,
+    ProfilerIdle,
+    Refusal,
+    Reject,
+    Released,
+    Report,
+    SessionState,
+    SetTimer,
+    SourcesFailed,
+    SourcesGaveWay,
+    SourcesStarted,
+    SourcesStopped,
+    StartRequested,
+    StartSources,
+    Stepped,
+    StopSources,
+    Tick,
+    WatchStep,
+)
+from kineto_agent.protocol import wire
+
+PROFILER_WAIT_NS = 3600_000_000_000  # for the program's own profiler; the daemon's limit is shorter by default
+RELEASE_DEADLINE_NS = 60_000_000_000  # a daemon that forgets a capture does not keep its memory for ever
+_S = 1_000_000_000
+
+
+class _Capture:
+    """What the session remembers of the one capture."""
+
+    def __init__(self, request: wire.Start, now_ns: int, step_ns: int) -> None:
+        self.request = request
+        self.requested_ns = now_ns
+        self.patience_ns = patience_ns(request, step_ns)  # for an iteration to begin
+        self.patient_since_ns = now_ns
+        self.awaits_step = False  # accepted, the iteration of its warm-up has not come
+        self.begin_ns = now_ns  # timed: when the warm-up begins
+        self.start_iteration = 0  # the first recorded one
+        self.lead_iterations = max(request.warmup_iterations, 1)
+        self.wait_end_ns = 0  # it waits, or has waited, for the program's own profiler; at most until then
+        self.recording = False  # the sources run
+        self.collecting_ns = 0
+        self.window_start_ns = 0
+        self.window_end_ns = 0
+        self.outcome = "done"
+        self.reason_code = ""
+        self.reason = ""
+        self.link_lost = False
+        self.concluded = False
+        self.warnings: List[str] = []
+
+    @property
+    def end_iteration(self) -> int:
+        return self.start_iteration + (self.request.iterations or 0)
+
+    def end_as(self, outcome: str, reason_code: str, reason: str) -> None:
+        self.outcome, self.reason_code, self.reason = outcome, reason_code, reason
+
+
+def _round_up(iteration: int, multiple: int) -> int:
+    return iteration if multiple <= 1 else -(-iteration // multiple) * multiple
+
+
+def _not_reached(capture: _Capture, event: Tick) -> Tuple[str, str]:
+    """Code and reason of a capture whose iterations do not come."""
+    if not event.stepped_ns:
+        return "NEVER_STEPPED", NEVER_STEPPED
+    return "ITERATIONS_NOT_REACHED", (
+        "no iteration began for %g s (wanted: %d from %d on): the program evaluates, saves, hangs or has ended its "
+        "loop; trace again when it steps, or ask for a duration"
+        % (capture.patience_ns / _S, capture.request.iterations or 0, capture.start_iteration)
+    )
+
+
+class Session:
+    """The state machine. `state` and `capture_id` ("" if none) may be read at any time."""
+
+    def __init__(self) -> None:
+        self.state = SessionState.WAIT_FOR_REQUEST
+        self._capture: Optional[_Capture] = None
+
+    @property
+    def capture_id(self) -> str:
+        """The capture that makes this process busy, or ""."""
+        return self._capture.request.capture_id if self._capture else ""
+
+    def handle(self, event: Event) -> List[Command]:
+        """Take one event; returns what is to be done now, in order."""
+        if isinstance(event, StartRequested):
+            return self._start(event)
+        if self._capture is None:
+            return []
+        transition = TABLE.get((self.state, type(event)))
+        return transition(self, self._capture, event) if transition else []
+
+    # ------------------------------------------------------------ accepting
+
+    def _start(self, event: StartRequested) -> List[Command]:
+        request = event.request
+        if self._capture is not None:
+            if request.capture_id == self.capture_id:
+                return []
+            reason = "capture %s is running in this process: wait for its end or cancel it" % self.capture_id
+            return [Reject(request.capture_id, "BUSY", reason, self.capture_id)]
+        problem = problem_of(event)
+        if problem is not None:
+            return [Reject(request.capture_id, problem.reason_code, problem.reason)]
+        capture = self._capture = _Capture(request, event.now_ns, event.step_ns)
+        if request.iterations is not None and event.iteration < 0:
+            capture.patient_since_ns = event.hooked_ns
+            if not may_still_step(event):
+                self._record_instead(capture, "this process has not finished an iteration")
+        if capture.request.iterations is not None:
+            return self._accept_iterations(capture, event.now_ns, event.iteration, event.profiler)
+        return self._accept_timed(capture, event.now_ns, event.profiler)
+
+    def _accept_timed(self, capture: _Capture, now_ns: int, profiler: Optional[Refusal]) -> List[Command]:
+        request = capture.request
+        if request.start_time_ns:
+            capture.begin_ns = request.start_time_ns - request.warmup_ns
+        if capture.begin_ns <= now_ns:
+            return self._begin(capture, now_ns, profiler)
+        return [Report(request.capture_id, self.state, now_ns), SetTimer(capture.begin_ns)]
+
+    def _accept_iterations(
+        self, capture: _Capture, now_ns: int, iteration: int, profiler: Optional[Refusal]
+    ) -> List[Command]:
+        request = capture.request
+        self._choose_iteration(capture, request.start_iteration, max(iteration, 0) + capture.lead_iterations)
+        watched = capture.start_iteration - capture.lead_iterations
+        if watched <= iteration:
+            return self._begin(capture, now_ns, profiler)
+        capture.awaits_step = True
+        timer = SetTimer(capture.patient_since_ns + capture.patience_ns)
+        return [Report(request.capture_id, self.state, now_ns), WatchStep(watched), timer]
+
+    def _choose_iteration(self, capture: _Capture, wanted: Optional[int], earliest: int) -> None:
+        late = wanted is not None and wanted < earliest
+        start = earliest if wanted is None or late else wanted
+        capture.start_iteration = _round_up(start, capture.request.iteration_roundup)
+        if late:
+            text = "iteration %d could not be recorded any more: recorded from iteration %d on"
+            capture.warnings.append(text % (wanted, capture.start_iteration))
+
+    # ------------------------------------------------------------ iterations that do not come
+
+    def _check_progress(self, capture: _Capture, event: Tick) -> List[Command]:
+        """Whether the next iteration is overdue: then record by duration, if that was asked for, or end."""
+        deadline_ns = max(capture.patient_since_ns, event.stepped_ns) + capture.patience_ns
+        if event.now_ns < deadline_ns:
+            return [SetTimer(deadline_ns)]
+        if self.state is SessionState.COLLECT or capture.request.or_duration_ns is None:
+            return self._ending(capture, Ending(event.now_ns, *_not_reached(capture, event)))
+        what = "no iteration began for %g s" % (capture.patience_ns / _S)
+        self._record_instead(capture, what if event.stepped_ns else "this process has not finished an iteration")
+        if self.state is SessionState.WAIT_FOR_REQUEST:
+            return self._warm_up(capture, event.now_ns)
+        capture.window_start_ns = event.now_ns
+        return [WatchStep(None), *self._warmed(capture, event)]
+
+    def _record_instead(self, capture: _Capture, why: str) -> None:
+        """By duration, not by iteration."""
+        before = capture.request
+        capture.request = instead_of_iterations(before)
+        text = "%s: recorded for %g s instead" % (why, (before.or_duration_ns or 0) / _S)
+        capture.warnings.append(text + (", without the warm-up iterations" if before.warmup_iterations else ""))
+        capture.awaits_step = False
+
+    # ------------------------------------------------------------ the program's own profiler
+
+    def _begin(self, capture: _Capture, now_ns: int, profiler: Optional[Refusal]) -> List[Command]:
+        return self._warm_up(capture, now_ns) if profiler is None else self._wait(capture, now_ns, profiler.reason)
+
+    def _profiler_active(self, capture: _Capture, event: ProfilerActive) -> List[Command]:
+        return self._wait(capture, event.now_ns, event.reason)
+
+    def _wait(self, capture: _Capture, now_ns: int, reason: str) -> List[Command]:
+        """Nothing has been announced yet: wait for the end of the program's own profiler, or refuse."""
+        request = capture.request
+        self.state = SessionState.WAIT_FOR_REQUEST
+        capture.awaits_step = False
+        if request.start_time_ns:
+            return self._refuse(capture, reason + "; a capture with a start time cannot wait: trace again after it")
+        if not request.options.get("wait_for_user_profiler"):
+            advice = "trace again after it, let the capture wait (--wait-for-user-profiler), or leave out"
+            return self._refuse(capture, "%s; %s the activities that conflict with it" % (reason, advice))
+        capture.wait_end_ns = capture.wait_end_ns or now_ns + PROFILER_WAIT_NS
+        report = Report(request.capture_id, self.state, now_ns)
+        return [WatchStep(None), report, AwaitProfiler(), SetTimer(capture.wait_end_ns)]
+
+    def _refuse(self, capture: _Capture, reason: str) -> List[Command]:
+        return [Reject(capture.request.capture_id, "USER_PROFILER_ACTIVE", reason), *self._free()]
+
+    def _profiler_idle(self, capture: _Capture, event: ProfilerIdle) -> List[Command]:
+        if not capture.wait_end_ns:
+            return []
+        if capture.request.iterations is not None:
+            capture.patient_since_ns = event.now_ns
+            return [SetTimer(None), *self._accept_iterations(capture, event.now_ns, event.iteration, None)]
+        return self._warm_up(capture, event.now_ns)
+
+    def _gave_way(self, capture: _Capture, event: SourcesGaveWay) -> List[Command]:
+        if not capture.recording:
+            return []
+        self._cut_at_profiler(capture, event.time_ns, event.who)
+        return self._process(capture, event.time_ns)
+
+    def _cut_at_profiler(self, capture: _Capture, time_ns: int, who: str) -> None:
+        """A window that goes on after this time is not whole."""
+        if 0 < capture.window_end_ns <= time_ns or capture.outcome in ("failed", "cancelled"):
+            return
+        text = who + " started during the capture, which ended what conflicts with it: "
+        if 0 < capture.window_start_ns < time_ns:
+            capture.window_end_ns = time_ns
+            capture.end_as("partial", "USER_PROFILER_STARTED", text + "the window is cut short there")
+        else:
+            capture.window_start_ns = capture.window_end_ns = 0
+            reason = text + "the window had not begun; trace again after that profiler's end"
+            capture.end_as("failed", "USER_PROFILER_STARTED", reason)
+
+    # ------------------------------------------------------------ towards the window
+
+    def _warm_up(self, capture: _Capture, now_ns: int) -> List[Command]:
+        self.state = SessionState.WARMUP
+        report = Report(capture.request.capture_id, self.state, now_ns)
+        return [SetTimer(None), WatchStep(None), report, StartSources(capture.request)]
+
+    def _waited(self, capture: _Capture, event: Tick) -> List[Command]:
+        if capture.awaits_step:
+            return self._check_progress(capture, event)
+        if capture.wait_end_ns:
+            if event.now_ns < capture.wait_end_ns:
+                return [SetTimer(capture.wait_end_ns)]
+            text = "the program's own torch.profiler has not ended in %d s; trace again after it"
+            return self._refuse(capture, text % (PROFILER_WAIT_NS // _S))
+        if event.now_ns < capture.begin_ns:
+            return [SetTimer(capture.begin_ns)]
+        return self._warm_up(capture, event.now_ns)
+
+    def _stepped_to_warm_up(self, capture: _Capture, event: Stepped) -> List[Command]:
+        return self._warm_up(capture, event.time_ns)
+
+    def _sources_started(self, capture: _Capture, event: SourcesStarted) -> List[Command]:
+        request = capture.request
+        capture.recording = True
+        if request.iterations is not None:
+            if capture.start_iteration <= event.iteration:
+                wanted = None if request.start_iteration is None else capture.start_iteration
+                self._choose_iteration(capture, wanted, event.iteration + 1)
+            capture.patient_since_ns = event.now_ns
+            return [WatchStep(capture.start_iteration), SetTimer(event.now_ns + capture.patience_ns)]
+        capture.window_start_ns = max(request.start_time_ns or event.now_ns + request.warmup_ns, event.now_ns)
+        late_ns = event.now_ns - request.start_time_ns
+        if request.start_time_ns and late_ns > 0:
+            capture.warnings.append("recording began %.3f s after the wanted start time" % (late_ns / _S))
+        return self._warmed(capture, Tick(event.now_ns))
+
+    def _warmed(self, capture: _Capture, event: Tick) -> List[Command]:
+        if not capture.recording:
+            return []
+        if capture.request.duration_ns is None:
+            return self._check_progress(capture, event)
+        if event.now_ns < capture.window_start_ns:
+            return [SetTimer(capture.window_start_ns)]
+        capture.window_end_ns = capture.window_start_ns + capture.request.duration_ns
+        return [*self._collect(capture, event.now_ns), SetTimer(capture.window_end_ns)]
+
+    def _stepped_to_collect(self, capture: _Capture, event: Stepped) -> List[Command]:
+        if not capture.recording:
+            return []
+        capture.window_start_ns = event.time_ns
+        timer = SetTimer(event.time_ns + capture.patience_ns)
+        return [*self._collect(capture, event.time_ns), WatchStep(capture.end_iteration), timer]
+
+    def _collect(self, capture: _Capture, now_ns: int) -> List[Command]:
+        self.state = SessionState.COLLECT
+        capture.collecting_ns = now_ns
+        return [Report(capture.request.capture_id, self.state, now_ns)]
+
+    # ------------------------------------------------------------ towards the end
+
+    def _collected(self, capture: _Capture, event: Tick) -> List[Command]:
+        if capture.request.duration_ns is None:
+            return self._check_progress(capture, event)
+        if event.now_ns < capture.window_end_ns:
+            return [SetTimer(capture.window_end_ns)]
+        return self._process(capture, event.now_ns)
+
+    def _stepped_to_process(self, capture: _Capture, event: Stepped) -> List[Command]:
+        capture.window_end_ns = event.time_ns
+        return self._process(capture, event.time_ns)
+
+    def _process(self, capture: _Capture, now_ns: int) -> List[Command]:
+        self.state = SessionState.PROCESS
+        report = Report(capture.request.capture_id, self.state, now_ns)
+        return [SetTimer(None), WatchStep(None), report, StopSources()]
+
+    def _cut(self, capture: _Capture, now_ns: int) -> List[Command]:
+        """End before the window is complete; what is in it so far lies between its start and now."""
+        if self.state is SessionState.COLLECT:
+            capture.window_end_ns = now_ns
+        else:
+            capture.window_start_ns = capture.window_end_ns = 0
+        if self.state is SessionState.WAIT_FOR_REQUEST:
+            return [SetTimer(None), WatchStep(None), *self._finish(capture, now_ns)]
+        return self._process(capture, now_ns)
+
+    def _cancel(self, capture: _Capture, event: CancelRequested) -> List[Command]:
+        if event.capture_id != self.capture_id:
+            return []
+        keep = event.keep_partial and self.state is SessionState.COLLECT
+        reason = "cancelled; the window is cut short" if keep else "cancelled"
+        capture.end_as("partial" if keep else "cancelled", "CANCELLED", reason)
+        return self._cut(capture, event.now_ns)
+
+    def _ending(self, capture: _Capture, event: Ending) -> List[Command]:
+        keep = self.state is SessionState.COLLECT
+        capture.end_as("partial" if keep else "failed", event.reason_code, event.reason)
+        return self._cut(capture, event.now_ns)
+
+    def _sources_failed(self, capture: _Capture, event: SourcesFailed) -> List[Command]:
+        capture.end_as("failed", event.reason_code, event.reason)
+        return self._cut(capture, event.now_ns)
+
+    def _link_lost(self, capture: _Capture, event: LinkLost) -> List[Command]:
+        capture.link_lost = True
+        if self.state is SessionState.PROCESS:
+            return self._free() if capture.concluded else []
+        return self._cut(capture, event.now_ns)
+
+    def _sources_stopped(self, capture: _Capture, event: SourcesStopped) -> List[Command]:
+        if event.gave_way_ns:
+            self._cut_at_profiler(capture, event.gave_way_ns, event.gave_way_to)
+        return self._finish(capture, event.now_ns)
+
+    def _finish(self, capture: _Capture, stopped_ns: int) -> List[Command]:
+        if capture.link_lost:
+            return self._free()
+        capture.concluded = True
+        conclude = Conclude(
+            capture_id=capture.request.capture_id,
+            outcome=capture.outcome,
+            reason_code=capture.reason_code,
+            reason=capture.reason,
+            requested_ns=capture.requested_ns,
+            collecting_ns=capture.collecting_ns,
+            window_start_ns=capture.window_start_ns,
+            window_end_ns=capture.window_end_ns,
+            stopped_ns=stopped_ns,
+            warnings=tuple(capture.warnings),
+        )
+        if capture.outcome in ("failed", "cancelled"):  # nothing that the daemon should copy
+            return [conclude, *self._free()]
+        return [conclude, SetTimer(stopped_ns + RELEASE_DEADLINE_NS)]
+
+    def _released(self, capture: _Capture, event: Released) -> List[Command]:
+        return self._free() if capture.concluded and event.capture_id == self.capture_id else []
+
+    def _release_overdue(self, capture: _Capture, event: Tick) -> List[Command]:
+        return self._free() if capture.concluded else []
+
+    def _free(self) -> List[Command]:
+        self.state = SessionState.WAIT_FOR_REQUEST
+        self._capture = None
+        return [SetTimer(None), FreeSources()]
+
+
+_WAIT, _WARMUP = SessionState.WAIT_FOR_REQUEST, SessionState.WARMUP
+_COLLECT, _PROCESS = SessionState.COLLECT, SessionState.PROCESS
+
+TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
+    # StartRequested is the one event that also counts without a capture: see Session.handle.
+    (_WAIT, Tick): Session._waited,
+    (_WAIT, Stepped): Session._stepped_to_warm_up,
+    (_WAIT, CancelRequested): Session._cancel,
+    (_WAIT, SourcesFailed): Session._sources_failed,
+    (_WAIT, LinkLost): Session._link_lost,
+    (_WAIT, Ending): Session._ending,
+    (_WAIT, ProfilerIdle): Session._profiler_idle,
+    (_WARMUP, SourcesStarted): Session._sources_started,
+    (_WARMUP, SourcesFailed): Session._sources_failed,
+    (_WARMUP, Tick): Session._warmed,
+    (_WARMUP, Stepped): Session._stepped_to_collect,
+    (_WARMUP, CancelRequested): Session._cancel,
+    (_WARMUP, LinkLost): Session._link_lost,
+    (_WARMUP, Ending): Session._ending,
+    (_WARMUP, ProfilerActive): Session._profiler_active,
+    (_WARMUP, SourcesGaveWay): Session._gave_way,
+    (_COLLECT, Tick): Session._collected,
+    (_COLLECT, Stepped): Session._stepped_to_process,
+    (_COLLECT, SourcesFailed): Session._sources_failed,
+    (_COLLECT, CancelRequested): Session._cancel,
+    (_COLLECT, LinkLost): Session._link_lost,
+    (_COLLECT, Ending): Session._ending,
+    (_COLLECT, SourcesGaveWay): Session._gave_way,
+    (_PROCESS, SourcesStopped): Session._sources_stopped,
+    (_PROCESS, Released): Session._released,
+    (_PROCESS, Tick): Session._release_overdue,
+    (_PROCESS, LinkLost): Session._link_lost,
+}

@@ -1,0 +1,1 @@
+"""Defines what the agent and the daemon exchange: the messages of the link and the layout of the shared memory."""

@@ -1,0 +1,1 @@
+"""Records GPU activities and CUDA API calls through NVIDIA's CUPTI."""

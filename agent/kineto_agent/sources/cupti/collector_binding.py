@@ -1,0 +1,244 @@
+"""The collector's C interface (agent/native/cupti/collector.h) through ctypes. Imported when a capture is prepared.
+
+Every call releases the GIL. The mirror of the C structures is checked by `kc_abi` when the library is loaded.
+"""
+
+import ctypes
+import os
+import sys
+from typing import Dict, List, NamedTuple, Sequence
+
+from kineto_agent.sources import collector_library
+from kineto_agent.sources.cupti import cuda_devices
+from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_interface import Counts, NativeInterface
+
+LIBRARY = collector_library.INSTALLED
+_MARKER = "_kineto_cupti"  # attribute of sys, while an agent records CUPTI: whose collector does
+
+_NOT_ASKED = -1  # no CUPTI result
+_LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
+_REASONS = {
+    _LIBRARY: "CUPTI_LIBRARY",
+    _SYSTEM: "ARENA_FAILED",
+    _CUPTI: "CUPTI_FAILED",
+    _ORDER: "CUPTI_BUSY",
+    _FORKED: "CUPTI_FORKED",
+}
+
+DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY = range(6)  # kc_detach_outcome
+
+
+class Config(ctypes.Structure):
+    """kc_config."""
+
+    buffer_limit_bytes: int
+    buffer_bytes: int
+    strings_bytes: int
+    prefault_bytes: int
+    flush_period_ms: int
+    kernel_name_offset: int
+    may_decline: int
+    _fields_ = [
+        ("buffer_limit_bytes", ctypes.c_uint64),
+        ("buffer_bytes", ctypes.c_uint64),
+        ("strings_bytes", ctypes.c_uint64),
+        ("prefault_bytes", ctypes.c_uint64),
+        ("flush_period_ms", ctypes.c_uint32),
+        ("kernel_name_offset", ctypes.c_uint32),
+        ("may_decline", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class StopResult(ctypes.Structure):
+    """kc_stop_result."""
+
+    counts: Counts
+    cpu_ns: int
+    names_lost: int
+    calls_unnamed: int
+    irregular_records: int
+    withheld: int
+    timed_out: int
+    flushes: int
+    flush_result: int
+    _fields_ = [
+        ("counts", Counts),
+        ("cpu_ns", ctypes.c_uint64),
+        ("names_lost", ctypes.c_uint64),
+        ("calls_unnamed", ctypes.c_uint64),
+        ("irregular_records", ctypes.c_uint64),
+        ("withheld", ctypes.c_uint32),
+        ("timed_out", ctypes.c_uint32),
+        ("flushes", ctypes.c_uint32),
+        ("flush_result", ctypes.c_int32),
+    ]
+
+
+class DetachResult(ctypes.Structure):
+    """kc_detach_result."""
+
+    outcome: int
+    result: int
+    ns: int
+    _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
+
+
+class Others(ctypes.Structure):
+    """kc_others."""
+
+    time_ns: int
+    caller: int
+    listener: int
+    in_use: int
+    ended: int
+    function: bytes
+    unnoticed: bytes
+    _fields_ = [
+        ("time_ns", ctypes.c_int64),
+        ("caller", ctypes.c_uint64),
+        ("listener", ctypes.c_uint64),
+        ("in_use", ctypes.c_uint32),
+        ("ended", ctypes.c_uint32),
+        ("function", ctypes.c_char * 48),
+        ("unnoticed", ctypes.c_char * 160),
+    ]
+
+
+class Enabled(NamedTuple):
+    """CUPTI's answers of kc_start."""
+
+    code: int  # 0, or the kc_error
+    results: Dict[int, int]  # activity kind -> CUPTI result
+    error: str
+
+
+class Collector(NativeInterface):
+    """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
+
+    ABI_FUNCTION = "kc_abi"
+    ABI = 3
+    REASONS = _REASONS
+
+    def __init__(self, path: str = LIBRARY) -> None:
+        self._claim = (os.getpid(), path)
+        super().__init__(path)
+
+    def open(self, path: str) -> int:
+        """Open libcupti; gives its version number."""
+        version = ctypes.c_uint32()
+        self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), *self._error.room))
+        return version.value
+
+    def prepare(self, config: Config) -> int:
+        """Make the arena; gives its file descriptor, which stays the collector's."""
+        self._claim_cupti()
+        try:
+            return self._check(self._library.kc_prepare(ctypes.byref(config), *self._error.room))
+        except SourceError:
+            self._release_cupti()
+            raise
+
+    def _claim_cupti(self) -> None:
+        """CUPTI has one set of buffer callbacks, and a process may have two agents: its own and an attached one."""
+        self._claim = (os.getpid(), self._claim[1])
+        holder = sys.__dict__.setdefault(_MARKER, self._claim)
+        if holder is self._claim:
+            return
+        if holder[0] == os.getpid():
+            raise SourceError(
+                "CUPTI_BUSY",
+                "another kineto agent in this process records CUPTI (its collector is %s): wait for the end of that "
+                "capture, then trace again" % holder[1],
+            )
+        sys.__dict__[_MARKER] = self._claim  # it was the parent's, at the time of the fork
+
+    def _release_cupti(self) -> None:
+        if sys.__dict__.get(_MARKER) is self._claim:
+            del sys.__dict__[_MARKER]
+
+    def keep_calls(self, domain: int, patterns: Sequence[str]) -> None:
+        """Choose the API calls of a domain (1 driver, 2 runtime) to record, by fnmatch patterns."""
+        joined = b"".join(pattern.encode() + b"\0" for pattern in patterns) + b"\0"
+        code = self._library.kc_keep_calls(domain, joined, ctypes.c_size_t(len(joined)))
+        if code < 0:
+            raise SourceError(_REASONS[code], "the collector refused a list of %d API calls" % len(patterns))
+
+    def subscribe(self) -> int:
+        """Take CUPTI's only subscriber; gives CUPTI's result: 39 if another tool has it. After prepare()."""
+        result = ctypes.c_int32(_NOT_ASKED)
+        self._library.kc_subscribe(ctypes.byref(result))
+        return result.value
+
+    def others(self) -> Others:
+        """Who else uses CUPTI; zeros when nothing is recorded. Between prepare() and close(), on any thread."""
+        others = Others()
+        self._library.kc_others(ctypes.byref(others))
+        return others
+
+    def record_calls(self) -> str:
+        """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
+        self._error.clear()
+        return str(self._error) if self._library.kc_record_calls(*self._error.room) < 0 else ""
+
+    def yield_subscriber(self) -> None:
+        """Let go of the subscriber at once."""
+        self._library.kc_yield()
+
+    def hurry(self) -> None:
+        """A detach() that waits on another thread gives up. The only method for any thread at any time."""
+        self._library.kc_hurry()
+
+    def start(self, kinds: Sequence[int]) -> Enabled:
+        """Begin to record; never raises."""
+        results = (ctypes.c_int32 * len(kinds))()
+        wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
+        self._error.clear()
+        code = self._library.kc_start(wanted, len(kinds), results, *self._error.room)
+        return Enabled(code, dict(zip(kinds, results)), str(self._error))
+
+    def counts(self) -> Counts:
+        """Zeros when nothing is recorded."""
+        counts = Counts()
+        self._library.kc_counts(ctypes.byref(counts))
+        return counts
+
+    def stop(self, limit_ms: int) -> StopResult:
+        """Zeros when nothing was recorded (or in a forked child)."""
+        result = StopResult()
+        self._library.kc_stop(limit_ms, ctypes.byref(result))
+        return result
+
+    def detach(self, limit_ms: int) -> DetachResult:
+        """Take CUPTI out of the process at the end of its next CUDA call."""
+        result = DetachResult()
+        self._library.kc_detach(limit_ms, ctypes.byref(result))
+        return result
+
+    def close(self) -> None:
+        """Free the arena, unless CUPTI still uses it."""
+        self._library.kc_close()
+        self._release_cupti()
+
+    def device(self, index: int, attributes: bytes) -> bytes:
+        """cupti_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""
+        facts = ctypes.create_string_buffer(cuda_devices.FACTS.size)
+        self._library.kc_device(index, attributes, len(attributes) // 4, facts)
+        return facts.raw
+
+    def result_text(self, result: int) -> str:
+        """CUPTI's own words for one of its results."""
+        self._library.kc_result_text(result, *self._error.room)
+        return str(self._error)
+
+
+_loaded: List[Collector] = []
+
+
+def load() -> Collector:
+    """The process's collector, loaded at the first call. Raises SourceError."""
+    if not _loaded:
+        _loaded.append(Collector(collector_library.path()))
+        collector_library.loaded()
+    return _loaded[0]

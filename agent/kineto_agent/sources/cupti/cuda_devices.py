@@ -1,0 +1,60 @@
+"""What CUDA says about its devices and versions, asked through the collector (agent/native/cupti/cuda_devices.c).
+
+No library is loaded, no context made and nothing initialised: what cannot be had that way is absent. One call a device:
+each call costs a wait for the GIL, up to 5 ms beside a busy thread, and CUDA has a function for each property.
+"""
+
+import struct
+from typing import Any, Callable, Dict, Sequence
+
+# Kineto's name of a device property -> CUdevice_attribute; in Kineto's order.
+ATTRIBUTES = (
+    ("computeMajor", 75),
+    ("computeMinor", 76),
+    ("maxThreadsPerBlock", 1),
+    ("maxThreadsPerMultiprocessor", 39),
+    ("regsPerBlock", 12),
+    ("warpSize", 10),
+    ("sharedMemPerBlock", 8),
+    ("numSms", 16),
+    ("regsPerMultiprocessor", 82),
+    ("sharedMemPerBlockOptin", 97),
+    ("sharedMemPerMultiprocessor", 81),
+)
+_WANTED = struct.pack("=%di" % len(ATTRIBUTES), *(number for _, number in ATTRIBUTES))
+_VALUES = 32
+FACTS = struct.Struct("=iiiIQ%di256s" % _VALUES)  # device_facts in agent/native/cupti/cuda_devices.h
+_MOST_DEVICES = 64
+
+
+def describe(ask: Callable[[int, bytes], bytes]) -> Dict[str, Any]:
+    """`devices` (as Kineto's deviceProperties), `cuda_driver_version`, `cuda_runtime_version`; only what is known.
+
+    ask: gives FACTS of a device, by its index and the attributes wanted; nothing if it cannot tell.
+    """
+    found: Dict[str, Any] = {"devices": []}
+    count = 1
+    while len(found["devices"]) < min(count, _MOST_DEVICES):
+        index = len(found["devices"])
+        facts = ask(index, _WANTED)
+        if len(facts) != FACTS.size:
+            break
+        count, driver, runtime, known, memory, *values, name = FACTS.unpack(facts)
+        versions = {"cuda_driver_version": driver, "cuda_runtime_version": runtime}
+        found.update((key, value) for key, value in versions.items() if value)
+        if count > 0:
+            found["devices"].append(_device(index, known, memory, values, name))
+    return found
+
+
+def _device(index: int, known: int, memory: int, values: Sequence[int], name: bytes) -> Dict[str, Any]:
+    properties: Dict[str, Any] = {"id": index}
+    text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
+    if text:
+        properties["name"] = text
+    if memory:
+        properties["totalGlobalMem"] = memory
+    for bit, (key, _number) in enumerate(ATTRIBUTES):
+        if known >> bit & 1:
+            properties[key] = values[bit]
+    return properties

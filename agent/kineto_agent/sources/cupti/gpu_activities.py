@@ -1,0 +1,438 @@
+"""NVIDIA GPU activities and CUDA calls through CUPTI's activity interface.
+
+Theory of operation
+    The work is done by the C collector (agent/native): CUPTI's callbacks, buffers, names. This module decides:
+    which libcupti, whether its record layouts are known, which activity kinds and which API calls, what a
+    refusal means to the user, and whether CUPTI may be detached afterwards.
+"""
+
+import _thread
+import os
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+
+from kineto_agent.sources.cupti import libcupti, other_users
+from kineto_agent.sources.cupti.known_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
+from kineto_agent.sources.interface import (
+    DEVICE_GRAPHS,
+    SourceCounts,
+    SourceError,
+    SourceOutcome,
+    SourceRequest,
+    Taken,
+)
+
+if TYPE_CHECKING:
+    from kineto_agent.sources.cupti.collector_binding import Collector, DetachResult, Enabled, StopResult
+
+# Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (51),
+# which hides those of graphs. They are enabled in this order: where CUPTI is attached already (torch.profiler was used
+# before), enabling copies or sets before kernels while a thread launches made libcupti 13.0 lose all kernels of that
+# thread, in our recording and in the program's next torch.profiler traces (docs/measurements.md).
+KINDS: Dict[str, Tuple[int, ...]] = {
+    "kernel": (10,),  # CONCURRENT_KERNEL
+    "cuda_runtime": (5,),
+    "cuda_driver": (4,),
+    "cuda_sync": (38,),
+    "overhead": (17,),
+    "gpu_memset": (2,),
+    "gpu_memcpy": (1, 22),  # 22: between two devices
+}
+_KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
+
+_CALL_KINDS = KINDS["cuda_runtime"] + KINDS["cuda_driver"]
+
+# The calls that are recorded: those that put work on the device or wait for it (fnmatch patterns over
+# cuptiGetCallbackName, whose names end in _vNNNN or _ptsz_vNNNN). All calls would make a launch-bound job 1.4 times
+# slower. The collector records them itself, through CUPTI's subscriber (agent/native/cupti/call_records.c says what
+# that saves), or not at all: CUPTI's own activity kinds would harm the tool that has the subscriber.
+RUNTIME_CALLS = (
+    "cudaLaunch*",
+    "__cudaLaunch*",  # the toolkit's own entry, since CUDA 13
+    "cudaGraphLaunch*",
+    "cudaMemcpy*",
+    "cudaMemset*",
+    "cudaMemPrefetch*",
+    "*Synchronize*",
+    "cudaStreamWaitEvent*",
+    "cudaEventRecord*",
+)
+DRIVER_CALLS = ("cuLaunch*", "cuGraphLaunch*", "cuMem*Async*")
+# With options["profile_memory"]: allocations too.
+RUNTIME_MEMORY_CALLS = ("cudaMalloc*", "cudaFree*", "cudaHostAlloc*")
+DRIVER_MEMORY_CALLS = ("cuMemAlloc*", "cuMemFree*", "cuMemCreate*", "cuMemMap*", "cuMemUnmap*", "cuMemRelease*")
+_DRIVER_DOMAIN, _RUNTIME_DOMAIN = 1, 2
+
+BUFFER_BYTES = 4 << 20  # Kineto's size: 20,000 kernels
+STRINGS_BYTES = 8 << 20  # 60,000 kernel names of 120 bytes
+PREFAULT_BYTES = 8 << 20  # 2 buffers, 6 ms of page faults; the collector's thread goes on to stay 4 ahead of use
+# A flush hands over partly filled buffers, so it bounds what a crash loses and costs a buffer each time.
+FLUSH_PERIOD_MS = 500
+STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
+GIVE_WAY_LIMIT_MS = 200  # the program waits for it
+_HURRY_PERIOD_S = 0.01
+DETACH_LIMIT_MS = 1000
+
+# By cuptiGetVersion. 27 is CUDA 12.9.0: the first that drops and counts records when it is given no buffer.
+DECLINE_VERSION = 27
+# 24 is CUDA 12.6: before it, cuptiFinalize could crash a process that uses CUDA graphs.
+DETACH_VERSION = 24
+
+# Results that mean "another tool is in the way": NOT_COMPATIBLE, HARDWARE_BUSY, OLD_PROFILER_API_INITIALIZED,
+# MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
+_BUSY_RESULTS = (14, 26, 36, 39)
+_MULTIPLE_SUBSCRIBERS = 39
+
+_CALLS_LEFT_OUT = (
+    "CUDA calls are not recorded, so kernels have no launches: another tool (torch.profiler, once used, is one) holds "
+    "CUPTI's only subscriber, and recording calls beside it makes the program's next torch.profiler trace fail"
+)
+_DEVICE_GRAPHS = (
+    "CUPTI is left alone: device code in %s launches CUDA graphs, and graphs that were made for that before CUPTI came "
+    "in fail or hang at their next launch, which ends the program. Record what is not CUPTI's, such as "
+    "--activities python_function"
+)
+_GAVE_WAY = (
+    "stayed attached: %s started and has CUPTI now; CUDA calls stay slightly slower until the process ends or a later "
+    "capture detaches"
+)
+_STAYS = (
+    "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; until the "
+    "process ends each launch of a graph takes some 0.4 us of the CPU more for each of its nodes"
+)
+_WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
+    1: "CUDA graphs (launched while GPU activities were recorded)",
+    2: "CUDA graphs that may have been launched while GPU activities were recorded (nothing told of launches, for "
+    "example since another tool had CUPTI's only subscriber)",
+    4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
+}
+_TORCH_PROFILER = "the program's own torch.profiler"
+_IN_USE = (
+    "another profiler uses CUPTI in this process (%s), and CUPTI serves one: a capture would take its records; trace "
+    "again after its end"
+)
+_UNNOTICED = "a profiler of the program that uses CUPTI and starts during a capture may get less than it wants: %s"
+
+
+class CuptiSession:
+    """One recording of CUPTI activities.
+
+    CUPTI's kinds, buffer callbacks and subscriber belong to the whole process: Kineto, once the program's own profiler
+    has started it, uses the same. So the recording is over before that (give_way), and nothing of CUPTI is touched
+    afterwards: to disable a kind then would take it from Kineto. Any other user of CUPTI is noticed by the collector
+    itself (agent/native/cupti/cupti_gate.c), which ends the recording on that one's thread; taken() tells of it.
+    """
+
+    format = "cupti/1"
+
+    def __init__(
+        self,
+        collector: "Collector",
+        arena_fd: int,
+        metadata: Dict[str, Any],
+        request: SourceRequest,
+        detach_limit_ms: int,
+        yields: bool = True,
+        maps: str = "/proc/self/maps",
+    ) -> None:
+        self._maps = maps
+        self.yields = yields
+        self.arena_fd = arena_fd
+        self.metadata = metadata
+        self._collector = collector
+        self._kinds = [kind for name in KINDS if name in request.activity_types for kind in KINDS[name]]
+        self._named = request.named
+        self._detach_limit_ms = detach_limit_ms
+        self._warnings: List[str] = []
+        self._incomplete = ""
+        self._enable_ns = 0
+        # The collector's functions run one at a time. The same thread may come again: in a signal's handler.
+        self._lock = _thread.RLock()
+        self._wanted = self._gave_way = False  # by the program's own profiler
+        self._stopped: Optional[StopResult] = None
+        self._stop_limit_ms = 0
+        self._closed = False
+        self._taken: Optional[Taken] = None
+
+    def start(self) -> None:
+        """Enable the activities. Raises SourceError if none of them works."""
+        begin = time.perf_counter_ns()
+        with self._lock:
+            if self._gave_way:
+                raise SourceError("USER_PROFILER_STARTED", "the program's own torch.profiler started")
+            self._start()
+        self._enable_ns = time.perf_counter_ns() - begin
+
+    def _start(self) -> None:
+        calls = [kind for kind in self._kinds if kind in _CALL_KINDS]
+        subscribed = self._collector.subscribe()
+        self._look_for_others(subscribed)
+        through_subscriber = subscribed == 0
+        self._kinds = [kind for kind in self._kinds if kind not in _CALL_KINDS]
+        if calls and not through_subscriber:
+            self._leave_out_calls()
+        enabled = self._collector.start(self._kinds)
+        refused = {kind: result for kind, result in enabled.results.items() if result != 0}
+        if enabled.code != 0 and self.taken() is not None:
+            raise SourceError("USER_PROFILER_STARTED", "%s started" % self._holder)
+        if enabled.code != 0:
+            raise self._refusal(enabled, refused)
+        for kind, result in sorted(refused.items()):
+            self._warnings.append(
+                "CUPTI refused to record %s: %s" % (_KIND_TYPES[kind], self._collector.result_text(result))
+            )
+        if through_subscriber:
+            self._record_calls(calls)
+
+    def _look_for_others(self, subscribed: int) -> None:
+        """Raises SourceError if one uses CUPTI."""
+        others = self._collector.others()
+        held = subscribed == _MULTIPLE_SUBSCRIBERS and not other_users.only_kineto(self._maps)
+        library = self.metadata["cupti_library"]
+        listens = ""
+        if others.listener and not others.ended:
+            listens = other_users.may_listen(others.listener, library, self._maps)
+        if held or others.in_use or listens:
+            known = ", ".join(other_users.sessions(self._maps))
+            state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
+            if listens and not held and not others.in_use:
+                state = "the buffers are those of %s, which cannot be asked whether it has ended" % listens
+            raise SourceError("CUPTI_BUSY", _IN_USE % (state + (", and may be " + known if known else "")))
+        if others.unnoticed:
+            self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))
+
+    def taken(self) -> Optional[Taken]:
+        """Who but torch.profiler has taken CUPTI: the recording is over, and nothing of CUPTI is touched any more."""
+        if self._taken is None and not self._closed:
+            others = self._collector.others()
+            if others.time_ns:
+                self._taken = Taken(others.time_ns, other_users.name_of(others.caller, self._maps))
+        return self._taken
+
+    @property
+    def _holder(self) -> str:
+        """Who has got CUPTI from us."""
+        taken = self.taken()
+        return _TORCH_PROFILER if taken is None else "another user of CUPTI in the program (%s)" % taken.who
+
+    def _leave_out_calls(self) -> None:
+        """CUPTI could record them by itself; a program's torch.profiler raised an error in its next session then."""
+        if not self._kinds:
+            raise SourceError("CUPTI_BUSY", _CALLS_LEFT_OUT)
+        if self._named:
+            self._incomplete = _CALLS_LEFT_OUT
+        else:
+            self._warnings.append(_CALLS_LEFT_OUT)
+
+    def _record_calls(self, calls: List[int]) -> None:
+        why = self._collector.record_calls() if calls else ""
+        if why and not self._kinds:
+            raise SourceError("CUPTI_FAILED", "CUPTI cannot record CUDA calls in this process: " + why)
+        if why:
+            self._warnings.append("CUDA calls are not recorded: CUPTI refused: " + why)
+
+    def give_way(self) -> None:
+        """End the recording and let go of CUPTI; waits for a start or stop that is under way, but not for a detach."""
+        self._wanted = True
+        while not self._lock.acquire(timeout=_HURRY_PERIOD_S):
+            self._collector.hurry()
+        try:
+            if self._gave_way or self._closed:
+                return
+            self._gave_way = True
+            if self._stopped is None:
+                self._stop_collector(GIVE_WAY_LIMIT_MS)
+                self._warnings.append(_GAVE_WAY % self._holder)
+            self._collector.yield_subscriber()
+        finally:
+            self._lock.release()
+
+    def _stop_collector(self, limit_ms: int) -> "StopResult":
+        if self._stopped is None:
+            self._stop_limit_ms = limit_ms
+            self._stopped = self._collector.stop(limit_ms)
+        return self._stopped
+
+    def _refusal(self, enabled: "Enabled", refused: Mapping[int, int]) -> SourceError:
+        details = ["%s: %s" % (_KIND_TYPES[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]
+        text = "; ".join([enabled.error, *details])
+        if any(result in _BUSY_RESULTS for result in refused.values()):
+            return SourceError(
+                "CUPTI_BUSY",
+                "another profiler holds CUPTI in this process (%s): Nsight Systems or Nsight Compute that it runs "
+                "under, its own torch.profiler, or another library with a CUPTI subscriber; end it, then trace again"
+                % text,
+            )
+        return SourceError("CUPTI_FAILED", "CUPTI cannot record in this process: " + text)
+
+    def counts(self) -> SourceCounts:
+        """Records and bytes that the daemon can read by now."""
+        with self._lock:
+            counts = self._stopped.counts if self._stopped is not None else self._collector.counts()
+        return SourceCounts(counts.records, counts.bytes, counts.dropped)
+
+    def stop(self) -> SourceOutcome:
+        """Make everything READY, then take CUPTI out of the process where that is safe."""
+        with self._lock:
+            stopped = self._stop_collector(STOP_LIMIT_MS)
+            self._warn_about(stopped)
+            if self.taken() is not None and not self._gave_way:
+                self._gave_way = True
+                self._warnings.append(_GAVE_WAY % self._holder)
+            detach_ns = 0 if stopped.timed_out or self._gave_way else self._detach()
+        return SourceOutcome(
+            counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
+            metadata={"cupti_enable_ns": self._enable_ns, "cupti_flushes": stopped.flushes},
+            warnings=self._warnings,
+            detach_ns=detach_ns,
+            cpu_ns=stopped.cpu_ns,
+            incomplete=self._incomplete,
+        )
+
+    def _warn_about(self, stopped: "StopResult") -> None:
+        if stopped.timed_out:
+            self._warnings.append(
+                "CUPTI did not hand over its last records within %d ms: the trace ends early" % self._stop_limit_ms
+            )
+        if stopped.flush_result != 0:
+            text = self._collector.result_text(stopped.flush_result)
+            self._warnings.append("CUPTI's last flush failed (%s): the trace may end early" % text)
+        if stopped.names_lost or stopped.calls_unnamed:
+            lost = stopped.names_lost + stopped.calls_unnamed
+            self._warnings.append("%d kernel and call names are missing: the string table was full" % lost)
+        if stopped.irregular_records:
+            self._warnings.append(
+                "%d records were dropped because this libcupti gives records of one kind in several sizes"
+                % stopped.irregular_records
+            )
+
+    def _detach(self) -> int:
+        version = self.metadata["cupti_version"]
+        if version < DETACH_VERSION:
+            self._warnings.append(
+                "stayed attached: detaching CUPTI %d is not safe with CUDA graphs (CUDA 12.6 and later is); CUDA calls "
+                "stay slightly slower until the process ends" % version
+            )
+            return 0
+        result = self._collector.detach(self._detach_limit_ms)
+        warning = self._detach_warning(result)
+        if warning:
+            self._warnings.append(warning)
+            return 0
+        return result.ns
+
+    def _detach_warning(self, detach: "DetachResult") -> str:
+        from kineto_agent.sources.cupti import collector_binding
+
+        if detach.outcome == collector_binding.DETACHED:
+            return ""
+        if detach.outcome != collector_binding.DETACHED and (self._wanted or self.taken() is not None):
+            return _GAVE_WAY % self._holder
+        if detach.outcome == collector_binding.NO_CALL:
+            return (
+                "stayed attached: the process made no CUDA call for %g s; CUDA calls stay slightly slower until the "
+                "next capture detaches" % (self._detach_limit_ms / 1000)
+            )
+        if detach.outcome == collector_binding.SUBSCRIBED_ELSEWHERE:
+            return (
+                "stayed attached: another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber; CUDA "
+                "calls stay slightly slower"
+            )
+        if detach.outcome == collector_binding.MUST_STAY:
+            return _STAYS % " and of ".join(why for bit, why in _WHY_STAYS.items() if detach.result & bit)
+        if detach.outcome == collector_binding.STUCK:
+            return "stayed attached: cuptiFinalize has not returned"
+        return "stayed attached: CUPTI refused to detach: " + self._collector.result_text(detach.result)
+
+    def close(self) -> None:
+        """Free the arena."""
+        with self._lock:
+            self._closed = True
+            self._collector.close()
+
+
+class CuptiSource:
+    """Activities of NVIDIA GPUs. A subclass may record in another process: find, load and describe are its seams."""
+
+    name = "cupti"
+    on_request = frozenset(("cuda_sync",))  # on an H200 the launch-bound step takes x1.34 with it, x1.24 without
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        maps: str = "/proc/self/maps",
+        detach_limit_ms: int = DETACH_LIMIT_MS,
+    ) -> None:
+        self._environ = environ
+        self._maps = maps
+        self._detach_limit_ms = detach_limit_ms
+
+    def find_library(self) -> Optional[str]:
+        """Path of the libcupti to use, as the process sees it; None where there is nothing to trace."""
+        return libcupti.find(self._environ, self._maps)
+
+    def load_collector(self) -> "Collector":
+        """The process's collector. Raises SourceError."""
+        from kineto_agent.sources.cupti import collector_binding
+
+        return collector_binding.load()
+
+    def describe_devices(self, collector: "Collector") -> Dict[str, Any]:
+        """What CUDA says about its devices and versions; only what is known."""
+        from kineto_agent.sources.cupti import cuda_devices
+
+        return cuda_devices.describe(collector.device)
+
+    def activity_types(self) -> List[str]:
+        """All of them as soon as the process has CUDA and a libcupti can be had."""
+        return sorted(KINDS) if self.find_library() else []
+
+    def would_yield(self, request: SourceRequest) -> bool:
+        """Yes: CUPTI serves one of the two."""
+        return True
+
+    def prepare(self, request: SourceRequest) -> CuptiSession:
+        """Open libcupti and make the arena. Raises SourceError."""
+        from kineto_agent.sources.cupti import collector_binding
+
+        if request.options.get(DEVICE_GRAPHS):
+            raise SourceError("CUDA_DEVICE_GRAPHS", _DEVICE_GRAPHS % request.options[DEVICE_GRAPHS])
+        path = self.find_library()
+        if path is None:
+            raise SourceError("CUPTI_LIBRARY", "this process has no CUDA, or no libcupti can be found for it")
+        collector = self.load_collector()
+        version = collector.open(path)
+        if version not in KNOWN:
+            raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
+        arena_fd = collector.prepare(
+            collector_binding.Config(
+                buffer_limit_bytes=request.buffer_limit_bytes,
+                buffer_bytes=BUFFER_BYTES,
+                strings_bytes=STRINGS_BYTES,
+                prefault_bytes=PREFAULT_BYTES,
+                flush_period_ms=FLUSH_PERIOD_MS,
+                kernel_name_offset=KERNEL_NAME_OFFSETS[version],
+                may_decline=int(version >= DECLINE_VERSION),
+            )
+        )
+        _keep_calls(collector, request)
+        metadata = {"cupti_version": version, "cupti_library": path, **self.describe_devices(collector)}
+        yields = self.would_yield(request)
+        return CuptiSession(collector, arena_fd, metadata, request, self._detach_limit_ms, yields, self._maps)
+
+
+def _keep_calls(collector: "Collector", request: SourceRequest) -> None:
+    memory = bool(request.options.get("profile_memory"))
+    if "cuda_runtime" in request.activity_types:
+        collector.keep_calls(_RUNTIME_DOMAIN, RUNTIME_CALLS + (RUNTIME_MEMORY_CALLS if memory else ()))
+    if "cuda_driver" in request.activity_types:
+        collector.keep_calls(_DRIVER_DOMAIN, DRIVER_CALLS + (DRIVER_MEMORY_CALLS if memory else ()))
+
+
+def _unknown_version(version: int, path: str) -> str:
+    known = ", ".join("%d (CUDA %s)" % (number, RELEASES[number]) for number in sorted(KNOWN))
+    return (
+        "%s is CUPTI version %d, whose record layouts this agent does not know, and it would rather not misread them. "
+        "Known: %s. Update kineto-agent and kinetod, or name a known library in KINETO_CUPTI_LIBRARY before the "
+        "process starts" % (path, version, known)
+    )

@@ -1,0 +1,1 @@
+"""Records the history of PyTorch's CUDA allocator, as snapshots or as allocation events."""

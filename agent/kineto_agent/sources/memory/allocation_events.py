@@ -1,0 +1,125 @@
+"""Allocation events: what torch's CUDA allocator did in the window, as records ("memory_events/1").
+
+Taken from the history of allocations (allocator_history.py) when the recording stops. The sizes are those that the
+program asked for. What the totals were then is metadata: earlier ones follow from the records.
+CPU allocations cannot be had: torch reports them to profilers of the allocating thread only.
+"""
+
+import time
+from typing import Any, Dict, FrozenSet, List, Tuple
+
+from kineto_agent.protocol import arena
+from kineto_agent.sources.arena_writer import ArenaWriter
+from kineto_agent.sources.interface import SourceCounts, SourceOutcome, SourceRequest
+from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, Snapshot, find_torch, history, usable_torch
+
+ACTIVITY_TYPE = "cpu_instant_event"
+_BUFFER_BYTES = 1 << 20
+_ACTIONS = {
+    "alloc": arena.MEMORY_ALLOCATED,
+    "free_requested": arena.MEMORY_FREED,  # as Kineto: later the block may only be reused
+    "segment_alloc": arena.MEMORY_RESERVED,
+    "segment_map": arena.MEMORY_RESERVED,
+    "segment_free": arena.MEMORY_RELEASED,
+    "segment_unmap": arena.MEMORY_RELEASED,
+    "oom": arena.MEMORY_OUT_OF_MEMORY,
+}
+_U64 = (1 << 64) - 1
+ONLY_CUDA = "[memory] events are those of CUDA: torch gives CPU allocations to profilers of the allocating thread only"
+
+
+class MemoryEventsSource:
+    """Allocations and frees of torch's CUDA allocator."""
+
+    name = "memory_events"
+    on_request: FrozenSet[str] = frozenset((ACTIVITY_TYPE,))
+
+    def activity_types(self) -> List[str]:
+        """Offered with torch; prepare() says what is missing in this process."""
+        return [] if find_torch() is None else [ACTIVITY_TYPE]
+
+    def would_yield(self, request: SourceRequest) -> bool:
+        """It has nothing to do with torch's profiler."""
+        return False
+
+    def prepare(self, request: SourceRequest) -> "MemoryEventsSession":
+        """Make the arena. Raises SourceError."""
+        torch = usable_torch("history of allocations")
+        return MemoryEventsSession(torch, ArenaWriter(self.name, request.buffer_limit_bytes, 0, _BUFFER_BYTES))
+
+
+class MemoryEventsSession:
+    """One recording."""
+
+    format = "memory_events/1"
+    yields = False
+
+    def __init__(self, torch: Any, writer: ArenaWriter) -> None:
+        self.metadata: Dict[str, Any] = {"max_entries": MAX_ENTRIES}
+        self.arena_fd = writer.fd
+        self._writer = writer
+        self._torch = torch
+        self._begun = False
+        self._start_ns = 0
+
+    def start(self) -> None:
+        """Begin the history. Raises SourceError."""
+        history.begin(self._torch, with_stack=False)
+        self._begun = True
+        self._start_ns = time.time_ns()
+
+    def counts(self) -> SourceCounts:
+        """Records so far: none before the end."""
+        return self._writer.counts()
+
+    def stop(self) -> SourceOutcome:
+        """Take the history and write it down. Raises SourceError if torch gives none."""
+        began_ns = time.thread_time_ns()
+        try:
+            snapshot = history.snapshot()
+            warnings = [ONLY_CUDA, *history.told()]
+            for device, trace in enumerate(snapshot.value.get("device_traces", [])):
+                self._write(device, trace)
+                if device in snapshot.full:
+                    text = "device %d: more than %d allocations and frees in the window; only the last ones are there"
+                    warnings.append(text % (device, MAX_ENTRIES))
+            metadata = {"totals": _totals(snapshot), "took_ns": snapshot.took_ns}
+        finally:
+            self._end()
+        self._writer.finish()
+        cpu_ns = time.thread_time_ns() - began_ns
+        return SourceOutcome(self.counts(), metadata, warnings, detach_ns=0, cpu_ns=cpu_ns)
+
+    def _write(self, device: int, trace: List[Dict[str, Any]]) -> None:
+        append, layout, since_us = self._writer.append, arena.MEMORY_EVENT, self._start_ns // 1000
+        for entry in trace:
+            action = _ACTIONS.get(entry["action"])
+            time_us = entry.get("time_us", 0)
+            if action is not None and time_us >= since_us:
+                address = entry.get("addr", 0) & _U64
+                append(layout, time_us * 1000, address, entry["size"], entry["stream"] & _U64, device, action)
+
+    def give_way(self) -> None:
+        """Nothing: it runs beside the program's own profiler."""
+
+    def close(self) -> None:
+        """Free the arena."""
+        self._end()
+        self._writer.close()
+
+    def _end(self) -> None:
+        if self._begun:
+            self._begun = False
+            history.end()
+
+
+def _totals(snapshot: Snapshot) -> Dict[str, Tuple[int, int]]:
+    """By device: bytes that the program holds (as asked for), and bytes that the allocator holds."""
+    totals: Dict[str, Tuple[int, int]] = {}
+    for segment in snapshot.value.get("segments", []):
+        device = str(segment["device"])
+        blocks = segment["blocks"]
+        held = sum(block["requested_size"] for block in blocks if block["state"] == "active_allocated")
+        allocated, reserved = totals.get(device, (0, 0))
+        totals[device] = (allocated + held, reserved + segment["total_size"])
+    return totals

@@ -1,0 +1,194 @@
+"""torch's history of CUDA allocations: switched on for our recordings, never touched if it is the program's.
+
+Theory of operation
+    torch's caching allocator can write down what it does (torch.cuda.memory._record_memory_history) and tell all of it
+    at once (_snapshot: segments, blocks, and the last `max_entries` actions of each device). There is one such
+    recording in a process. If the program has switched it on, ours takes snapshots only. If the program switches it on
+    or off while ours runs (torch's two entry points are wrapped meanwhile), it is the program's from then on.
+
+    A snapshot is made with the GIL held, in time proportional to the number of entries: hence MAX_ENTRIES. No garbage
+    is collected meanwhile, since that would look at all of the new objects again and again. Snapshots are freed in
+    slices, so that the program gets the GIL in between. What a snapshot took is told by `Snapshot.took_ns`.
+
+    Stacks of the allocations cost 2 us each: only with option with_stack, and only Python's.
+
+    Times of the entries are Unix microseconds: the allocator reads the time-stamp counter, and torch converts it when
+    the snapshot is made (c10::ApproximateClockToUnixTimeConverter, linear between the loading of torch and now), then
+    cuts it to whole microseconds. The error is that, and as much as the wall clock was slewed in between.
+"""
+
+import gc
+import sys
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from kineto_agent.sources.interface import SourceError
+from kineto_agent.system.debuglog import log_exception
+
+MAX_ENTRIES = 50_000  # of each device
+_WRAPPED = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+_SLICE = 500  # objects freed at once: well below a millisecond
+
+
+class Snapshot(NamedTuple):
+    """What torch told. value: torch's dictionary, to be given back by `free`."""
+
+    value: Dict[str, Any]
+    took_ns: int  # how long torch was at it; mostly with the GIL, but for the first one with stacks
+    entries: int
+    full: List[int]  # devices whose history has overwritten older entries
+    end_ns: int  # Unix ns after it was made
+
+
+def find_torch() -> Any:
+    """torch, if the program has imported it whole; None otherwise."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and sys.modules.get("torch.cuda.memory") is not None else None
+
+
+def usable_torch(what: str) -> Any:
+    """torch, if its history of CUDA allocations can be had now. Raises SourceError."""
+    torch = find_torch()
+    if torch is None:
+        raise SourceError("NO_TORCH", "torch is not imported in this process: it has no %s" % what)
+    if not torch.version.cuda and not getattr(torch.version, "hip", None):
+        text = "this torch (%s) is built without CUDA, and torch tells CPU allocations to their own threads only: no %s"
+        raise SourceError("NO_CUDA", text % (torch.__version__, what))
+    if not torch.cuda.is_initialized():
+        text = "the program has not used CUDA yet: there is no %s to take; ask again once it has"
+        raise SourceError("NO_CUDA", text % what)
+    if not hasattr(torch._C, "_cuda_isHistoryEnabled") or not hasattr(torch.cuda.memory, "_record_memory_history_impl"):
+        text = "torch %s is too old for a %s: 2.1 is the first that tells whether the program records itself"
+        raise SourceError("TORCH_TOO_OLD", text % (torch.__version__, what))
+    backend = torch._C._cuda_getAllocatorBackend()
+    if backend != "native":
+        text = "the program uses torch's allocator %r, which keeps no history; a %s needs the native one"
+        raise SourceError("NO_CUDA_HISTORY", text % (backend, what))
+    return torch
+
+
+class History:
+    """The recording of this process. Its methods belong to the agent's thread."""
+
+    def __init__(self) -> None:
+        self._torch: Any = None
+        self._users = 0
+        self._ours = False
+        self._told: List[str] = []  # what the program did to it
+        self._originals: Dict[str, Callable[..., Any]] = {}
+        self._wrappers: Dict[str, Callable[..., Any]] = {}
+        self._latest: Optional[Snapshot] = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether we have switched it on, and the program has not touched it since."""
+        return self._ours
+
+    def told(self) -> List[str]:
+        """For people: whose recording it is, if not only ours."""
+        return list(self._told)
+
+    def begin(self, torch: Any, with_stack: bool) -> None:
+        """One more user; switches the history on unless it is on. Raises SourceError."""
+        if self._users == 0:
+            self._latest = None
+            self._told = []
+            self._torch = torch
+            try:
+                self._switch_on(with_stack)
+            except Exception as exc:  # torch's own errors have many types
+                self._unwrap()
+                raise SourceError("MEMORY_HISTORY_FAILED", "torch cannot record its allocations: %s" % exc) from exc
+        self._users += 1
+
+    def _switch_on(self, with_stack: bool) -> None:
+        if self._torch._C._cuda_isHistoryEnabled():
+            self._told.append("the program records its allocations itself: its own history was used and left on")
+            return
+        context = "all" if with_stack else None
+        self._torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=MAX_ENTRIES)
+        self._ours = True
+        self._wrap()
+
+    def snapshot(self) -> Snapshot:
+        """Everything now; the users of one recording share it. Raises SourceError."""
+        if self._latest is None:
+            try:
+                self._latest = self._take()
+            except Exception as exc:  # torch's own errors have many types
+                raise SourceError("MEMORY_SNAPSHOT_FAILED", "torch cannot make a memory snapshot: %s" % exc) from exc
+        return self._latest
+
+    def _take(self) -> Snapshot:
+        collecting = gc.isenabled()
+        if collecting:
+            gc.disable()
+        try:
+            before_ns = time.perf_counter_ns()
+            value: Dict[str, Any] = self._torch.cuda.memory._snapshot()
+            took_ns = time.perf_counter_ns() - before_ns
+        finally:
+            if collecting:
+                gc.enable()
+        traces = value.get("device_traces", [])
+        full = [device for device, trace in enumerate(traces) if len(trace) >= MAX_ENTRIES]
+        return Snapshot(value, took_ns, sum(map(len, traces)), full, time.time_ns())
+
+    def end(self) -> None:
+        """One user less; after the last one the history is off, if it is ours. Never raises."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        self._unwrap()
+        if self._ours:
+            self._ours = False
+            try:
+                self._torch.cuda.memory._record_memory_history(None)
+            except Exception:  # noqa: BLE001 - nobody can do anything about it
+                log_exception("torch's memory history cannot be switched off")
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            _free(latest.value)
+
+    # ------------------------------------------------------------ the program's own calls
+
+    def _wrap(self) -> None:
+        module = self._torch._C
+        for name in _WRAPPED:
+            original = getattr(module, name, None)
+            if original is not None:
+                self._originals[name] = original
+                self._wrappers[name] = self._wrapper(original)
+                setattr(module, name, self._wrappers[name])
+
+    def _wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def record_memory_history(enabled: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._ours:
+                self._ours = False
+                what = (
+                    "on: its own history was used from there on"
+                    if enabled
+                    else "off: nothing was recorded from there on"
+                )
+                self._told.append("the program switched the recording of its allocations %s" % what)
+            return original(enabled, *args, **kwargs)
+
+        return record_memory_history
+
+    def _unwrap(self) -> None:
+        for name, wrapper in self._wrappers.items():
+            if getattr(self._torch._C, name, None) is wrapper:
+                setattr(self._torch._C, name, self._originals[name])
+        self._wrappers.clear()
+        self._originals.clear()
+
+
+def _free(value: Dict[str, Any]) -> None:
+    """Let go of a snapshot slice by slice."""
+    for items in [value.get("segments", []), *value.get("device_traces", [])]:
+        while items:
+            del items[-_SLICE:]
+    value.clear()
+
+
+history = History()

@@ -1,0 +1,1 @@
+"""Records what Python code executes, by sampling stacks or by tracing every call."""

@@ -1,0 +1,259 @@
+"""The stack sampler's C interface (agent/native/python/stack_sampler.h) through ctypes. Imported when it is needed.
+
+The sampler reads the interpreter's structures by a table of offsets. Before anything is read for a user, `checked`
+lets it read things that Python can tell as well: the stack of the asking thread, the parts of a code object, texts of
+every kind. Where they differ, nothing is recorded: a stack is never misread.
+"""
+
+import ctypes
+import os
+import sys
+from types import CodeType, FrameType
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from kineto_agent.sources import collector_library
+from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.python.interpreter_layouts import FRAME_OBJECTS, GIL_UNKNOWN, TABLE_BYTES, StackLayout, layout
+
+_SYSTEM, _UNREAD, _ORDER = -2, -3, -4
+_UNREADABLE = "STACKS_UNREADABLE"
+_REASONS = {_SYSTEM: "ARENA_FAILED", _UNREAD: _UNREADABLE, _ORDER: "STACKS_BUSY"}
+_DEPTH = 256  # STACK_DEPTH_MOST
+_TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython keeps text
+_TEXT_BYTES = 64
+
+
+class _Layout(ctypes.Structure):
+    """ks_layout."""
+
+    _fields_ = [
+        ("runtime", ctypes.c_uint64),
+        ("code_type", ctypes.c_uint64),
+        ("frame_type", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in StackLayout._fields),
+    ]
+
+
+class _Frame(ctypes.Structure):
+    """ks_frame."""
+
+    code: int
+    instruction: int
+    _fields_ = [("code", ctypes.c_uint64), ("instruction", ctypes.c_int32), ("reserved", ctypes.c_uint32)]
+
+
+class Config(ctypes.Structure):
+    """ks_config."""
+
+    _fields_ = [
+        ("buffer_limit_bytes", ctypes.c_uint64),
+        ("buffer_bytes", ctypes.c_uint64),
+        ("strings_bytes", ctypes.c_uint64),
+        ("hz", ctypes.c_uint32),
+        ("max_load_ppm", ctypes.c_uint32),
+    ]
+
+
+_RESULTS = (
+    "cpu_ns", "ticks", "missed_ticks", "truncated_stacks", "torn_samples", "partial_stacks", "unnamed_samples",
+    "threads_left_out", "longest_period_ns", "longest_cost_ns", "timed_out",
+)  # fmt: skip
+
+
+class StopResult(ctypes.Structure):
+    """ks_stop_result."""
+
+    counts: Counts
+    cpu_ns: int
+    ticks: int
+    missed_ticks: int
+    truncated_stacks: int
+    torn_samples: int
+    partial_stacks: int
+    unnamed_samples: int
+    threads_left_out: int
+    longest_period_ns: int
+    longest_cost_ns: int
+    timed_out: int
+    _fields_ = [("counts", Counts), *((name, ctypes.c_uint64) for name in _RESULTS)]
+
+
+def _unreadable(what: str) -> SourceError:
+    reason = "the stacks of this Python (%s) cannot be read: %s; nothing is sampled, so that nothing is misread"
+    return SourceError(_UNREADABLE, reason % (sys.version.split()[0], what))
+
+
+class Sampler(NativeInterface):
+    """The one stack sampler of this process. Methods raise SourceError where the C side gives a reason."""
+
+    ABI_FUNCTION = "ks_abi"
+    ABI = 1
+    USE = " for stacks"
+    REASONS = _REASONS
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        # The same library: what is called through this keeps the GIL. So only one thread at a time is inside, and a
+        # short call does not wait for the GIL behind it, which took seconds in programs that release it every 1 ms.
+        self._with_gil: Any = ctypes.PyDLL(path, handle=self._library._handle)
+        self._with_gil.ks_ticks.restype = ctypes.c_uint64
+
+    def open(self, numbers: StackLayout) -> None:
+        """Read memory by this layout from now on."""
+        places = _Layout(_runtime_address(), id(CodeType), id(FrameType), *numbers)
+        self._check(self._with_gil.ks_open(ctypes.byref(places), *self._error.room))
+
+    def look(self) -> Tuple[List[Tuple[int, int]], bool]:
+        """The caller's stack from this method on: address of the code, offset of the instruction. Has it the GIL?"""
+        frames = (_Frame * _DEPTH)()
+        holds_gil = ctypes.c_uint32()
+        depth = self._check(self._with_gil.ks_look(frames, _DEPTH, ctypes.byref(holds_gil), *self._error.room))
+        return [(frame.code, frame.instruction) for frame in frames[:depth]], bool(holds_gil.value)
+
+    def read_text(self, text: str) -> str:
+        """What the sampler makes of a text; "" if it cannot read it."""
+        room = ctypes.create_string_buffer(_TEXT_BYTES)
+        size = self._with_gil.ks_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
+        return room.raw[: max(size, 0)].decode("utf-8", "replace")
+
+    def runs(self, code: CodeType) -> bool:
+        """Whether a thread of any interpreter is inside this code."""
+        return bool(self._with_gil.ks_runs(ctypes.c_uint64(id(code))) > 0)
+
+    def runs_file(self, file: str) -> bool:
+        """Whether a thread of any interpreter is inside code of this file."""
+        return bool(self._with_gil.ks_runs_file(file.encode("utf-8", "replace")) > 0)
+
+    def prepare(self, config: Config) -> int:
+        """Make the arena; gives its file descriptor, which stays the sampler's."""
+        return self._check(self._library.ks_prepare(ctypes.byref(config), *self._error.room))
+
+    def start(self) -> None:
+        """Start the sampler's thread."""
+        self._check(self._with_gil.ks_start(*self._error.room))
+
+    def name(self, tid: int, name: str) -> None:
+        """What the program calls a thread."""
+        text = name.encode("utf-8", "replace")[:256]
+        self._with_gil.ks_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
+
+    def counts(self) -> Counts:
+        """Zeros when nothing is recorded."""
+        counts = Counts()
+        self._with_gil.ks_counts(ctypes.byref(counts))
+        return counts
+
+    def ticks(self) -> int:
+        """How often all threads have been looked at in this recording."""
+        return int(self._with_gil.ks_ticks())
+
+    def stop(self, limit_ms: int) -> StopResult:
+        """Zeros when nothing was recorded."""
+        result = StopResult()
+        self._library.ks_stop(ctypes.c_uint32(limit_ms), ctypes.byref(result))
+        return result
+
+    def close(self) -> None:
+        """Free the arena."""
+        self._library.ks_close()
+
+
+_loaded: Dict[str, Sampler] = {}
+
+
+def checked() -> Sampler:
+    """The process's sampler, which has just shown that it reads this interpreter rightly. Raises SourceError."""
+    if "sampler" not in _loaded:
+        _loaded["sampler"] = Sampler(collector_library.path())
+        collector_library.loaded()
+    sampler = _loaded["sampler"]
+    numbers = layout(sys.version_info[:2], ctypes.string_at(_runtime_address(), TABLE_BYTES))
+    if numbers is None or _pointer_bits() != 64:
+        raise _unreadable("this agent does not know where this build keeps them")
+    try:
+        sampler.open(numbers)
+        frames, holds_gil = sampler.look()
+    except SourceError as exc:
+        raise _unreadable(exc.reason) from exc
+    wrong = next(_differences(sampler, numbers, frames), None)
+    if wrong is not None:
+        raise _unreadable(wrong)
+    if not holds_gil:  # who has the GIL is left out then, all else stands
+        sampler.open(numbers._replace(gil=GIL_UNKNOWN))
+    return sampler
+
+
+def _pointer_bits() -> int:
+    """Of a pointer."""
+    return 8 * ctypes.sizeof(ctypes.c_void_p)
+
+
+def _runtime_address() -> int:
+    """Where _PyRuntime is. Raises SourceError."""
+    for library in _pythons():
+        try:
+            return ctypes.addressof(ctypes.c_char.in_dll(library, "_PyRuntime"))
+        except ValueError:
+            continue
+    raise _unreadable("it does not export _PyRuntime")
+
+
+def _pythons() -> Iterator[Any]:
+    """Who may export it: the program and what is linked to it, else a libpython that was loaded for itself."""
+    yield ctypes.pythonapi
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        paths = {line.rstrip("\n").split(None, 5)[-1] for line in lines if "libpython" in line}
+    for path in sorted(paths):
+        try:
+            yield ctypes.PyDLL(path, mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue
+
+
+def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int, int]]) -> Iterator[str]:
+    """What the sampler reads otherwise than Python says, for people. frames: look(), called by the caller."""
+    found = iter(frames)
+    frame: Optional[FrameType] = sys._getframe(1)
+    exact = False  # the two innermost frames have gone on since the look
+    if next(found, (0, 0))[0] != id(Sampler.look.__code__):
+        yield "the innermost frame is another one"
+    for code, instruction in found:
+        if frame is None or code != id(frame.f_code) or (exact and instruction != frame.f_lasti):
+            yield "a frame differs from what sys._getframe says"
+            return
+        frame, exact = frame.f_back, True
+    if frame is not None and len(frames) < _DEPTH:
+        yield "frames are missing"
+    yield from _code_differences(numbers, sys._getframe(1).f_code)
+    for text in _TEXTS:
+        if sampler.read_text(text) != text:
+            yield "text is kept in another way"
+
+
+def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
+    named = code.co_name if numbers.code_bytecode == 0 else code.co_qualname  # type: ignore[attr-defined,unused-ignore]
+    lines = code.co_lnotab if numbers.line_table_kind == 9 else code.co_linetable
+    for offset, thing in (
+        (numbers.object_type, CodeType),
+        (numbers.code_filename, code.co_filename),
+        (numbers.code_name, named),
+        (numbers.code_lines, lines),
+    ):
+        if _word(code, offset) != id(thing):
+            yield "a code object is laid out in another way"
+    if _bytes(code, numbers.code_first_line, 4) != code.co_firstlineno.to_bytes(4, sys.byteorder):
+        yield "a code object has its first line elsewhere"
+    if _bytes(lines, numbers.bytes_value, len(lines)) != lines or _word(lines, numbers.object_size) != len(lines):
+        yield "bytes are kept in another way"
+    if numbers.frames == FRAME_OBJECTS and _word(sys._getframe(), numbers.object_type) != id(FrameType):
+        yield "a frame is laid out in another way"
+
+
+def _bytes(thing: object, offset: int, size: int) -> bytes:
+    """Of an object's memory; none of what lies outside of it: the offset is what is being looked into."""
+    return ctypes.string_at(id(thing) + offset, size) if 0 <= offset <= sys.getsizeof(thing) - size else b""
+
+
+def _word(thing: object, offset: int) -> int:
+    return int.from_bytes(_bytes(thing, offset, 8), sys.byteorder)

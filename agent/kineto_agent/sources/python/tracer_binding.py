@@ -1,0 +1,107 @@
+"""The C interface of agent/native/python/call_tracer.h through ctypes. Imported when a capture is prepared.
+
+Functions that touch the interpreter are called with the GIL held, the others release it.
+"""
+
+import ctypes
+from typing import Any, Dict
+
+from kineto_agent.sources import collector_library
+from kineto_agent.sources.native_interface import Counts, NativeInterface
+
+_PYTHON, _SYSTEM, _ORDER = -1, -2, -4
+_REASONS = {_PYTHON: "PYTHON_CALLS_UNAVAILABLE", _SYSTEM: "ARENA_FAILED", _ORDER: "PYTHON_CALLS_BUSY"}
+
+
+class Config(ctypes.Structure):
+    """kp_config."""
+
+    _fields_ = [
+        ("buffer_limit_bytes", ctypes.c_uint64),
+        ("buffer_bytes", ctypes.c_uint64),
+        ("strings_bytes", ctypes.c_uint64),
+        ("prefault_bytes", ctypes.c_uint64),
+    ]
+
+
+class Result(ctypes.Structure):
+    """kp_result."""
+
+    counts: Counts
+    threads: int
+    others: int
+    names_lost: int
+    elsewhere: int
+    full_ns: int
+    _fields_ = [
+        ("counts", Counts),
+        ("threads", ctypes.c_uint64),
+        ("others", ctypes.c_uint64),
+        ("names_lost", ctypes.c_uint64),
+        ("elsewhere", ctypes.c_uint64),
+        ("full_ns", ctypes.c_uint64),
+    ]
+
+
+class PythonCalls(NativeInterface):
+    """The one recorder of this process. Methods raise SourceError where the C side gives a reason."""
+
+    ABI_FUNCTION = "kp_abi"
+    ABI = 2
+    USE = " for calls of Python"
+    REASONS = _REASONS
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._with_gil: Any = ctypes.PyDLL(path)
+
+    def open(self) -> None:
+        """Find the interpreter's functions."""
+        self._check(self._library.kp_open(*self._error.room))
+
+    def prepare(self, config: Config) -> int:
+        """Make the arena; gives its file descriptor, which stays the recorder's."""
+        return self._check(self._library.kp_prepare(ctypes.byref(config), *self._error.room))
+
+    def leave_out(self) -> None:
+        """The calling thread is not recorded."""
+        self._with_gil.kp_leave_out()
+
+    def start(self, module_call: int) -> None:
+        """Set the profile function. module_call: address of the code of torch.nn.Module.__call__, or 0."""
+        self._check(self._with_gil.kp_start(ctypes.c_void_p(module_call), *self._error.room))
+
+    def look(self) -> None:
+        """Set it on new threads."""
+        self._with_gil.kp_look()
+
+    def counts(self) -> Counts:
+        """Zeros when nothing is recorded."""
+        counts = Counts()
+        self._library.kp_counts(ctypes.byref(counts))
+        return counts
+
+    def stop(self) -> Result:
+        """Zeros when nothing was recorded."""
+        result = Result()
+        self._with_gil.kp_stop(ctypes.byref(result))
+        return result
+
+    def close(self) -> None:
+        """Free the arena."""
+        self._library.kp_close()
+
+    def forked(self) -> None:
+        """In a forked child: its thread has no profile function of ours any more."""
+        self._with_gil.kp_forked()
+
+
+_loaded: Dict[str, PythonCalls] = {}
+
+
+def load() -> PythonCalls:
+    """The process's recorder, loaded at the first call. Raises SourceError."""
+    if "calls" not in _loaded:
+        _loaded["calls"] = PythonCalls(collector_library.path())
+        collector_library.loaded()
+    return _loaded["calls"]

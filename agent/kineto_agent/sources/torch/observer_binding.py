@@ -1,0 +1,135 @@
+"""The observer's C interface (agent/native/torch/observer.h) through ctypes. Imported when a capture is prepared.
+
+Every call releases the GIL. The mirror of the C structures is checked by `ko_abi` when the library is loaded.
+"""
+
+import ctypes
+import os
+from typing import Dict, NamedTuple, Optional, Tuple
+
+from kineto_agent.sources import collector_library
+from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.torch.object_layouts import TorchLayout
+
+_DESCRIPTION_BYTES = 512
+_LIBRARY, _SYSTEM, _CALLBACK, _ORDER = -1, -2, -3, -4
+_REASONS = {
+    _LIBRARY: "TORCH_LIBRARY",
+    _SYSTEM: "ARENA_FAILED",
+    _CALLBACK: "TORCH_LIBRARY",
+    _ORDER: "TORCH_OPS_BUSY",
+}
+_NUMBERS = tuple(field for field in TorchLayout._fields if field != "dtype_names")
+
+
+class Layout(ctypes.Structure):
+    """ko_layout: the numbers of a TorchLayout, in its order."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in _NUMBERS]
+
+
+class Config(ctypes.Structure):
+    """ko_config."""
+
+    _fields_ = [
+        ("buffer_limit_bytes", ctypes.c_uint64),
+        ("buffer_bytes", ctypes.c_uint64),
+        ("strings_bytes", ctypes.c_uint64),
+        ("prefault_bytes", ctypes.c_uint64),
+        ("record_inputs", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class StopResult(ctypes.Structure):
+    """ko_stop_result."""
+
+    counts: Counts
+    names_lost: int
+    inputs_lost: int
+    ended_elsewhere: int
+    unfinished: int
+    too_deep: int
+    unserved: int
+    threads: int
+    stuck: int
+    _fields_ = [
+        ("counts", Counts),
+        ("names_lost", ctypes.c_uint64),
+        ("inputs_lost", ctypes.c_uint64),
+        ("ended_elsewhere", ctypes.c_uint64),
+        ("unfinished", ctypes.c_uint64),
+        ("too_deep", ctypes.c_uint64),
+        ("unserved", ctypes.c_uint64),
+        ("threads", ctypes.c_uint64),
+        ("stuck", ctypes.c_uint64),
+    ]
+
+
+class Described(NamedTuple):
+    """A tensor as the observer sees it."""
+
+    entry: bytes  # in the form of sources/torch/operators.py
+    storage_data: int  # address
+
+
+class Observer(NativeInterface):
+    """The one observer of this process. Methods raise SourceError where the C side gives a reason."""
+
+    ABI_FUNCTION = "ko_abi"
+    ABI = 2
+    USE = " for operators"
+    REASONS = _REASONS
+
+    def open(self, path: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
+        """Find torch's functions in libtorch_cpu; gives the layout that it keeps to, None if it is none of these."""
+        fits = ctypes.c_uint32()
+        for layout in (*layouts, None):
+            numbers = None if layout is None else ctypes.byref(Layout(*layout[: len(_NUMBERS)]))
+            code = self._library.ko_open(os.fsencode(path), numbers, ctypes.byref(fits), *self._error.room)
+            self._check(code)
+            if fits.value:
+                break
+        return layout
+
+    def describe_tensor(self, address: int) -> Described:
+        """What the observer would record of the TensorImpl at `address`; nothing without a layout."""
+        entry = ctypes.create_string_buffer(_DESCRIPTION_BYTES)
+        data = ctypes.c_uint64()
+        size = self._library.ko_describe_tensor(ctypes.c_void_p(address), entry, _DESCRIPTION_BYTES, ctypes.byref(data))
+        return Described(entry.raw[: max(size, 0)], data.value)
+
+    def prepare(self, config: Config) -> int:
+        """Make the arena; gives its file descriptor, which stays the observer's."""
+        return self._check(self._library.ko_prepare(ctypes.byref(config), *self._error.room))
+
+    def start(self) -> None:
+        """Register the callbacks."""
+        self._check(self._library.ko_start(*self._error.room))
+
+    def counts(self) -> Counts:
+        """Zeros when nothing is recorded."""
+        counts = Counts()
+        self._library.ko_counts(ctypes.byref(counts))
+        return counts
+
+    def stop(self, limit_ms: int) -> StopResult:
+        """Zeros when nothing was recorded."""
+        result = StopResult()
+        self._library.ko_stop(limit_ms, ctypes.byref(result))
+        return result
+
+    def close(self) -> None:
+        """Free the arena, unless a thread is still inside."""
+        self._library.ko_close()
+
+
+_loaded: Dict[str, Observer] = {}
+
+
+def load() -> Observer:
+    """The process's observer, loaded at the first call. Raises SourceError."""
+    if "observer" not in _loaded:
+        _loaded["observer"] = Observer(collector_library.path())
+        collector_library.loaded()
+    return _loaded["observer"]

@@ -1,0 +1,286 @@
+"""PyTorch's operators and annotations, of all threads.
+
+Theory of operation
+    Two ways. The observer (agent/native/torch/observer.c) registers RecordFunction callbacks of our own, in C: it
+    conflicts with nothing, needs no GIL, and everything it saw is there at once when it stops. Torch's own profiler
+    (sources/torch/torch_profiler.py) serves what the observer cannot: exact Python stacks, modules, FLOPs, shapes
+    where the
+    layout of this torch's objects is not known, and any torch that lacks the functions which the observer needs.
+    `way` decides; metadata["way"] tells people.
+
+    The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
+    sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before
+    shapes are recorded for the first time.
+
+Inputs (SPACE_OP_INPUTS)
+    One entry describes the inputs of an op. Little-endian, packed, no padding. An op whose inputs were not recorded or
+    whose entry did not get into the string table has no number (0).
+
+        entry        u8 n, u8 flags, n inputs                  flags 1: there were more inputs
+        input        u8 kind, then by kind
+            0 other        -                                   strings, devices, complex numbers, symbols, objects
+            1 tensor       tensor
+            2 tensor list  u8 n, u8 flags, n tensors           flags 1: there were more elements
+            3 int          i64
+            4 double       f64
+            5 bool         u8
+            6 scalar list  u8 n, u8 flags, n times input       kinds 3, 4 and 5 only; also any empty list
+            7 none         -
+        tensor       u8 dtype, u8 d, u8 flags, i64 sizes[d], i64 strides[d]
+            dtype          index into metadata["dtypes"], names as Kineto writes them; 255: an undefined tensor
+            flags          1: the sizes are not the tensor's own (nested, symbolic, defined in Python): d is 0
+                           2: likewise the strides (sparse): there are none in the entry
+                           4: it has more dimensions than the 16 in here
+
+    At most 32 inputs, 32 tensors or 30 scalars of a list, 4 KiB in all. OP_TENSORS records count the tensors of the
+    entry in its order, those in lists too, without undefined ones; 64 at most.
+
+    One entry describes the collective that an op "record_param_comms" stands for, from torch::ParamCommsDebugInfo; an
+    OP_COMMS record, which is written before that of the op, has its number.
+
+        entry        i32 rank in the group, i32 size of the group, i32 first global rank, i32 stride of global ranks,
+                     i64 elements in, i64 elements out, i8 at::ScalarType, then text name, text process group,
+                     text description of it, and numbers split sizes in, numbers split sizes out, numbers global ranks
+        text         u8 n, n bytes                             at most 200
+        numbers      u32 n, i64 values                         of more than 30 the first 29 and the last
+"""
+
+import os
+import re
+import struct
+import sys
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
+
+from kineto_agent.sources.interface import (
+    PROFILER_OPTIONS,
+    SourceCounts,
+    SourceError,
+    SourceOutcome,
+    SourceRequest,
+    SourceSession,
+)
+from kineto_agent.system import mappings
+from kineto_agent.system.debuglog import log, log_exception
+
+NAME = "torch_ops"
+FORMAT = "torch_ops/1"
+ACTIVITY_TYPES = ("cpu_op", "user_annotation")
+_STOP_LIMIT_MS = 1000
+_PAGE_BYTES = 4096
+_MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: threads beyond number, each with a buffer of its own, must fit
+_LEAST_BUFFERS, _MANY_BUFFERS = 64, 8192
+_PREFAULT_BYTES = 16 * 1024 * 1024  # 0.25 s of 1 M ops/s, until the daemon gives buffers back
+_STRINGS_BYTES = 1024 * 1024  # some 10,000 names
+_INPUTS_STRINGS_BYTES = 16 * 1024 * 1024  # some 24,000 forms of inputs
+_RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(\.post\d+)?(\+.*)?")
+_LIBRARY = b"/libtorch_cpu.so"
+_mapped: Dict[str, str] = {}  # "path" -> where libtorch_cpu is
+_unfit: List[str] = []  # why the observer can never work in this process
+_tensors_fit: Dict[bool, bool] = {}  # True -> the layout of tensors was found right, or wrong
+
+
+class Way(NamedTuple):
+    """How a request is to be served."""
+
+    profiler: str  # why torch's profiler must do it; "": the observer does
+    inputs: bool
+
+
+def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False) -> Way:
+    """The way for these options (wire.Start.options) where the observer works. calls: Python's are asked of us too."""
+    for name in PROFILER_OPTIONS:
+        if options.get(name):
+            return Way("%s needs it" % name, False)
+    if calls:
+        return Way("stack_trace needs it", False)
+    inputs = bool(options.get("record_shapes"))
+    if inputs and not layout_known:
+        return Way("record_shapes needs it, since the observer does not know the layout of torch %s" % version, True)
+    return Way("", inputs)
+
+
+def calls_of(request: SourceRequest) -> bool:
+    """Whether Python's calls are asked of this source: only where sources/python/call_tracing.py cannot."""
+    return "python_function" in request.activity_types
+
+
+def release_of(version: str) -> Tuple[int, int]:
+    """The minor version of a released torch; (0, 0) for anything else: a pre-release may differ from both."""
+    match = _RELEASE.fullmatch(version)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+
+
+def torch_version() -> str:
+    """Of the torch in this process; "": there is none, or it is still being imported."""
+    torch = sys.modules.get("torch")
+    return str(getattr(torch, "__version__", "")) if hasattr(torch, "_C") else ""
+
+
+def library_path() -> str:
+    """Where this process has libtorch_cpu from; "": it has none."""
+    if "path" not in _mapped:
+        for line in mappings.read().split(b"\n"):
+            if line.endswith(_LIBRARY):
+                _mapped["path"] = os.fsdecode(line.split(None, 5)[5])
+                break
+    return _mapped.get("path", "")
+
+
+class TorchOpsSource:
+    """Every operator and annotation of every thread."""
+
+    name = NAME
+    on_request: FrozenSet[str] = frozenset()
+
+    def activity_types(self) -> List[str]:
+        """Offered as soon as the program has imported torch."""
+        return list(ACTIVITY_TYPES) if torch_version() and library_path() else []
+
+    def would_yield(self, request: SourceRequest) -> bool:
+        """torch's profiler does, the observer does not. One that turned out not to work here is remembered."""
+        from kineto_agent.sources.torch.object_layouts import LAYOUTS
+
+        version = torch_version()
+        known = release_of(version) in LAYOUTS and _tensors_fit.get(True, True)
+        return bool(_unfit or way(request.options, version, known, calls_of(request)).profiler)
+
+    def prepare(self, request: SourceRequest) -> SourceSession:
+        """Choose the way and make its arena. Raises SourceError."""
+        version = torch_version()
+        why = way(request.options, version, True, calls_of(request)).profiler or "".join(_unfit)
+        if not why:
+            try:
+                return self._observe(request, version)
+            except _NeedsProfiler as exc:
+                why = exc.why
+        from kineto_agent.sources.torch import torch_profiler
+
+        return torch_profiler.prepare(request, why)
+
+    def _observe(self, request: SourceRequest, version: str) -> "TorchOpsSession":
+        from kineto_agent.sources.torch import observer_binding  # ctypes: only where it is needed
+        from kineto_agent.sources.torch.object_layouts import LAYOUTS
+
+        observer = observer_binding.load()
+        try:
+            layout = observer.open(library_path(), LAYOUTS.get(release_of(version), ()))
+        except SourceError as exc:
+            if exc.reason_code != "TORCH_LIBRARY":
+                raise
+            _unfit.append("the observer cannot work: %s" % exc.reason)
+            raise _NeedsProfiler(_unfit[0]) from exc
+        if layout is None:
+            log("torch_ops: the layout of torch %s is not known", version)
+        known = layout is not None and (not request.options.get("record_shapes") or tensors_fit(observer))
+        chosen = way(request.options, version, known, calls_of(request))
+        if chosen.profiler:
+            raise _NeedsProfiler(chosen.profiler)
+        config = observer_binding.Config(
+            buffer_limit_bytes=request.buffer_limit_bytes,
+            buffer_bytes=buffer_bytes(request.buffer_limit_bytes),
+            strings_bytes=min(_INPUTS_STRINGS_BYTES if chosen.inputs else _STRINGS_BYTES, request.buffer_limit_bytes),
+            prefault_bytes=_PREFAULT_BYTES,
+            record_inputs=chosen.inputs,
+        )
+        metadata: Dict[str, Any] = {"way": "observer, torch %s" % version, "torch_version": version}
+        if layout is not None:
+            metadata["dtypes"] = list(layout.dtype_names)
+        return TorchOpsSession(observer, observer.prepare(config), metadata, request.activity_types, layout is not None)
+
+
+class _NeedsProfiler(Exception):
+    """The observer cannot serve this request."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def buffer_bytes(limit_bytes: int) -> int:
+    """The size of one buffer: a fair number of them in a small arena, not too many in a large one."""
+    wanted = min(limit_bytes // _LEAST_BUFFERS, _MOST_BUFFER_BYTES)
+    pages = max(wanted, limit_bytes // _MANY_BUFFERS, _PAGE_BYTES) // _PAGE_BYTES
+    return pages * _PAGE_BYTES
+
+
+def tensors_fit(observer: Any) -> bool:
+    """Whether tensors lie as the layout says: two are made and looked at, once in a process."""
+    if True not in _tensors_fit:
+        try:
+            _tensors_fit[True] = _look_at_tensors(observer, sys.modules["torch"])
+        except Exception:  # noqa: BLE001 - then they are not looked at
+            log_exception("torch_ops: the layout of tensors cannot be checked")
+            _tensors_fit[True] = False
+    return _tensors_fit[True]
+
+
+def _look_at_tensors(observer: Any, torch: Any) -> bool:
+    inline = torch.empty_strided((2, 3, 5), (15, 1, 3), dtype=torch.float64, device="cpu")
+    outside = torch.empty((1, 2, 3, 4, 5, 6), dtype=torch.int16, device="cpu")
+    expected = (
+        (inline, struct.pack("<BBB6q", 7, 3, 0, 2, 3, 5, 15, 1, 3)),
+        (outside, struct.pack("<BBB12q", 2, 6, 0, 1, 2, 3, 4, 5, 6, 720, 360, 120, 30, 6, 1)),
+    )
+    return all(
+        observer.describe_tensor(tensor._cdata) == (entry, tensor.untyped_storage().data_ptr())
+        for tensor, entry in expected
+    )
+
+
+class TorchOpsSession:
+    """One recording by the observer."""
+
+    format = FORMAT
+    yields = False
+
+    def __init__(
+        self, observer: Any, arena_fd: int, metadata: Dict[str, Any], wanted: FrozenSet[str], layout_known: bool
+    ) -> None:
+        self._observer = observer
+        self._layout_known = layout_known
+        self.arena_fd = arena_fd
+        self.metadata = dict(metadata, activity_types=sorted(wanted))
+
+    def start(self) -> None:
+        """Register the callbacks. Raises SourceError."""
+        self._observer.start()
+
+    def counts(self) -> SourceCounts:
+        """Records so far, those of tensors among them."""
+        counts = self._observer.counts()
+        return SourceCounts(counts.records, counts.bytes, counts.dropped)
+
+    def stop(self) -> SourceOutcome:
+        """Remove the callbacks; never raises."""
+        result = self._observer.stop(_STOP_LIMIT_MS)
+        counts = SourceCounts(result.counts.records, result.counts.bytes, result.counts.dropped)
+        metadata = {
+            "way": self.metadata["way"],
+            "threads": result.threads,
+            "ended_elsewhere": result.ended_elsewhere,
+            "unfinished": result.unfinished,
+        }
+        return SourceOutcome(counts, metadata, self._warnings(result), detach_ns=0, cpu_ns=0)
+
+    def _warnings(self, result: Any) -> List[str]:
+        said = [
+            (result.names_lost, "%d names of operators did not fit the table of names: they are shown as unknown"),
+            (result.inputs_lost, "%d forms of operator inputs did not fit their table: those shapes are missing"),
+            (result.too_deep, "%d operators were dropped: they were nested more than 256 deep"),
+            (result.unserved, "%d operators were dropped: they ran on more than 2048 threads at once"),
+            (result.stuck, "%d threads did not get out of an operator's callback: their last operators are missing"),
+        ]
+        warnings = [text % number for number, text in said if number]
+        if not self._layout_known:
+            warnings.append(
+                "the layout of torch %s is not known to this agent: sequence numbers, which link backward to forward "
+                "operators, are not recorded (a newer kineto-agent may know it)" % self.metadata["torch_version"]
+            )
+        return warnings
+
+    def give_way(self) -> None:
+        """Nothing to do: the observer and torch's profiler do not meet."""
+
+    def close(self) -> None:
+        """Free the arena."""
+        self._observer.close()

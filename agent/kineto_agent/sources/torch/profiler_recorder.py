@@ -1,0 +1,234 @@
+"""Sessions of torch's own profiler, for all threads, driven from any thread: begin, end, write to a file.
+
+Theory of operation
+    Kineto records for all threads if the session says profile_all_threads; it may then be begun, ended and read on
+    different threads. Up to torch 2.13 a session that ends while threads are inside ops may meet memory that is gone:
+    so collection is switched off first, and some time passes.
+
+    The GIL is what a program feels. Ending, saving and freeing take microseconds per event, and torch's own Python
+    functions hold the GIL for all of it; libtorch_symbols.py has functions that do not. Which of the two is used is
+    decided once for a recorder.
+
+    Kineto writes NAME.tmp and renames it. So a session's file lies in a private folder until it is open; from then on
+    it has no name. Folders left by processes that were killed in between are removed when the next one is made.
+
+Rules
+    At most one session of ours is on. Nobody may end the process or fork while it is on without us: a session that is
+    on when C++'s static objects are destroyed crashes the process, and a child would go on recording for ever.
+"""
+
+import contextlib
+import fcntl
+import glob
+import os
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any, List, NamedTuple, Optional
+
+from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.torch import kineto_gate, kineto_init, kineto_state, libtorch_symbols
+
+PAUSE_S = 0.02  # between the end of collection and of the session; 720 of 720 rounds went well with it
+NEEDS_TOGGLE = (2, 13)  # torch up to here
+_FOLDER = "kineto-agent-"
+_LEFT_S = 60  # younger folders may not be locked yet
+
+
+class Flags(NamedTuple):
+    """What torch's profiler records of an op beside its name and times."""
+
+    record_shapes: bool
+    with_stack: bool
+    with_flops: bool
+    with_modules: bool
+
+
+class Times(NamedTuple):
+    """How long the parts of one ending took, in ns."""
+
+    end_ns: int
+    save_ns: int
+    free_ns: int
+
+
+class Recorder:
+    """Used under the caller's lock. Raises SourceError if this torch cannot record all threads."""
+
+    def __init__(self, flags: Flags, functions: Optional[libtorch_symbols.ProfilerFunctions]) -> None:
+        self._functions = functions
+        self.on = False
+        self._results: List[Any] = []  # of sessions that have ended: (address or object, ns that the ending took)
+        try:
+            from_torch: Any = sys.modules["torch._C._profiler"]
+            self._autograd: Any = sys.modules["torch._C._autograd"]
+            experimental = from_torch._ExperimentalConfig(profile_all_threads=True)
+            self._activities = {from_torch.ProfilerActivity.CPU}
+            scope = from_torch.RecordScope
+            self._scopes = {scope.FUNCTION, scope.USER_SCOPE, scope.BACKWARD_FUNCTION}
+            self._config = from_torch.ProfilerConfig(
+                from_torch.ProfilerState.KINETO,
+                flags.record_shapes,
+                False,  # profile_memory: gives nothing with all threads
+                flags.with_stack,
+                flags.with_flops,
+                flags.with_modules,
+                experimental,
+            )
+        except (KeyError, AttributeError, TypeError) as exc:
+            reason = "torch %s cannot record all threads with its profiler (torch 2.7 and later can): %s"
+            number = getattr(sys.modules.get("torch"), "__version__", "of unknown version")
+            raise SourceError("TORCH_PROFILER_UNAVAILABLE", reason % (number, exc)) from exc
+
+    def begin(self) -> None:
+        """A session is on afterwards. Raises SourceError."""
+        try:
+            with kineto_gate.kept_off():
+                with libtorch_symbols.quiet():
+                    kineto_init.start_quietly()
+                with libtorch_symbols.quiet():  # again: starting Kineto sets what it keeps quiet
+                    self._autograd._prepare_profiler(self._config, self._activities)
+                    self._autograd._enable_profiler(self._config, self._activities, self._scopes)
+        except RuntimeError as exc:
+            raise SourceError(
+                "TORCH_PROFILER_FAILED", "torch's profiler does not start: %s" % _first_line(exc)
+            ) from exc
+        self.on = True
+        if kineto_state.active() is not True:
+            self._functions = None  # it could not be asked before the end either
+
+    @property
+    def keeps_the_gil(self) -> bool:
+        """Whether the program stands still while a session ends and is written. Final once a session has begun."""
+        return self._functions is None
+
+    def stop_collecting(self) -> None:
+        """Nothing more is recorded; the session is still on."""
+        if libtorch_symbols.version() <= NEEDS_TOGGLE:
+            with libtorch_symbols.quiet():
+                self._autograd._toggle_collection_dynamic(False, self._activities)
+
+    def end(self) -> int:
+        """End the session and keep its result; gives how long it took in ns, 0 if none is on. Raises SourceError."""
+        if not self.on:
+            return 0
+        self.on = False
+        try:
+            self.stop_collecting()
+            time.sleep(PAUSE_S)
+            begin_ns = time.monotonic_ns()
+            with kineto_gate.kept_off(required=False), libtorch_symbols.quiet():
+                result = self._end()
+            took_ns = time.monotonic_ns() - begin_ns
+        except RuntimeError as exc:
+            reason = "torch's profiler does not end its session, what it had recorded is lost: %s" % _first_line(exc)
+            raise SourceError("TORCH_PROFILER_FAILED", reason) from exc
+        if not result:
+            raise SourceError("TORCH_PROFILER_FAILED", "torch's profiler gave no result")
+        self._results.append((result, took_ns))
+        return took_ns
+
+    def _end(self) -> Any:
+        if self._functions is None:
+            return self._autograd._disable_profiler()
+        if kineto_state.active() is not True:  # disableProfiler would end the program
+            raise RuntimeError("another user of it has ended the session")
+        return self._functions.disable()
+
+    @property
+    def pending(self) -> int:
+        """Ended sessions that were not yet written."""
+        return len(self._results)
+
+    def write_oldest(self, file: "PrivateFile") -> Times:
+        """The oldest ended session as JSON; its result is freed. Raises SourceError."""
+        result, end_ns = self._results.pop(0)
+        begin_ns = time.monotonic_ns()
+        try:
+            with libtorch_symbols.quiet_kineto:
+                if self._functions is None:
+                    result.save(file.path)
+                else:
+                    self._functions.save(result, file.path)
+            saved_ns = time.monotonic_ns()
+            file.take()
+        except (OSError, RuntimeError) as exc:
+            saved_ns = time.monotonic_ns()
+            reason = "torch's profiler cannot write its events to %s (is there room?): %s" % (file.folder, exc)
+            raise SourceError("TORCH_PROFILER_FAILED", reason) from exc
+        finally:
+            if self._functions is not None:
+                self._functions.free(result)
+            del result
+        return Times(end_ns, saved_ns - begin_ns, time.monotonic_ns() - saved_ns)
+
+    def drop_oldest(self) -> None:
+        """Free the oldest ended session's result without writing it."""
+        result, _end_ns = self._results.pop(0)
+        if self._functions is not None:
+            self._functions.free(result)
+
+    def forget_in_child(self) -> None:
+        """In a forked child: it does not go on recording into memory that nobody reads. Never raises."""
+        was_on, self.on, self._results = self.on, False, []
+        if was_on:
+            with contextlib.suppress(Exception):
+                self.stop_collecting()
+
+
+class PrivateFile:
+    """A name that only we can write to, and what was written there. Raises OSError."""
+
+    def __init__(self) -> None:
+        parent = tempfile.gettempdir()
+        _remove_left_folders(parent)
+        self.folder = tempfile.mkdtemp(prefix=_FOLDER, dir=parent)
+        self._lock = -1
+        self.path = os.path.join(self.folder, "torch.json")
+        self.fd = -1
+        self._pid = os.getpid()
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:  # where Kineto cannot make its file, it says so on the program's standard error
+            os.close(os.open(self.path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except OSError:
+            self.close()
+            raise
+
+    def take(self) -> None:
+        """Open what was written; it has no name any more. Raises OSError."""
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._remove_folder()
+
+    def close(self) -> None:
+        """Nothing is left. Harmless to repeat."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._lock >= 0:
+            if self._pid == os.getpid():
+                shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _remove_left_folders(parent: str) -> None:
+    """Of processes that were killed: nobody holds their lock. (A process id says nothing across containers.)"""
+    for path in glob.glob(os.path.join(glob.escape(parent), _FOLDER + "*")):
+        with contextlib.suppress(OSError):
+            folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(folder)
+                if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LEFT_S:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(folder)
+
+
+def _first_line(exc: BaseException) -> str:
+    return (str(exc).splitlines() or [type(exc).__name__])[0][:200]

@@ -1,0 +1,384 @@
+"""PyTorch's operators through torch's own profiler: for what the observer (observer_binding.py) cannot give.
+
+Theory of operation
+    profiler_recorder.py has the sessions of torch's profiler. Where they end without the GIL, one session is the whole
+    recording: what the program feels is the recording itself and a pause of some milliseconds at its end. Where they
+    do not, a thread of ours cuts the recording into pieces so short that no stop keeps the GIL for more than
+    MAX_STALL_NS: it begins with FIRST_PIECE_S and aims at half the limit. Between two pieces ops are missing, and the
+    outcome says how much time that was.
+
+    Torch keeps all events in the process, some 0.25 KB each, and takes 2 KB more for each when the session ends. Its
+    number of events cannot be asked for, but the process's growth can: before the end would make that MOST_GROWTH
+    times the buffer limit, the same thread ends the session, writes it, gives the memory back and begins another. The
+    outcome says how much time is missing.
+
+    All sessions are written as JSON by Kineto itself, each into a private file, whose bytes go through the arena; the
+    daemon reads them (decode/torch/kineto_json.py). Each document begins with the byte DOCUMENT, as in RFC 7464.
+
+    `_lock` is held by whoever begins or ends a session of torch's profiler. The program's own profiler takes
+    precedence: `give_way` ends ours on its thread, before its own begins. The results of ended sessions stand for
+    themselves, and are written in stop() under `_write_lock`, whatever the program's profiler does meanwhile.
+
+    A process that exits with a session on crashes. `_at_exit` is called by the interpreter before it ends (after
+    sys.exit, an exception, the end of the script), ends the session and writes what there is, however long it takes:
+    the C++ functions cannot be interrupted. os._exit and signals run nothing of C++ either, so that they are harmless.
+"""
+
+import _thread
+import atexit
+import contextlib
+import os
+import time
+from typing import Any, Dict, List, Optional, Set
+
+from kineto_agent.sources.file_arena import FileArena
+from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.torch import kineto_state, libtorch_symbols
+from kineto_agent.sources.torch.profiler_recorder import Flags, PrivateFile, Recorder, Times
+from kineto_agent.system.debuglog import log_exception
+from kineto_agent.system.threads import Thread, start_thread
+
+FORMAT = "kineto_json/1"
+DOCUMENT = b"\x1e"
+FIRST_PIECE_S = 0.02
+SHORTEST_PIECE_S = 0.005
+LONGEST_PIECE_S = 2.0
+MOST_GROWTH = 2  # of resident memory, in buffer limits: 0.1 M events with the default limit of 128 MiB
+END_GROWTH = 10  # of it at the end of a session, for what it was before: 5 to 11 were measured, 9 with shapes and calls
+_WATCH_S = 0.02
+MAX_STALL_NS = 200_000_000
+_EXIT_LIMIT_S = 60.0  # for a torch that never returns
+_MIB = 1 << 20
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def flags(options: Dict[str, Any], calls: bool = False) -> Flags:
+    """What to ask of torch. Modules are seen by its tracer of Python calls; FLOPs are computed from shapes."""
+    modules = bool(options.get("with_modules"))
+    flops = bool(options.get("with_flops"))
+    return Flags(
+        record_shapes=bool(options.get("record_shapes")) or flops,
+        with_stack=calls or modules,
+        with_flops=flops,
+        with_modules=modules,
+    )
+
+
+def prepare(request: SourceRequest, why: str) -> "TorchProfilerSession":
+    """A session that records through torch's profiler. why: what the observer lacks. Raises SourceError."""
+    if kineto_state.active():
+        raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler is warming up or recording")
+    why_pieces = libtorch_symbols.why_not()
+    calls = "python_function" in request.activity_types and bool(request.options.get("stack_trace"))
+    recorder = Recorder(flags(request.options, calls), None if why_pieces else libtorch_symbols.load())
+    metadata = {
+        "way": "torch.profiler: " + why,
+        "torch_version": libtorch_symbols.version_text(),
+        "activity_types": sorted(request.activity_types),
+        "python_rows": "all" if calls else "modules",
+        "flops": bool(request.options.get("with_flops")),
+    }
+    arena = FileArena("torch_ops", request.buffer_limit_bytes)
+    return TorchProfilerSession(
+        recorder, arena, metadata, why_pieces, MOST_GROWTH * request.buffer_limit_bytes // END_GROWTH
+    )
+
+
+class PieceLength:
+    """How long the next piece should be, so that its end keeps the GIL for half of what is allowed."""
+
+    def __init__(self) -> None:
+        self.seconds = FIRST_PIECE_S
+        self.longest_stall_ns = 0
+
+    def ended(self, stall_ns: int) -> None:
+        """The piece kept the GIL for so long at a time."""
+        self.longest_stall_ns = max(self.longest_stall_ns, stall_ns)
+        factor = min(max(MAX_STALL_NS / 2 / max(stall_ns, 1), 0.1), 2.0)
+        self.seconds = min(max(self.seconds * factor, SHORTEST_PIECE_S), LONGEST_PIECE_S)
+
+
+class TorchProfilerSession:
+    """One recording."""
+
+    format = FORMAT
+    yields = True
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        arena: FileArena,
+        metadata: Dict[str, Any],
+        why_pieces: str,
+        most_growth_bytes: int = 1 << 62,
+    ) -> None:
+        self.metadata = metadata
+        self.arena_fd = arena.fd
+        self._recorder = recorder
+        self._arena = arena
+        self._why_pieces = why_pieces or "this torch does not say whether its profiler is on"
+        self._lock = _thread.RLock()  # a signal handler of the program may start its profiler anywhere
+        self._write_lock = _thread.allocate_lock()
+        self._pid = os.getpid()
+        self._over = False  # no new session may begin
+        self._most_growth_bytes = most_growth_bytes
+        self._stopping = _thread.allocate_lock()  # released to end the thread that cuts
+        self._worker: Optional[Thread] = None
+        self._length = PieceLength()
+        self._times: List[Times] = []
+        self._missing_ns = 0  # between pieces
+        self._written_bytes = 0
+        self._warnings: List[str] = []
+        self._cpu_ns = 0
+
+    # ------------------------------------------------------------ the agent's thread
+
+    def start(self) -> None:
+        """Begin to record. Raises SourceError."""
+        with self._lock:
+            if kineto_state.active():
+                raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began in this moment")
+            atexit.register(self._at_exit)
+            _sessions.add(self)
+            self._recorder.begin()
+        self._stopping.acquire()
+        try:
+            self._worker = start_thread("kineto-torch", self._cut if self._recorder.keeps_the_gil else self._watch)
+        except RuntimeError as exc:
+            raise SourceError("NO_THREAD", "cannot start the thread that watches torch's profiler: %s" % exc) from exc
+
+    def counts(self) -> SourceCounts:
+        """A record is a buffer of JSON text."""
+        return self._arena.counts()
+
+    def give_way(self) -> None:
+        """End the session now; its events are kept. Any thread; never raises."""
+        if self._pid == os.getpid():
+            with self._lock:
+                self._end()
+
+    def stop(self) -> SourceOutcome:
+        """End recording and write what there is. Never raises."""
+        begin_ns = time.thread_time_ns()
+        with self._lock:
+            self._end()
+        if self._worker is not None:
+            self._stopping.release()
+            self._worker.join()
+            self._worker = None
+        self._write_all()
+        try:
+            self._arena.finish()
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            self._warn("the last events are not published: %s" % exc)
+        if self._arena.lost_bytes:
+            self._warn(
+                "%d MiB of torch's events did not get to the daemon in time and are missing"
+                % (self._arena.lost_bytes // _MIB + 1)
+            )
+        self._leave()
+        self._cpu_ns += time.thread_time_ns() - begin_ns
+        return SourceOutcome(
+            self.counts(),
+            self._outcome_metadata(),
+            self._warnings,
+            detach_ns=0,
+            cpu_ns=self._cpu_ns,
+            incomplete=self._incomplete(),
+        )
+
+    def close(self) -> None:
+        """Free the arena, and end what start() has left if stop() was not called. Never raises."""
+        if self._recorder.on or self._recorder.pending:
+            self.stop()
+        self._leave()
+        self._arena.close()
+
+    def _incomplete(self) -> str:
+        """Why ops are missing, where memory is the reason."""
+        if self._recorder.keeps_the_gil or not self._missing_ns:
+            return ""
+        return (
+            "torch's profiler recorded in %d pieces, so that the process did not grow by more than it may: %.2f s are "
+            "missing; ask for a shorter capture or a larger buffer limit" % (len(self._times), self._missing_ns / 1e9)
+        )
+
+    def _outcome_metadata(self) -> Dict[str, Any]:
+        way = self.metadata["way"]
+        if self._recorder.keeps_the_gil:
+            way += " (in %d pieces: %s)" % (len(self._times), self._why_pieces)
+            if self._missing_ns:
+                self._warnings.append(
+                    "torch's profiler was ended and begun again %d times, so as not to stop the program for long: ops "
+                    "of %.2f s in between are missing" % (max(len(self._times) - 1, 0), self._missing_ns / 1e9)
+                )
+        return {
+            "way": way,
+            "pieces": len(self._times),
+            "end_ns": max((times.end_ns for times in self._times), default=0),
+            "save_ns": max((times.save_ns for times in self._times), default=0),
+            "free_ns": max((times.free_ns for times in self._times), default=0),
+            "json_bytes": self._written_bytes,
+        }
+
+    # ------------------------------------------------------------ under the lock
+
+    def _end(self) -> None:
+        self._over = True
+        self._end_piece()
+
+    def _end_piece(self) -> int:
+        try:
+            return self._recorder.end()
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            self._warn(_text(exc))
+            return 0
+
+    # ------------------------------------------------------------ what has ended
+
+    def _write_all(self) -> None:
+        with self._write_lock:
+            while self._recorder.pending:
+                self._write_piece()
+
+    def _write_piece(self) -> int:
+        """Returns the longest time in ns for which torch was at it."""
+        file: Optional[PrivateFile] = None
+        try:
+            file = PrivateFile()
+            times = self._recorder.write_oldest(file)
+            self._times.append(times)
+            self._written_bytes += os.fstat(file.fd).st_size
+            self._arena.copy_from(DOCUMENT)
+            self._arena.copy_from(file.fd)
+            return max(times.save_ns, times.free_ns)
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            if file is None:
+                self._recorder.drop_oldest()
+            self._arena.mark_cut()
+            self._warn("torch's events are missing: " + _text(exc))
+            return 0
+        finally:
+            if file is not None:
+                file.close()
+
+    def _warn(self, text: str) -> None:
+        log_exception(text)
+        if text not in self._warnings:
+            self._warnings.append(text)
+
+    # ------------------------------------------------------------ the thread that watches, or cuts
+
+    def _watch(self) -> None:
+        began_ns = time.thread_time_ns()
+        try:
+            self._watch_on()
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            with self._lock:
+                self._end()
+                self._warn("the recording ended early: " + _text(exc))
+        self._cpu_ns += time.thread_time_ns() - began_ns
+
+    def _watch_on(self) -> None:
+        first_bytes = resident_bytes()
+        while not self._stopping.acquire(timeout=_WATCH_S):
+            if resident_bytes() - first_bytes <= self._most_growth_bytes:
+                continue
+            with self._lock:
+                if self._over:
+                    break
+                begun_ns = time.monotonic_ns()
+                self._end_piece()
+            with self._write_lock:
+                self._write_piece()
+            _give_memory_back()
+            with self._lock:
+                if self._over:
+                    self._missing_ns += time.monotonic_ns() - begun_ns
+                    break
+                if kineto_state.active():  # the program's own has begun, unseen by the guard
+                    raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began")
+                first_bytes = resident_bytes()
+                self._recorder.begin()
+                self._missing_ns += time.monotonic_ns() - begun_ns
+
+    def _cut(self) -> None:
+        began_ns = time.thread_time_ns()
+        try:
+            while not self._stopping.acquire(timeout=self._length.seconds):
+                with self._lock:
+                    if self._over:
+                        break
+                    stall_ns = self._cut_once()
+                with self._write_lock:
+                    self._length.ended(max(stall_ns, self._write_piece()))
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            with self._lock:
+                self._end()
+                self._warn("the recording ended early: " + _text(exc))
+        finally:
+            self._cpu_ns += time.thread_time_ns() - began_ns
+
+    def _cut_once(self) -> int:
+        ended_ns = time.monotonic_ns()
+        stall_ns = self._end_piece()
+        self._recorder.begin()
+        self._missing_ns += time.monotonic_ns() - ended_ns
+        return stall_ns
+
+    # ------------------------------------------------------------ the end of the process, and its children
+
+    def _at_exit(self) -> None:
+        """On the program's main thread. A stop() that is under way is waited for."""
+        if self._pid != os.getpid():
+            return
+        try:
+            if self._lock.acquire(timeout=_EXIT_LIMIT_S):
+                try:
+                    self._end()
+                finally:
+                    self._lock.release()
+            self._write_all()
+        except Exception:  # noqa: BLE001 - never into the program
+            log_exception("torch's profiler, at the exit of the process")
+
+    def _leave(self) -> None:
+        atexit.unregister(self._at_exit)
+        _sessions.discard(self)
+
+    def after_fork_in_child(self) -> None:
+        """Nobody calls this session here any more."""
+        self._recorder.forget_in_child()
+        self._leave()
+
+
+def _give_memory_back() -> None:
+    """What malloc keeps of an ended session would hide how much the next one takes. It leaves the GIL meanwhile."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where /proc does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _text(exc: Exception) -> str:
+    return exc.reason if isinstance(exc, SourceError) else "%s: %s" % (type(exc).__name__, exc)
+
+
+_sessions: Set[TorchProfilerSession] = set()
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""Counts the training iterations of the program."""

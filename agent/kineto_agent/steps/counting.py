@@ -1,0 +1,181 @@
+"""Counting training iterations: the program's own `kineto_agent.step()`, torch's optimizers, or its profiler's steps.
+
+Theory of operation
+    One of three counts at a time, the most telling that has ever been seen: step() before the optimizers before
+    torch.profiler. Whoever takes over goes on from the current count. With several optimizers an iteration ends when
+    the largest count per optimizer grows, as in Kineto; an optimizer that joins later continues at the current count.
+    The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch to this.
+
+    `count` is the number of finished iterations and so the number of the running one; -1 before the first.
+    Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS.
+
+    Everything here runs in the program's training thread: no lock, no raise, about a microsecond. A pipe is
+    written only when somebody waits for this very iteration.
+"""
+
+import _thread
+import time
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+RING_ITERATIONS = 1024
+_MASK = RING_ITERATIONS - 1
+_NEVER = 1 << 62
+_BASELINE_ITERATIONS = 256  # the median of so many is steady, and sorting them is cheap
+_MIN_SAMPLES = 3
+# Of a comparison: each side in so many parts, whose medians may be so far apart, as a share of the side's own.
+_PARTS = 4
+_MIN_COMPARED = 2 * _PARTS
+_UNSTEADY = 0.1
+_PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # who counts: the largest that has been seen
+
+
+def _ignore() -> None:
+    """Nobody waits."""
+
+
+def median_ns(durations: Sequence[int]) -> int:
+    """The median, 0 if there are too few for one to mean anything."""
+    return sorted(durations)[len(durations) // 2] if len(durations) >= _MIN_SAMPLES else 0
+
+
+def step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
+    """The median iteration time during a capture over that before it; 0.0 where that says nothing about the capture.
+
+    The two were measured one after the other, so whatever else changes meanwhile (other programs on the machine, the
+    first iterations of a program, another phase of it) is in the ratio as well. So there must be enough of both, in
+    order of time, and the medians of their quarters must agree to a tenth: a pace that drifts or jumps on one side has
+    not been the same on the other. And recording makes no program faster: a ratio that is below 1 by more than that
+    has another cause.
+    """
+    if not (_is_steady(before_ns) and _is_steady(during_ns)):
+        return 0.0
+    ratio = median_ns(during_ns) / median_ns(before_ns)
+    return ratio if ratio >= 1 - _UNSTEADY else 0.0
+
+
+def _is_steady(durations: Sequence[int]) -> bool:
+    count, median = len(durations), median_ns(durations)
+    if count < _MIN_COMPARED or not median:
+        return False
+    parts = [sorted(durations[count * part // _PARTS : count * (part + 1) // _PARTS]) for part in range(_PARTS)]
+    medians = [part[len(part) // 2] for part in parts]
+    return max(medians) - min(medians) <= _UNSTEADY * median
+
+
+class StepCounter:
+    """Counts iterations and wakes whoever waits for one."""
+
+    def __init__(self, time_ns: Callable[[], int] = time.time_ns) -> None:
+        self.count = -1
+        self._time_ns = time_ns
+        self._ring = [0] * RING_ITERATIONS
+        self.thread = 0  # system thread id that stepped last
+        self.hooked_ns = 0  # Unix ns since when torch's optimizers are counted; 0: they are not
+        self._ident = 0  # Python's identifier of that thread
+        self._authority = 0
+        self._counts: Dict[int, List[Any]] = {}  # id of an optimizer or profiler -> [count, weak reference]
+        self._wake: Callable[[], None] = _ignore
+        self._wake_at = _NEVER
+
+    def step(self) -> None:
+        """The program says that an iteration has ended."""
+        self._authority = _PROGRAM
+        self._advance(max(self.count, 0) + 1)
+
+    def on_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """torch's hook."""
+        self._stepped(_OPTIMIZER, optimizer)
+
+    # torch.compile must not trace into the hook: it calls it as it is.
+    on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def on_profiler_step(self, profiler: Any) -> None:
+        """A step of the program's own torch.profiler (or of one requester of torch's step tracker)."""
+        self._stepped(_PROFILER, profiler)
+
+    def _stepped(self, authority: int, stepper: Any) -> None:
+        if authority != self._authority:
+            if authority < self._authority:
+                return
+            self._authority = authority
+        entry = self._counts.get(id(stepper))
+        if entry is None:
+            self._join(stepper)
+            return
+        entry[0] += 1
+        if entry[0] > self.count:
+            self._advance(entry[0])
+
+    def _join(self, stepper: Any) -> None:
+        key = id(stepper)
+        counts = self._counts
+        try:
+            reference = weakref.ref(stepper, lambda _dead: counts.pop(key, None))
+        except TypeError:  # a class with __slots__: it stays uncounted
+            return
+        first = max(self.count, 1)
+        counts[key] = [first, reference]
+        if first > self.count:
+            self._advance(first)
+
+    def _advance(self, count: int) -> None:
+        ident = _thread.get_ident()
+        if ident != self._ident:  # asking the kernel is ten times slower
+            self._ident, self.thread = ident, _thread.get_native_id()
+        self._ring[count & _MASK] = self._time_ns()
+        self.count = count
+        if count >= self._wake_at:
+            self._wake_at = _NEVER
+            self._wake()
+
+    # ------------------------------------------------------------ for the agent's thread
+
+    def watch(self, iteration: Optional[int], wake: Callable[[], None] = _ignore) -> bool:
+        """Call `wake` once when this iteration begins. True: it has begun already. None: no longer."""
+        self._wake_at = _NEVER
+        self._wake = wake
+        if iteration is None:
+            return False
+        self._wake_at = iteration
+        return self.count >= iteration
+
+    def time_of(self, iteration: int) -> int:
+        """When this iteration began (Unix ns), 0 if that is not known (any more)."""
+        known = 0 <= self.count - iteration < RING_ITERATIONS - 1 and iteration >= 0
+        return self._ring[iteration & _MASK] if known else 0
+
+    def begun(self, start_ns: int, end_ns: int) -> List[List[int]]:
+        """Number and begin (Unix ns) of the iterations that overlap [start_ns, end_ns], and of the one after them.
+
+        Ascending, at most RING_ITERATIONS: of more, the latest.
+        """
+        found: List[List[int]] = []
+        for number in range(self.count, -1, -1):
+            time_ns = self.time_of(number)
+            if not time_ns or (found and time_ns > found[-1][1]):  # overwritten, or the wall clock was set back
+                break
+            if time_ns >= end_ns:
+                found.clear()
+            found.append([number, time_ns])
+            if time_ns <= start_ns:
+                break
+        found.reverse()
+        return found
+
+    def forget_thread(self) -> None:
+        """In a forked child: its thread has another number now, though Python's identifier is the same."""
+        self._ident = 0
+
+    def durations_ns(self, start_ns: int, end_ns: int) -> List[int]:
+        """The lengths of the latest iterations that lie within [start_ns, end_ns]."""
+        last = self.count
+        times = [self.time_of(number) for number in range(max(last - _BASELINE_ITERATIONS, 0), last + 1)]
+        pairs = zip(times, times[1:])
+        return [
+            after - before for before, after in pairs if 0 < before <= after and start_ns <= before and after <= end_ns
+        ]
+
+
+COUNTER = StepCounter()
+"""The iterations of this process."""

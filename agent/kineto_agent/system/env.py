@@ -1,0 +1,62 @@
+"""Every KINETO_* environment variable that the agent reads, and where it looks for its daemon.
+
+None of them counts in a program that was started with rights that its caller does not have (`is_elevated`): the
+variables are the caller's. So it is with LD_PRELOAD.
+"""
+
+import os
+import struct
+from typing import List, Mapping
+
+AGENT = "KINETO_AGENT"
+"""On (anything but empty and 0): the interpreter starts the agent. Explicitly off: `kinetoctl run` does not either."""
+
+AGENT_SOCKET = "KINETO_AGENT_SOCKET"
+"""Path of the daemon's agent socket. Unset: the places of `agent_socket_candidates`, in that order."""
+
+AGENT_LOG = "KINETO_AGENT_LOG"
+"""A file to which the agent appends what it does. Unset: the agent logs nothing at all."""
+
+CUPTI_LIBRARY = "KINETO_CUPTI_LIBRARY"
+"""Path of the libcupti to use. Unset: the one that the process has loaded, else the one that its torch brings."""
+
+_SYSTEM_SOCKET = "/run/kineto/agent.sock"
+_OFF = ("", "0")
+_AUXILIARY = struct.Struct("LL")  # type and value, ended by type 0
+_AUXILIARY_BYTES = 4096  # some 320 are usual
+_AT_SECURE = 23
+
+
+def is_elevated(auxiliary_vector: str = "/proc/self/auxv") -> bool:
+    """Whether this program has another user's or group's rights, or capabilities of its file (AT_SECURE)."""
+    if os.getuid() != os.geteuid() or os.getgid() != os.getegid():
+        return True
+    from kineto_agent.system.descriptors import read_file  # _ctypes: only where it is needed
+
+    try:
+        data = read_file(auxiliary_vector, _AUXILIARY_BYTES)
+    except OSError:
+        return False
+    whole = data[: len(data) - len(data) % _AUXILIARY.size]
+    return any(kind == _AT_SECURE and value for kind, value in _AUXILIARY.iter_unpack(whole))
+
+
+def is_on(environ: Mapping[str, str] = os.environ, default: str = "0") -> bool:
+    """Whether KINETO_AGENT asks for the agent. default: what an unset variable means."""
+    return environ.get(AGENT, default) not in _OFF
+
+
+def agent_socket_candidates(environ: Mapping[str, str] = os.environ, uid: int = -1) -> List[str]:
+    """Where a daemon may listen, best first. uid: of this process, -1 for the effective one.
+
+    The same rule as `kineto_protos.endpoints`, which the agent cannot import.
+    """
+    explicit = environ.get(AGENT_SOCKET)
+    if explicit:
+        return [explicit]
+    candidates = [_SYSTEM_SOCKET]
+    runtime_dir = environ.get("XDG_RUNTIME_DIR")
+    if runtime_dir:
+        candidates.append(runtime_dir + "/kineto/agent.sock")
+    candidates.append("/tmp/kineto-%d/agent.sock" % (os.geteuid() if uid < 0 else uid))
+    return candidates

@@ -1,0 +1,165 @@
+"""Threads of this process: starting ours unnoticed, and the system's ids and names of all of them.
+
+Theory of operation
+    `threading` is never imported from here: up to CPython 3.12 the thread that imports it first becomes its
+    "MainThread", and the agent may be brought into a program that has not imported it yet. Our threads are made by
+    `_thread` and do not show in threading.enumerate(); where the program has imported `threading`, it is asked for
+    the program's own threads. Only the interpreter's own function makes them: what gevent, eventlet or a debugger has
+    put in its place makes greenlets, or threads that are traced.
+
+    Signals that the program should get are blocked by the new thread itself. The kernel gives them to the main thread
+    first, and a mask that the starting thread changed might not be changed back: a handler may raise in between.
+
+    From CPython 3.12 on the tools of sys.monitoring (cProfile, coverage, debuggers) are called on every thread of the
+    interpreter. A thread whose state counts as being traced is spared; that is done by functions in C alone before the
+    first of ours runs there.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import _thread
+import contextlib
+import os
+import sys
+from collections import deque
+from itertools import chain
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from kineto_agent.system.debuglog import log_exception
+from kineto_agent.system.descriptors import list_folder, read_file, write_file
+
+_TASKS = "/proc/self/task"
+_SYNCHRONOUS = {
+    *(_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL),
+    *(_signal.SIGABRT, _signal.SIGTRAP, _signal.SIGSYS),
+}
+_TRACING_BY_THREAD = (3, 12)
+_TOOLS = 6  # of sys.monitoring
+
+
+class Thread:
+    """One of our threads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ident = 0  # 0: has not come up yet
+        self.native_id = 0
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._ended.locked()
+
+    def join(self, timeout_s: float = -1) -> bool:
+        """Wait for its end, at most so long. False: it goes on."""
+        if not self._ended.acquire(timeout=timeout_s):
+            return False
+        self._ended.release()
+        return True
+
+    def run(self, target: Callable[[], None]) -> None:
+        """The thread itself."""
+        # A thread may have the C library's own signals blocked; naming them would be a warning on the program's stderr.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _SYNCHRONOUS)
+        self.ident, self.native_id = _thread.get_ident(), _thread.get_native_id()
+        _ours[self.ident] = self
+        try:
+            name_this_thread(self.name)
+            target()
+        except BaseException:  # noqa: BLE001 - the program must not see it
+            log_exception("thread %s" % self.name)
+        finally:
+            _ours.pop(self.ident, None)
+            self._ended.release()
+
+
+_ours: Dict[int, Thread] = {}  # by Python's identifier
+os.register_at_fork(after_in_child=_ours.clear)
+
+
+def start_thread(name: str, target: Callable[[], None]) -> Thread:
+    """A thread to which the kernel gives no signal that the program should get. Raises RuntimeError.
+
+    The name begins with "kineto-": no sampler shows such threads (agent/native/python/kernel_threads.c).
+    """
+    thread = Thread(name)
+    start, first = _start_new_thread(), _unseen()
+
+    def run() -> None:
+        thread.run(target)
+
+    if first is None:
+        start(run, ())
+    else:
+        start(*_in_turn(*first, run))
+    return thread
+
+
+def _start_new_thread() -> Any:
+    """The interpreter's function, also where others have put theirs in its place. Raises RuntimeError."""
+    saved = getattr(sys.modules.get("gevent.monkey"), "saved", None)
+    kept = saved.get("_thread", {}) if isinstance(saved, dict) else {}
+    for found in (_START, _thread.start_new_thread, kept.get("start_new_thread")):
+        if type(found) is type(len):
+            return found
+    raise RuntimeError("the program has put a function of its own in the place of _thread.start_new_thread")
+
+
+_START = _thread.start_new_thread  # at the time of the import, mostly before others replace it
+
+
+def _unseen() -> Optional[Tuple[Any, Any]]:
+    """Functions in C: the calling thread's state, and what makes a state count as being traced. None: not needed."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if sys.version_info < _TRACING_BY_THREAD or not any(monitoring.get_tool(tool) for tool in range(_TOOLS)):
+        return None
+    try:
+        import ctypes
+
+        library = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions are shared with the program
+        state, trace = library.PyThreadState_Get, library.PyThreadState_EnterTracing
+    except (ImportError, OSError, AttributeError):
+        return None
+    state.restype, state.argtypes = ctypes.c_void_p, ()
+    trace.restype, trace.argtypes = None, (ctypes.c_void_p,)
+    return state, trace
+
+
+def _in_turn(state: Any, trace: Any, run: Callable[[], None]) -> Tuple[Any, Tuple[Any, ...]]:
+    """A function in C with its arguments that calls `trace(state())`, then `run()`, and has no frame of its own."""
+    import _operator
+
+    return deque, (chain(map(trace, map(_operator.call, (state,))), map(_operator.call, (run,))), 0)
+
+
+def program_threads() -> List[Any]:
+    """The threading.Thread objects of the program, none if it has not imported threading."""
+    enumerate_threads = getattr(sys.modules.get("threading"), "enumerate", None)
+    try:
+        return enumerate_threads() if enumerate_threads is not None else []
+    except (AttributeError, NameError):  # it is being imported at the moment
+        return []
+
+
+def name_this_thread(name: str) -> None:
+    """The name that ps and top show; at most 15 bytes of it."""
+    with contextlib.suppress(OSError):
+        write_file("/proc/thread-self/comm", name.encode()[:15])
+
+
+def command_name(tid: int) -> str:
+    """The kernel's name of a thread, "" if it has ended."""
+    try:
+        return read_file("%s/%d/comm" % (_TASKS, tid), 64).decode("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return ""
+
+
+def thread_names(limit: int, max_chars: int = 64) -> Dict[str, str]:
+    """System thread id -> name of at most `limit` threads alive now; Python's name where it has one."""
+    named = {thread.native_id: thread.name for thread in (*program_threads(), *list(_ours.values()))}
+    try:
+        tids = sorted(int(entry) for entry in list_folder(_TASKS))[:limit]
+    except OSError:
+        tids = sorted(tid for tid in named if tid is not None)[:limit]
+    return {str(tid): (named.get(tid) or command_name(tid))[:max_chars] for tid in tids}

@@ -1,0 +1,129 @@
+/* The collector's interface: what libkineto_collector.so exports, driven by sources/cupti/collector_binding.py.
+ *
+ * One recording at a time, every function but kc_hurry on one thread at a time (the agent's), in this order:
+ *
+ *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_subscribe? -> kc_start -> kc_record_calls? -> kc_counts*
+ *     -> kc_stop -> kc_detach? -> kc_close
+ *
+ * Functions return 0 (or what is said) on success and a negative kc_error otherwise; those with an `error`
+ * buffer put a text into it. In a forked child everything returns KC_FORKED and does nothing.
+ */
+#ifndef KINETO_COLLECTOR_H
+#define KINETO_COLLECTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cupti/cuda_devices.h"
+
+#define KC_ABI 3 /* changes with any signature or structure below */
+#define KC_EXPORT __attribute__((visibility("default")))
+
+enum kc_error {
+    KC_LIBRARY = -1, /* libcupti cannot be opened or lacks a function */
+    KC_SYSTEM = -2,  /* memory, thread or descriptor refused by the system */
+    KC_CUPTI = -3,   /* CUPTI refused */
+    KC_ORDER = -4,   /* called out of order */
+    KC_FORKED = -5,  /* this is a forked child */
+};
+
+struct kc_config {
+    uint64_t buffer_limit_bytes; /* cap on all buffers; two is the least */
+    uint64_t buffer_bytes;
+    uint64_t strings_bytes;
+    uint64_t prefault_bytes; /* buffers backed by memory before kc_prepare returns */
+    uint32_t flush_period_ms;
+    uint32_t kernel_name_offset; /* of the name pointer in a CONCURRENT_KERNEL record */
+    uint32_t may_decline;        /* this CUPTI drops records when it gets no buffer (CUDA 12.9 and later) */
+    uint32_t reserved;
+};
+
+struct kc_counts {
+    uint64_t records; /* in READY buffers, cumulative */
+    uint64_t bytes;
+    uint64_t dropped;
+};
+
+struct kc_stop_result {
+    struct kc_counts counts;
+    uint64_t cpu_ns;            /* of the collector's thread */
+    uint64_t names_lost;        /* kernel names that did not fit or could not be read */
+    uint64_t calls_unnamed;     /* API names that did not fit */
+    uint64_t irregular_records; /* dropped because their sizes contradict each other */
+    uint32_t withheld;          /* buffers that CUPTI did not give back */
+    uint32_t timed_out;         /* 1: CUPTI's last flush did not return in time; the arena is not closed */
+    uint32_t flushes;
+    int32_t flush_result; /* CUPTI's answer to the last flush */
+};
+
+enum kc_detach_outcome {
+    KC_DETACHED = 0,
+    KC_DETACH_SUBSCRIBED_ELSEWHERE = 1, /* another tool holds CUPTI's subscriber */
+    KC_DETACH_NO_CALL = 2,              /* no CUDA call ended within the limit: stays attached */
+    KC_DETACH_REFUSED = 3,              /* a CUPTI call failed, see result */
+    KC_DETACH_STUCK = 4,                /* cuptiFinalize has not returned */
+    KC_DETACH_MUST_STAY = 5,            /* never tried: cuptiFinalize could end the program; result: kc_stay bits */
+};
+
+enum kc_stay {
+    KC_STAY_GRAPHS = 1,      /* CUDA graphs were launched while GPU activities were recorded */
+    KC_STAY_UNWATCHED = 2,   /* may have been: another tool had the subscriber, which tells of launches */
+    KC_STAY_USED_BEFORE = 4, /* another tool has registered buffers, and may have recorded graphs */
+};
+
+struct kc_detach_result {
+    int32_t outcome; /* kc_detach_outcome */
+    int32_t result;  /* the CUPTI result behind it, or kc_stay bits */
+    uint64_t ns;     /* from the request until detached */
+};
+
+/* Who else in the process uses CUPTI. */
+struct kc_others {
+    int64_t time_ns;        /* Unix: one of them came during this recording, which had ended by then; 0: nobody did */
+    uint64_t caller;        /* an address in its code */
+    uint64_t listener;      /* a buffer callback of theirs that CUPTI had when we subscribed; 0: none is known */
+    uint32_t in_use;        /* activities that they had enabled then, as far as can be told */
+    uint32_t ended;         /* 1: they have disabled all that they enabled, as far as can be told */
+    char function[48];      /* of CUPTI, that it called */
+    char unnoticed[160];    /* why one may come without our noticing; empty: none may */
+};
+
+KC_EXPORT uint32_t kc_abi(void);
+/* Opens libcupti at `path` and gives its cuptiGetVersion. May be called again. */
+KC_EXPORT int kc_open(const char *path, uint32_t *version, char *error, size_t error_bytes);
+/* Makes the arena; returns its descriptor, which stays the collector's. */
+KC_EXPORT int kc_prepare(const struct kc_config *config, char *error, size_t error_bytes);
+/* Which calls of a domain (1 driver, 2 runtime) to record, by kc_record_calls: fnmatch
+ * patterns, each ended by NUL, the list by an empty one, `bytes` in all. Without this none is recorded. */
+KC_EXPORT int kc_keep_calls(uint32_t domain, const char *patterns, size_t bytes);
+/* After kc_prepare, on any thread. From then until kc_close the recording ends by itself when somebody else takes CUPTI
+ * into use, on the thread that does; kc_stop tells what there was. */
+KC_EXPORT int kc_others(struct kc_others *others);
+/* Takes CUPTI's only subscriber, which kc_record_calls and kc_detach need. Returns 0 or KC_CUPTI with CUPTI's
+ * result (39: another tool has it). */
+KC_EXPORT int kc_subscribe(int32_t *result);
+/* Registers, starts the thread, enables each kind and puts CUPTI's answer into results[i].
+ * After a failure kc_close is still due. */
+KC_EXPORT int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
+/* Records the chosen calls through the subscriber. After kc_start. */
+KC_EXPORT int kc_record_calls(char *error, size_t error_bytes);
+/* Lets go of the subscriber for another tool: no more calls are recorded, no detach. */
+KC_EXPORT int kc_yield(void);
+/* On any thread at any time: a kc_detach that waits for a call gives up. */
+KC_EXPORT int kc_hurry(void);
+KC_EXPORT int kc_counts(struct kc_counts *counts);
+/* Disables, flushes and makes everything READY, within `limit_ms`. */
+KC_EXPORT int kc_stop(uint32_t limit_ms, struct kc_stop_result *result);
+/* Detaches CUPTI from the process at the end of the next CUDA call, within `limit_ms`. After kc_stop. */
+KC_EXPORT int kc_detach(uint32_t limit_ms, struct kc_detach_result *result);
+KC_EXPORT int kc_close(void);
+/* CUPTI's own text for one of its results. */
+KC_EXPORT void kc_result_text(int32_t result, char *text, size_t text_bytes);
+/* What CUDA says of device `index` and its `count` CUdevice_attributes (DEVICE_ATTRIBUTES at most). At any time. */
+KC_EXPORT void kc_device(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts);
+/* All of the above by packets on the socket `fd` (serve.h), for a process without Python, on a thread that is given
+ * to it: blocks its signals and renames it. Returns when the other end is closed or says so; nothing is recorded then,
+ * and `fd` is closed. */
+KC_EXPORT int kc_serve(int fd);
+
+#endif

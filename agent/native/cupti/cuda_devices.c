@@ -1,0 +1,87 @@
+/* See cuda_devices.h. */
+#define _GNU_SOURCE
+#include "cupti/cuda_devices.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <stddef.h>
+#include <string.h>
+
+struct search {
+    const char *stem;
+    char path[PATH_MAX];
+};
+
+static int match(struct dl_phdr_info *info, size_t bytes, void *user) {
+    struct search *search = user;
+    (void)bytes;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    const char *base = slash != NULL ? slash + 1 : info->dlpi_name;
+    if (strncmp(base, search->stem, strlen(search->stem)) != 0 || strlen(info->dlpi_name) >= sizeof search->path) {
+        return 0;
+    }
+    strcpy(search->path, info->dlpi_name);
+    return 1;
+}
+
+/* The library as the process has loaded it, or NULL. */
+static void *loaded(const char *stem) {
+    struct search search = {.stem = stem};
+    return dl_iterate_phdr(match, &search) != 0 ? dlopen(search.path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) : NULL;
+}
+
+static void *symbol(void *library, const char *name) { return library != NULL ? dlsym(library, name) : NULL; }
+
+static int32_t version(void *library, const char *function) {
+    int (*get)(int *) = NULL;
+    int number = 0;
+    *(void **)&get = symbol(library, function);
+    return get != NULL && get(&number) == 0 ? number : 0;
+}
+
+static void describe(void *cuda, uint32_t index, const int32_t *attributes, uint32_t count,
+                     struct device_facts *facts) {
+    int (*get_count)(int *) = NULL, (*get)(int *, int) = NULL, (*get_name)(char *, int, int) = NULL;
+    int (*get_memory)(size_t *, int) = NULL, (*get_attribute)(int *, int, int) = NULL;
+    int device, value;
+    size_t memory;
+    *(void **)&get_count = symbol(cuda, "cuDeviceGetCount");
+    *(void **)&get = symbol(cuda, "cuDeviceGet");
+    *(void **)&get_name = symbol(cuda, "cuDeviceGetName");
+    *(void **)&get_memory = symbol(cuda, "cuDeviceTotalMem_v2");
+    *(void **)&get_attribute = symbol(cuda, "cuDeviceGetAttribute");
+    if (get_count == NULL || get == NULL || get_name == NULL || get_memory == NULL || get_attribute == NULL ||
+        get_count(&value) != 0) {
+        return;
+    }
+    facts->count = value;
+    if ((int64_t)index >= value || get(&device, (int)index) != 0) {
+        return;
+    }
+    if (get_name(facts->name, DEVICE_NAME_BYTES, device) != 0) {
+        facts->name[0] = 0;
+    }
+    facts->name[DEVICE_NAME_BYTES - 1] = 0;
+    facts->memory_bytes = get_memory(&memory, device) == 0 ? memory : 0;
+    for (uint32_t i = 0; i < count && i < DEVICE_ATTRIBUTES; i++) {
+        if (get_attribute(&value, attributes[i], device) == 0) {
+            facts->values[i] = value;
+            facts->known |= 1u << i;
+        }
+    }
+}
+
+void device_describe(uint32_t index, const int32_t *attributes, uint32_t count, struct device_facts *facts) {
+    memset(facts, 0, sizeof *facts);
+    void *cuda = loaded("libcuda.so"), *runtime = loaded("libcudart.so");
+    facts->driver_version = version(cuda, "cuDriverGetVersion");
+    facts->runtime_version = version(runtime, "cudaRuntimeGetVersion");
+    describe(cuda, index, attributes, count, facts);
+    if (cuda != NULL) {
+        (void)dlclose(cuda); /* the reference that dlopen has added */
+    }
+    if (runtime != NULL) {
+        (void)dlclose(runtime);
+    }
+}

@@ -1,0 +1,118 @@
+/* Whether CUPTI may be taken out of this process again.
+ *
+ * Theory of operation
+ *   A CUDA graph that was launched while CUPTI recorded GPU activities must not outlive cuptiFinalize: a later launch
+ *   of it ends the program with CUDA_ERROR_LAUNCH_FAILED. Measured on an H200 with CUDA 13.0, 0.5 to 5 s afterwards:
+ *   with kernels recorded, with copies and sets alone, in another recording than the last, after seconds of launches
+ *   without any recording, with the device idle during cuptiFinalize (docs/measurements.md has the table). It is safe where no
+ *   graph was launched meanwhile, whether or not graphs exist or launches of before are still queued.
+ *
+ *   So nobody may call cuptiFinalize in this process any more once
+ *     - a graph was launched while we recorded GPU activities, which the subscriber's callbacks tell, or
+ *     - we recorded them without those callbacks (another tool had the subscriber), or
+ *     - another tool has registered buffer callbacks since CUPTI came in: it may have recorded graphs.
+ *
+ *   The last is what buffer_callbacks.c finds in libcupti's data; where it finds nothing, nothing is concluded.
+ *
+ *   The answer holds for the life of the process, and a later agent brings a library of its own. So it is written
+ *   where every library finds it: in the name of a memfd of which one page, without access, is mapped for ever.
+ */
+#define _GNU_SOURCE
+#include "cupti/detach_safety.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cupti/collector.h"
+#include "cupti/buffer_callbacks.h"
+
+#define MARK "kineto-cupti-stays-"
+#define REASONS 3u
+#define MAPS_BYTES 65536u
+
+static struct {
+    uint32_t graph_launched; /* since attachment_recording_begins */
+    uint32_t reasons;  /* of this library */
+    bool others_known; /* `reasons` holds what other libraries have left */
+} attachment;
+
+static void mark(uint32_t reason) {
+    char name[sizeof MARK + 10];
+    if ((attachment.reasons & reason) != 0) {
+        return;
+    }
+    attachment.reasons |= reason;
+    (void)snprintf(name, sizeof name, MARK "%u", reason);
+    const size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    const int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd < 0) {
+        return; /* this library knows it all the same */
+    }
+    if (ftruncate(fd, (off_t)bytes) == 0) {
+        (void)mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE, fd, 0);
+    }
+    close(fd);
+}
+
+/* What libraries before this one have written. A name may lie across two pieces that are read: the tail is kept. */
+static uint32_t marks_in_maps(void) {
+    uint32_t found = 0;
+    char *text = malloc(MAPS_BYTES + 1);
+    const int fd = text == NULL ? -1 : open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    size_t kept = 0;
+    ssize_t got;
+    while (fd >= 0 && (got = read(fd, text + kept, MAPS_BYTES - kept)) > 0) {
+        const size_t bytes = kept + (size_t)got;
+        text[bytes] = 0;
+        for (const char *at = strstr(text, MARK); at != NULL; at = strstr(at + 1, MARK)) {
+            for (uint32_t bit = 0; bit < REASONS; bit++) {
+                found |= at[sizeof MARK - 1] == (char)('0' + (1 << bit)) ? 1u << bit : 0;
+            }
+        }
+        kept = bytes < sizeof MARK ? bytes : sizeof MARK;
+        memmove(text, text + bytes - kept, kept);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    free(text);
+    return found;
+}
+
+void attachment_begins(const struct cupti_api *api) {
+    if (listener_registered(api) != 0) {
+        mark(KC_STAY_USED_BEFORE);
+    }
+}
+
+/* ---- graphs ---- */
+
+void attachment_recording_begins(void) { __atomic_store_n(&attachment.graph_launched, 0, __ATOMIC_SEQ_CST); }
+
+void attachment_recording_ends(bool watched) {
+    if (!watched) {
+        mark(KC_STAY_UNWATCHED);
+    }
+    if (__atomic_load_n(&attachment.graph_launched, __ATOMIC_SEQ_CST) != 0) {
+        mark(KC_STAY_GRAPHS);
+    }
+}
+
+void attachment_graph_launched(void) {
+    /* Looked at first, so that threads which launch graphs do not contend for the word. */
+    if (__atomic_load_n(&attachment.graph_launched, __ATOMIC_RELAXED) == 0) {
+        __atomic_store_n(&attachment.graph_launched, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+uint32_t attachment_must_stay(void) {
+    if (!attachment.others_known) {
+        attachment.others_known = true;
+        attachment.reasons |= marks_in_maps();
+    }
+    return attachment.reasons;
+}

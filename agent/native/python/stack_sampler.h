@@ -1,0 +1,131 @@
+/* The stack sampler's interface, driven by sources/python/sampler_binding.py. stack_sampler.c explains how it works.
+ *
+ *   ks_open -> ks_look* -> ks_read_text* -> ks_prepare -> ks_start -> ks_name*, ks_counts* -> ks_stop -> ks_close
+ *
+ * ks_open, ks_look, ks_read_text, ks_runs and ks_runs_file may be called at any time; the rest is for one recording at a time. All on
+ * one thread at a time (the agent's). Functions return 0 (or what is said) on success and a negative ks_error
+ * otherwise; those with an `error` buffer put a text into it.
+ */
+#ifndef KINETO_STACKS_H
+#define KINETO_STACKS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cupti/collector.h"
+
+#define KS_ABI 1 /* changes with any signature or structure below */
+
+enum ks_error {
+    KS_SYSTEM = -2, /* memory, thread or descriptor refused by the system */
+    KS_ORDER = -4,  /* called out of order, or in a forked child */
+    KS_UNREAD = -3, /* this process's memory does not look as the layout says, or cannot be read */
+};
+
+enum ks_frames {
+    KS_FRAME_OBJECTS = 0,      /* up to 3.10: PyFrameObject linked by f_back */
+    KS_FRAMES_BY_CFRAME = 1,   /* 3.11 and 3.12: thread -> _PyCFrame -> _PyInterpreterFrame */
+    KS_FRAMES_BY_THREAD = 2,   /* from 3.13 on: thread -> _PyInterpreterFrame */
+};
+
+enum ks_gil {
+    KS_GIL_UNKNOWN = 0,
+    KS_GIL_IN_RUNTIME = 1, /* up to 3.11: inside _PyRuntime */
+    KS_GIL_BY_POINTER = 2, /* from 3.12 on: each interpreter points to its own */
+};
+
+/* Where the running CPython keeps what is needed: addresses, then offsets in bytes. 0: there is none. */
+struct ks_layout {
+    uint64_t runtime;    /* address of _PyRuntime */
+    uint64_t code_type;  /* address of PyCode_Type */
+    uint64_t frame_type; /* address of PyFrame_Type; KS_FRAME_OBJECTS only */
+    uint32_t frames;     /* ks_frames */
+    uint32_t gil;        /* ks_gil */
+    uint32_t runtime_interpreters;
+    uint32_t interpreter_next;
+    uint32_t interpreter_threads;
+    uint32_t thread_next;
+    uint32_t thread_interpreter;
+    uint32_t thread_frame; /* pointer to the current frame, or to the _PyCFrame */
+    uint32_t thread_id;    /* pthread_t */
+    uint32_t thread_native_id;
+    uint32_t cframe_frame;
+    uint32_t frame_code;
+    uint32_t frame_previous;
+    uint32_t frame_instruction; /* a pointer into the bytecode; KS_FRAME_OBJECTS: an int32 */
+    uint32_t frame_owner;       /* one byte */
+    uint32_t instruction_scale; /* KS_FRAME_OBJECTS: bytes of bytecode per unit */
+    uint32_t least_shim_owner;  /* frames of this owner and above are the interpreter's own */
+    uint32_t object_type;
+    uint32_t object_size; /* ob_size of a variable-sized object */
+    uint32_t code_filename;
+    uint32_t code_name;
+    uint32_t code_first_line;
+    uint32_t code_lines;
+    uint32_t code_bytecode; /* 0: in an object of its own */
+    uint32_t bytes_value;
+    uint32_t text_length;
+    uint32_t text_state;
+    uint32_t text_kind_shift; /* of the 3 bits of the kind in the state word; compact and ascii follow */
+    uint32_t text_ascii;      /* where the characters begin */
+    uint32_t text_compact;
+    uint32_t gil_offset; /* in _PyRuntime, or of the pointer in the interpreter */
+    uint32_t gil_holder;
+    uint32_t gil_locked;
+    uint32_t line_table_kind; /* as in SPACE_PYTHON_CODE */
+};
+
+struct ks_frame {
+    uint64_t code; /* address */
+    int32_t instruction; /* offset in bytes, -1: unknown */
+    uint32_t reserved;
+};
+
+struct ks_config {
+    uint64_t buffer_limit_bytes;
+    uint64_t buffer_bytes;
+    uint64_t strings_bytes;
+    uint32_t hz;
+    uint32_t max_load_ppm; /* of one core; the rate is lowered beyond it */
+};
+
+struct ks_stop_result {
+    struct kc_counts counts;
+    uint64_t cpu_ns; /* of the sampler's thread */
+    uint64_t ticks;
+    uint64_t missed_ticks;
+    uint64_t truncated_stacks;
+    uint64_t torn_samples;
+    uint64_t partial_stacks;    /* of threads that went on meanwhile; the innermost calls may be missing */
+    uint64_t unnamed_samples;   /* dropped because a table is full */
+    uint64_t threads_left_out;  /* the most at a tick */
+    uint64_t longest_period_ns; /* between ticks; more than was asked for where the rate was lowered */
+    uint64_t longest_cost_ns;   /* of one tick then, on average */
+    uint64_t timed_out;         /* 1: the thread did not end in time */
+};
+
+KC_EXPORT uint32_t ks_abi(void);
+/* From now on memory is read by this layout. Fails where memory cannot be read at all. */
+KC_EXPORT int ks_open(const struct ks_layout *layout, char *error, size_t error_bytes);
+/* The stack of the calling thread, innermost frame first; returns the number of frames. `*holds_gil` is 1 if the GIL's
+ * owner, as the layout finds it, is this thread. The caller keeps the GIL. */
+KC_EXPORT int ks_look(struct ks_frame *frames, uint32_t most, uint32_t *holds_gil, char *error, size_t error_bytes);
+/* A str object as UTF-8, cut to `bytes`; returns its length. */
+KC_EXPORT int ks_read_text(uint64_t address, char *text, uint32_t bytes);
+/* 1 if a thread of any interpreter is inside this code object, or cannot be read, 0 if none is. The caller keeps the
+ * GIL, so that the threads of its interpreter stand still. */
+KC_EXPORT int ks_runs(uint64_t code);
+/* The same for any code object of this file. */
+KC_EXPORT int ks_runs_file(const char *file);
+/* Makes the arena; returns its descriptor, which stays the sampler's. */
+KC_EXPORT int ks_prepare(const struct ks_config *config, char *error, size_t error_bytes);
+KC_EXPORT int ks_start(char *error, size_t error_bytes);
+/* The program's own name of a thread, in place of the kernel's. After ks_prepare. */
+KC_EXPORT int ks_name(uint32_t tid, const char *name, uint32_t length);
+KC_EXPORT int ks_counts(struct kc_counts *counts);
+/* How often threads have been looked at in this recording. */
+KC_EXPORT uint64_t ks_ticks(void);
+KC_EXPORT int ks_stop(uint32_t limit_ms, struct ks_stop_result *result);
+KC_EXPORT int ks_close(void);
+
+#endif

@@ -1,0 +1,25 @@
+/* What PyTorch says about a collective while its op "record_param_comms" begins (the form is in sources/torch/operators.py). */
+#ifndef KINETO_OPS_COMMS_H
+#define KINETO_OPS_COMMS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "torch/observer.h"
+
+#define OPS_COMMS_OP "record_param_comms"
+#define OPS_COMMS_BYTES 2048u
+
+struct ops_comms {
+    int64_t sequence; /* of the collective in its process group, -1: not known to this torch */
+    uint32_t bytes;
+    uint8_t transfer; /* the number counts transfers between two ranks */
+    uint8_t text[OPS_COMMS_BYTES];
+};
+
+/* Finds what is needed in the library that ops_torch_open has opened. Without it nothing is ever described. */
+void ops_comms_open(const char *path);
+/* False if this thread's op is not described. Only while a start callback runs. */
+bool ops_comms_describe(const struct ko_layout *layout, struct ops_comms *comms);
+
+#endif

@@ -1,0 +1,19 @@
+/* Keeps Kineto off CUPTI on the calling thread. See kineto_gate.c. */
+#ifndef KINETO_KINETO_GATE_H
+#define KINETO_KINETO_GATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cupti/collector.h"
+
+enum { KG_NOTHING = 1 }; /* the object is not loaded or does not call these functions: no gate is up */
+
+/* From now on CUPTI's functions that change what is recorded (EACH_GATE) succeed without doing anything if the object
+ * whose file name is `object` calls them on this thread. cupti: the loaded libcupti. Returns 0, KG_NOTHING,
+ * KC_LIBRARY, KC_SYSTEM, or KC_ORDER if a gate is up. */
+KC_EXPORT int kg_up(const char *object, const char *cupti, char *error, size_t error_bytes);
+/* As before. On the thread of kg_up. Returns the number of calls that were kept off. */
+KC_EXPORT uint64_t kg_down(void);
+
+#endif

@@ -1,0 +1,117 @@
+/* The observer of PyTorch's operators: at::RecordFunction callbacks that write into an arena of their own.
+ *
+ * One recording at a time, every function on one thread at a time (the agent's), in this order:
+ *
+ *   ko_open -> ko_prepare -> ko_start -> ko_counts* -> ko_stop -> ko_close
+ *
+ * Functions return 0 (or what is said) on success and a negative ko_error otherwise; those with an `error` buffer put
+ * a text into it. A forked child begins anew: what its parent records is not its own.
+ */
+#ifndef KINETO_OPS_H
+#define KINETO_OPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KO_ABI 2 /* changes with any signature or structure below */
+#define KO_EXPORT __attribute__((visibility("default")))
+
+enum ko_error {
+    KO_LIBRARY = -1,  /* libtorch_cpu is not loaded, or lacks a function */
+    KO_SYSTEM = -2,   /* memory or descriptor refused by the system */
+    KO_CALLBACK = -3, /* this torch does not take callbacks as we lay them out */
+    KO_ORDER = -4,    /* called out of order */
+};
+
+/* Where things lie in torch's objects: byte offsets, of one torch minor version (sources/torch/object_layouts.py). */
+struct ko_layout {
+    uint32_t function_bytes; /* at::RecordFunction */
+    uint32_t function_scope;
+    uint32_t function_sequence;
+    uint32_t function_inputs; /* pointer, length */
+    uint32_t function_forward_thread;
+    uint32_t value_bytes; /* c10::IValue */
+    uint32_t value_payload;
+    uint32_t value_tag;
+    uint32_t tag_none;
+    uint32_t tag_tensor;
+    uint32_t tag_double;
+    uint32_t tag_int;
+    uint32_t tag_bool;
+    uint32_t tag_list;
+    uint32_t list_values;    /* c10::detail::ListImpl: begin, end */
+    uint32_t tensor_storage; /* c10::TensorImpl */
+    uint32_t tensor_sizes;   /* c10::impl::SizesAndStrides */
+    uint32_t tensor_dtype;
+    uint32_t tensor_policy; /* the byte that has sizes_strides_policy_, and its bits */
+    uint32_t tensor_policy_mask;
+    uint32_t tensor_symbolic; /* the byte that has has_symbolic_sizes_strides_, and its bit */
+    uint32_t tensor_symbolic_mask;
+    uint32_t sizes_count; /* in SizesAndStrides */
+    uint32_t sizes_values;
+    uint32_t sizes_inline; /* so many dimensions lie in the object itself */
+    uint32_t storage_data; /* c10::StorageImpl */
+    uint32_t string_bytes; /* of std::string: which of libstdc++'s two it is */
+    uint32_t comms_kind;   /* of torch::ParamCommsDebugInfo; 0: an object that the library exports */
+    uint32_t comms_group;  /* std::string, as are the next two */
+    uint32_t comms_description;
+    uint32_t comms_name;
+    uint32_t comms_rank; /* int, as are the next three */
+    uint32_t comms_world;
+    uint32_t comms_first;
+    uint32_t comms_stride;
+    uint32_t comms_in; /* int64_t side by side with the next; int up to torch 2.4 */
+    uint32_t comms_out;
+    uint32_t comms_dtype;
+    uint32_t comms_in_splits; /* std::vector<int64_t>, as are the next two */
+    uint32_t comms_out_splits;
+    uint32_t comms_ranks;
+    uint32_t comms_sequence; /* int64_t; 0: not in this version */
+    uint32_t comms_transfer; /* bool; 0: likewise */
+    uint32_t dtypes;       /* ScalarType below this one are types, the next is Undefined */
+};
+
+struct ko_config {
+    uint64_t buffer_limit_bytes; /* cap on all buffers */
+    uint64_t buffer_bytes;
+    uint64_t strings_bytes;
+    uint64_t prefault_bytes; /* buffers backed by memory before ko_prepare returns */
+    uint32_t record_inputs;  /* only with a layout that ko_open found right */
+    uint32_t reserved;
+};
+
+struct ko_counts {
+    uint64_t records; /* in READY buffers, cumulative */
+    uint64_t bytes;
+    uint64_t dropped;
+};
+
+struct ko_stop_result {
+    struct ko_counts counts;
+    uint64_t names_lost;      /* texts of names that did not get into the string table */
+    uint64_t inputs_lost;     /* descriptions of inputs that did not */
+    uint64_t ended_elsewhere; /* ops that ended on another thread than the one they began on */
+    uint64_t unfinished;      /* ops that still ran */
+    uint64_t too_deep;        /* of the dropped: nested too deeply */
+    uint64_t unserved;        /* of the dropped: ops of threads beyond the limit of threads */
+    uint64_t threads;         /* that ran an op */
+    uint64_t stuck;           /* threads that stayed inside a callback: their last records are lost */
+};
+
+KO_EXPORT uint32_t ko_abi(void);
+/* Finds torch's functions in the library loaded as `path` and checks that it takes our callbacks. `layout` may be NULL;
+ * *layout_fits tells whether this very library keeps to it as far as at::RecordFunction goes. May be called again. */
+KO_EXPORT int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_fits, char *error,
+                      size_t error_bytes);
+/* Describes one TensorImpl as inputs are described (sources/torch/operators.py), for a check of the layout: returns the
+ * bytes put into `out`; *storage_data gets the address of its data. */
+KO_EXPORT int ko_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data);
+/* Makes the arena; returns its descriptor, which stays the observer's. */
+KO_EXPORT int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes);
+KO_EXPORT int ko_start(char *error, size_t error_bytes);
+KO_EXPORT int ko_counts(struct ko_counts *counts);
+/* Removes the callbacks and makes everything READY; waits `limit_ms` at most for threads inside a callback. */
+KO_EXPORT int ko_stop(uint32_t limit_ms, struct ko_stop_result *result);
+KO_EXPORT int ko_close(void);
+
+#endif

@@ -1,0 +1,38 @@
+/* Texts of op names and descriptions of inputs: hashed, and put into the arena's string table once. */
+#ifndef KINETO_OPS_NAMES_H
+#define KINETO_OPS_NAMES_H
+
+#include "common/arena.h"
+
+#define OPS_LATE_BYTES 6144u
+
+/* The hash that stands in records for `bytes` of `data`; never 0. Spaces have hashes of their own. */
+uint64_t ops_hash(const void *data, size_t bytes, uint32_t space);
+
+/* Forgets everything: a new arena. Nobody may be inside. */
+void ops_names_reset(void);
+enum ops_interned {
+    OPS_REFUSED, /* no room */
+    OPS_LATER,   /* another thread was writing: to be tried again */
+    OPS_KNOWN,
+};
+
+/* Puts the text into the string table unless it is there. */
+enum ops_interned ops_intern(struct arena *arena, uint64_t key, uint32_t space, const void *data, uint32_t bytes);
+/* Puts it there without looking. */
+enum ops_interned ops_add_text(struct arena *arena, uint64_t key, uint32_t space, const void *data, uint32_t bytes);
+
+/* Texts of one thread that are to be tried again. */
+struct ops_late {
+    uint32_t used; /* bytes */
+    uint8_t entries[OPS_LATE_BYTES]; /* struct arena_string and text, unaligned */
+};
+/* Keeps a copy, if there is room and it is not kept already. */
+void ops_late_keep(struct ops_late *late, uint64_t key, uint32_t space, const void *data, uint32_t bytes);
+/* Tries them again. */
+void ops_late_write(struct ops_late *late, struct arena *arena);
+
+/* How many different texts of a space never got in. */
+uint64_t ops_names_lost(uint32_t space);
+
+#endif

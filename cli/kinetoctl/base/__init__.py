@@ -1,0 +1,1 @@
+"""What every command is built from: common options, click types, lazily imported commands and help sections."""

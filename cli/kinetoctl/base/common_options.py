@@ -1,0 +1,120 @@
+"""The options that every command takes, before or after its name: --address, --output, --timeout and so on.
+
+They are stored in click's `meta`, which a group shares with its commands, so the last one given counts.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from kineto_protos import endpoints
+from kineto_protos.options import Parsed
+
+from kinetoctl.base.value_types import ADDRESS, DURATION, parse_address
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OUTPUTS = ("table", "json", "yaml")
+TABLE_OUTPUTS = (*OUTPUTS, "csv")  # of commands whose result is a table
+TABLE_FILES = (".csv", ".json", ".parquet")
+NO_COLOR_VARIABLE = "NO_COLOR"
+DEFAULT_TIMEOUT_NS = 30_000_000_000
+_PREFIX = "kinetoctl."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the common options say. timeout_s: seconds to wait for one answer of the daemon.
+
+    file: where to write the result of a table command instead of stdout; output then is its form.
+    """
+
+    address: str
+    output: str
+    file: Path | None = None
+    color: bool
+    quiet: bool
+    timeout_s: float
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value:  # every value that can be given is true
+        ctx.meta[f"{_PREFIX}{param.name}"] = value
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    return click.option(*names, expose_value=False, callback=_remember, default=None, **attributes)
+
+
+def _parse_output(text: str) -> str:
+    """A form or the name of a file, of a command whose result is a table. Raises ValueError."""
+    if text in TABLE_OUTPUTS or Path(text).suffix.lower() in TABLE_FILES:
+        return text
+    raise ValueError(f"expected {', '.join(TABLE_OUTPUTS)}, or a file ending in {', '.join(TABLE_FILES)}, got {text!r}")
+
+
+_ADDRESS = _option(
+    "--address", type=ADDRESS, help="Where the daemon listens: unix:/path or host:port.  [env: KINETO_ADDRESS]"
+)
+_FORM = _option("-o", "--output", type=click.Choice(OUTPUTS), help="Form of the result on stdout.  [default: table]")
+_FORM_OR_FILE = _option(
+    "-o",
+    "--output",
+    metavar="FORM|FILE",
+    type=Parsed("form", _parse_output),
+    help="Form on stdout: table, json, yaml or csv; or a file to write, by its suffix: .csv, .json, .parquet.  "
+    "[default: table]",
+)
+_OTHERS = (
+    _option("--no-color", is_flag=True, flag_value=True, help="No colours.  [env: NO_COLOR]"),
+    _option("--quiet", "-q", is_flag=True, flag_value=True, help="No progress on stderr, only errors."),
+    _option("--timeout", type=DURATION, help="How long to wait for an answer of the daemon.  [default: 30s]"),
+)
+
+
+def common_options(function: F) -> F:
+    """Adds the common options to a command or group."""
+    return _added(function, (_ADDRESS, _FORM, *_OTHERS))
+
+
+def table_options(function: F) -> F:
+    """The same to a command whose result is a table: it can be CSV, and written to a file."""
+    return _added(function, (_ADDRESS, _FORM_OR_FILE, *_OTHERS))
+
+
+def options_without_form(function: F) -> F:
+    """The same to a command that has an --output of its own."""
+    return _added(function, (_ADDRESS, *_OTHERS))
+
+
+def _added(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _address(given: str | None) -> str:
+    if given is not None:
+        return given
+    try:
+        return parse_address(endpoints.rpc_address())
+    except ValueError as exc:
+        raise click.UsageError(f"{endpoints.ADDRESS_VARIABLE}: {exc}") from exc
+
+
+def current() -> Settings:
+    """The settings of the running command."""
+    meta = click.get_current_context().meta
+    output = meta.get(f"{_PREFIX}output", "table")
+    file = None if output in TABLE_OUTPUTS else Path(output)
+    return Settings(
+        address=_address(meta.get(f"{_PREFIX}address")),
+        output=output if file is None else file.suffix.lower().removeprefix("."),
+        file=file,
+        color=not (meta.get(f"{_PREFIX}no_color", False) or os.environ.get(NO_COLOR_VARIABLE)),
+        quiet=meta.get(f"{_PREFIX}quiet", False),
+        timeout_s=meta.get(f"{_PREFIX}timeout", DEFAULT_TIMEOUT_NS) / 1e9,
+    )

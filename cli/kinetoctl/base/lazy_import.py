@@ -1,0 +1,81 @@
+"""What is imported only when it is used, so that `kinetoctl run` starts at once: commands, and what a shell offers."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from kineto_protos.options import Parsed
+
+
+class MissingCommand(click.UsageError):
+    """A group was called without a command; its message is the group's help."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        super().__init__(ctx.get_help(), ctx)
+
+
+def completed(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """What a shell offers for an option or argument, by a function of `completers`, which needs the daemon."""
+
+    def offered(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+        return list(getattr(importlib.import_module("kinetoctl.options.completers"), what)(incomplete))
+
+    return offered
+
+
+def parsed(name: str, where: str) -> Parsed:
+    """A click type whose parser is imported when there is something to parse. where: "module:function"."""
+    module, _, function = where.partition(":")
+
+    def parse(text: str) -> Any:
+        return getattr(importlib.import_module(module), function)(text)
+
+    return Parsed(name, parse)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named by module: each module has a click command called `command`.
+
+    summaries: for the group's own help, the first sentence of each command's, so that no command is imported for it.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        modules: Mapping[str, str] | None = None,
+        summaries: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = dict(modules or {})
+        self._summaries = dict(summaries or {})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's hook: a call without anything is answered by the help, as an error."""
+        if not args and not ctx.resilient_parsing and not self.invoke_without_command:
+            raise MissingCommand(ctx)
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the order of the table."""
+        return [*self._modules, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module. None: there is no such command."""
+        module = self._modules.get(cmd_name)
+        if module is None:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = importlib.import_module(module).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Click's hook: the list of commands in the help."""
+        names = self.list_commands(ctx)
+        if self._summaries.keys() != set(names):
+            super().format_commands(ctx, formatter)
+            return
+        room = formatter.width - 6 - max(map(len, names))  # as click counts
+        rows = [(name, click.Command(name, help=self._summaries[name]).get_short_help_str(room)) for name in names]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

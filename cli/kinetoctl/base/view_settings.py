@@ -1,0 +1,121 @@
+"""Options of views on the command line: name=value, typed by the view's own signature."""
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from kinetoctl.errors import WrongAnalysis
+
+if TYPE_CHECKING:
+    from kineto_trace.view_api.view import View
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_NONE = ("none", "null", "")
+
+
+def parse_setting(text: str) -> tuple[str, str]:
+    """Name and value of a text like limit=10. Raises ValueError."""
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise ValueError(f"expected an option of a view like limit=10, got {text!r}")
+    return name.strip().replace("-", "_"), value
+
+
+def options_of(views: Sequence["View"], settings: Sequence[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """For each view (by name) its options as they were set.
+
+    `name=value` is for every view that has the option, `view.name=value` for one. Raises WrongAnalysis for an option
+    that none of them has, or a value that does not fit.
+    """
+    chosen: dict[str, dict[str, Any]] = {view.name: {} for view in views}
+    for key, text in settings:
+        only, separator, name = key.rpartition(".")
+        owners = [view for view in views if name in view.options and (not separator or view.name == only)]
+        if not owners:
+            known = ", ".join(f"{view.name}.{option}" for view in views for option in view.options) or "there are none"
+            raise WrongAnalysis(f"no view that is asked for has the option {key}; options: {known}")
+        for view in owners:
+            chosen[view.name][name] = typed(view, name, text)
+    return chosen
+
+
+def typed(view: "View", name: str, text: str) -> Any:
+    """The value of an option from its text. Raises WrongAnalysis."""
+    kind = option_type(view, name)
+    try:
+        return _parsed(kind, text)
+    except ValueError as exc:
+        raise WrongAnalysis(f"{view.name}.{name}: expected {type_text(kind)}, got {text!r}") from exc
+
+
+def option_type(view: "View", name: str) -> Any:
+    """As the view's function says it."""
+    for function in filter(None, (view.function, view.reduce)):
+        if name in inspect.signature(function).parameters:
+            return get_type_hints(function).get(name, type(view.options[name]))
+    raise KeyError(name)
+
+
+def type_text(kind: Any) -> str:
+    """For people: a whole number, a number, yes or no, a text, one of …, several (with commas)."""
+    plain = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
+    if kind in plain:
+        return plain[kind]
+    choices = _choices(kind)
+    if choices:
+        return "one of " + ", ".join(choices)
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join("none" if part is type(None) else type_text(part) for part in get_args(kind))
+    if _is_list(kind):
+        inner = next(iter(get_args(kind)), str)
+        return f"{type_text(inner)}, or several with commas"
+    return "a text"
+
+
+def _choices(kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is Literal:
+        return {str(value): value for value in get_args(kind)}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {str(member.value): member for member in kind}
+    return {}
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) in (list, tuple, set, frozenset, Sequence) or kind in (list, tuple, Sequence)
+
+
+def _parsed(kind: Any, text: str) -> Any:
+    """Raises ValueError."""
+    parsers: Mapping[Any, Callable[[str], Any]] = {int: int, float: float, str: str, bool: _yes_or_no}
+    if kind in parsers:
+        return parsers[kind](text)
+    choices = _choices(kind)
+    if choices:
+        if text not in choices:
+            raise ValueError(text)
+        return choices[text]
+    if get_origin(kind) in (Union, types.UnionType):
+        return _one_of(get_args(kind), text)
+    if _is_list(kind):
+        inner = next((part for part in get_args(kind) if part is not Ellipsis), str)
+        return [_parsed(inner, part.strip()) for part in text.split(",") if part.strip()]
+    return text
+
+
+def _one_of(kinds: Sequence[Any], text: str) -> Any:
+    if type(None) in kinds and text.lower() in _NONE:
+        return None
+    for kind in sorted((kind for kind in kinds if kind is not type(None)), key=lambda kind: kind is str):
+        try:
+            return _parsed(kind, text)
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return text.lower() in _TRUE

@@ -1,0 +1,202 @@
+"""Connections to daemons: Unix sockets and loopback as they are, anything else with TLS.
+
+Who calls is known by the socket or by the client's certificate; on Kubernetes it may be known by a token, which goes
+with each call: to addresses that `show_token` names, and where KINETO_TOKEN_FILE is set to all but Unix sockets.
+
+Whose a Unix socket is, `socket_folder` finds out before gRPC connects: with each call, since a daemon may start anew.
+"""
+
+import ipaddress
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import grpc
+from kineto_protos import endpoints
+
+from kinetoctl import errors
+from kinetoctl.client.socket_folder import SocketFolder
+
+C = TypeVar("C")
+
+Options = Sequence[tuple[str, int | str]]
+Token = Callable[[], str]
+CA, CERTIFICATE, _KEY = endpoints.TLS_VARIABLES
+_UNIX = "unix:"
+_SCHEMES = ("dns:///", "ipv4:", "ipv6:")
+_tokens: dict[str, Token] = {}
+
+
+class Line(Generic[C]):
+    """The way to a daemon: a channel, and where the address is a Unix socket, the folder that it was found in.
+
+    A Unix socket is looked at with the first call, everything else at once. Thread-safe.
+    """
+
+    def __init__(self, address: str, open_one: Callable[[str, str], C]) -> None:
+        """open_one: takes the address, and the one that gRPC is to connect to. Raises UsageProblem."""
+        self.address = address
+        self._open_one = open_one
+        self._lock = threading.Lock()
+        self.channels: list[C] = []  # the last one is in use; one of before may have a call under way
+        self._folders: list[SocketFolder] = []
+        if not address.startswith(_UNIX):
+            self.channels.append(open_one(address, address))
+
+    def channel(self) -> C:
+        """The channel for the next call. Raises UntrustedSocket, Unreachable, Denied."""
+        if not self.address.startswith(_UNIX):
+            return self.channels[-1]
+        with self._lock:
+            if not self._folders or not self._folders[-1].is_there():
+                try:
+                    folder = SocketFolder(self.address.removeprefix(_UNIX))
+                except OSError as exc:
+                    raise unreachable(self.address, exc.strerror or str(exc)) from exc
+                self._folders.append(folder)
+                self.channels.append(self._open_one(self.address, folder.address))
+            return self.channels[-1]
+
+    def let_go(self) -> None:
+        """Closes the folders; the channels are closed by whoever made them."""
+        for folder in self._folders:
+            folder.close()
+
+
+class Calls:
+    """The methods of a stub, each called over the line's channel of that moment. Raises what `Line.channel` raises."""
+
+    def __init__(self, line: "Line[Any]", make_stub: Callable[[Any], Any]) -> None:
+        self._line = line
+        self._make_stub = make_stub
+        self._last: tuple[Any, Any] = (None, None)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda request, timeout: getattr(self._stub(), name)(request, timeout=timeout)
+
+    def _stub(self) -> Any:
+        channel = self._line.channel()
+        if self._last[0] is not channel:
+            self._last = channel, self._make_stub(channel)
+        return self._last[1]
+
+
+def unreachable(address: str, details: str) -> errors.CliError:
+    """Why nothing answers at the address, as well as the file system can tell."""
+    if address.startswith(_UNIX):
+        path = Path("/" + address[5:].lstrip("/")) if address.startswith("unix:/") else Path(address[5:])
+        try:
+            if not path.exists():
+                return errors.Unreachable(f"no daemon at {address}: there is no such socket")
+        except PermissionError:
+            return errors.Denied(f"no access to the daemon at {address}: {path.parent} is not readable for you")
+        if not os.access(path, os.W_OK):
+            return errors.Denied(f"no access to the daemon at {address}: the socket is not writable for you")
+        return errors.Unreachable(f"no daemon at {address}: the socket is there, but nobody answers ({details})")
+    return errors.Unreachable(f"no daemon at {address}: {details}")
+
+
+def show_token(address: str, token: Token) -> None:
+    """Lets channels to this address that are opened from now on show a bearer token, asked for at each call."""
+    _tokens[address] = token
+
+
+def open_line(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> Line[grpc.Channel]:
+    """To the daemon at this address; nothing is connected yet. Raises UsageProblem."""
+
+    def open_one(address: str, target: str) -> grpc.Channel:
+        more, credentials = _security(address, options, environ)
+        if credentials is None:
+            return grpc.insecure_channel(target, options=more)
+        return grpc.secure_channel(target, credentials, options=more)
+
+    return Line(address, open_one)
+
+
+def open_async_line(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> Line[grpc.aio.Channel]:
+    """Likewise, for the running event loop. Raises UsageProblem."""
+
+    def open_one(address: str, target: str) -> grpc.aio.Channel:
+        more, credentials = _security(address, options, environ)
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options=more)
+        return grpc.aio.secure_channel(target, credentials, options=more)
+
+    return Line(address, open_one)
+
+
+def _security(
+    address: str, options: Options, environ: Mapping[str, str]
+) -> tuple[Options, grpc.ChannelCredentials | None]:
+    """The options, and the certificates that a call of this address needs. Raises UsageProblem."""
+    files = {name: environ.get(name, "") for name in endpoints.TLS_VARIABLES}
+    token = _token(address, environ)
+    if address.startswith(_UNIX):
+        return options, _with_token(grpc.local_channel_credentials(grpc.LocalConnectionType.UDS), token)
+    if not any(files.values()) and _is_loopback(address):
+        return options, _with_token(grpc.local_channel_credentials(grpc.LocalConnectionType.LOCAL_TCP), token)
+    if token is not None and files[CA] and not files[CERTIFICATE]:
+        return _named(options, environ), _with_token(grpc.ssl_channel_credentials(_content(CA, files[CA])), token)
+    if missing := [name for name, path in files.items() if not path]:
+        raise errors.UsageProblem(
+            f"the daemon at {address} is called with certificates only: set {', '.join(missing)} to PEM files, "
+            "or forward its Unix socket with ssh -L"
+        )
+    authority, certificate, key = (_content(name, path) for name, path in files.items())
+    return _named(options, environ), grpc.ssl_channel_credentials(authority, key, certificate)
+
+
+def _named(options: Options, environ: Mapping[str, str]) -> Options:
+    """With the name that the server's certificate has, where it is not the address's."""
+    server_name = environ.get(endpoints.TLS_NAME_VARIABLE)
+    return (*options, ("grpc.ssl_target_name_override", server_name)) if server_name else options
+
+
+def _token(address: str, environ: Mapping[str, str]) -> Token | None:
+    path = "" if address.startswith(_UNIX) else environ.get(endpoints.TOKEN_VARIABLE, "")
+    return _tokens.get(address) or (
+        (lambda: _content(endpoints.TOKEN_VARIABLE, path).decode().strip()) if path else None
+    )
+
+
+class _Bearer(grpc.AuthMetadataPlugin):
+    """Sends a token with each call. gRPC lets it go over secure and over local connections only."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    def __call__(self, _context: grpc.AuthMetadataContext, answer: grpc.AuthMetadataPluginCallback) -> None:
+        try:
+            metadata = (("authorization", f"Bearer {self._token()}"),)
+        except errors.CliError as exc:
+            answer((), exc)
+        else:
+            answer(metadata, None)
+
+
+def _with_token(channel: grpc.ChannelCredentials, token: Token | None) -> grpc.ChannelCredentials | None:
+    """None: the connection needs no credentials, since there is no token."""
+    if token is None:
+        return None
+    return grpc.composite_channel_credentials(channel, grpc.metadata_call_credentials(_Bearer(token)))
+
+
+def _content(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise errors.UsageProblem(f"{name}: {path} cannot be read: {exc.strerror}") from exc
+
+
+def _is_loopback(address: str) -> bool:
+    for scheme in _SCHEMES:
+        address = address.removeprefix(scheme)
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

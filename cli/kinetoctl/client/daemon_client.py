@@ -1,0 +1,211 @@
+"""The typed client of kinetod, and with `channel` the only module of kinetoctl that knows gRPC.
+
+Every call has a deadline. Every gRPC error becomes a `kinetoctl.errors.CliError` here: the class by the
+status code (`ERRORS`, complete by test), the text and the reason by the daemon's google.rpc.ErrorInfo.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr otherwise
+
+import grpc
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1 import profiler_pb2_grpc
+
+from kinetoctl import errors
+from kinetoctl.client.channel import Calls, open_line, unreachable
+
+ERROR_DOMAIN = "kineto"
+STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
+STREAM_DEADLINE_S = 300.0  # a longer watch or fetch is opened again: a dead peer is noticed after this at the latest
+CLOSE_LIMIT_S = 1.0
+CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),  # clusters often set http_proxy; a daemon is never behind it
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take: the host may be busy
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+# Status code -> our class. OK never arrives as an error.
+ERRORS: dict[grpc.StatusCode, type[errors.CliError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.UsageProblem,
+    grpc.StatusCode.OUT_OF_RANGE: errors.UsageProblem,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: errors.Refused,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.Refused,
+    grpc.StatusCode.ABORTED: errors.Refused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Refused,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unsupported,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Denied,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Denied,
+    grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.TimedOut,
+    grpc.StatusCode.CANCELLED: errors.CancelledByDaemon,
+    grpc.StatusCode.UNKNOWN: errors.DaemonFault,
+    grpc.StatusCode.INTERNAL: errors.DaemonFault,
+    grpc.StatusCode.DATA_LOSS: errors.DaemonFault,
+}
+
+
+def _reason_code(error: grpc.RpcError) -> str:
+    """The reason in the daemon's ErrorInfo; empty if the error is gRPC's own."""
+    trailing: Any = error.trailing_metadata() or ()
+    if all(key != STATUS_KEY for key, _ in trailing):
+        return ""
+    from google.rpc import error_details_pb2  # 10 ms that only an error needs
+    from grpc_status import rpc_status
+
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an RpcError of a call is a Call
+    except ValueError:  # details that contradict the status line: not from a kinetod
+        return ""
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status else ():
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            return str(info.reason)
+    return ""
+
+
+def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors.CliError:
+    """Our error for gRPC's. The daemon's own words are kept."""
+    code, details = error.code(), error.details() or ""
+    reason_code = _reason_code(error)
+    if reason_code:
+        return ERRORS[code](details, reason_code=reason_code)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return unreachable(address, details)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.TimedOut(f"the daemon at {address} did not answer within {timeout_s:g} s")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.Unsupported(f"the daemon at {address} does not know this call ({details})")
+    return ERRORS[code](f"the daemon at {address} answered {code.name}: {details}")
+
+
+class Client:
+    """One connection to a daemon. Use it as a context manager."""
+
+    def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._line = open_line(address, CHANNEL_OPTIONS)
+        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        self.close(0.0 if kind is KeyboardInterrupt else CLOSE_LIMIT_S)
+
+    def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:
+        """Close the connection. Running calls are cancelled.
+
+        A Ctrl-C that hits inside gRPC can leave a call behind that close() waits for without end, and so does the
+        channel's destructor. Hence a thread: it is not waited for longer than limit_s, and keeps the channel alive.
+        """
+        closer = threading.Thread(target=self._close, name="close", daemon=True)
+        closer.start()
+        closer.join(limit_s)
+
+    def _close(self) -> None:
+        for channel in self._line.channels:
+            channel.close()
+        self._line.let_go()
+
+    @contextmanager
+    def _translated(self, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as exc:
+            raise translate(exc, address=self.address, timeout_s=timeout_s) from exc
+
+    def _call(self, method: Any, request: Any) -> Any:
+        with self._translated(self.timeout_s):
+            return method(request, timeout=self.timeout_s)
+
+    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+        call = None
+        try:
+            with self._translated(STREAM_DEADLINE_S):
+                call = method(request, timeout=STREAM_DEADLINE_S)
+                yield from call
+        finally:
+            if call is not None:
+                call.cancel()  # a consumer that stops early must not leave the stream open
+
+    def processes(self, selector: pb.Selector, *, include_without_agent: bool = False) -> list[pb.Process]:
+        """The processes that match."""
+        request = pb.ListProcessesRequest(selector=selector, include_without_agent=include_without_agent)
+        return list(self._call(self._stub.ListProcesses, request).processes)
+
+    def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
+        """Start a capture. The same key again gives the same capture."""
+        request = pb.CreateCaptureRequest(spec=spec, idempotency_key=idempotency_key)
+        capture: pb.Capture = self._call(self._stub.CreateCapture, request)
+        return capture
+
+    def watch(self, capture_id: str) -> Iterator[pb.CaptureEvent]:
+        """The capture now, then each change. Ends with the capture, or with an error after STREAM_DEADLINE_S."""
+        return self._stream(self._stub.WatchCapture, pb.WatchCaptureRequest(id=capture_id))
+
+    def capture(self, capture_id: str) -> pb.Capture:
+        """One capture as it is now."""
+        capture: pb.Capture = self._call(self._stub.GetCapture, pb.GetCaptureRequest(id=capture_id))
+        return capture
+
+    def captures(self, labels: Mapping[str, str], *, limit: int) -> Iterator[pb.Capture]:
+        """At most limit captures, newest first."""
+        token = ""
+        while limit > 0:
+            request = pb.ListCapturesRequest(labels=labels, page_size=min(limit, 100), page_token=token)
+            page: pb.ListCapturesResponse = self._call(self._stub.ListCaptures, request)
+            yield from page.captures[:limit]
+            limit -= len(page.captures)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def cancel(self, capture_id: str, *, keep_partial: bool = False) -> pb.Capture:
+        """Stop the capture in all its targets."""
+        request = pb.CancelCaptureRequest(id=capture_id, keep_partial=keep_partial)
+        capture: pb.Capture = self._call(self._stub.CancelCapture, request)
+        return capture
+
+    def delete(self, capture_id: str, *, keep_uploaded: bool = False) -> None:
+        """Remove an ended capture and its files."""
+        self._call(self._stub.DeleteCapture, pb.DeleteCaptureRequest(id=capture_id, keep_uploaded=keep_uploaded))
+
+    def pin(self, capture_id: str, *, pinned: bool) -> None:
+        """Keep a capture from retention, or no longer."""
+        self._call(self._stub.PinCapture, pb.PinCaptureRequest(id=capture_id, pinned=pinned))
+
+    def verify(self, capture_id: str, *, uploaded: bool = False) -> Iterator[pb.FileCheck]:
+        """Have the stored files of an ended capture read again."""
+        return self._stream(self._stub.VerifyCapture, pb.VerifyCaptureRequest(id=capture_id, uploaded=uploaded))
+
+    def fetch(self, capture_id: str, *, pid: int, file_format: str, offset: int) -> Iterator[pb.TraceChunk]:
+        """The bytes of one stored file from an offset on."""
+        request = pb.FetchTraceRequest(capture_id=capture_id, pid=pid, format=file_format, offset=offset)
+        return self._stream(self._stub.FetchTrace, request)
+
+    def host(self) -> pb.Host:
+        """The daemon's host."""
+        host: pb.Host = self._call(self._stub.GetHost, pb.GetHostRequest())
+        return host
+
+    def watch_host(self, request: pb.WatchHostRequest) -> Iterator[pb.HostSample]:
+        """Samples of the host. Ends with an error after STREAM_DEADLINE_S at the latest."""
+        return self._stream(self._stub.WatchHost, request)
+
+    def diagnose_host(self) -> pb.HostDiagnosis:
+        """What on the daemon's host stands in the way of traces."""
+        diagnosis: pb.HostDiagnosis = self._call(self._stub.DiagnoseHost, pb.DiagnoseHostRequest())
+        return diagnosis
+
+    def diagnose(self, pid: int) -> pb.Diagnosis:
+        """Whether and how a process could be traced."""
+        diagnosis: pb.Diagnosis = self._call(self._stub.DiagnoseProcess, pb.DiagnoseProcessRequest(pid=pid))
+        return diagnosis

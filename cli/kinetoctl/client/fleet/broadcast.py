@@ -1,0 +1,64 @@
+"""One question to many hosts at once, and the answers in their order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from kinetoctl.client.fleet.event_loop import run
+from kinetoctl.client.fleet.host_client import HostClient
+from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.errors import CliError
+from kinetoctl.exit_codes import ExitCode
+
+T = TypeVar("T")
+CALLS_AT_ONCE = 256
+
+
+class Answer(NamedTuple, Generic[T]):
+    """Of one host: a value, or why there is none."""
+
+    place: Place
+    value: T | None
+    error: CliError | None
+
+
+def ask(
+    places: Sequence[Place], question: Callable[[HostClient, Place], Awaitable[T]], *, timeout_s: float
+) -> list[Answer[T]]:
+    """Every host's answer; errors are among them."""
+
+    async def all_of_them() -> list[Answer[T]]:
+        at_once = asyncio.Semaphore(CALLS_AT_ONCE)
+        return list(await asyncio.gather(*(one(place, at_once) for place in places)))
+
+    async def one(place: Place, at_once: asyncio.Semaphore) -> Answer[T]:
+        async with at_once:
+            try:
+                client = HostClient(place.address, timeout_s=timeout_s)
+                try:
+                    return Answer(place, await question(client, place), None)
+                finally:
+                    await client.close()
+            except CliError as exc:
+                return Answer(place, None, exc)
+
+    return run(all_of_them)
+
+
+def errors(answers: Sequence[Answer[T]]) -> list[str]:
+    """What to tell of hosts without an answer."""
+    return [f"{answer.place.host}: {answer.error}" for answer in answers if answer.error is not None]
+
+
+def exit_code(answers: Sequence[Answer[T]]) -> ExitCode:
+    """Of a command that shows the answers: PARTIAL if a host has given none."""
+    return ExitCode.DONE if all(answer.error is None for answer in answers) else ExitCode.PARTIAL
+
+
+def values(answers: Sequence[Answer[T]]) -> list[tuple[Place, T]]:
+    """The answers that there are. Raises the first error if there is none."""
+    found = [(answer.place, answer.value) for answer in answers if answer.error is None and answer.value is not None]
+    first = next((answer.error for answer in answers if answer.error is not None), None)
+    if not found and first is not None:
+        raise first
+    return found

@@ -1,0 +1,438 @@
+"""A capture of many hosts: armed everywhere, begun everywhere at one time, followed to its end.
+
+Theory of operation
+    arm       CreateCapture everywhere: each host finds its processes, brings agents in, and waits. Hosts that fail are
+              noted. Once more than half are ready, the others get as long again as these took, and STRAGGLER_S at
+              least; with --require all they get the whole time limit. A host that was left out gives its processes
+              free by itself: what is armed lasts for a limited time.
+    clocks    A few round trips to two hosts at a time, so that they do not wait for each other in this process: that
+              would count as uncertainty. It matters less for hosts that are far away: of these more are asked at once.
+    start     StartCapture everywhere, with the same moment by each host's own clock, or the same iteration.
+    follow    WatchCapture everywhere. A stream is opened again every WATCH_S: thus a host that has died without a word
+              is noticed, and what has been missed is seen. A host that stays away is lost: its processes have no
+              verdict, and are never called done.
+    clocks    Once more, since clocks move.
+
+    The daemons own the captures: who follows may go at any time, and everything still ends. The first Ctrl-C cancels
+    everywhere and keeps following; the second leaves.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kineto_protos.alignment import NEVER, Sample, plan
+from kineto_protos.selector import ANY_RANK
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.open.trace_source import FLEET_LABEL
+
+from kinetoctl.client import enum_names
+from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
+from kinetoctl.client.fleet.host_client import HostClient, close_all
+from kinetoctl.client.fleet.host_run import Fleet, Member, Rank, stored_clock
+from kinetoctl.client.fleet.start_plan import Iterations, common_start_ns, delivery_ns, unmet
+from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.retry import RETRYABLE, Patience
+from kinetoctl.client.tracing import apply_event, has_ended
+from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable
+from kinetoctl.output.fleet_progress import FleetProgress
+
+CALLS_AT_ONCE = 256
+FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32
+FAR_TRIP_NS = 10_000_000
+NEAR_S, FAR_S = 0.02, 1.0  # for the round trips to one host, if they are more than the fewest
+FEWEST_TRIPS, ROUND_TRIPS = 2, 7  # after the first one
+SLOW_TRIPS = 3  # so many times as slow as usual: by chance, perhaps
+STRAGGLER_S = 5.0
+LEAVE_S = 2.0
+ARMED_FOR_S = 30.0  # beyond the time limit of the calls
+START_LATE_S = 2.0  # a start that is confirmed later than this after its moment has not worked
+WATCH_S = 20.0
+ALIVE_S = 10.0  # for a daemon to answer that has been silent
+SAMPLES = 4  # of the iterations
+SAMPLE_PAUSE_S = 0.1
+FIRST_STEP_S = 5.0  # for the first iteration that a new agent sees
+MEET_WITHIN_NS = 600 * 10**9  # for processes to get to a common iteration: the daemons' own limit, as it is by default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRequest:
+    """What to capture. spec.selector: the conditions that hold on all hosts; spec.start_time_ns: by our clock, or 0.
+
+    id: names the capture as a whole; the same again gives the same captures. timeout_s: for one answer.
+    """
+
+    id: str
+    places: Sequence[Place]
+    spec: pb.CaptureSpec
+    require: str = "any"
+    timeout_s: float = 30.0
+
+    def new_fleet(self) -> Fleet:
+        """What is known before anybody is asked. Raises UsageProblem for conditions that cannot hold."""
+        for place in self.places:
+            place.selected(self.spec.selector)
+        ranks = frozenset(self.spec.selector.ranks) - {ANY_RANK}
+        return Fleet(id=self.id, members=[Member(place) for place in self.places], ranks=ranks)
+
+
+class FleetRun:
+    """One capture of many hosts. Use it as an asynchronous context manager: its connections are closed at the end."""
+
+    def __init__(self, request: FleetRequest, fleet: Fleet, progress: FleetProgress) -> None:
+        self.fleet = fleet
+        self._request = request
+        self._progress = progress
+        self._clients: dict[Member, HostClient] = {}
+        self._told = self._ready = 0  # hosts that have answered, and those of them that are ready
+        self._slowest_s = self._round_s = 0.0  # that a host took to get ready, and that asking each host once took
+        self._interrupted = asyncio.Event()
+        self._answered = asyncio.Event()  # a host has answered, or the user has
+
+    async def __aenter__(self) -> "FleetRun":
+        for member in self.fleet.members:
+            try:
+                self._clients[member] = HostClient(member.place.address, timeout_s=self._request.timeout_s)
+            except CliError as exc:
+                member.error = member.error or exc
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await close_all(self._clients.values())
+
+    def interrupt(self) -> None:
+        """Cancels everywhere; what follows goes on until that is confirmed."""
+        self.fleet.interrupted = True
+        self._interrupted.set()
+        self._answered.set()
+
+    # ------------------------------------------------------------ beginning
+
+    async def begin(self) -> None:
+        """Arms and starts. What has come of it is in the fleet. Raises UsageProblem for a start that is too near."""
+        await self._arm()
+        await self._measure([member for member in self.fleet.members if self._waits(member)], self._first_clock)
+        members = self.fleet.members
+        self.fleet.unmet = unmet(
+            self._request.require,
+            hosts=self.fleet.counted(),
+            begun=sum(member.is_ready or member.started for member in members),
+            whole=sum(member.is_wholly_ready or member.started for member in members),
+        )
+        if self.fleet.interrupted or self.fleet.unmet:
+            await self.cancel()
+            return
+        try:
+            await self._start([member for member in members if self._waits(member)])
+        except CliError:
+            await self.cancel()
+            raise
+        await self._at_once(self._cancel_one, [each for each in members if each.error is not None and each.is_running])
+
+    @staticmethod
+    def _waits(member: Member) -> bool:
+        """Whether it is to be started now."""
+        return member.is_ready and not member.started
+
+    async def _arm(self) -> None:
+        began = time.monotonic()
+        at_once = asyncio.Semaphore(CALLS_AT_ONCE)
+        tasks = {
+            asyncio.create_task(self._arm_one(number, member, at_once)): member
+            for number, member in enumerate(self.fleet.members)
+            if member in self._clients
+        }
+        await self._until_armed(len(tasks), began)
+        if self.fleet.interrupted and tasks:
+            await asyncio.wait(tasks.keys(), timeout=LEAVE_S)  # what is armed can be cancelled, once it is known
+        for task, member in tasks.items():
+            if not task.done():
+                task.cancel()
+                member.error = TimedOut(f"the daemon at {member.place.address} was not ready when the others began")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        ready = [member for member in self.fleet.members if member.is_ready]
+        processes = sum(target.state != pb.TARGET_STATE_ENDED for member in ready for target in member.targets)
+        took = format_duration(int((time.monotonic() - began) * 1e9))
+        self._progress.note(
+            f"{processes:,} processes on {len(ready):,} of {len(self.fleet.members):,} hosts are ready after {took}"
+        )
+
+    async def _until_armed(self, asked: int, began: float) -> None:
+        """Waits for all hosts that were asked, or not much longer than for most of them."""
+        half_s = 0.0
+        while not self.fleet.interrupted:
+            waited_s = time.monotonic() - began
+            if self._told == asked:
+                return
+            if not half_s and 2 * self._ready > len(self.fleet.members) and self._request.require != "all":
+                half_s = waited_s
+            limit_s = max(STRAGGLER_S, 2 * half_s) if half_s else self._request.timeout_s + STRAGGLER_S
+            self._answered.clear()
+            try:
+                await asyncio.wait_for(self._answered.wait(), max(0.0, limit_s - waited_s))
+            except TimeoutError:
+                return
+
+    async def _arm_one(self, number: int, member: Member, at_once: asyncio.Semaphore) -> None:
+        request = self._request
+        spec = pb.CaptureSpec()
+        spec.CopyFrom(request.spec)
+        spec.selector.CopyFrom(member.place.selected(request.spec.selector))
+        spec.labels[FLEET_LABEL] = request.id
+        spec.start_time_ns = 0
+        spec.arm_ns = int((request.timeout_s + ARMED_FOR_S) * 1e9)
+        try:
+            async with at_once:
+                await self._clients[member].check()
+                began = time.monotonic()
+                capture = await self._clients[member].create(spec, f"{request.id}/{number}")
+            member.capture = capture
+            member.started = not capture.armed_until_ns and capture.status != pb.CAPTURE_STATUS_FAILED
+            member.clock = stored_clock(capture)
+            self._ready += member.is_ready or member.started
+            self._slowest_s = max(self._slowest_s, time.monotonic() - began)
+            self._progress.update(member)
+        except CliError as exc:
+            member.error = exc
+        finally:
+            self._told += 1
+            self._answered.set()
+
+    # ------------------------------------------------------------ clocks
+
+    async def _measure(self, members: Sequence[Member], tell: Callable[[Member, Offset], None]) -> None:
+        """One round trip to each shows who is near; then a few more, and again to hosts of which all were slow."""
+        trips: dict[Member, list[RoundTrip]] = {}
+
+        async def more(member: Member) -> None:
+            found, client = trips.setdefault(member, []), self._clients[member]
+            had, far = len(found), bool(found) and found[0].travelled_ns >= FAR_TRIP_NS
+            until = time.monotonic() + (FAR_S if far else NEAR_S)
+            try:
+                while not found or len(found) < had + FEWEST_TRIPS or time.monotonic() < until:
+                    found.append(await client.clock())
+                    if len(found) in (1, had + ROUND_TRIPS):
+                        break
+            except CliError as exc:
+                del trips[member]
+                self._without_clock(member, exc)
+
+        began = time.monotonic()
+        await self._at_once(more, members, FIRST_CLOCKS_AT_ONCE)
+        self._round_s = time.monotonic() - began
+        far = [member for member, found in trips.items() if found[0].travelled_ns >= FAR_TRIP_NS]
+        near = [member for member, found in trips.items() if found[0].travelled_ns < FAR_TRIP_NS]
+        await asyncio.gather(
+            self._at_once(more, near, NEAR_CLOCKS_AT_ONCE), self._at_once(more, far, FAR_CLOCKS_AT_ONCE)
+        )
+        shortest = {member: min(trip.travelled_ns for trip in found) for member, found in trips.items()}
+        usual_ns = statistics.median(shortest.values()) if shortest else 0
+        slow = [member for member, trip_ns in shortest.items() if SLOW_TRIPS * usual_ns < trip_ns < FAR_TRIP_NS]
+        await self._at_once(more, slow, NEAR_CLOCKS_AT_ONCE)
+        for member, found in trips.items():
+            try:
+                tell(member, measured(found))
+            except UnusableClock as exc:
+                self._without_clock(member, Refused(str(exc)))
+
+    def _without_clock(self, member: Member, exc: CliError) -> None:
+        if member.clock is None:
+            member.error = exc
+        else:
+            member.warnings.append(f"its clock was not measured again after the capture: {exc}")
+
+    def _first_clock(self, member: Member, offset: Offset) -> None:
+        member.clock = offset
+        if abs(offset.offset_ns) >= FAR_NS:
+            ahead = "behind" if offset.offset_ns > 0 else "ahead"
+            member.warnings.append(f"its clock is {format_duration(abs(offset.offset_ns))} {ahead} of this machine's")
+
+    def _last_clock(self, member: Member, offset: Offset) -> None:
+        assert member.clock is not None
+        member.clock, warning = joined(member.clock, offset, self.fleet.start_ns or member.clock.at_ns)
+        if warning:
+            member.warnings.append(warning)
+
+    # ------------------------------------------------------------ the start
+
+    async def _start(self, members: Sequence[Member]) -> None:
+        if not members:
+            return  # all were begun before
+        spec = self._request.spec
+        delivered_ns = delivery_ns(
+            trip_ns=max(member.clock.trip_ns for member in members if member.clock is not None),
+            round_ns=int(self._round_s * 1e9),
+            armed_ns=int(self._slowest_s * 1e9),
+        )
+        iterations: dict[Member, list[pb.IterationStart]] = {}
+        if spec.WhichOneof("extent") == "iterations":
+            iterations = await self._common_iterations(members, delivered_ns / 1e9)
+        else:
+            self.fleet.start_ns = common_start_ns(
+                time.time_ns(), warmup_ns=spec.warmup_ns, delivered_ns=delivered_ns, wanted_ns=spec.start_time_ns
+            )
+        await self._at_once(lambda member: self._start_one(member, iterations.get(member, [])), members)
+        started = sum(member.started for member in members)
+        what = "a common iteration"
+        if start_ns := self.fleet.start_ns:
+            what = f"{time.strftime('%H:%M:%S', time.localtime(start_ns / 1e9))}.{start_ns // 10**6 % 1000:03}"
+        self._progress.note(f"{started:,} hosts begin at {what}")
+
+    async def _at_once(
+        self, call: Callable[[Member], Awaitable[None]], members: Iterable[Member], most: int = CALLS_AT_ONCE
+    ) -> None:
+        at_once = asyncio.Semaphore(most)
+
+        async def one(member: Member) -> None:
+            async with at_once:
+                await call(member)
+
+        await asyncio.gather(*(one(member) for member in members))
+
+    async def _start_one(self, member: Member, iterations: Sequence[pb.IterationStart]) -> None:
+        capture, clock = member.capture, member.clock
+        assert capture is not None and clock is not None
+        start_ns = self.fleet.start_ns
+        request = pb.StartCaptureRequest(
+            id=capture.id,
+            start_time_ns=start_ns - clock.offset_ns if start_ns else 0,
+            iterations=iterations,
+            clock=pb.ClockOffset(offset_ns=clock.offset_ns, uncertainty_ns=clock.uncertainty_ns),
+        )
+        limit_s = max(0.0, (start_ns - time.time_ns()) / 1e9) + START_LATE_S
+        client = self._clients[member]
+        try:
+            async with asyncio.timeout(limit_s):
+                member.capture = await client.start(request)
+            member.started = True
+        except (TimeoutError, Unreachable):  # whether it has begun, its daemon knows
+            member.warnings.append("its daemon did not confirm the start")
+            member.started = True
+        except CliError as exc:
+            member.error = exc
+        self._progress.update(member)
+
+    async def _common_iterations(
+        self, members: Sequence[Member], delivery_s: float
+    ) -> dict[Member, list[pb.IterationStart]]:
+        """By member: what each of its processes is to record."""
+        ranks = [
+            Rank(member, target)
+            for member in members
+            for target in member.targets
+            if target.state != pb.TARGET_STATE_ENDED
+        ]
+        samples = [await self._sample(members, ranks)]
+        give_up_at = time.monotonic() + FIRST_STEP_S
+        while len(samples) < SAMPLES or (_is_awaited(ranks) and time.monotonic() < give_up_at):
+            await asyncio.sleep(SAMPLE_PAUSE_S)
+            samples.append(await self._sample(members, ranks))
+        samples = samples[-SAMPLES:]
+        window = self._request.spec.iterations
+        wanted = Iterations(window.start if window.HasField("start") else None, window.roundup, window.warmup)
+        comparable = not any(rank.target.process.attached for rank in ranks)
+        planned = plan(samples, wanted, comparable=comparable, patience_ns=MEET_WITHIN_NS, delivery_s=delivery_s)
+        found: dict[Member, list[pb.IterationStart]] = {}
+        for rank, each in zip(ranks, planned, strict=True):
+            if each.warning:
+                rank.member.warnings.append(f"{enum_names.target(rank.target)}: {each.warning}")
+            if each.start_iteration is not None:
+                start = pb.IterationStart(
+                    pid=rank.target.pid, start=each.start_iteration, warmup=each.warmup_iterations
+                )
+                found.setdefault(rank.member, []).append(start)
+        return found
+
+    async def _sample(self, members: Sequence[Member], ranks: Sequence[Rank]) -> Sample:
+        """At which iteration each process is. A host that does not answer keeps its counts."""
+
+        async def one(member: Member) -> None:
+            capture = member.capture
+            assert capture is not None
+            try:
+                now = await self._clients[member].capture(capture.id)
+            except CliError:
+                return
+            counts = {target.pid: target.process.iterations for target in now.targets}
+            for target in capture.targets:
+                target.process.iterations = counts.get(target.pid, target.process.iterations)
+
+        await self._at_once(one, members)
+        return Sample(time.monotonic_ns(), tuple(rank.target.process.iterations for rank in ranks))
+
+    # ------------------------------------------------------------ the end
+
+    async def finish(self) -> None:
+        """Follows to the end. What was not begun has ended already."""
+        running = [member for member in self.fleet.members if member.is_running and member.error is None]
+        following = asyncio.gather(*(self._follow(member) for member in running))
+        interrupted = asyncio.create_task(self._interrupted.wait())
+        try:
+            either: tuple[asyncio.Future[Any], ...] = (following, interrupted)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                await self.cancel()
+            await following
+        finally:
+            following.cancel()
+            interrupted.cancel()
+            await asyncio.gather(following, interrupted, return_exceptions=True)
+        if not self.fleet.interrupted:
+            there = [member for member in running if member.error is None and member.clock is not None]
+            await self._measure(there, self._last_clock)
+
+    async def _follow(self, member: Member) -> None:
+        client, capture = self._clients[member], member.capture
+        assert capture is not None
+        patience = Patience(self._request.timeout_s)
+        try:
+            while not has_ended(capture):
+                try:
+                    async for event in client.watch(capture.id, limit_s=WATCH_S):
+                        apply_event(capture, event)
+                        patience.progressed()
+                        self._progress.update(member)
+                except RETRYABLE as exc:
+                    if not isinstance(exc, TimedOut):
+                        await asyncio.sleep(patience.pause_s(exc))
+                if not has_ended(capture):
+                    capture.CopyFrom(await self._alive(client, capture.id, patience))
+        except CliError as exc:
+            member.error = exc
+        self._progress.update(member)
+
+    async def _alive(self, client: HostClient, capture_id: str, patience: Patience) -> pb.Capture:
+        """The capture, once its daemon answers. Raises the error of one that stays away."""
+        while True:
+            try:
+                capture = await client.capture(capture_id, limit_s=ALIVE_S)
+            except RETRYABLE as exc:
+                await asyncio.sleep(patience.pause_s(exc))
+            else:
+                patience.progressed()
+                return capture
+
+    async def cancel(self) -> None:
+        """Stops the capture on every host that has it."""
+        running = [member for member in self.fleet.members if member.is_running]
+        if running:
+            self._progress.note(f"cancelling on {len(running):,} hosts; Ctrl-C again leaves at once")
+        await self._at_once(self._cancel_one, running)
+
+    async def _cancel_one(self, member: Member) -> None:
+        assert member.capture is not None
+        try:
+            member.capture.CopyFrom(await self._clients[member].cancel(member.capture.id))
+        except CliError as exc:
+            member.error = member.error or exc
+        self._progress.update(member)
+
+
+def _is_awaited(ranks: Iterable[Rank]) -> bool:
+    """Whether an agent that was brought into a torch program has not seen an iteration yet."""
+    processes = (rank.target.process for rank in ranks)
+    return any(each.attached and each.framework and each.iterations == NEVER for each in processes)

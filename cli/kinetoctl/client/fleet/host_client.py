@@ -1,0 +1,135 @@
+"""The client of many daemons at once: like `kinetoctl.client.daemon_client`, on an event loop, and with the same
+errors.
+
+Every call has a deadline. One that cannot reach its daemon is made again for RETRY_S; every other error is an answer.
+A capture is made with an idempotency key, so that what is made again is made once.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+import grpc
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1 import profiler_pb2_grpc
+
+from kinetoctl.client.channel import Calls, open_async_line
+from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, translate
+from kinetoctl.client.fleet.clock_offsets import RoundTrip
+from kinetoctl.client.retry import Patience
+from kinetoctl.errors import TimedOut, Unreachable
+
+RETRY_S = 2.0
+CLOCK_DEADLINE_S = 2.0
+
+
+@functools.cache
+def _keep_grpc() -> None:
+    """Else gRPC would end and join its thread with the last channel, where a Ctrl-C leaves a traceback, and start it
+    anew. Not while this module is imported: gRPC asks for the thread's event loop, and there may be none any more.
+    """
+    grpc.aio.init_grpc_aio()
+
+
+class HostClient:
+    """One connection to one daemon, used on one event loop and closed there."""
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        """Raises UsageProblem."""
+        _keep_grpc()
+        self.address = address
+        self.timeout_s = timeout_s
+        self._line = open_async_line(address, CHANNEL_OPTIONS)
+        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
+
+    async def close(self) -> None:
+        """Calls under way are cancelled."""
+        for channel in self._line.channels:
+            await channel.close()
+        self._line.let_go()
+
+    async def _once(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.RpcError as exc:
+            raise translate(exc, address=self.address, timeout_s=timeout_s) from exc
+
+    async def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        patience = Patience(min(RETRY_S, timeout_s))
+        while True:
+            try:
+                return await self._once(method, request, timeout_s)
+            except Unreachable as exc:
+                if isinstance(exc, TimedOut):
+                    raise
+                await asyncio.sleep(patience.pause_s(exc))
+
+    async def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
+        """Start or arm a capture. The same key again gives the same capture."""
+        request = pb.CreateCaptureRequest(spec=spec, idempotency_key=idempotency_key)
+        capture: pb.Capture = await self._call(self._stub.CreateCapture, request)
+        return capture
+
+    async def start(self, request: pb.StartCaptureRequest) -> pb.Capture:
+        """Let an armed capture begin. The same request again changes nothing."""
+        capture: pb.Capture = await self._call(self._stub.StartCapture, request)
+        return capture
+
+    async def check(self) -> None:
+        """Raises Unsupported if the daemon is too old to wait for a start: it would begin at once."""
+        await self._call(self._stub.GetClock, pb.GetClockRequest())
+
+    async def clock(self) -> RoundTrip:
+        """One reading of the host's clock."""
+        sent_ns = time.time_ns()
+        clock = await self._once(self._stub.GetClock, pb.GetClockRequest(), min(CLOCK_DEADLINE_S, self.timeout_s))
+        return RoundTrip(sent_ns, clock.received_ns, clock.sent_ns, time.time_ns())
+
+    async def processes(self, selector: pb.Selector, *, include_without_agent: bool = False) -> list[pb.Process]:
+        """The processes that match."""
+        request = pb.ListProcessesRequest(selector=selector, include_without_agent=include_without_agent)
+        return list((await self._call(self._stub.ListProcesses, request)).processes)
+
+    async def watch(self, capture_id: str, *, limit_s: float) -> AsyncIterator[pb.CaptureEvent]:
+        """The capture now, then each change. Ends with the capture, or with an error after limit_s."""
+        call = self._stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=limit_s)
+        try:
+            async for event in call:
+                yield event
+        except grpc.RpcError as exc:
+            raise translate(exc, address=self.address, timeout_s=limit_s) from exc
+        finally:
+            call.cancel()  # a consumer that stops early must not leave the stream open
+
+    async def capture(self, capture_id: str, *, limit_s: float | None = None) -> pb.Capture:
+        """One capture as it is now."""
+        request = pb.GetCaptureRequest(id=capture_id)
+        capture: pb.Capture = await self._call(self._stub.GetCapture, request, limit_s)
+        return capture
+
+    async def captures(self, labels: Mapping[str, str], *, limit: int) -> list[pb.Capture]:
+        """At most limit captures, newest first."""
+        found: list[pb.Capture] = []
+        token = ""
+        while len(found) < limit:
+            request = pb.ListCapturesRequest(labels=labels, page_size=min(limit - len(found), 100), page_token=token)
+            page: pb.ListCapturesResponse = await self._call(self._stub.ListCaptures, request)
+            found += page.captures
+            token = page.next_page_token
+            if not token:
+                break
+        return found[:limit]
+
+    async def cancel(self, capture_id: str, *, keep_partial: bool = False) -> pb.Capture:
+        """Stop the capture in all its targets."""
+        request = pb.CancelCaptureRequest(id=capture_id, keep_partial=keep_partial)
+        capture: pb.Capture = await self._call(self._stub.CancelCapture, request)
+        return capture
+
+
+async def close_all(clients: Iterable[HostClient]) -> None:
+    """Closes them at the same time."""
+    await asyncio.gather(*(client.close() for client in clients))

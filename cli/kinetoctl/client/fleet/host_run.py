@@ -1,0 +1,147 @@
+"""One host's part in a capture of many hosts, and what the parts come to."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.client.fleet.clock_offsets import Offset
+from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.client.tracing import FileKey, has_ended
+from kinetoctl.errors import CliError, NotFound
+from kinetoctl.exit_codes import ExitCode
+
+LOST = "HOST_LOST"  # the reason code of a process whose daemon went away before its verdict
+STARTED_APART_NS = 5_000_000  # windows that begin farther from the common start than that are told
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One host. error: why it takes no part, or no longer; clock: None: not measured.
+
+    paths: its verified files on this machine; problems: files that are not here.
+    """
+
+    place: Place
+    capture: pb.Capture | None = None
+    error: CliError | None = None
+    clock: Offset | None = None
+    started: bool = False
+    warnings: list[str] = field(default_factory=list)
+    paths: dict[FileKey, Path] = field(default_factory=dict)
+    problems: list[CliError] = field(default_factory=list)
+
+    @property
+    def targets(self) -> Sequence[pb.Target]:
+        """Its processes; none: there is no capture."""
+        return () if self.capture is None else self.capture.targets
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a process waits for the start there."""
+        return self.error is None and any(target.state != pb.TARGET_STATE_ENDED for target in self.targets)
+
+    @property
+    def is_wholly_ready(self) -> bool:
+        """Whether all processes do."""
+        return self.is_ready and all(target.state != pb.TARGET_STATE_ENDED for target in self.targets)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a capture that has not ended, as far as is known."""
+        return self.capture is not None and not has_ended(self.capture)
+
+    def is_lost(self, target: pb.Target) -> bool:
+        """Whether nobody can say what became of a process."""
+        return self.error is not None and target.state != pb.TARGET_STATE_ENDED
+
+
+class Rank(NamedTuple):
+    """One process of a capture of many hosts."""
+
+    member: Member
+    target: pb.Target
+
+
+@dataclass(slots=True, eq=False)
+class Fleet:
+    """A capture of many hosts. unmet: why it was not begun; start_ns: when, by our clock; 0: not at one moment."""
+
+    id: str
+    members: list[Member]
+    ranks: frozenset[int] = frozenset()  # those that are asked for
+    start_ns: int = 0
+    unmet: str = ""
+    interrupted: bool = False
+    problems: list[CliError] = field(default_factory=list)  # with what was made of all files together
+
+    def processes(self) -> Iterator[Rank]:
+        """Those of all hosts, in their order."""
+        for member in self.members:
+            for target in member.targets:
+                yield Rank(member, target)
+
+    def missing_ranks(self) -> list[int]:
+        """The ranks that were asked for and that no host has."""
+        found = {rank.target.process.rank for rank in self.processes() if rank.target.process.HasField("rank")}
+        return sorted(self.ranks - found)
+
+    def has_no_part(self, member: Member) -> bool:
+        """Whether nothing was meant there: certain ranks are asked for, and others have them."""
+        return isinstance(member.error, NotFound) and member.capture is None and bool(self.ranks)
+
+    def failed(self) -> list[Member]:
+        """The hosts that should have taken part and did not, or not to the end."""
+        return [member for member in self.members if member.error is not None and not self.has_no_part(member)]
+
+    def counted(self) -> int:
+        """The hosts that count for a requirement."""
+        return sum(not self.has_no_part(member) for member in self.members)
+
+    def spread_ns(self) -> int | None:
+        """How far from each other the windows of timed processes begin, by our clock; None: that is not known."""
+        begins = [begin for rank in self.processes() if (begin := began_ns(rank)) is not None]
+        return max(begins) - min(begins) if begins else None
+
+    def uncertainty_ns(self) -> int | None:
+        """Of the clock that is known worst, of hosts with a trace; None: of some host nothing is known."""
+        clocks = [member.clock for member in self.members if any(target.files for target in member.targets)]
+        known = [clock.uncertainty_ns for clock in clocks if clock is not None]
+        return max(known, default=None) if len(known) == len(clocks) else None
+
+    def exit_code(self) -> ExitCode:
+        """0 only if every process of every host is done, and all files that were asked for are here."""
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        verdicts = [rank.target.verdict for rank in self.processes()]
+        if not any(verdict in (pb.VERDICT_DONE, pb.VERDICT_PARTIAL) for verdict in verdicts):
+            return self._failed_as(verdicts)
+        problems = [*self.problems, *(problem for member in self.members for problem in member.problems)]
+        if problems and not any(member.paths for member in self.members):
+            return problems[0].exit_code
+        whole = all(verdict == pb.VERDICT_DONE for verdict in verdicts) and not self.missing_ranks()
+        return ExitCode.DONE if whole and not problems and not self.failed() else ExitCode.PARTIAL
+
+    def _failed_as(self, verdicts: Sequence[int]) -> ExitCode:
+        if verdicts and not self.unmet and all(verdict == pb.VERDICT_CANCELLED for verdict in verdicts):
+            return ExitCode.CANCELLED
+        codes = {member.error.exit_code for member in self.members if member.error is not None}
+        return codes.pop() if len(codes) == 1 and not verdicts else ExitCode.FAILED
+
+
+def stored_clock(capture: pb.Capture) -> Offset | None:
+    """As it was measured when the capture began; None: it was not."""
+    if not capture.HasField("clock"):
+        return None
+    offset_ns = capture.clock.offset_ns
+    return Offset(offset_ns, capture.clock.uncertainty_ns, at_ns=capture.created_ns + offset_ns)
+
+
+def began_ns(rank: Rank) -> int | None:
+    """When the window of a process began, by our clock; None: it has no trace, or its clock is not known."""
+    begin_ns = rank.target.summary.window_start_ns
+    if not begin_ns or rank.member.clock is None:
+        return None
+    return int(begin_ns + rank.member.clock.offset_ns)

@@ -1,0 +1,37 @@
+"""A capture of many hosts that was taken before: found again by its id."""
+
+from collections.abc import Sequence
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.open.trace_source import FLEET_LABEL
+
+from kinetoctl.client.fleet.broadcast import ask
+from kinetoctl.client.fleet.host_client import HostClient
+from kinetoctl.client.fleet.host_run import Fleet, Member, stored_clock
+from kinetoctl.client.hosts.host_targets import Place
+from kinetoctl.errors import NotFound
+
+LIMIT = 1000  # captures of one host that are parts of one capture
+
+
+def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) -> Fleet:
+    """The parts of it on these hosts: captures with its label, or the one capture that has this id.
+
+    A host that does not answer is a member with its error. Raises NotFound if no host has a part.
+    """
+
+    async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:
+        found = await client.captures({FLEET_LABEL: capture_id}, limit=LIMIT)
+        try:
+            return found or [await client.capture(capture_id)]
+        except NotFound:
+            return []
+
+    members = []
+    for place, captures, error in ask(places, parts, timeout_s=timeout_s):
+        if error is not None:
+            members.append(Member(place, error=error))
+        members += [Member(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
+    if not any(member.capture for member in members):
+        raise next((m.error for m in members if m.error), NotFound(f"no host has a capture {capture_id}"))
+    return Fleet(id=capture_id, members=members)

@@ -1,0 +1,1 @@
+"""The commands of `kinetoctl captures`, which work on stored and running captures."""

@@ -1,0 +1,15 @@
+"""`kinetoctl captures pin`."""
+
+import click
+
+from kinetoctl.base.common_options import common_options
+from kinetoctl.commands.captures.pinning import pin_all
+from kinetoctl.options.capture_arguments import captures_argument
+
+
+@click.command("pin")
+@captures_argument
+@common_options
+def command(capture_ids: tuple[str, ...]) -> int:
+    """Keep captures: neither retention nor `captures delete` removes them until they are unpinned."""
+    return pin_all(capture_ids, pinned=True)

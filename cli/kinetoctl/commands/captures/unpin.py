@@ -1,0 +1,15 @@
+"""`kinetoctl captures unpin`."""
+
+import click
+
+from kinetoctl.base.common_options import common_options
+from kinetoctl.commands.captures.pinning import pin_all
+from kinetoctl.options.capture_arguments import captures_argument
+
+
+@click.command("unpin")
+@captures_argument
+@common_options
+def command(capture_ids: tuple[str, ...]) -> int:
+    """Give captures back to retention."""
+    return pin_all(capture_ids, pinned=False)

@@ -1,1 +1,0 @@
-"""One capture on many hosts: where it runs, how its hosts begin together, and what comes of it."""

@@ -1,0 +1,91 @@
+"""What a shell offers after Tab: pids and capture ids from the daemon (nothing if it is not there), and names."""
+
+import re
+
+from click.shell_completion import CompletionItem
+from kineto_protos import endpoints
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.visible_text import one_line
+
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.kineto_config import KEYS, Effect
+from kinetoctl.errors import CliError
+
+COMPLETION_TIMEOUT_S = 1.0  # a Tab must not hang
+MAX_CAPTURES = 50
+_SAFE = re.compile(r"[\w.@:+-]+")  # names of users, ids of jobs and captures
+ACTIVITIES = {
+    "cpu_op": "PyTorch's operators",
+    "user_annotation": "record_function, ProfilerStep",
+    "gpu_user_annotation": "annotations on the GPU's time line",
+    "kernel": "GPU kernels",
+    "gpu_memcpy": "copies",
+    "gpu_memset": "sets",
+    "cuda_runtime": "CUDA calls",
+    "cuda_driver": "CUDA driver calls",
+    "cuda_sync": "synchronisation",
+    "overhead": "CUPTI's own work",
+    "python_function": "Python stacks",
+    "cpu_instant_event": "allocations",
+    "memory_snapshot": "CUDA memory snapshot, a file",
+}
+
+
+def pids(incomplete: str) -> list[CompletionItem]:
+    """Processes with an agent whose pid starts like this."""
+    return [
+        CompletionItem(str(p.pid), help=one_line(" ".join(p.command)))
+        for p in _processes()
+        if str(p.pid).startswith(incomplete)
+    ]
+
+
+def users(incomplete: str) -> list[CompletionItem]:
+    """Users of these processes whose name starts like this."""
+    return _items({process.user for process in _processes()}, incomplete)
+
+
+def job_ids(incomplete: str) -> list[CompletionItem]:
+    """Jobs of these processes whose id starts like this."""
+    return _items({process.job_id for process in _processes()}, incomplete)
+
+
+def _items(texts: set[str], incomplete: str) -> list[CompletionItem]:
+    """Those that can be typed: a shell puts them on the command line as they are."""
+    return [CompletionItem(text) for text in sorted(texts) if text.startswith(incomplete) and _SAFE.fullmatch(text)]
+
+
+def _processes() -> list[pb.Process]:
+    try:
+        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
+            return client.processes(pb.Selector(helpers=True))
+    except CliError:
+        return []
+
+
+def capture_ids(incomplete: str) -> list[CompletionItem]:
+    """Latest captures whose id starts like this."""
+    try:
+        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
+            found = [capture.id for capture in client.captures({}, limit=MAX_CAPTURES)]
+    except CliError:
+        return []
+    return _items(set(found), incomplete)[::-1]
+
+
+def activities(incomplete: str) -> list[CompletionItem]:
+    """Activity types, for the last one of a comma-separated list."""
+    first, comma, last = incomplete.rpartition(",")
+    taken = set(first.split(","))
+    offered = [(name, text) for name, text in ACTIVITIES.items() if name.startswith(last) and name not in taken]
+    return [CompletionItem(f"{first}{comma}{name}", help=text) for name, text in offered]
+
+
+def kineto_config(incomplete: str) -> list[CompletionItem]:
+    """Keys of Kineto's configuration in capitals, else files."""
+    if not incomplete[:1].isupper():
+        return [CompletionItem(incomplete, type="file")]
+    used = [key for key in KEYS.values() if key.effect is Effect.USED and key.name.startswith(incomplete)]
+    return [CompletionItem(f"{key.name}=", help=key.meaning) for key in used] or [
+        CompletionItem(incomplete, type="file")
+    ]

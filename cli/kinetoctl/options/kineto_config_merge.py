@@ -1,0 +1,113 @@
+"""Options of `kinetoctl trace` joined with a Kineto configuration: what is given as an option counts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from kineto_protos.options import Parsed
+
+from kinetoctl.client.kineto_config import Asked, Config, ConfigError, is_inline, merged, parse, parse_inline, request
+from kinetoctl.client.log_file import LogFile, parse_log_file
+from kinetoctl.options.capture_spec import OPERATOR_OPTIONS, TraceOptions
+
+_TIMED = ("duration", "warmup", "start_at")
+_ITERATED = ("iterations", "start_iteration", "roundup", "warmup_iterations", "or_duration")
+_RECORDING = (
+    *("activities", "record_shapes", "with_stack", "with_modules", "with_flops", "memory"),
+    "buffer_limit",
+)
+MAX_FILE_CHARS = 1 << 20
+
+
+def read_config(text: str) -> Config:
+    """The configuration in KEY=VALUE,… or in the file that the text names. Raises ValueError."""
+    if is_inline(text):
+        return parse_inline(text)
+    try:
+        with Path(text).open(encoding="utf-8", errors="replace") as stream:
+            content = stream.read(MAX_FILE_CHARS + 1)
+    except OSError as exc:
+        raise ValueError(f"expected KEY=VALUE,… or a file, got {text!r:.200}: {exc.strerror}") from exc
+    if len(content) > MAX_FILE_CHARS:
+        raise ValueError(f"{text} is too long for a configuration")
+    return parse(content, text)
+
+
+KINETO_CONFIG = Parsed("file|key=value,…", read_config)
+
+
+def option_name(attribute: str) -> str:
+    """As it is typed: --start-at for start_at."""
+    return f"--{attribute.replace('_', '-')}"
+
+
+def asked_for(configs: Sequence[Config], now_ns: int) -> Asked:
+    """What all configurations together ask for, the later ones first. Raises UsageError."""
+    try:
+        return request(merged(configs), now_ns)
+    except ConfigError as exc:
+        raise click.UsageError(f"--kineto-config: {exc}") from exc
+
+
+def configured(options: TraceOptions, asked: Asked) -> tuple[TraceOptions, LogFile | None, list[str]]:
+    """The options with the configuration's values where none was given, the files' names, and what to tell people.
+
+    Raises UsageError.
+    """
+    wanted = {name: getattr(asked, name) for name in (*_TIMED, *_ITERATED, *_RECORDING)}
+    wanted["with_stack"] = "sample" if asked.with_stack else None
+    notes = list(asked.notes)
+    notes += _drop_other_extent(options, wanted, asked)
+    for name, value in wanted.items():
+        given = getattr(options, name)
+        if given is None or given == value or value is None:
+            continue
+        if origin := asked.origins.get(name):
+            notes.append(f"{origin}: no effect: {option_name(name)} counts")
+    values = {name: value for name, value in wanted.items() if value is not None and getattr(options, name) is None}
+    notes += _drop_operator_options(options, values, asked)
+    labels = dict(asked.labels) | dict(options.labels)
+    result = replace(options, **values, labels=tuple(labels.items()))
+    return *_with_files(result, asked, notes), notes
+
+
+def _drop_other_extent(options: TraceOptions, wanted: dict[str, Any], asked: Asked) -> Iterator[str]:
+    """A duration on the command line leaves no iterations from the configuration, and the other way round."""
+    if options.duration is not None:
+        chosen, others = "duration", frozenset(_ITERATED)
+    elif options.iterations is not None:
+        chosen, others = "iterations", frozenset(_TIMED)
+    else:
+        return
+    for name in sorted(others & wanted.keys()):
+        if wanted.pop(name) is not None and name in asked.origins:
+            yield f"{asked.origins[name]}: no effect: {option_name(chosen)} counts"
+
+
+def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked: Asked) -> Iterator[str]:
+    """Kineto takes them without operators, and so they mean nothing there."""
+    activities = options.activities or values.get("activities")
+    if activities and "cpu_op" not in activities:
+        for name in OPERATOR_OPTIONS:
+            if values.pop(name, None):
+                yield f"{asked.origins[name]}: no effect: it describes cpu_op, which is not recorded"
+
+
+def _with_files(options: TraceOptions, asked: Asked, notes: list[str]) -> tuple[TraceOptions, LogFile | None]:
+    if asked.log_file is None:
+        return options, None
+    where = asked.origins["log_file"]
+    try:
+        log_file = parse_log_file(asked.log_file)
+    except ValueError as exc:
+        raise click.UsageError(f"--kineto-config: {where}: {exc}") from exc
+    directory = log_file.directory
+    if options.output_dir is not None and options.output_dir.absolute() != directory.absolute():
+        notes.append(f"{where}: its folder has no effect: --output-dir counts")
+        directory = options.output_dir
+    if options.formats and log_file.format not in options.formats:
+        notes.append(f"{where}: its ending has no effect: --format counts")
+    formats = options.formats or (log_file.format,)
+    return replace(options, output_dir=Path(directory), formats=formats), log_file

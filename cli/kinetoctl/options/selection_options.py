@@ -1,0 +1,126 @@
+"""Which processes a command means: the selector options, shared by `trace`, `memory`, `ps` and `top`."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+import click
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetoctl.base.lazy_import import completed
+from kinetoctl.base.value_types import CONTAINER_ID, GPUS, POD_UID, RANKS_OR_ALL, REGEX
+
+R = TypeVar("R")
+MAX_PID = 2**22  # the kernel's own limit (PID_MAX_LIMIT on 64-bit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """All given conditions must hold; empty means no condition. The fields are those of `pb.Selector`."""
+
+    pids: tuple[int, ...] = ()
+    children: bool = False  # with pids: also what descends from them
+    command_regex: str = ""
+    user: str = ""
+    ranks: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    job_ids: tuple[str, ...] = ()
+    job_step: str = ""
+    pod_uids: tuple[str, ...] = ()
+    container_ids: tuple[str, ...] = ()
+    helpers: bool = False  # no condition: also launchers and DataLoader workers
+
+    def __bool__(self) -> bool:
+        return any(value for name, value in asdict(self).items() if name not in ("children", "helpers"))
+
+    def to_proto(self) -> pb.Selector:
+        """The request's form."""
+        return pb.Selector(**asdict(self))
+
+
+PARAMETERS = tuple(field.name for field in fields(Selection))
+
+
+_OPTIONS = (
+    click.option(
+        "--pid",
+        "pids",
+        metavar="PID",
+        type=click.IntRange(1, MAX_PID),
+        multiple=True,
+        shell_complete=completed("pids"),
+        help="Process id; may be given several times.",
+    ),
+    click.option("--children", is_flag=True, help="With --pid: also all processes that descend from these."),
+    click.option(
+        "--command", "command_regex", type=REGEX, help="Regular expression (RE2) searched in the command line."
+    ),
+    click.option("--user", shell_complete=completed("users"), help="User that the process runs as."),
+    click.option(
+        "--rank", "ranks", type=RANKS_OR_ALL, help="Ranks of the training job, like 0,8-15; all: whatever has a rank."
+    ),
+    click.option("--gpu", "gpus", type=GPUS, help="GPUs that the process is on, like 0,2-3: N of /dev/nvidiaN."),
+    click.option(
+        "--job-id",
+        "job_ids",
+        multiple=True,
+        shell_complete=completed("job_ids"),
+        help="Id that the launcher gave the job (Slurm and others); may be given several times.",
+    ),
+    click.option("--job-step", metavar="STEP", help="Step of the Slurm job of --job-id, like 0 or batch."),
+    click.option(
+        "--pod-uid",
+        "pod_uids",
+        type=POD_UID,
+        multiple=True,
+        help="UID of a Kubernetes pod; may be given several times.",
+    ),
+    click.option(
+        "--container-id",
+        "container_ids",
+        type=CONTAINER_ID,
+        multiple=True,
+        help="Id of a container, or its first 12 digits or more; may be given several times.",
+    ),
+    click.option(
+        "--helpers", is_flag=True, help="Also launchers and DataLoader workers, which are left out otherwise."
+    ),
+)
+
+
+def selector_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Adds the options; the function gets them as one Selection, `selection`."""
+
+    @functools.wraps(function)
+    def with_selection(**values: Any) -> R:
+        return function(selection=_selection({name: values.pop(name) for name in PARAMETERS}), **values)
+
+    decorated: Callable[..., R] = with_selection
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def _selection(values: dict[str, Any]) -> Selection:
+    given: dict[str, Any] = {
+        name: tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value
+    }
+    selection = Selection(**given)
+    if selection.children and not selection.pids:
+        raise click.UsageError("--children needs --pid: whose children?")
+    if selection.job_step and not selection.job_ids:
+        raise click.UsageError("--job-step needs --job-id: a step of which job?")
+    return selection
+
+
+def required(selection: Selection) -> Selection:
+    """The same. Raises click.UsageError if there is no condition at all."""
+    if not selection:
+        raise click.UsageError(
+            "which processes? Give --pid, --command, --user, --rank, --gpu, --job-id, --pod-uid or --container-id "
+            "(`kinetoctl ps` lists candidates)"
+        )
+    return selection

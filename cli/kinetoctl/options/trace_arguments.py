@@ -1,0 +1,193 @@
+"""What people name on the command line as traces: files, folders, patterns, captures; and what can be wrong with them.
+
+Theory of operation
+    An argument that is a path or a pattern is looked for by the trace library. Anything else that looks like the id of
+    a capture is asked of the daemon: if its store is on this machine and may be read, the stored columns are used as
+    they are; otherwise the files are fetched into a temporary folder and verified like those of `captures fetch`.
+    URLs of object stores are listed by the trace library; commands that cannot read from there get a temporary copy.
+
+    The trace library is imported only here and in functions, so that commands which need none of it start at once.
+"""
+
+import glob
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from kineto_trace.errors import FormatError, QueryError, TraceError, ViewError
+
+from kinetoctl.base.common_options import Settings
+from kinetoctl.errors import NoSuchTrace, NotFound, NotWritten, TraceUnreadable, WrongAnalysis
+from kinetoctl.output.console import say
+
+if TYPE_CHECKING:
+    from kineto_trace.model.context import Context
+    from kineto_trace.open.trace_discovery import Source
+
+F = TypeVar("F", bound=Callable[..., Any])
+CAPTURE_ID = re.compile(r"\d{8}-\d{6}-[\w-]+")
+_WRONG = (ViewError, QueryError, FormatError)
+_FOLDER_PREFIX = "kinetoctl-"
+
+
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    from kinetoctl.options.completers import capture_ids  # only when a shell asks: it needs the daemon
+
+    found = capture_ids(incomplete) if CAPTURE_ID.match(incomplete) else []
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def traces_argument(function: F) -> F:
+    """Adds the argument TRACE..., maybe none: the command says whether it needs one."""
+    return click.argument("traces", metavar="TRACE...", nargs=-1, shell_complete=_complete)(function)
+
+
+def trace_argument(name: str) -> Callable[[F], F]:
+    """Adds one argument that names a trace."""
+    return click.argument(name.lower(), metavar=name, shell_complete=_complete)
+
+
+@contextmanager
+def trace_errors() -> Iterator[None]:
+    """Turns the errors of the trace library into those of kinetoctl."""
+    try:
+        yield
+    except _WRONG as exc:
+        raise WrongAnalysis(str(exc), reason_code=exc.reason_code) from exc
+    except TraceError as exc:
+        raise TraceUnreadable(str(exc), reason_code=exc.reason_code) from exc
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Says which file could not be written, and why."""
+    try:
+        yield
+    except OSError as exc:
+        raise NotWritten(f"cannot write {path}: {exc.strerror or exc}") from exc
+
+
+@contextmanager
+def found_traces(
+    arguments: Sequence[str], settings: Settings, *, fleet: str = "", here: bool = True
+) -> Iterator[list["Source"]]:
+    """All traces that these arguments name, in the order of ranks; what had to be fetched is there meanwhile.
+
+    fleet: of what is at URLs, only the captures of this one. here: what is in an object store is fetched too.
+    Raises NotFound, TraceUnreadable, the client's errors for captures.
+    """
+    if not arguments:
+        raise click.UsageError("name a trace: a file, a folder, a pattern, a URL or the id of a capture")
+    with ExitStack() as stack, trace_errors():
+        paths: list[str | Path] = []
+        for text in arguments:
+            paths += _paths(text, settings, stack)
+        from kineto_trace.open.trace_discovery import find_traces
+
+        sources = find_traces(*paths, fleet=fleet)
+        yield _copied(sources, settings, stack) if here else sources
+
+
+@contextmanager
+def one_trace(argument: str, settings: Settings) -> Iterator["Source"]:
+    """The only trace that this argument names. Raises UsageError if there are several."""
+    with found_traces([argument], settings) as sources:
+        if len(sources) != 1:
+            names = ", ".join(str(source.path) for source in sources[:3])
+            raise click.UsageError(f"{argument} has {len(sources)} traces; name one of them: {names}")
+        yield sources[0]
+
+
+def open_context(source: "Source") -> "Context":
+    """The trace, ready to be analysed. Raises TraceUnreadable."""
+    with trace_errors():
+        from kineto_trace.model.context import Context
+        from kineto_trace.open.trace_opener import open_trace
+
+        return Context(open_trace(source.path), rank=source.rank)
+
+
+def source_names(sources: Sequence["Source"]) -> list[str]:
+    """A short name for each: that of the file, with as many folders in front as it takes to tell them apart."""
+    parts = [source.path.parts for source in sources]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(source.path) for source in sources]
+
+
+def _copied(sources: list["Source"], settings: Settings, stack: ExitStack) -> list["Source"]:
+    """The traces with those of object stores in a temporary folder. Raises FileError."""
+    if all(source.remote is None for source in sources):
+        return sources
+    from kineto_trace.open.remote_traces import fetch
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+    copied = []
+    for number, source in enumerate(sources):
+        if source.remote is not None:
+            if not settings.quiet:
+                say(f"fetching {source.place}", err=True)
+            source = replace(source, path=fetch(source.remote, folder / str(number)), remote=None)  # noqa: PLW2901
+        copied.append(source)
+    return copied
+
+
+def _paths(text: str, settings: Settings, stack: ExitStack) -> Sequence[str | Path]:
+    from kineto_trace.store.object_stores import is_url
+
+    if is_url(text):
+        return [text]
+    path = Path(text)
+    if path.exists():
+        return [path]
+    if glob.has_magic(text):
+        if not glob.glob(text, recursive=True):  # noqa: PTH207 - absolute patterns too
+            raise NoSuchTrace(f"no file is called {text}")
+        return [path]
+    if CAPTURE_ID.fullmatch(text):
+        return _capture(text, settings, stack)
+    raise NoSuchTrace(f"there is no file {text}")
+
+
+def _capture(capture_id: str, settings: Settings, stack: ExitStack) -> list[Path]:
+    from kinetoctl.client.daemon_client import Client  # files need no gRPC
+
+    with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        capture = client.capture(capture_id)
+        folder = Path(client.host().store_path) / "captures" / capture_id / "targets"
+        stored = _stored(folder)
+        return stored or _fetched(client, capture, settings, stack)
+
+
+def _stored(folder: Path) -> list[Path]:
+    """The targets in a store of this machine that have columns, if it may be read."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if (entry / "columns" / "trace.json").is_file())
+    except OSError:
+        return []
+
+
+def _fetched(client: Any, capture: Any, settings: Settings, stack: ExitStack) -> list[Path]:
+    from kinetoctl.client.tracing import Outcome, fetch_files
+    from kinetoctl.output.capture_progress import show_progress
+
+    formats = {file.format for target in capture.targets for file in target.files}
+    wanted = next((name for name in ("chrome", "chrome-json") if name in formats), None)
+    if wanted is None:
+        raise NotFound(f"capture {capture.id} has no trace; `kinetoctl captures show {capture.id}` tells why")
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+    outcome = Outcome(capture)
+    with show_progress(quiet=settings.quiet, color=settings.color) as progress:
+        fetch_files(client, outcome, folder, progress, file_format=wanted)
+    if outcome.problems:
+        raise outcome.problems[0]
+    return sorted(outcome.paths.values())

@@ -1,0 +1,203 @@
+"""What a capture brought: per target the file, what it holds, what it cost and how to open it.
+
+`target_lines` is pure: pairs of a label and a text. `print_capture` writes them to stdout.
+"""
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.visible_text import one_line
+from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
+from rich.console import Console
+from rich.text import Text
+
+from kinetoctl.client import enum_names
+from kinetoctl.output import units
+from kinetoctl.output.console import stdout_console
+from kinetoctl.output.file_status import damage, kept_lines
+
+Line = tuple[str, str]
+NAME_WIDTH = 76
+LABEL_WIDTH = 12
+WAYS = {
+    "torch_ops": "ops by",
+    "memory_snapshot": "snapshot",
+}  # a source that has several ways -> the label of the one that it took
+TIMES = "\N{MULTIPLICATION SIGN}"
+STYLES = {"DONE": "bold green", "PARTIAL": "bold yellow", "FAILED": "bold red", "CANCELLED": "bold yellow"}
+
+
+def _file_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
+    for file in target.files:
+        path = paths.get(file.format)
+        if path is not None:
+            yield "file", f"{path} ({units.size(file.size_bytes)}, SHA-256 verified)"
+        else:
+            fetch = f"kinetoctl captures fetch {capture.id}"
+            yield "file", f"{file.format}, {units.size(file.size_bytes)} in the daemon's store: `{fetch}`"
+        if text := damage(file):
+            yield "damaged", text
+
+
+def _window_lines(target: pb.Target) -> Iterator[Line]:
+    start, end = target.summary.window_start_ns, target.summary.window_end_ns
+    if end > start:
+        yield "window", f"{format_duration(end - start)} from {units.moment(start)}"
+
+
+def _iteration_lines(summary: pb.Summary) -> Iterator[Line]:
+    first, last = summary.first_iteration, summary.first_iteration + summary.iterations - 1
+    if summary.iterations > 0:
+        yield "iterations", f"{first}" if first == last else f"{first}-{last}"
+
+
+def _content_lines(summary: pb.Summary) -> Iterator[Line]:
+    counts = sorted(summary.activities.items(), key=lambda item: (-item[1], item[0]))
+    if counts:
+        yield "holds", ", ".join(f"{units.count(number)} {activity}" for activity, number in counts)
+    if summary.gpu_busy_fraction >= 0 and counts:
+        yield "GPU busy", f"{summary.gpu_busy_fraction:.1%} of the window"
+
+
+def _top_lines(label: str, stats: Iterable[tuple[str, pb.KernelStat]], unit: str) -> Iterator[Line]:
+    for position, (name, stat) in enumerate(stats):
+        amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
+        yield label if position == 0 else "", f"{amount}  {units.shortened(name, NAME_WIDTH)}"
+
+
+def _python_lines(summary: pb.Summary) -> Iterator[Line]:
+    """The functions that ran most, with their lines; then what other samples were of, and threads without Python."""
+    for position, stat in enumerate(summary.top_functions):
+        amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} samples"
+        name = units.shortened(units.function_name(stat.name), NAME_WIDTH)
+        yield "top Python" if position == 0 else "", f"{amount}  {name}{_hot_lines(stat)}"
+    states = summary.python_samples
+    if known := states.running + states.waiting + states.idle:
+        parts = [f"{states.running / known:.0%} running", f"{states.waiting / known:.0%} waiting for the GIL"]
+        yield "threads", f"of {units.count(known)} samples {', '.join(parts)}, {states.idle / known:.0%} idle"
+    for position, thread in enumerate(summary.native_threads):
+        amount = f"{format_duration(thread.cpu_ns):>8}  {thread.cpu_fraction:>10.1%} of a core"
+        name = units.shortened(thread.name or "unnamed", NAME_WIDTH)
+        yield "no Python" if position == 0 else "", f"{amount}  {name} (thread {thread.thread})"
+
+
+def _hot_lines(stat: pb.KernelStat) -> str:
+    """' · line 57' or ' · lines 57 (61%), 63 (20%)', the one with the most samples first; what waited for the GIL."""
+    shares = [f"{entry.line} ({entry.count / max(stat.count, 1):.0%})" for entry in stat.lines]
+    text = f" · lines {', '.join(shares)}" if len(shares) > 1 else ""
+    if len(stat.lines) == 1:
+        text = f" · line {stat.lines[0].line}"
+    return text + (f" · {units.count(stat.waiting)} more waiting for the GIL" if stat.waiting else "")
+
+
+def _way_lines(counts: Iterable[pb.SourceCounts]) -> Iterator[Line]:
+    for each in counts:
+        if each.way:
+            yield WAYS.get(each.source, each.source), each.way
+
+
+def _loss_line(target: pb.Target) -> Line:
+    losses = [f"{c.source} {units.count(c.dropped)}" for c in target.counts if c.dropped]
+    return "dropped", ", ".join(losses) or "nothing"
+
+
+def _attach_lines(target: pb.Target) -> Iterator[Line]:
+    if not target.HasField("attach"):
+        return
+    attach = target.attach
+    stopped = f"a thread stopped for {format_duration(attach.stopped_ns)}" if attach.stopped_ns else "no thread stopped"
+    yield "attach", f"{attach.method}: in the process after {format_duration(attach.latency_ns)}, {stopped}"
+
+
+def _overhead_lines(target: pb.Target) -> Iterator[Line]:
+    cost = target.overhead
+    parts = [
+        f"{label} {format_duration(value)}"
+        for label, value in (
+            ("start", cost.start_ns),
+            ("stop", cost.stop_ns),
+            ("detach", cost.detach_ns),
+            ("agent CPU", cost.agent_cpu_ns),
+        )
+        if value
+    ]
+    if cost.step_ratio:
+        parts.append(f"step time {TIMES}{cost.step_ratio:.2f}")
+    if parts:
+        yield "overhead", ", ".join(parts)
+    if target.requested_ns and target.collecting_ns and target.collected_ns and target.stored_ns:
+        to_start = format_duration(target.collecting_ns - target.requested_ns)
+        to_file = format_duration(target.stored_ns - target.collected_ns)
+        yield "delays", f"{to_start} from the request to the first record, {to_file} from the last to the stored file"
+
+
+def _open_lines(target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
+    trace = next((path for file_format, path in paths.items() if file_format not in ATTACHMENT_SUFFIXES), None)
+    if trace is not None:
+        rank = target.process.rank if target.process.HasField("rank") else 0
+        yield "analyse", f"kinetoctl report {shlex.quote(str(trace))}"
+        yield "open with", "kinetoctl open, or https://ui.perfetto.dev or chrome://tracing (drop the file there)"
+        yield "", f'or HTA: TraceAnalysis(trace_files={{{rank}: "{trace}"}})'
+    if snapshot := paths.get(ATTACHMENTS["memory_snapshot"]):
+        yield "snapshot in", "https://pytorch.org/memory_viz (drop the .pickle there; it stays on this machine)"
+        yield "", f"or `python -m torch.cuda._memory_viz trace_plot {snapshot} -o memory.html`"
+
+
+def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> list[Line]:
+    """All about one target. paths: its verified files on this machine, by format."""
+    lines: list[Line] = []
+    if target.reason:
+        lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
+    lines += _file_lines(capture, target, paths)
+    if target.files:
+        lines += _window_lines(target)
+        lines += _iteration_lines(target.summary)
+        lines += _content_lines(target.summary)
+        kernels = target.summary.top_kernels
+        lines += _top_lines("top ops", ((stat.name, stat) for stat in target.summary.top_ops), TIMES)
+        lines += _top_lines("top kernels", ((stat.name, stat) for stat in kernels), TIMES)
+        lines += _python_lines(target.summary)
+        lines += _way_lines(target.counts)
+        lines.append(_loss_line(target))
+        lines += _attach_lines(target)
+        lines += _overhead_lines(target)
+    lines += (("warning", warning) for warning in target.warnings)
+    lines += _open_lines(target, paths)
+    return lines
+
+
+def _title(target: pb.Target) -> str:
+    process = target.process
+    command = units.shortened(" ".join(process.command), NAME_WIDTH)
+    facts = [enum_names.target(target), enum_names.pod(process), process.framework, command]
+    return " · ".join(filter(None, facts))
+
+
+def _status(name: str) -> Text:
+    return Text(name, style=STYLES.get(name, "bold"))
+
+
+def _print_target(console: Console, capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> None:
+    ended = target.state == pb.TARGET_STATE_ENDED
+    name = enum_names.verdict(target.verdict) if ended else enum_names.target_state(target.state)
+    console.print(Text.assemble("\n", (one_line(_title(target)), "bold"), ": ", _status(name)))
+    for label, text in target_lines(capture, target, paths):
+        console.print(Text.assemble("  ", (one_line(label).ljust(LABEL_WIDTH), "cyan"), one_line(text)))
+
+
+def print_capture(capture: pb.Capture, paths: Mapping[tuple[int, int, str], Path], *, color: bool) -> None:
+    """The whole capture on stdout. paths: verified files by pid, start time and format."""
+    console = stdout_console(color=color)
+    status = _status(enum_names.capture_status(capture.status))
+    console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status))
+    if capture.spec.labels:
+        labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
+        console.print(Text(one_line(f"labels {labels}")))
+    for line in kept_lines(capture):
+        console.print(Text(one_line(line)))
+    for target in capture.targets:
+        own = {f: path for (pid, start, f), path in paths.items() if (pid, start) == (target.pid, target.start_time_ns)}
+        _print_target(console, capture, target, own)

@@ -1,0 +1,105 @@
+"""Values of result tables as people read them, and as JSON has them. Pure."""
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from kineto_protos.units import format_duration
+from kineto_trace.base.visible_text import visible
+
+from kinetoctl.output import units
+
+NOTHING = "-"
+US = 1000  # ns
+# Unit -> the ending that a column's name has for it.
+SUFFIXES = {"us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gbps"}
+MAX_WHOLE = 1 << 53  # larger integers are ids or times and are not grouped
+
+
+def human(value: Any, unit: str = "") -> str:
+    """A value of a column with this unit: `12.3 µs`, `45.6%`, `1.2 GiB`, `12,345`, `-` for a missing one."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(human(item) for item in value) or NOTHING
+    if isinstance(value, (int, float, Decimal)):
+        return _number(value, unit)
+    return visible(str(value))
+
+
+def _number(value: Any, unit: str) -> str:
+    if unit == "us":
+        return _duration(float(value) * US)
+    if unit == "ns":
+        return _moment(int(value))
+    if unit == "bytes":
+        return f"-{units.size(-int(value))}" if value < 0 else units.size(int(value))
+    if unit == "%":
+        return f"{float(value):.1f}%"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < MAX_WHOLE else str(value)
+    text = _plain(float(value))
+    return f"{text} {unit}" if unit else text
+
+
+def _duration(ns: float) -> str:
+    if not math.isfinite(ns):
+        return str(ns)
+    if ns < 0:
+        return f"-{_duration(-ns)}"
+    if 0 < ns < 1:
+        return f"{ns:.2g} ns"
+    return format_duration(round(ns))
+
+
+def _moment(unix_ns: int) -> str:
+    """Local time of day to the microsecond; the date is that of the trace."""
+    if abs(unix_ns) >= 1 << 62:
+        return str(unix_ns)
+    seconds, rest = divmod(unix_ns, 1_000_000_000)
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 1000:06}"
+
+
+def _plain(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < MAX_WHOLE:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def heading(name: str, unit: str = "") -> str:
+    """A column's name over a table, whose values tell their unit."""
+    title = name.removesuffix(SUFFIXES.get(unit, "")).replace("_", " ").upper()
+    return f"{title} %" if unit == "%" else title
+
+
+def exact(value: Any) -> Any:
+    """The same value for JSON: nothing is rounded; what JSON lacks becomes null or a text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {str(key): exact(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [exact(item) for item in value]
+    if isinstance(value, (datetime, date)):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value.total_seconds()) if isinstance(value, timedelta) else str(value)
+
+
+def is_number(values: Sequence[Any]) -> bool:
+    """Whether a column is set to the right: it has numbers, or nothing."""
+    return all(
+        value is None or (isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)) for value in values
+    )

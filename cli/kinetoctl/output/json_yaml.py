@@ -1,0 +1,33 @@
+"""Plain values as JSON or YAML on stdout."""
+
+import json
+from typing import Any
+
+from kineto_protos.plain import plain as plain
+from kineto_trace.base.visible_text import in_json, visible
+
+from kinetoctl.output.console import say_text
+
+
+def emit(value: Any, output: str) -> None:
+    """Print a JSON value on stdout. output: "json" or "yaml"."""
+    if output == "json":
+        say_text(as_json(value, indent=2))
+    else:
+        say_text(as_yaml(value), nl=False)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """As JSON text in which nothing steers a terminal."""
+    return in_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def as_yaml(value: Any) -> str:
+    """Likewise as YAML; what is not ASCII is escaped if there is anything of that kind."""
+    import yaml  # 10 ms that no other form needs
+
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    if visible(text) == text:
+        return text
+    escaped: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=False)
+    return escaped

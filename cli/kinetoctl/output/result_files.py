@@ -1,0 +1,37 @@
+"""Results into files, by the suffix of their names."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kinetoctl.base.common_options import Settings
+from kinetoctl.options.trace_arguments import write_errors
+from kinetoctl.output.console import say
+from kinetoctl.output.result_tables import documents, limited, one_of, plain_rows, tell_notes
+
+if TYPE_CHECKING:
+    from kineto_trace.view_api.result import Result
+
+
+def save_results(results: Mapping[str, "Result"], settings: Settings, *, limit: int = 0, named: bool = True) -> None:
+    """Writes the file that --output names, whole or not at all. Raises UsageError, NotWritten.
+
+    limit: rows of each; 0: all. named: JSON says the names and columns of the results; else it is a list of rows.
+    """
+    path = settings.file
+    assert path is not None
+    from kineto_trace.base.atomic_files import write_atomically
+    from kineto_trace.view_api.result_files import write_result
+
+    with write_errors(path):
+        if settings.output == "json":
+            (only,) = results.values() if not named else (None,)
+            value = documents(results, limit) if only is None else plain_rows(limited(only, limit))
+            write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        else:
+            write_result(limited(one_of(results, str(path)), limit), path, settings.output)
+    for result in results.values():
+        tell_notes(result.notes, settings)
+    if not settings.quiet:
+        count = sum(len(limited(result, limit)) for result in results.values())
+        say(f"{path}: {count:,} {'row' if count == 1 else 'rows'}", err=True)

@@ -1,0 +1,260 @@
+"""Results of analyses on stdout or in a file: tables for people, exact values for programs.
+
+Theory of operation
+    A table for people fits the terminal: texts are shortened in the middle, and columns that do not fit are left out
+    from the right and named below. In a pipe all columns are there, and texts are shortened only if they are very
+    long. Columns without any value are left out. JSON, YAML, CSV and files have everything, unrounded, with the
+    columns' own names, which say the unit; what the reader must know then goes to stderr.
+"""
+
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from kineto_trace.base.visible_text import one_line, visible
+from rich.table import Table
+from rich.text import Text
+
+from kinetoctl.base.common_options import Settings
+from kinetoctl.output import units
+from kinetoctl.output.cell_values import NOTHING, exact, heading, human, is_number
+from kinetoctl.output.console import captured, rich_console, say, say_text, stdout_console
+from kinetoctl.output.json_yaml import emit
+
+if TYPE_CHECKING:
+    from kineto_trace.view_api.result import Result, ResultColumn
+
+PIPE_TEXT_WIDTH = 120
+SHORTEST_TEXT = 36
+GAP = 2  # between columns
+PROSE = ("advice", "evidence")  # columns that hold sentences
+HIDDEN = ("unit", "finding")  # beside these: of other columns' figures, and a short form of the title
+PROSE_WIDTH = 100  # in a pipe
+LIST_COLUMNS = 11  # a single row with more than these is a list
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One column as texts."""
+
+    title: str
+    cells: Sequence[str]
+    number: bool
+
+    def width(self, text_width: int) -> int:
+        """In a terminal, if texts have at most text_width characters."""
+        widest = max((len(cell) for cell in self.cells), default=0)
+        return max(len(self.title), widest if self.number else min(widest, text_width))
+
+
+def show_results(
+    results: Mapping[str, "Result"],
+    settings: Settings,
+    *,
+    limit: int = 0,
+    limits: Mapping[str, int] | None = None,
+    title: bool = True,
+) -> None:
+    """Several results under their names. limit: rows of each; 0: all. limits: other ones for some tables for people."""
+    if settings.output == "table":
+        told: set[str] = set()
+        for place, (name, result) in enumerate(results.items()):
+            if title:
+                _print_title(("\n" if place else "") + name.replace("_", " "), settings)
+            new = tuple(note for note in result.notes if note not in told)
+            print_result(replace(result, notes=new), settings, limit=(limits or {}).get(name, limit))
+            told.update(new)
+        return
+    if settings.output == "csv":
+        _print_csv(one_of(results, "CSV"), settings, limit)
+        return
+    for result in results.values():
+        tell_notes(result.notes, settings)
+    emit(documents(results, limit), settings.output)
+
+
+def show_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
+    """One result without its name: a table, CSV, or a list of objects."""
+    if settings.output == "table":
+        print_result(result, settings, limit=limit)
+    elif settings.output == "csv":
+        _print_csv(result, settings, limit)
+    else:
+        tell_notes(result.notes, settings)
+        emit(plain_rows(limited(result, limit)), settings.output)
+
+
+def documents(results: Mapping[str, "Result"], limit: int = 0) -> dict[str, Any]:
+    """For each name: columns with units, notes and rows, as values for JSON."""
+    return {
+        name: {
+            "rows": plain_rows(limited(result, limit)),
+            "notes": list(result.notes),
+            "columns": [column._asdict() for column in result.columns],
+        }
+        for name, result in results.items()
+    }
+
+
+def plain_rows(result: "Result") -> list[dict[str, Any]]:
+    """The rows as values for JSON: nothing is rounded, NaN is null."""
+    names = [column.name for column in result.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*_plain_columns(result), strict=True)]
+
+
+def _plain_columns(result: "Result") -> list[list[Any]]:
+    columns = [result.table.column(place).to_pylist() for place in range(len(result.columns))]
+    return [
+        values if column.type in ("int", "bool") else [exact(value) for value in values]
+        for column, values in zip(result.columns, columns, strict=True)
+    ]
+
+
+def one_of(results: Mapping[str, "Result"], what: str) -> "Result":
+    """The only result. Raises UsageError if there are several."""
+    if len(results) > 1:
+        raise click.UsageError(f"{what} holds one table: name one of {', '.join(results)}")
+    return next(iter(results.values()))
+
+
+def limited(result: "Result", limit: int) -> "Result":
+    """Its first rows; limit 0: all."""
+    return replace(result, table=result.table.slice(0, limit)) if limit else result
+
+
+def _print_csv(result: "Result", settings: Settings, limit: int) -> None:
+    from kineto_trace.view_api.result_files import csv_bytes
+
+    tell_notes(result.notes, settings)
+    say_text(csv_bytes(limited(result, limit)).decode(), nl=False)
+
+
+def tell_notes(notes: Iterable[str], settings: Settings) -> None:
+    """On stderr, beside a form for programs."""
+    for note in () if settings.quiet else notes:
+        say(f"note: {note}", err=True)
+
+
+def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
+    """A table for people, with what is left out and the notes below."""
+    count = min(limit, len(result)) if limit else len(result)
+    if not count:
+        say("(nothing)")
+    elif any(column.name in PROSE for column in result.columns):
+        _print_records(result, count, settings)
+    elif len(result) == 1 and len(result.columns) > LIST_COLUMNS:
+        _print_list(_columns(result, count), settings)
+    else:
+        _print_columns(_columns(result, count), settings)
+    if count < len(result):
+        say(f"… {len(result) - count:,} more rows: --limit 0 shows all")
+    for note in result.notes:
+        say(f"note: {note}")
+
+
+def _title(result: "Result", column: "ResultColumn") -> str:
+    """Over a column: names in queries are the asker's own."""
+    return column.name.upper() if result.view == "query" else heading(column.name, column.unit)
+
+
+def _columns(result: "Result", count: int) -> list[_Shown]:
+    shown = []
+    head = result.table.slice(0, count)
+    for place, column in enumerate(result.columns):
+        values = head.column(place).to_pylist()
+        cells = [human(value, column.unit) for value in values]
+        if len(result.columns) > 1 and all(cell == NOTHING for cell in cells):
+            continue
+        shown.append(_Shown(_title(result, column), cells, is_number(values)))
+    return shown or [_Shown(_title(result, column), [NOTHING] * count, False) for column in result.columns[:1]]
+
+
+def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
+    """The only row, one value below the other."""
+    console = stdout_console(color=settings.color and sys.stdout.isatty())
+    width = max(len(column.title) for column in columns) + GAP
+    for column in columns:
+        title = column.title.lower().ljust(width)
+        console.print(Text.assemble((title, "cyan" if sys.stdout.isatty() else ""), one_line(column.cells[0])))
+
+
+def _print_records(result: "Result", count: int, settings: Settings) -> None:
+    """Each row as a heading with its figures, and below it its sentences and what they are about."""
+    console = stdout_console(color=settings.color and sys.stdout.isatty())
+    width = min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
+    texts = [column.name for column in result.columns if column.type == "text" and column.name not in HIDDEN]
+    title = "title" if "title" in texts else texts[0]
+    figures = [c for c in result.columns if c.type not in ("text", "texts") and c.name not in ("rank", "place")]
+    details = [c for c in result.columns if c.type in ("text", "texts") and c.name not in (title, *PROSE, *HIDDEN)]
+    for row in result.table.slice(0, count).to_pylist():
+        unit = row.get("unit") or ""
+        facts = ", ".join(
+            f"{heading(column.name, column.unit).lower()} {human(row[column.name], column.unit or unit)}"
+            for column in figures
+            if row[column.name] is not None
+        )
+        rank = f"rank {row['rank']}: " if "rank" in row else ""
+        console.print(Text.assemble(rank, (one_line(human(row[title])), "bold"), f"  {facts}" if facts else ""))
+        for name in PROSE:
+            if row.get(name):
+                console.print(
+                    Text(textwrap.fill(visible(row[name]), width, initial_indent="    ", subsequent_indent="    "))
+                )
+        for column in details:
+            value = row[column.name] or []
+            label = f"    {column.name.replace('_', ' ')}: "
+            for place, item in enumerate([value] if isinstance(value, str) else value):
+                lead = " " * len(label) if place else label
+                console.print(Text(lead + units.shortened(_one_line(visible(item)), width - len(label))))
+
+
+def _print_title(text: str, settings: Settings) -> None:
+    stdout_console(color=settings.color).print(Text(text, style="bold cyan" if sys.stdout.isatty() else ""))
+
+
+def _print_columns(columns: list[_Shown], settings: Settings) -> None:
+    if not sys.stdout.isatty():
+        say_text("\n".join(captured(_table(columns, PIPE_TEXT_WIDTH))))
+        return
+    console = rich_console(sys.stdout, no_color=not settings.color)
+    fitting, text_width = fit(columns, console.width)
+    console.print(_table(fitting, text_width))
+    left_out = [column.title for column in columns if column not in fitting]
+    if left_out:
+        say(f"… more columns: {', '.join(left_out).lower()} (--columns, a wider terminal, or -o csv)")
+
+
+def fit(columns: Sequence[_Shown], width: int) -> tuple[list[_Shown], int]:
+    """The columns that fit into a terminal of this width, from the left, and how wide their texts may be."""
+    chosen: list[_Shown] = []
+    for column in columns:
+        needed = sum(each.width(SHORTEST_TEXT) + GAP for each in (*chosen, column)) - GAP
+        if needed > width and chosen:
+            break
+        chosen.append(column)
+    texts = [column for column in chosen if not column.number]
+    fixed = sum(column.width(0) + GAP for column in chosen if column.number) - GAP
+    text_width = (width - fixed) // max(len(texts), 1) - GAP
+    while texts and sum(each.width(text_width + 1) + GAP for each in chosen) - GAP <= width and text_width < width:
+        text_width += 1
+    return chosen, max(text_width, 8)
+
+
+def _table(columns: Sequence[_Shown], text_width: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for column in columns:
+        table.add_column(column.title, no_wrap=True, justify="right" if column.number else "left")
+    cells = [
+        column.cells if column.number else [units.shortened(_one_line(cell), text_width) for cell in column.cells]
+        for column in columns
+    ]
+    for row in zip(*cells, strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _one_line(text: str) -> str:
+    return one_line(" ".join(text.split()) if "\n" in text else text)

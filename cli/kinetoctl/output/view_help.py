@@ -1,0 +1,80 @@
+"""What views there are, and what one of them computes, as text or for programs."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kinetoctl.base.common_options import Settings
+from kinetoctl.base.view_settings import option_type, type_text
+from kinetoctl.output.console import print_table, say_text
+from kinetoctl.output.json_yaml import emit
+
+if TYPE_CHECKING:
+    from kineto_trace.view_api.view import View
+
+LIST_COLUMNS = ("VIEW", "COMPAT", "WHAT IT SAYS")
+
+
+def summary(view: "View") -> str:
+    """The first line of its description."""
+    return view.description.partition("\n")[0]
+
+
+def list_views(views: Sequence["View"], settings: Settings) -> None:
+    """One line each, by name."""
+    ordered = sorted(views, key=lambda view: view.name)
+    if settings.output == "table":
+        rows = [(view.name, ",".join(sorted(view.compat)) or "-", summary(view)) for view in ordered]
+        print_table(LIST_COLUMNS, rows, color=settings.color)
+    else:
+        emit([_document(view) for view in ordered], _document_form(settings))
+
+
+def describe_views(views: Sequence["View"], settings: Settings) -> None:
+    """Rules, options and columns of each."""
+    if settings.output == "table":
+        say_text("\n\n".join(description(view) for view in views))
+    else:
+        emit([_document(view) for view in views], _document_form(settings))
+
+
+def description(view: "View") -> str:
+    """All about one view, as text."""
+    lines = [view.name, "", textwrap.indent(view.description, "  ")]
+    if view.options:
+        lines += ["", "options (--set NAME=VALUE)"]
+        lines += [f"  {row['name']} = {row['default']!r}: {row['type']}" for row in _options(view)]
+    if view.compat:
+        lines += ["", f"can follow (--compat): {', '.join(sorted(view.compat))}"]
+    lines += ["", "columns"]
+    width = max(len(column.name) for column in view.result_columns)
+    for column in view.result_columns:
+        unit = f" [{column.unit}]" if column.unit else ""
+        lines.append(f"  {column.name.ljust(width)}  {column.type}{unit}: {column.meaning}")
+    return "\n".join(lines)
+
+
+def _options(view: "View") -> list[dict[str, Any]]:
+    return [
+        {"name": name, "type": type_text(option_type(view, name)), "default": _plain(default)}
+        for name, default in view.options.items()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else getattr(value, "value", value)
+
+
+def _document(view: "View") -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "description": view.description,
+        "compat": sorted(view.compat),
+        "all_ranks": view.reduce is not None,
+        "options": _options(view),
+        "columns": [column._asdict() for column in view.result_columns],
+    }
+
+
+def _document_form(settings: Settings) -> str:
+    return "yaml" if settings.output == "yaml" else "json"

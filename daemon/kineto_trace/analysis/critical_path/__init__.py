@@ -1,0 +1,1 @@
+"""Shows the critical path of a step, as figures and drawn into the trace."""

@@ -1,0 +1,298 @@
+"""What the time of a step went through: the critical path, edge by edge and in sum."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kineto_trace.compat.hta import hta_critical_path
+from kineto_trace.compat.hta.hta_frame import HtaError
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import NO_STRING
+from kineto_trace.structure.activity_links import NOTHING
+from kineto_trace.structure.annotation_window import Instance, Window, find_window
+from kineto_trace.structure.dependency_graph import (
+    DATA_LOADING,
+    EDGE_TYPES,
+    HOST_KINDS,
+    KERNEL_DELAY,
+    KINDS,
+    LAUNCH_DELAY,
+    SYNC,
+    Graph,
+    Path,
+    build,
+    critical_path,
+)
+from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.text_columns import texts
+from kineto_trace.view_api.view import Answer, Compat, view
+
+Ints = npt.NDArray[np.int64]
+STEP = "ProfilerStep"
+BOUNDS = (
+    "cpu_bound",
+    "data_loading",
+    "gpu_compute_bound",
+    "gpu_memory_bound",
+    "gpu_communication_bound",
+    "gpu_kernel_kernel_overhead",
+    "gpu_kernel_launch_overhead",
+)
+CPU, LOADING, COMPUTE, MEMORY, COMMUNICATION, BETWEEN_KERNELS, LAUNCHING = range(7)
+
+
+class Found(NamedTuple):
+    """A path, the graph that it is in and the window that it explains."""
+
+    graph: Graph
+    path: Path
+    window: Window
+    notes: Sequence[str]
+
+
+def _default_graph(context: Context) -> Graph:
+    return build(context)
+
+
+def find_path(
+    context: Context,
+    *,
+    annotation: str = STEP,
+    instance: Instance = None,
+    data_loading: Sequence[str] = DATA_LOADING,
+    infer: bool = True,
+) -> Found:
+    """The path that both views tell of. Raises ViewError."""
+    window = find_window(context, annotation, instance, optional=annotation == STEP and instance is None)
+    usual = tuple(data_loading) == DATA_LOADING and infer
+    graph = context.get(_default_graph) if usual else build(context, data_loading=data_loading, infer=infer)
+    path = critical_path(graph, window.start_ns, window.end_ns)
+    return Found(graph, path, window, [*window.notes, *_notes(context, graph, path)])
+
+
+def _notes(context: Context, graph: Graph, path: Path) -> list[str]:
+    notes = []
+    if not len(context.trace.table("cuda_sync")):
+        inferred = int(path.inferred.sum())
+        notes.append(
+            "the trace has no CUDA synchronisation records (cuda_sync): what synchronising calls and streams waited "
+            f"for is inferred from times, {inferred} of {len(path)} edges of the path so"
+        )
+    if len(path) and path.first[0] < 0 and path.last[0] >> 1 >= graph.events.host:
+        before = _us(path.end[0] - path.start[0])
+        notes.append(
+            f"the call that launched the path's first GPU activity is not in the trace: {before:.3f} us before it"
+        )
+    return notes
+
+
+def _us(ns: Any) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = np.asarray(ns) / 1000.0
+    return found
+
+
+def bounds(found: Found) -> npt.NDArray[np.int64]:
+    """For each edge of the path its number in BOUNDS."""
+    graph, path = found.graph, found.path
+    events = graph.events
+    on_gpu = path.last >> 1 >= events.host
+    activity = (path.last >> 1) - events.host
+    communication = np.zeros(len(path), np.bool_)
+    communication[on_gpu] = graph.activities.communication[activity[on_gpu]]
+    copies = on_gpu & (events.kind[path.last >> 1] > len(HOST_KINDS))
+    work = np.select([communication, copies, on_gpu], [COMMUNICATION, MEMORY, COMPUTE], CPU)
+    loading = ~on_gpu & (path.event >= 0) & events.data_loading[path.event]
+    work[loading] = LOADING
+    waits = [path.edge == LAUNCH_DELAY, (path.edge == KERNEL_DELAY) | (on_gpu & (path.edge == SYNC))]
+    bound: npt.NDArray[np.int64] = np.select(waits, [LAUNCHING, BETWEEN_KERNELS], work)
+    return bound
+
+
+def _ops(graph: Graph, event: Ints) -> Ints:
+    """The innermost operator of each event (row of cpu_op): itself, the one around it, or the one that launched it."""
+    events = graph.events
+    op = np.full(len(event), NOTHING)
+    gpu = event >= events.host
+    op[gpu] = graph.activities.op[event[gpu] - events.host]
+    above, rows = event.copy(), np.flatnonzero((event >= 0) & ~gpu)
+    while len(rows):
+        is_op = events.kind[above[rows]] == HOST_KINDS.index("cpu_op")
+        op[rows[is_op]] = events.row[above[rows[is_op]]]
+        rows = rows[~is_op]
+        above[rows] = events.owner[above[rows]]
+        rows = rows[above[rows] >= 0]
+    return op
+
+
+def _annotations(context: Context, found: Found, gaps: Ints) -> Ints:
+    """For edges outside of all operators: the name (number) of the innermost annotation around the middle of each."""
+    table = context.trace.table("user_annotation")
+    if not len(table) or not len(gaps):
+        return np.full(len(gaps), NO_STRING)
+    threads = found.graph.events.thread[found.path.last[gaps] >> 1]
+    middle = (found.path.start[gaps] + found.path.end[gaps]) // 2
+    nested = nest_tables([table], context.trace.window_end_ns)
+    place = nested.innermost(threads, middle)
+    return np.where(place >= 0, table["name"][nested.order[place]], NO_STRING).astype(np.int64)
+
+
+def _rows(context: Context, found: Found) -> dict[str, Any]:
+    graph, path, window = found.graph, found.path, found.window
+    events, strings = graph.events, context.trace.strings
+    owned = path.event >= 0
+    name = np.where(owned, events.name[path.event], NO_STRING).astype(np.int64) if len(path) else path.event
+    gaps = np.flatnonzero(~owned)
+    name[gaps] = _annotations(context, found, gaps)
+    last = path.last >> 1
+    on_gpu = last >= events.host
+    device, stream = np.zeros(len(path), np.int64), np.zeros(len(path), np.int64)
+    device[on_gpu] = graph.activities.device[last[on_gpu] - events.host]
+    stream[on_gpu] = graph.activities.stream[last[on_gpu] - events.host]
+    op = _ops(graph, path.event)
+    of_op = np.full(len(path), NO_STRING, np.int64)
+    of_op[op >= 0] = context.trace.table("cpu_op")["name"][op[op >= 0]]
+    category = np.full(len(path), NOTHING)
+    category[owned] = events.kind[path.event[owned]]
+    return {
+        "position": np.arange(len(path)),
+        "start_us": _us(path.start - window.start_ns),
+        "duration_us": _us(path.end - path.start),
+        "edge": texts(EDGE_TYPES, path.edge.astype(np.int64)),
+        "bound_by": texts(BOUNDS, bounds(found)),
+        "name": texts(strings, name),
+        "category": texts(KINDS, category),
+        "op": texts(strings, of_op),
+        "thread": pa.array(events.thread[last].astype(np.int64), mask=on_gpu),
+        "device": pa.array(device, mask=~on_gpu),
+        "stream": pa.array(stream, mask=~on_gpu),
+        "inferred": path.inferred,
+    }
+
+
+@view(
+    "critical_path",
+    columns(
+        ("position", "int", "", "place of the edge on the path"),
+        ("start_us", "float", "us", "begin of the edge, since the begin of the window"),
+        ("duration_us", "float", "us", "time that the edge stands for"),
+        ("edge", "text", "", "operator, dependency, kernel_launch_delay, kernel_kernel_delay or sync_dependency"),
+        ("bound_by", "text", "", "what this time is bound by: see critical_path_breakdown"),
+        ("name", "text", "", "operator, call or GPU activity whose time it is; between operators: the annotation"),
+        ("category", "text", "", "kind of that activity"),
+        ("op", "text", "", "innermost operator of it: itself, the one around the call, or the one that launched it"),
+        ("thread", "int", "", "system thread id; missing on the GPU"),
+        ("device", "int", "", "GPU; missing on the host"),
+        ("stream", "int", "", "CUDA stream; missing on the host"),
+        ("inferred", "bool", "", "no record tells of this dependency: it is inferred from times"),
+    ),
+    compat=(Compat.HTA,),
+)
+def critical_path_edges(
+    context: Context,
+    *,
+    compat: Compat = Compat.NONE,
+    annotation: str = STEP,
+    instance: Instance = None,
+    data_loading: Sequence[str] = DATA_LOADING,
+    infer: bool = True,
+) -> Answer:
+    """The chain of events that the time of a window went through, edge by edge in the order of time.
+
+    The window is that of the annotations whose names contain `annotation` ("": the whole trace): of all of them, or
+    of the `instance`-th (from 0 on; "2:4" for a range with both ends). It ends with the annotation, or with the last
+    GPU activity that was launched in it if that is later. The path is found from its end backwards: of all that an
+    event had to wait for (the event before it on its thread or stream, its launch, a synchronisation, the backward
+    pass's thread, the runtime's lock) the last to happen is the one that held it up. So the durations add up to the
+    time of the window.
+
+    Shortening an event that is not on the path does not shorten the window.
+
+    data_loading: patterns (regular expressions) of annotations and operators that load data. infer: without
+    cuda_sync records infer from times what was waited for.
+
+    compat "hta": the graph and longest path of HTA's critical_path_analysis (its 0.6.1): times rounded to whole
+    microseconds, no time between outermost operators, none in synchronising calls, launch delays only where the
+    queue was empty, kernel-kernel delays below 1500 us; `instance` is the first one if not given and `data_loading`
+    is of no effect unless given, as there. Where HTA fails on a trace, a note says so and the path is the right one.
+    """
+    notes: list[str] = []
+    if compat is Compat.HTA:
+        try:
+            return hta_critical_path.edges(context, annotation, instance, _hta_patterns(data_loading))
+        except HtaError as exc:
+            notes, instance = [exc.note], _hta_instance(annotation, instance)
+    found = find_path(
+        context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
+    )
+    return Answer(_rows(context, found), [*notes, *found.notes])
+
+
+def _hta_instance(annotation: str, instance: Instance) -> Instance:
+    """The instance that HTA means."""
+    return 0 if annotation and instance is None else instance
+
+
+def _patterns(given: Sequence[str]) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _hta_patterns(given: Sequence[str]) -> Sequence[str]:
+    return () if _patterns(given) == DATA_LOADING else _patterns(given)
+
+
+@view(
+    "critical_path_breakdown",
+    columns(
+        (
+            "bound_by",
+            "text",
+            "",
+            "cpu_bound, data_loading, gpu_compute_bound, gpu_memory_bound (copies and fills), "
+            "gpu_communication_bound, gpu_kernel_kernel_overhead (gaps and waits between GPU activities) or "
+            "gpu_kernel_launch_overhead (from launch to begin)",
+        ),
+        ("time_us", "float", "us", "time of the critical path"),
+        ("share_pct", "float", "%", "of the whole path"),
+        ("edges", "int", "", "edges of the path"),
+    ),
+    compat=(Compat.HTA,),
+)
+def critical_path_breakdown(
+    context: Context,
+    *,
+    compat: Compat = Compat.NONE,
+    annotation: str = STEP,
+    instance: Instance = None,
+    data_loading: Sequence[str] = DATA_LOADING,
+    infer: bool = True,
+) -> Answer:
+    """The time of the critical path by what it is bound by. Options and rules: those of critical_path.
+
+    compat "hta": the figures of CPGraph.summary(): copies and fills count as gpu_compute_bound; edges without a
+    weight (dependency, sync_dependency) are left out.
+    """
+    notes: list[str] = []
+    if compat is Compat.HTA:
+        try:
+            return hta_critical_path.breakdown(context, annotation, instance, _hta_patterns(data_loading))
+        except HtaError as exc:
+            notes, instance = [exc.note], _hta_instance(annotation, instance)
+    found = find_path(
+        context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
+    )
+    bound = bounds(found)
+    time = np.bincount(bound, found.path.end - found.path.start, minlength=len(BOUNDS))
+    edges = np.bincount(bound, minlength=len(BOUNDS))
+    order = np.argsort(-time, kind="stable")
+    total = float(time.sum()) or 1.0
+    values: Mapping[str, Any] = {
+        "bound_by": texts(BOUNDS, order),
+        "time_us": _us(time[order]),
+        "share_pct": 100 * time[order] / total,
+        "edges": edges[order],
+    }
+    return Answer(values, [*notes, *found.notes])

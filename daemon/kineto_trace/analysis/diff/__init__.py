@@ -1,0 +1,1 @@
+"""Compares two traces with each other."""

@@ -1,0 +1,119 @@
+"""Two traces beside each other: all their events by name, as HTA's TraceDiff does."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.diff.diff_views import CALLS, NAME, Side, by_name, measured
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.compat.hta.hta_frame import NOTHING, hta_rows, step_numbers
+from kineto_trace.errors import ViewError
+from kineto_trace.kernel_traits.kernel_types import short_name
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import OP_TABLES
+from kineto_trace.structure.activity_links import calls, gpu, steps
+from kineto_trace.view_api.result import Result, columns
+from kineto_trace.view_api.view import Answer, Compat, view
+
+NS_PER_US = 1000
+CPU, GPU, ALL = "cpu", "gpu", "all"
+MEASURES = {"total": "sum of the durations"}
+
+Ints = npt.NDArray[np.int64]
+
+
+def diff_events(baseline: Context, other: Context, *, other_step: int | None = None, **options: Any) -> Result:
+    """All events by name: see the view diff_event_names. other_step: of the other trace, if it is not that of both.
+
+    Raises ViewError.
+    """
+    own = options if other_step is None else {**options, "step": other_step}
+    partials = [(0, diff_event_names.partial(baseline, **options)), (1, diff_event_names.partial(other, **own))]
+    return diff_event_names.combine(partials, **options)
+
+
+def _events(partials: Sequence[tuple[int, Side]]) -> Answer:
+    return Answer(by_name(partials, MEASURES, ("total",)))
+
+
+@view(
+    "diff_event_names",
+    columns(*NAME, *CALLS, *measured("total", "us", "sum of the durations")),
+    compat=(Compat.HTA,),
+    reduce=_events,
+)
+def diff_event_names(
+    context: Context,
+    *,
+    compat: Compat = Compat.NONE,
+    device: str = ALL,
+    step: int | None = None,
+    short_names: bool = False,
+) -> Side:
+    """All events of two traces by name: how many there are and how long they took together, and what changed.
+
+    device: "cpu" for operators, annotations and calls, "gpu" for kernels, copies and fills, "all". step: only what
+    began in this training step (N of ProfilerStep#N), GPU work by its call; none: all of it. short_names: kernels
+    without template arguments, parameters and return type, so that their variants are one (HTA's use_short_name).
+
+    compat=hta: TraceDiff.compare_traces of HTA: all rows that it keeps (Python functions too; here also those of the
+    last step), with its rounding; of the first step if none is given; what changed is what TraceDiff.ops_diff says.
+    """
+    if device not in (CPU, GPU, ALL):
+        raise ViewError(f"view diff_event_names: device={device!r} is not known; use {CPU}, {GPU} or {ALL}")
+    name, duration = _hta(context, device, step) if compat is Compat.HTA else _all(context, device, step)
+    strings = context.trace.strings
+    if short_names:
+        used = np.unique(name)
+        shorter = [short_name(strings[number]) for number in used.tolist()]
+        strings, at = sorted(set(shorter)), {text: number for number, text in enumerate(sorted(set(shorter)))}
+        name = np.array([at[text] for text in shorter], np.int32)[np.searchsorted(used, name)]
+    groups = group([name])
+    names = [strings[number] for number in name[groups.first].tolist()]
+    total = groups.sums(duration) / NS_PER_US
+    return Side(names, {"calls": groups.sizes().astype(np.float64), "total": total})
+
+
+def _hta(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
+    frame = context.get(hta_rows)
+    if step is None:
+        numbers = step_numbers(context.trace.strings, np.arange(len(context.trace.strings), dtype=np.int32))
+        known = numbers[numbers >= 0]
+        if not len(known):
+            raise ViewError("view diff_event_names: HTA compares one step, and the trace has none (ProfilerStep#N)")
+        step = int(known.min())
+    chosen = frame.iteration == step
+    if device != ALL:
+        chosen &= (frame.stream != NOTHING) == (device == GPU)
+    return frame.name[chosen], frame.duration[chosen]
+
+
+def _all(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
+    activity, called = context.get(gpu), context.get(calls)
+    names, durations, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    if device != GPU:
+        for kind in OP_TABLES:
+            table = context.trace.table(kind)
+            names.append(table["name"])
+            durations.append(table["duration"])
+            times.append(table["start"])
+        names.append(called.name)
+        durations.append(called.end - called.start)
+        times.append(called.start)
+    if device != CPU:
+        names.append(activity.name)
+        durations.append(activity.end - activity.start)
+        times.append(np.where(activity.call >= 0, np.append(called.start, 0)[activity.call], activity.start))
+    name, duration, time = np.concatenate(names), np.concatenate(durations), np.concatenate(times)
+    if step is None:
+        return name, duration
+    found = context.get(steps)
+    rows = np.flatnonzero(found.number == step)
+    if not len(rows):
+        raise ViewError(f"view diff_event_names: the trace has no step {step}; there are: {found.number.tolist()}")
+    inside = np.zeros(len(time), np.bool_)
+    for row in rows.tolist():
+        inside |= (time >= found.start[row]) & (time < found.end[row])
+    return name[inside], duration[inside]

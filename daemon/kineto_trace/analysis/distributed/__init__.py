@@ -1,0 +1,1 @@
+"""Compares the ranks of a job: collectives, overlap, waiting and stragglers."""

@@ -1,0 +1,339 @@
+"""NCCL's collectives: sizes, algorithms, bandwidths, who came last, and what ran meanwhile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.collectives.nccl import NO_SEQUENCE, Description, bus_factor
+from kineto_trace.collectives.rank_matching import (
+    Instances,
+    Matched,
+    RankCollectives,
+    instances,
+    match,
+    rank_collectives,
+    skew_uncertainty,
+)
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+Ints = npt.NDArray[np.int64]
+SIZES = ("exact", "log2", "all")
+GROUPS = ("alike", "each")
+MAX_NAMES = 4  # of process groups in a row
+Floats = npt.NDArray[np.float64]
+_WHAT = columns(
+    ("collective", "text", "", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, …"),
+    ("process_group", "text", "", "name of the process group"),
+    ("group_description", "text", "", "what PyTorch calls the group: default_pg, mesh_tp, …"),
+    ("group_size", "int", "", "ranks of the group"),
+    ("dtype", "text", "", "type of the elements"),
+    ("bytes", "int", "bytes", "size of the larger of a rank's two buffers (nccl-tests' size)"),
+    ("algorithm", "text", "", "RING, TREE, NVLS, …: by the kernel's name"),
+    ("protocol", "text", "", "LL, LL128 or SIMPLE: by the kernel's name"),
+)
+
+
+def _described(descriptions: Sequence[Description], number: Ints) -> dict[str, list[Any]]:
+    chosen = [descriptions[at] for at in number.tolist()]
+    return {
+        "collective": [d.collective for d in chosen],
+        "process_group": [d.group for d in chosen],
+        "group_description": [d.group_description for d in chosen],
+        "group_size": [d.size for d in chosen],
+        "dtype": [d.dtype for d in chosen],
+        "bytes": [d.bytes for d in chosen],
+        "algorithm": [d.algorithm for d in chosen],
+        "protocol": [d.protocol for d in chosen],
+    }
+
+
+def _bandwidths(descriptions: Sequence[Description], number: Ints, ns: Ints) -> tuple[Floats, Floats]:
+    """Algorithm and bus bandwidth, GB/s."""
+    size = np.array([np.nan if d.bytes is None else d.bytes for d in descriptions], np.float64)
+    factor = np.array([np.nan if d.size is None else bus_factor(d.collective, d.size) for d in descriptions])
+    if not len(number):
+        return np.empty(0), np.empty(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        algorithm = np.where(ns > 0, size[number] / ns, np.nan)
+    return algorithm, algorithm * factor[number]
+
+
+def _seen(matched: Matched, found: Instances) -> Ints:
+    """Which instances several ranks have: the others have no skew."""
+    several: Ints = np.flatnonzero(found.seen > 1)
+    return several
+
+
+def _notes(matched: Matched, found: Instances) -> list[str]:
+    notes = [*matched.notes, *matched.clock_notes]
+    if len(found.seen) and not (found.seen > 1).any():
+        notes.append(
+            "each collective is seen on one rank only: there is no skew, and durations include waiting for the other "
+            "ranks, so that the bandwidths are lower bounds"
+        )
+    return notes
+
+
+def _only(values: Ints, several: npt.NDArray[np.bool_]) -> Floats:
+    return np.where(several, values / 1000.0, np.nan)
+
+
+def _compute_pct(matched: Matched, count: int) -> Floats:
+    """Over all ranks: how much of a collective's time other kernels ran in as well."""
+    own = np.bincount(matched.instance, matched.end - matched.start, count)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = np.where(own > 0, 100 * np.bincount(matched.instance, matched.compute_ns, count) / own, np.nan)
+    return found
+
+
+def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto") -> Answer:
+    matched = match(partials, align)
+    found = instances(matched)
+    largest = _largest(matched, found)
+    order = np.argsort(found.start, kind="stable")
+    found = Instances(*(getattr(found, name)[order] for name in Instances.__slots__))
+    several = found.seen > 1
+    description, sequence = largest[order], matched.sequence[found.row]
+    algorithm, bus = _bandwidths(matched.descriptions, description, found.transfer)
+    ranks = np.array(matched.ranks, np.int64)
+    last = ranks[matched.rank[found.row]] if len(found.row) else found.row
+    values = {
+        **_described(matched.descriptions, description),
+        "sequence": [None if number == NO_SEQUENCE else number for number in sequence.tolist()],
+        "ranks_seen": found.seen,
+        "start_ns": found.start,
+        "duration_us": (found.end - found.start) / 1000.0,
+        "transfer_us": found.transfer / 1000.0,
+        "algbw_gb_s": algorithm,
+        "busbw_gb_s": bus,
+        "start_skew_us": _only(found.last_start - found.start, several),
+        "end_skew_us": _only(found.end - found.first_end, several),
+        "skew_uncertainty_us": skew_uncertainty(matched)[order] / 1000.0,
+        "last_rank": [rank if shared else None for rank, shared in zip(last.tolist(), several.tolist(), strict=True)],
+        "compute_pct": _compute_pct(matched, len(order))[order],
+    }
+    return Answer(values, _notes(matched, found))
+
+
+@view(
+    "collectives",
+    _WHAT
+    + columns(
+        ("sequence", "int", "", "PyTorch's sequence number in the process group"),
+        ("ranks_seen", "int", "", "ranks whose trace has it"),
+        ("start_ns", "int", "ns", "Unix time at which the first rank began"),
+        ("duration_us", "float", "us", "until the last rank ended"),
+        ("transfer_us", "float", "us", "shortest duration of all ranks: that of the one that waited least"),
+        ("algbw_gb_s", "float", "GB/s", "bytes / transfer_us"),
+        ("busbw_gb_s", "float", "GB/s", "algbw times the factor of the collective (nccl-tests)"),
+        ("start_skew_us", "float", "us", "between the first and the last rank's begin"),
+        ("end_skew_us", "float", "us", "between the first and the last rank's end"),
+        ("skew_uncertainty_us", "float", "us", "how far the skews may be off by the clocks, on either side"),
+        ("last_rank", "int", "", "the rank that began last: the others waited for it"),
+        ("compute_pct", "float", "%", "of its time on all ranks in which other kernels ran on the same GPU"),
+    ),
+    reduce=_list,
+)
+def collective_instances(context: Context) -> RankCollectives:
+    """Every collective of NCCL or RCCL, over all ranks, in the order of time.
+
+    A collective is matched over ranks by its process group and sequence number. The time of the transfer is the
+    shortest duration of all ranks, since the others' durations include waiting for the last one. Bandwidths follow
+    nccl-tests: algbw = size / time, busbw = algbw x 2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter,
+    all_to_all, gather, scatter), 1 (others). Where the ranks' sizes differ (gather, scatter), the largest one counts.
+
+    align: how the clocks of the ranks are compared: "auto": by the offsets in the traces that somebody measured,
+    refined by collectives (docs/analysis.md, "Several ranks in one file"), and by the ends of collectives for ranks of
+    which nothing else is known; "clock": by the measured offsets alone; "collectives": by those ends alone.
+    """
+    return context.get(rank_collectives)
+
+
+def _largest(matched: Matched, found: Instances) -> Ints:
+    """The description of each instance: that of the rank whose buffer is the largest, of equal ones that began last."""
+    size = np.array([-1 if d.bytes is None else d.bytes for d in matched.descriptions], np.int64)
+    description = matched.description[found.row]
+    if not len(matched):
+        return description
+    most = np.full(len(found.seen), -1, np.int64)
+    own = size[matched.description]
+    np.maximum.at(most, matched.instance, own)
+    larger = np.flatnonzero((own == most[matched.instance]) & (own > size[description][matched.instance]))
+    description[matched.instance[larger]] = matched.description[larger]
+    return description
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Which collectives are one row. of: for each collective the row's number; names: of each row's process groups."""
+
+    of: Ints
+    descriptions: list[Description]
+    names: list[str | None]
+
+
+def _rows_of(descriptions: Sequence[Description], description: Ints, sizes: str, groups: str) -> _Rows:
+    numbers: dict[tuple[Description, str | None], int] = {}
+    row = np.zeros(len(descriptions), np.int64)
+    names: list[dict[str, None]] = []
+    for place in np.unique(description).tolist():
+        entry = descriptions[place]
+        kind = replace(entry, in_bytes=None, out_bytes=None)
+        if groups == "alike":
+            kind = replace(kind, ranks=(), group=None if entry.group_description is not None else entry.group)
+        number = numbers.setdefault((kind, _size_text(entry.bytes, sizes)), len(numbers))
+        names += [{}] * (number == len(names))
+        names[number] = names[number] | ({} if entry.group is None else {entry.group: None})
+        row[place] = number
+    listed = [", ".join(list(each)[:MAX_NAMES]) + (", …" if len(each) > MAX_NAMES else "") or None for each in names]
+    return _Rows(row[description], [kind for kind, _ in numbers], listed)
+
+
+def _size_text(size: int | None, sizes: str) -> str | None:
+    """What sizes are one row: this one, those of a power of two, or all."""
+    if size is None or sizes == "all":
+        return None
+    return str(size) if sizes == "exact" else str(size.bit_length())
+
+
+def _grouped(
+    partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto", sizes: str = "exact", groups: str = "alike"
+) -> Answer:
+    for name, value, known_values in (("sizes", sizes, SIZES), ("groups", groups, GROUPS)):
+        if value not in known_values:
+            raise ViewError(f"option {name}: {value!r} is none of {', '.join(known_values)}")
+    matched = match(partials, align)
+    found = instances(matched)
+    description = _largest(matched, found)
+    algorithm, bus = _bandwidths(matched.descriptions, description, found.transfer)
+    rows = _rows_of(matched.descriptions, description, sizes, groups)
+    inverse, count = rows.of, len(rows.descriptions)
+    calls = np.bincount(inverse, minlength=count)
+    several = found.seen > 1
+
+    def total(values: npt.NDArray[Any]) -> Floats:
+        return np.bincount(inverse, values.astype(np.float64), count).astype(np.float64)
+
+    def largest(values: npt.NDArray[Any]) -> Floats:
+        most = np.full(count, -np.inf)
+        np.maximum.at(most, inverse, np.nan_to_num(values.astype(np.float64), nan=-np.inf))
+        return np.where(np.isfinite(most), most, np.nan)
+
+    def mean(values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return total(np.where(weights > 0, values, 0) * weights) / total(weights)
+
+    size = np.array([np.nan if d.bytes is None else d.bytes for d in matched.descriptions], np.float64)
+    sized = np.isfinite(size[description]) if len(description) else np.empty(0, np.bool_)
+    time = total(found.transfer)
+    skew = found.last_start - found.start
+    last, share = _most_often_last(matched, found, inverse, count)
+    order = np.argsort(-time, kind="stable")
+    known = np.isfinite(algorithm)
+    values: dict[str, Any] = {
+        "calls": calls,
+        "total_us": time / 1000.0,
+        "mean_us": time / 1000.0 / np.maximum(calls, 1),
+        "min_us": -largest(-found.transfer) / 1000.0,
+        "max_us": largest(found.transfer) / 1000.0,
+        "wait_us": total(np.bincount(matched.instance, _waits(matched, found), len(found.seen))) / 1000.0,
+        "algbw_gb_s": mean(np.nan_to_num(algorithm), known * found.transfer),
+        "busbw_gb_s": mean(np.nan_to_num(bus), np.isfinite(bus) * found.transfer),
+        "max_busbw_gb_s": largest(bus),
+        "mean_start_skew_us": mean(skew, several.astype(np.int64)) / 1000.0,
+        "max_start_skew_us": largest(np.where(several, skew, np.nan)) / 1000.0,
+        "skew_uncertainty_us": _worst(skew_uncertainty(matched), inverse, several, count) / 1000.0,
+        "last_rank": last,
+        "last_rank_pct": share,
+        "compute_pct": _compute_of_groups(matched, inverse, count),
+    }
+    picked = {name: _picked(column, order) for name, column in values.items()}
+    described = _described(rows.descriptions, order)
+    described["process_group"] = [rows.names[at] for at in order.tolist()]
+    described["bytes"] = _whole(mean(np.nan_to_num(size[description]), sized.astype(np.int64)))[order].tolist()
+    described["bytes"] = [None if value < 0 else value for value in described["bytes"]]
+    return Answer({**described, **picked}, _notes(matched, found))
+
+
+def _whole(values: Floats) -> Ints:
+    """Rounded; below 0: unknown."""
+    rounded: Ints = np.rint(np.nan_to_num(values, nan=-1)).astype(np.int64)
+    return rounded
+
+
+def _worst(values: Floats, group: Ints, several: npt.NDArray[np.bool_], count: int) -> Floats:
+    """The largest of each group; unknown if one is, or if no collective of it is on several ranks."""
+    most = np.full(count, -np.inf)
+    np.fmax.at(most, group[several], values[several])
+    most[group[several & np.isnan(values)]] = np.nan
+    return np.where(np.isneginf(most), np.nan, most)
+
+
+def _picked(column: Any, order: Ints) -> Any:
+    return [column[at] for at in order.tolist()] if isinstance(column, list) else column[order]
+
+
+def _waits(matched: Matched, found: Instances) -> Ints:
+    """How long each rank was in a collective beyond the transfer."""
+    waited: Ints = matched.end - matched.start - found.transfer[matched.instance]
+    return waited
+
+
+def _compute_of_groups(matched: Matched, group: Ints, count: int) -> Floats:
+    own = np.bincount(group[matched.instance], matched.end - matched.start, count) if len(matched) else np.zeros(count)
+    computing = np.bincount(group[matched.instance], matched.compute_ns, count) if len(matched) else own
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = np.where(own > 0, 100 * computing / own, np.nan)
+    return found
+
+
+def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int) -> tuple[list[int | None], Floats]:
+    """The rank that came last most often in each group, and in how many per cent of the collectives."""
+    several = np.flatnonzero(found.seen > 1)
+    table = np.zeros((count, max(len(matched.ranks), 1)), np.int64)
+    np.add.at(table, (group[several], matched.rank[found.row[several]]), 1)
+    total = table.sum(1)
+    most = table.argmax(1)
+    ranks: list[int | None] = [
+        matched.ranks[at] if times else None for at, times in zip(most.tolist(), total.tolist(), strict=True)
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ranks, np.where(total > 0, 100 * table.max(1) / total, np.nan)
+
+
+@view(
+    "collective_summary",
+    _WHAT
+    + columns(
+        ("calls", "int", "", "collectives of this kind"),
+        ("total_us", "float", "us", "sum of their transfer times"),
+        ("mean_us", "float", "us", "mean transfer time"),
+        ("min_us", "float", "us", "shortest transfer time"),
+        ("max_us", "float", "us", "longest transfer time"),
+        ("wait_us", "float", "us", "time of all ranks in them beyond the transfers: waiting for the last rank"),
+        ("algbw_gb_s", "float", "GB/s", "bytes of all / total_us"),
+        ("busbw_gb_s", "float", "GB/s", "algbw times the factor of the collective (nccl-tests)"),
+        ("max_busbw_gb_s", "float", "GB/s", "of the fastest one"),
+        ("mean_start_skew_us", "float", "us", "between the first and the last rank's begin"),
+        ("max_start_skew_us", "float", "us", "the same, the largest"),
+        ("skew_uncertainty_us", "float", "us", "how far the skews may be off by the clocks, on either side"),
+        ("last_rank", "int", "", "the rank that began last most often"),
+        ("last_rank_pct", "float", "%", "of the collectives in which it did"),
+        ("compute_pct", "float", "%", "of their time on all ranks in which other kernels ran on the same GPU"),
+    ),
+    reduce=_grouped,
+)
+def collective_summary(context: Context) -> RankCollectives:
+    """The collectives of view `collectives` by what they do: kind, process group, size, type, algorithm, protocol.
+
+    Sorted by the sum of the transfer times. sizes: which are one row: "exact": those of one size; "log2": from a power
+    of two to below the next one, as the steps of nccl-tests; "all". bytes then is their mean. groups: "alike": process
+    groups of one description and size are one row, such as all tensor-parallel ones; "each". align: as there.
+    """
+    return context.get(rank_collectives)

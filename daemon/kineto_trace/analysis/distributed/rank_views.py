@@ -1,0 +1,338 @@
+"""All ranks of a job beside each other: who is slow, who waits for whom, and how long their steps take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.distributed.distributed_views import rank_overlap
+from kineto_trace.analysis.overview.step_breakdown import host_ranges
+from kineto_trace.collectives.rank_clocks import MAX_LISTED
+from kineto_trace.collectives.rank_matching import Matched, RankCollectives, match, rank_collectives
+from kineto_trace.collectives.rank_waits import Waits, waits
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+# What a rank is told to be: shares of a mean step.
+WAITED_FOR = 0.02  # the others wait for it as long as that
+SLOWER = 0.03  # its computation takes longer than the median rank's by that
+WAITS = 0.1  # it waits as long as that
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The steps of one rank on the host: names, lengths, and when they began (Unix ns, with the measured offset)."""
+
+    names: tuple[str, ...]
+    us: Floats
+    start: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """One rank. work (us): per step on its GPU, see RankOverlap."""
+
+    host: str
+    gpu: str
+    steps: RankSteps
+    work: Floats
+    found: RankCollectives
+
+
+def _rank_steps(context: Context) -> RankSteps:
+    ranges, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
+    start = ranges.clock.unix_ns(ranges.start) + offset
+    return RankSteps(ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us, start)
+
+
+def _counted_alike(partials: Sequence[tuple[int, RankSteps]]) -> tuple[list[tuple[int, RankSteps]], list[str]]:
+    """The steps of all ranks by the numbers of the first one, and what was changed.
+
+    A process counts from when somebody began to. Ranks whose numbers have none in common with those of the first rank
+    get the number of the step that began nearest to theirs.
+    """
+    numbered = [(rank, part) for rank, part in partials if part.names and all(name.isdecimal() for name in part.names)]
+    if not numbered:
+        return list(partials), []
+    first, reference = numbered[0]
+    known = np.array([int(name) for name in reference.names])
+    found, moved = dict(partials), []
+    for rank, part in numbered[1:]:
+        own = np.array([int(name) for name in part.names])
+        if np.isin(own, known).any():
+            continue
+        nearest = np.abs(reference.start[:, None] - part.start[None, :]).argmin(axis=0)
+        change = int(np.median(known[nearest] - own))
+        found[rank] = replace(part, names=tuple(str(number + change) for number in own.tolist()))
+        moved.append(f"{rank} ({-change:+d})")
+    if not moved:
+        return list(partials), []
+    shown = ", ".join(moved[:MAX_LISTED]) + (", …" if len(moved) > MAX_LISTED else "")
+    note = f"ranks count their steps differently; these have the numbers of rank {first}, by the time: {shown}"
+    return [(rank, found[rank]) for rank, _ in partials], [note]
+
+
+def _rank_facts(context: Context) -> RankFacts:
+    trace = context.trace
+    used = {int(number) for kind in GPU_TABLES for number in np.unique(trace.table(kind)["device"])}
+    named = {int(device.get("id", place)): device.get("name") for place, device in enumerate(trace.devices)}
+    names = sorted({str(named[number]) for number in used if named.get(number)})
+    return RankFacts(
+        host=trace.target.host,
+        gpu=", ".join(names),
+        steps=context.get(_rank_steps),
+        work=context.get(rank_overlap).overlap,
+        found=context.get(rank_collectives),
+    )
+
+
+# ------------------------------------------------------------ ranks
+
+
+def _quantile(values: Floats, share: float) -> float:
+    return float(np.quantile(values, share)) if len(values) else float("nan")
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _slowest(partials: Sequence[tuple[int, RankSteps]]) -> Ints:
+    """For each rank: in how many of the steps that several ranks have it took longest."""
+    times: dict[str, list[tuple[float, int]]] = {}
+    for place, (_, part) in enumerate(partials):
+        for name, us in zip(part.names, part.us.tolist(), strict=True):
+            times.setdefault(name, []).append((us, -place))
+    longest = [-max(each)[1] for each in times.values() if len(each) > 1]
+    return np.bincount(np.array(longest, np.int64), minlength=len(partials))
+
+
+def _waiting(matched: Matched, found: Waits) -> tuple[Floats, Floats]:
+    """For each rank (us): how long it waited, and how long the others waited for it on average."""
+    count = len(matched.ranks)
+    waited = np.bincount(matched.rank[found.row], found.ns, count)
+    others = np.maximum(np.bincount(matched.instance[found.row])[matched.instance[found.row]] - 1, 1)
+    caused = np.bincount(found.culprit, found.ns / others, count) if len(found.row) else np.zeros(count)
+    return waited / 1000.0, caused / 1000.0
+
+
+def _about(step: float, slower_pct: float, waiting: float, waited_for: float, most: int | None) -> str:
+    """What a rank is, in words."""
+    if not step > 0:
+        return ""
+    if waited_for >= WAITED_FOR * step:
+        if slower_pct >= 100 * SLOWER:
+            return f"slow: it computes {slower_pct:.0f} % longer than the median rank, and others wait for it"
+        if waiting < waited_for:  # else it is late since it waited for others
+            return "late: others wait for it, though it computes no longer; see its host (view idle_causes)"
+    if waiting >= WAITS * step:
+        return f"waits {100 * waiting / step:.0f} % of its steps" + (
+            f", most for rank {most}" if most is not None else ""
+        )
+    return ""
+
+
+def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
+    matched = match([(rank, part.found) for rank, part in partials], "clock")
+    found = waits(matched)
+    waited, caused = _waiting(matched, found)
+    most = _most_waited_for(matched, found)
+    alike, counted = _counted_alike([(rank, part.steps) for rank, part in partials])
+    steps = np.array([max(1, len(part.steps.names)) for _, part in partials])
+    computation = np.array([_mean(part.work[:, 0] + part.work[:, 1]) for _, part in partials])
+    known = computation[np.isfinite(computation) & (computation > 0)]
+    median = float(np.median(known)) if len(known) else float("nan")
+    mean = np.array([_mean(part.steps.us) for _, part in partials])
+    slower = 100 * (computation / median - 1)
+    values: dict[str, Any] = {
+        "rank": matched.ranks,
+        "host": [part.host or None for _, part in partials],
+        "gpu": [part.gpu or None for _, part in partials],
+        "steps": [len(part.steps.names) for _, part in partials],
+        "step_us": mean,
+        "step_p50_us": [_quantile(part.steps.us, 0.5) for _, part in partials],
+        "step_p95_us": [_quantile(part.steps.us, 0.95) for _, part in partials],
+        "step_max_us": [_quantile(part.steps.us, 1) for _, part in partials],
+        "slowest_steps": _slowest(alike),
+        "computation_us": computation,
+        "slower_pct": slower,
+        "communication_us": [_mean(part.work[:, 2]) for _, part in partials],
+        "waiting_us": waited / steps,
+        "waited_for_us": caused / steps,
+        "about": [
+            _about(*each) or None for each in zip(mean, slower, waited / steps, caused / steps, most, strict=True)
+        ],
+    }
+    notes = [] if len(found.row) else ["no collective is seen on several ranks: who waits for whom cannot be told"]
+    order = np.argsort(-caused / steps, kind="stable").tolist()
+    return Answer(
+        {name: [column[at] for at in order] for name, column in values.items()}, [*matched.notes, *counted, *notes]
+    )
+
+
+def _most_waited_for(matched: Matched, found: Waits) -> list[int | None]:
+    """For each rank the one that it waited for longest."""
+    count = len(matched.ranks)
+    table = np.zeros((count, count))
+    np.add.at(table, (matched.rank[found.row], found.culprit), found.ns)
+    return [matched.ranks[row.argmax()] if row.max() > 0 else None for row in table]
+
+
+@view(
+    "ranks",
+    columns(
+        ("rank", "int", "", "rank of the process in its job"),
+        ("host", "text", "", "its host"),
+        ("gpu", "text", "", "name of the GPU that it uses"),
+        ("steps", "int", "", "its steps"),
+        ("step_us", "float", "us", "mean length of a step on the host"),
+        ("step_p50_us", "float", "us", "median length"),
+        ("step_p95_us", "float", "us", "95 of 100 steps take no longer"),
+        ("step_max_us", "float", "us", "longest one"),
+        ("slowest_steps", "int", "", "steps that took longest on this rank"),
+        ("computation_us", "float", "us", "per step: kernels ran that do not communicate"),
+        ("slower_pct", "float", "%", "by how much that is more than on the median rank"),
+        ("communication_us", "float", "us", "per step: kernels communicated and none computed"),
+        ("waiting_us", "float", "us", "per step: in collectives, beyond the time of the rank that came last"),
+        ("waited_for_us", "float", "us", "per step: how long each other rank waited for this one, on average"),
+        ("about", "text", "", "slow, late, or waiting: what is unusual about it"),
+    ),
+    reduce=_rank_rows,
+)
+def rank_table(context: Context) -> RankFacts:
+    """One row for each rank: its steps, how long it computes, how long it waits, and how long others wait for it.
+
+    Those for which the others wait longest stand first.
+
+    Collectives bring the steps of all ranks to one length; so who is slow is told by computation_us and waited_for_us.
+    A rank for which the others wait, but which computes no longer than they do, is late on its host.
+
+    Waiting is told by durations alone (view rank_waits), so that clocks do not matter; other kernels may have run
+    meanwhile. A rank is called slow or late if the others wait for it for 2 % of a step or more: slow, if its
+    computation takes 3 % longer than the median rank's or more; else late, unless it waits longer itself, which is
+    what made it late.
+    """
+    return context.get(_rank_facts)
+
+
+# ------------------------------------------------------------ waits
+
+
+def _wait_rows(partials: Sequence[tuple[int, RankCollectives]]) -> Answer:
+    matched = match(partials, "clock")
+    found = waits(matched)
+    count = len(matched.ranks)
+    waiting = (matched.rank[found.row] != found.culprit) & (found.ns > 0)
+    row, ns, culprit = found.row[waiting], found.ns[waiting], found.culprit[waiting]
+    pair, inverse = np.unique(matched.rank[row] * count + culprit, return_inverse=True)
+    total = np.bincount(inverse, ns, len(pair))
+    calls = np.bincount(inverse, minlength=len(pair))
+    of_rank = np.bincount(matched.rank[found.row], found.ns, count)
+    order = np.argsort(-total, kind="stable")
+    rank, other = np.divmod(pair[order], count)
+    ranks = np.array(matched.ranks, np.int64)
+    where = _where(matched, row, ns, inverse, len(pair))
+    values: dict[str, Any] = {
+        "rank": ranks[rank],
+        "waits_for": ranks[other],
+        "wait_us": total[order] / 1000.0,
+        "wait_pct": 100 * total[order] / np.maximum(of_rank[rank], 1),
+        "collectives": calls[order],
+        "mean_wait_us": total[order] / np.maximum(calls[order], 1) / 1000.0,
+        "where": [where[at] for at in order.tolist()],
+    }
+    notes = [] if len(found.row) else ["no collective is seen on several ranks: nobody is seen to wait for anybody"]
+    return Answer(values, [*matched.notes, *notes])
+
+
+def _where(matched: Matched, row: Ints, ns: Ints, pair: Ints, count: int) -> list[str]:
+    """In what collectives each pair waited longest."""
+    texts: dict[str, int] = {}
+    names = [
+        texts.setdefault(" ".join(filter(None, (d.collective, d.group_description or d.group))), len(texts))
+        for d in matched.descriptions
+    ]
+    kind = np.array(names, np.int64)[matched.description[row]] if len(row) else row
+    table = np.zeros((count, max(len(texts), 1)))
+    np.add.at(table, (pair, kind), ns)
+    listed = list(texts)
+    return [listed[at] for at in table.argmax(1).tolist()] if count else []
+
+
+@view(
+    "rank_waits",
+    columns(
+        ("rank", "int", "", "the rank that waits"),
+        ("waits_for", "int", "", "the rank that came last"),
+        ("wait_us", "float", "us", "how long, in all"),
+        ("wait_pct", "float", "%", "of all that it waited for anybody"),
+        ("collectives", "int", "", "collectives in which it did"),
+        ("mean_wait_us", "float", "us", "how long in each of them, on average"),
+        ("where", "text", "", "collective and process group in which it waited for it longest"),
+    ),
+    reduce=_wait_rows,
+)
+def rank_waits(context: Context) -> RankCollectives:
+    """Which rank waited for which, the longest waits first.
+
+    No rank can leave an all_reduce, all_gather, reduce_scatter, all_to_all or barrier before all others have entered
+    it: the rank that was in it for the shortest time came last, and what another one was in it beyond that, it waited
+    for that rank. So clocks do not matter. Collectives are matched by process group and sequence number.
+    """
+    return context.get(rank_collectives)
+
+
+# ------------------------------------------------------------ steps
+
+
+def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
+    alike, notes = _counted_alike(partials)
+    times: dict[str, list[tuple[float, int]]] = {}
+    for rank, part in alike:
+        for name, us in zip(part.names, part.us.tolist(), strict=True):
+            times.setdefault(name, []).append((us, rank))
+    named = sorted(times, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    lengths_of = [np.array([us for us, _ in times[name]]) for name in named]
+    median = np.array([np.median(each) for each in lengths_of])
+    longest = [max(times[name], key=lambda entry: (entry[0], -entry[1])) for name in named]
+    values: dict[str, Any] = {
+        "step": named,
+        "ranks": [len(each) for each in lengths_of],
+        "min_us": [each.min() for each in lengths_of],
+        "median_us": median,
+        "p95_us": [np.quantile(each, 0.95) for each in lengths_of],
+        "max_us": [each.max() for each in lengths_of],
+        "spread_pct": [100 * (each.max() - each.min()) / max(np.median(each), 1e-9) for each in lengths_of],
+        "slowest_rank": [
+            rank if len(times[name]) > 1 else None for name, (_, rank) in zip(named, longest, strict=True)
+        ],
+    }
+    return Answer(values, notes if named else ["the traces have no event that a step could be made of"])
+
+
+@view(
+    "step_spread",
+    columns(
+        ("step", "text", "", 'number of the step; "all": the trace has no steps'),
+        ("ranks", "int", "", "ranks that have it"),
+        ("min_us", "float", "us", "length of the step on the fastest rank"),
+        ("median_us", "float", "us", "on the median rank"),
+        ("p95_us", "float", "us", "on 95 of 100 ranks it takes no longer"),
+        ("max_us", "float", "us", "on the slowest rank"),
+        ("spread_pct", "float", "%", "difference of slowest and fastest, as a share of the median"),
+        ("slowest_rank", "int", "", "the rank on which it took longest"),
+    ),
+    reduce=_spread_rows,
+)
+def step_spread(context: Context) -> RankSteps:
+    """How long each step took over all ranks, on the host, in the order of the steps' numbers.
+
+    Ranks that count differently are brought to the numbers of the first one by the time at which steps began.
+    """
+    return context.get(_rank_steps)

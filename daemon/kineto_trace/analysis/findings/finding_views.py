@@ -1,0 +1,58 @@
+"""The view of what to change first."""
+
+from kineto_trace.analysis.findings.finding_rules import findings, stack_of
+from kineto_trace.analysis.idle.idle_cause_views import NO_GPU
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+
+@view(
+    "findings",
+    columns(
+        ("place", "int", "", "1: the one that saves most"),
+        ("finding", "text", "", "short name of the kind of finding"),
+        ("title", "text", "", "what is wrong"),
+        ("saving_us", "float", "us", "time that it would give, over all steps (or the whole trace)"),
+        ("saving_pct", "float", "%", "share of that time"),
+        ("saving_per_step_us", "float", "us", "the same per training step"),
+        ("advice", "text", "", "what to do"),
+        ("evidence", "text", "", "what was seen, and what the saving assumes"),
+        ("op", "text", "", "operator that shows it best"),
+        ("call_stack", "text", "", "Python frames around that operator, the innermost first"),
+        ("kernels", "texts", "", "kernels or copies with the most time in it"),
+    ),
+)
+def findings_view(context: Context, *, top: int = 10) -> Answer:
+    """What to change first, each with the time that it would give and the evidence.
+
+    Looks for GPU idle time by cause (the view idle_causes), for communication and pageable copies that no
+    computation hides, matrix products that do not use tensor cores, elementwise kernels that could be fused, and
+    kernels that leave a part of the GPU without work. Findings that save less than half a per cent are left out.
+
+    top: how many at most.
+    """
+    found = context.get(findings)
+    chosen = found.findings[: max(top, 0)]
+    ops, strings = context.trace.table("cpu_op"), context.trace.strings
+    notes = [] if found.window_ns else [NO_GPU]
+    if len(chosen) > 1:
+        notes.append("savings overlap: they do not add up")
+    return Answer(
+        {
+            "place": list(range(1, len(chosen) + 1)),
+            "finding": [finding.name for finding in chosen],
+            "title": [finding.title for finding in chosen],
+            "saving_us": [finding.saving_ns / 1e3 for finding in chosen],
+            "saving_pct": [100 * finding.saving_ns / found.window_ns for finding in chosen],
+            "saving_per_step_us": [
+                finding.saving_ns / 1e3 / found.steps if found.steps else None for finding in chosen
+            ],
+            "advice": [finding.advice for finding in chosen],
+            "evidence": [finding.evidence for finding in chosen],
+            "op": [strings[int(ops["name"][finding.op])] if finding.op >= 0 else None for finding in chosen],
+            "call_stack": [stack_of(context, finding.op) for finding in chosen],
+            "kernels": [list(finding.kernels) for finding in chosen],
+        },
+        notes,
+    )

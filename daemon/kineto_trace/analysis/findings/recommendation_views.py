@@ -1,0 +1,229 @@
+"""What the figures of the overview suggest to change: the seven rules of the TensorBoard profiler plug-in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
+from kineto_trace.analysis.overview.gpu_figures import (
+    GpuFigures,
+    device_properties,
+    global_memory,
+    gpu_figures,
+    is_count,
+    peaks_of_devices,
+    plugin_gpu_figures,
+)
+from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
+from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES
+from kineto_trace.compat.tensorboard.plugin_steps import host_tables, used_processes
+from kineto_trace.kernel_traits.kernel_types import communication_names, communication_op_names
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import OP_TABLES
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, Compat, view
+
+DATA_LOADING_SHARE = 0.05  # of the mean step
+COMMUNICATION_SHARE = 0.10
+LOW_UTILIZATION = 0.5
+NCCL_CAPABILITY = 3.5
+TENSOR_CORE_CAPABILITY = 7
+MEMORY_SHARE = 0.9
+_GB = 1 << 30
+
+_ADVICE = {
+    "data_loading": "Load batches in worker processes: set num_workers of the DataLoader, and pin_memory; "
+    "move costly transformations out of the training loop.",
+    "data_parallel": "Use DistributedDataParallel, one process per GPU: DataParallel copies the model in every step "
+    "and drives all GPUs from one process.",
+    "nccl_backend": 'Initialise torch.distributed with backend="nccl": it is the fastest one for GPUs.',
+    "communication": "Send less or less often: accumulate gradients over several batches, compress them "
+    "(DDP communication hooks), or enlarge the batch. Larger batches can change convergence; optimizers such as "
+    "LAMB are made for them.",
+    "low_utilization": "Give the GPU more work per launch: enlarge the batch, fuse kernels (torch.compile) or replay "
+    "CUDA graphs. Larger batches can change convergence.",
+    "tensor_cores": "Use automatic mixed precision (torch.autocast), or allow TF32 for float32: these operators could "
+    "use tensor cores and do not.",
+    "memory": "Store fewer activations (activation checkpointing) or smaller ones (mixed precision): allocations are "
+    "close to what the GPU has.",
+}
+
+
+class Finding(NamedTuple):
+    """A rule that applies. value and threshold in `unit`."""
+
+    rule: str
+    value: float
+    threshold: float
+    unit: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the rules look at. devices: properties by number; peaks: allocated bytes of each (device, its memory)."""
+
+    steps: Breakdown
+    gpus: list[GpuFigures]
+    use: TensorUse
+    names: frozenset[str]
+    used_devices: int
+    capabilities: Mapping[int, float]
+    uses_nccl: bool
+    tensor_devices: list[int]
+    peaks: list[tuple[int, int, int]]
+
+
+@view(
+    "recommendations",
+    columns(
+        ("rule", "text", "", "short name of the rule"),
+        ("value", "float", "", "the figure that triggered it, in `unit`"),
+        ("threshold", "float", "", "what it is compared with, in `unit`"),
+        ("unit", "text", "", "%: of the mean step, of time or of memory; else what is counted"),
+        ("advice", "text", "", "what to do"),
+        ("evidence", "text", "", "where the figure comes from"),
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """What to change first, where a figure of the overview is beyond a threshold. No row: nothing is.
+
+    data_loading: more than 5 % of the mean step waits for data. data_parallel: DataParallel runs on more than one
+    GPU. nccl_backend: DistributedDataParallel without NCCL, on a GPU of compute capability 3.5 or more.
+    communication: more than 10 % of the mean step is communication that nothing else hides. low_utilization: a GPU
+    runs kernels in less than 50 % of the steps' time. tensor_cores: no kernel uses tensor cores on a GPU that has
+    them (compute capability 7 or more), but operators ran that could. memory: more than 90 % of a GPU's memory was
+    allocated at some time (this needs recorded allocations).
+
+    The plug-in's figures: its breakdown, utilization and names of kernels; it looks only at the first GPU for tensor
+    cores, and of devices with too much memory it tells the first one.
+    """
+    plugin = compat is Compat.PLUGIN
+    facts = _plugin_facts(context) if plugin else _facts(context)
+    found = [*_distributed(facts), *_gpus(facts)]
+    loading = facts.steps.average("dataloader")
+    if loading > DATA_LOADING_SHARE:
+        found.insert(0, _share("data_loading", loading, DATA_LOADING_SHARE, "mean step spent on waiting for batches"))
+    found += _memory(facts, first_only=plugin)
+    return _answer(found, [] if found else ["no figure is beyond its threshold"])
+
+
+def _answer(found: list[Finding], notes: list[str]) -> Answer:
+    values = {name: [getattr(finding, name) for finding in found] for name in Finding._fields}
+    return Answer({**values, "advice": [_ADVICE[finding.rule] for finding in found]}, notes)
+
+
+def _share(rule: str, value: float, threshold: float, evidence: str) -> Finding:
+    return Finding(rule, 100 * value, 100 * threshold, "%", f"{100 * value:.1f} % of the {evidence}")
+
+
+def _distributed(facts: _Facts) -> list[Finding]:
+    found = []
+    if "DataParallel.forward" in facts.names and facts.used_devices > 1:
+        evidence = f"DataParallel.forward was called, and {facts.used_devices} GPUs had work"
+        found.append(Finding("data_parallel", facts.used_devices, 1, "GPUs", evidence))
+    capable = {device: value for device, value in facts.capabilities.items() if value >= NCCL_CAPABILITY}
+    if "DistributedDataParallel.forward" in facts.names and not facts.uses_nccl and capable:
+        device, value = next(iter(capable.items()))
+        evidence = f"DistributedDataParallel.forward was called without NCCL; GPU {device} has capability {value}"
+        found.append(Finding("nccl_backend", value, NCCL_CAPABILITY, "compute capability", evidence))
+    communication = facts.steps.average("communication")
+    if communication > COMMUNICATION_SHARE:
+        found.append(_share("communication", communication, COMMUNICATION_SHARE, "mean step is communication only"))
+    return found
+
+
+def _gpus(facts: _Facts) -> list[Finding]:
+    found = []
+    low = [gpu for gpu in facts.gpus if gpu.kernels and gpu.utilization < LOW_UTILIZATION]
+    if low:
+        worst = min(gpu.utilization for gpu in low)
+        listed = ", ".join(f"GPU {gpu.device}: {100 * gpu.utilization:.1f} %" for gpu in low)
+        found.append(Finding("low_utilization", 100 * worst, 100 * LOW_UTILIZATION, "%", f"utilization of {listed}"))
+    if facts.tensor_devices and facts.use.eligible_share > 0:
+        listed = ", ".join(str(device) for device in facts.tensor_devices)
+        evidence = f"operators' kernel time could use tensor cores; no kernel does on GPU {listed}"
+        found.append(_share("tensor_cores", facts.use.eligible_share, 0, evidence))
+    return found
+
+
+def _memory(facts: _Facts, *, first_only: bool) -> list[Finding]:
+    full = [peak for peak in facts.peaks if peak[1] > peak[2] * MEMORY_SHARE]
+    return [
+        _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")
+        for device, peak, memory in (full[:1] if first_only else full)
+        if memory > 0
+    ]
+
+
+def _facts(context: Context) -> _Facts:
+    """The right figures, of all GPUs."""
+    trace, gpus, use = context.trace, context.get(gpu_figures), context.get(tensor_use)
+    kernels = np.unique(trace.table("kernel")["name"])
+    host = [np.unique(trace.table(kind)["name"]) for kind in OP_TABLES]
+    nccl_ops = np.flatnonzero(context.get(communication_op_names))
+    nccl_names = {number for number in nccl_ops.tolist() if trace.strings[number].startswith(("nccl:", "rccl:"))}
+    properties = context.get(device_properties)
+    return _Facts(
+        steps=context.get(breakdown),
+        gpus=gpus,
+        use=use,
+        names=frozenset(trace.strings[number] for names in host for number in names.tolist()),
+        used_devices=len(gpus),
+        capabilities=_capabilities(properties),
+        uses_nccl=bool(context.get(communication_names)[kernels].any())
+        or any(number in nccl_names for names in host for number in names.tolist()),
+        tensor_devices=[
+            gpu.device
+            for gpu in gpus
+            if gpu.kernels
+            and gpu.tensor_cores == 0
+            and _major(properties.get(gpu.device, {})) >= TENSOR_CORE_CAPABILITY
+        ],
+        peaks=[
+            (gpu.device, gpu.peak_memory_bytes, gpu.memory_bytes)
+            for gpu in gpus
+            if gpu.peak_memory_bytes is not None and gpu.memory_bytes is not None
+        ],
+    )
+
+
+def _plugin_facts(context: Context) -> _Facts:
+    """The plug-in's figures. Properties are taken by place in the file's list, also from its end (CPUs have -1)."""
+    trace, use = context.trace, context.get(plugin_tensor_use)
+    numbers = np.unique(np.concatenate([table["name"] for table in host_tables(context)]))
+    names = frozenset(trace.strings[number] for number in numbers.tolist())
+    devices = trace.devices
+    no_tensor_cores = bool(len(trace.table("kernel"))) and use.kernel_share == 0
+    return _Facts(
+        steps=context.get(plugin_breakdown),
+        gpus=context.get(plugin_gpu_figures),
+        use=use,
+        names=names,
+        used_devices=len(used_processes(context)),
+        capabilities=_capabilities(dict(enumerate(devices))),
+        uses_nccl=any(name.startswith("nccl:") for name in names & COLLECTIVES),
+        tensor_devices=[0] if no_tensor_cores and devices and _major(devices[0]) >= TENSOR_CORE_CAPABILITY else [],
+        peaks=[
+            (device, peak, memory)
+            for (_, device), peak in context.get(peaks_of_devices).items()
+            if -len(devices) <= device < len(devices) and (memory := global_memory(devices[device])) is not None
+        ],
+    )
+
+
+def _capabilities(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    known = {number: (item.get("computeMajor"), item.get("computeMinor")) for number, item in devices.items()}
+    return {
+        number: float(f"{major}.{minor}")
+        for number, (major, minor) in known.items()
+        if is_count(major) and is_count(minor)
+    }
+
+
+def _major(properties: Mapping[str, Any]) -> int:
+    found: Any = properties.get("computeMajor")
+    return int(found) if is_count(found) else 0

@@ -1,0 +1,1 @@
+"""Shows where the host's time goes: operators, modules and Python functions."""

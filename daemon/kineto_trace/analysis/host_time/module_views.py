@@ -1,0 +1,230 @@
+"""Modules and call trees: where the time of the host and of the GPU goes, from the outside to the inside."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_time.op_times import op_times
+from kineto_trace.arrays.row_groups import subtree_sums, sums
+from kineto_trace.compat.tensorboard.plugin_modules import plugin_modules
+from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_MODULE, STEP_PREFIX
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls, gpu, ops
+from kineto_trace.structure.event_tree import KINDS, build
+from kineto_trace.structure.module_calls import TORCH_PREFIX, ModuleCalls, backward_roots, module_calls, paths
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, Compat, view
+
+NOTHING = -1
+NS_PER_US = 1000
+SEPARATOR = "/"
+STEPS = "ProfilerStep"
+NO_MODULES = "the trace has no calls of modules: record with with_modules=True or with_stack=True"
+
+Ints = npt.NDArray[np.int64]
+
+
+@view(
+    "modules",
+    columns(
+        ("path", "text", "", "names of the modules from the outermost to this one, / between them"),
+        ("name", "text", "", "of the module: its class and its number among modules of this class"),
+        ("module_id", "int", "", "the profiler's number of the module"),
+        ("depth", "int", "", "0: outermost"),
+        ("occurrences", "int", "", "how often it was called"),
+        ("operators", "int", "", "operators that it called itself"),
+        ("host_total_us", "float", "us", "host time of its calls"),
+        ("host_self_us", "float", "us", "less that of the modules inside (compat: and of its operators)"),
+        ("host_overhead_us", "float", "us", "host time in neither modules nor operators: Python"),
+        ("device_total_us", "float", "us", "GPU time that was launched in its calls"),
+        ("device_self_us", "float", "us", "less that of the modules inside"),
+        ("backward_host_us", "float", "us", "host time of the backward operators of its operators, modules inside too"),
+        ("backward_device_us", "float", "us", "GPU time of those"),
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def modules(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """The modules of the model as they call each other, with the time of each on the host and on the GPU.
+
+    One row per path of calls: a module that is called from two places has two rows. Outer modules come before those
+    inside, in the order of their first calls. An operator belongs to the innermost module that runs when it starts, a
+    kernel to the one that runs when it is launched. The backward pass of a module is that of its forward operators,
+    found by the links that autograd's sequence numbers give; it is not part of the other figures. With PyTorch
+    Lightning, modules are its "[pl][module]" operators.
+
+    compat=plugin: the module view (for PyTorch Lightning the Lightning view) of the TensorBoard profiler plug-in: every
+    row has the figures of all calls of the module, wherever it was called from, and device time only where external
+    ids lead to operators. It has no backward figures here.
+    """
+    if compat is Compat.PLUGIN:
+        return _plugin(context)
+    found = context.get(module_calls)
+    count, path_count = len(found), int(found.path.max(initial=-1)) + 1
+    activity, times, table = context.get(gpu), context.get(op_times), context.trace.table("cpu_op")
+    launched = found.activity >= 0
+    took = (activity.end - activity.start)[launched]
+    device = sums(found.activity[launched], took, count)
+    direct = _direct_operators(context, found)
+    inside = np.flatnonzero(found.parent >= 0)
+    length = found.end - found.start
+    in_modules = sums(found.parent[inside], length[inside], count)
+    lasting = found.end[found.op[direct]] - table["start"][direct]  # of the module, from when an operator begins
+    in_operators = sums(found.op[direct], np.minimum(times.host_total[direct], lasting), count)
+    root, forward = backward_roots(context)
+    of_module = found.op[forward] if len(forward) else np.empty(0, np.int64)
+    root, of_module = root[of_module >= 0], of_module[of_module >= 0]
+    backward_host = subtree_sums(sums(of_module, times.host_total[root], count), found.stop)
+    backward_device = subtree_sums(sums(of_module, times.device_total[root], count), found.stop)
+    figures = {
+        "host_total_us": length,
+        "host_self_us": length - in_modules,
+        "host_overhead_us": np.maximum(length - in_modules - in_operators, 0),  # operators may cross modules
+        "device_total_us": subtree_sums(device, found.stop),
+        "device_self_us": device,
+        "backward_host_us": backward_host,
+        "backward_device_us": backward_device,
+    }
+    first = np.full(path_count, count, np.int64)
+    np.minimum.at(first, found.path, np.arange(count))
+    order = _preorder(found.path[found.parent[first]] if count else first, found.parent[first] < 0, found.start[first])
+    names = [_name(context.trace.strings[number]) for number in found.name[first].tolist()]
+    texts, depth = _texts(found.path[found.parent[first]], found.parent[first] < 0, names)
+    values: dict[str, Any] = {
+        key: (sums(found.path, column, path_count) / NS_PER_US)[order] for key, column in figures.items()
+    }
+    values["occurrences"] = np.bincount(found.path, minlength=path_count)[order]
+    values["operators"] = sums(found.path[found.op[direct]], np.ones(len(direct)), path_count)[order]
+    values["module_id"] = found.module[first][order]
+    values["path"] = [texts[number] for number in order.tolist()]
+    values["name"] = [names[number] for number in order.tolist()]
+    values["depth"] = np.array(depth, np.int64)[order]
+    return Answer(values, [] if count or not len(table) else [NO_MODULES])
+
+
+def _direct_operators(context: Context, found: ModuleCalls) -> Ints:
+    """Rows of the operators that modules called themselves: not inside another operator of the same call."""
+    tree = context.get(ops)
+    above = tree.nested.tree.parent[tree.place]
+    outer = np.append(found.op, NOTHING)[np.where(above >= 0, tree.row[above], -1)] if len(above) else above
+    names = context.trace.strings
+    lightning = np.array([text.startswith(LIGHTNING_MODULE) for text in names] + [False])
+    wrapper = lightning[context.trace.table("cpu_op")["name"]]
+    wrapped_above = np.append(wrapper, False)[np.where(above >= 0, tree.row[above], -1)] if len(above) else wrapper
+    return np.flatnonzero((found.op >= 0) & ~wrapper & ((found.op != outer) | wrapped_above))
+
+
+def _preorder(above: Ints, outermost: npt.NDArray[np.bool_], start: Ints) -> Ints:
+    """Paths (outer ones have lower numbers) from the outside to the inside, siblings by start. One loop per path."""
+    children: dict[int, list[int]] = {}
+    for number in np.argsort(start, kind="stable").tolist():
+        children.setdefault(NOTHING if outermost[number] else int(above[number]), []).append(number)
+    order: list[int] = []
+    stack = list(reversed(children.get(NOTHING, [])))
+    while stack:
+        number = stack.pop()
+        order.append(number)
+        stack += reversed(children.get(number, []))
+    return np.array(order, np.int64)
+
+
+def _texts(above: Ints, outermost: npt.NDArray[np.bool_], names: list[str]) -> tuple[list[str], list[int]]:
+    """The texts and depths of paths (outer ones have lower numbers)."""
+    texts: list[str] = []
+    depth: list[int] = []
+    for number, name in enumerate(names):
+        outer = NOTHING if outermost[number] else int(above[number])
+        texts.append(name if outer == NOTHING else texts[outer] + SEPARATOR + name)
+        depth.append(0 if outer == NOTHING else depth[outer] + 1)
+    return texts, depth
+
+
+def _name(text: str) -> str:
+    return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)
+
+
+def _plugin(context: Context) -> Answer:
+    rows = context.get(plugin_modules)
+    missing = [None] * len(rows)
+    return Answer(
+        {
+            "path": [SEPARATOR.join(row.names) for row in rows],
+            "name": [row.names[-1] for row in rows],
+            "module_id": [row.module for row in rows],
+            "depth": [len(row.names) - 1 for row in rows],
+            "occurrences": [row.figures.occurrences for row in rows],
+            "operators": [row.figures.operators for row in rows],
+            "host_total_us": [row.figures.host_total for row in rows],
+            "host_self_us": [row.figures.host_self for row in rows],
+            "host_overhead_us": [row.figures.host_self for row in rows],
+            "device_total_us": [row.figures.device_total for row in rows],
+            "device_self_us": [row.figures.device_self for row in rows],
+            "backward_host_us": missing,
+            "backward_device_us": missing,
+        },
+        [] if rows or not len(context.trace.table("cpu_op")) else [NO_MODULES],
+    )
+
+
+@view(
+    "call_tree",
+    columns(
+        ("path", "texts", "", "names from the outermost to this one"),
+        ("name", "text", "", "operator, annotation or Python function"),
+        ("kind", "text", "", "cpu_op, user_annotation or python_function"),
+        ("depth", "int", "", "0: outermost"),
+        ("calls", "int", "", "how often this path was taken"),
+        ("host_total_us", "float", "us", "host time from start to end"),
+        ("host_self_us", "float", "us", "less that of what is inside"),
+        ("device_total_us", "float", "us", "GPU time that was launched in it"),
+        ("device_self_us", "float", "us", "less what was launched in what is inside"),
+    ),
+)
+def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> Answer:
+    """Operators and annotations of all threads merged by their paths: equal chains of names are one row.
+
+    All training steps are one, "ProfilerStep". Rows stand from the outside to the inside, siblings with the most
+    device time first, then those with the most host time. python: with the Python functions (exact ones, not
+    samples). max_depth: only so many levels; 0: all.
+    """
+    trace, activity, launched = context.trace, context.get(gpu), context.get(calls)
+    tables = {kind: trace.tables[kind] for kind in KINDS if kind in trace.tables and (python or kind != KINDS[0])}
+    tree = build(tables, trace.window_end_ns)
+    name = np.zeros(len(tree), np.int32)
+    for number, kind in enumerate(KINDS):
+        own = tree.kind == number
+        name[own] = trace.table(kind)["name"][tree.row[own]]
+    is_step = np.array([text.startswith(STEP_PREFIX) for text in trace.strings], np.bool_)
+    same = np.where(is_step, np.argmax(is_step) if len(is_step) else 0, np.arange(len(is_step)))
+    path = paths(tree.parent, tree.depth, same[name] * len(KINDS) + tree.kind)
+    count = int(path.max(initial=-1)) + 1
+    node = tree.innermost(launched.thread, launched.start).astype(np.int64)
+    node = np.append(node, NOTHING)[activity.call]
+    device = sums(node[node >= 0], (activity.end - activity.start)[node >= 0], len(tree))
+    total = sums(path, subtree_sums(device, tree.stop), count)
+    host = sums(path, tree.end - tree.start, count)
+    first = np.full(count, len(tree), np.int64)
+    np.minimum.at(first, path, np.arange(len(tree)))
+    above, outermost = path[tree.parent[first]] if count else first, tree.parent[first] < 0
+    # Siblings in the order of their weight: a number that is lower for more time.
+    rank = np.empty(count, np.int64)
+    rank[np.lexsort((-host, -total))] = np.arange(count)
+    order = _preorder(above, outermost, rank)
+    names = [STEPS if is_step[number] else trace.strings[number] for number in name[first].tolist()]
+    depth = tree.depth[first][order]
+    chains: list[list[str]] = []
+    for number, text in enumerate(names):
+        chains.append([text] if outermost[number] else [*chains[int(above[number])], text])
+    shown = order if not max_depth else order[depth < max_depth]
+    values = {
+        "path": [chains[number] for number in shown.tolist()],
+        "name": [names[number] for number in shown.tolist()],
+        "kind": [KINDS[number] for number in tree.kind[first][shown].tolist()],
+        "depth": tree.depth[first][shown],
+        "calls": np.bincount(path, minlength=count)[shown],
+        "host_total_us": host[shown] / NS_PER_US,
+        "host_self_us": sums(path, tree.self_ns, count)[shown] / NS_PER_US,
+        "device_total_us": total[shown] / NS_PER_US,
+        "device_self_us": sums(path, device, count)[shown] / NS_PER_US,
+    }
+    return Answer(values)

@@ -1,0 +1,1 @@
+"""Shows when GPUs are idle, and why."""

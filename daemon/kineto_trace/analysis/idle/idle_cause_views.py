@@ -1,0 +1,134 @@
+"""Views of what the GPUs waited for."""
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleGaps, idle_gaps
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
+from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+NO_GPU = "the trace has no GPU activity"
+
+
+@view(
+    "idle_causes",
+    columns(
+        ("device", "int", "", "GPU"),
+        ("cause", "text", "", f"one of {', '.join(CAUSES)}"),
+        ("gaps", "int", "", "how many gaps"),
+        ("idle_us", "float", "us", "their length together"),
+        ("idle_pct", "float", "%", "share of the GPU's idle time"),
+        ("window_pct", "float", "%", "share of the window (the steps, or the trace)"),
+        ("longest_us", "float", "us", "the longest gap"),
+        ("op", "text", "", "the operator to which most of this idle time belongs"),
+        ("op_us", "float", "us", "idle time that belongs to it"),
+    ),
+)
+def idle_causes(context: Context) -> Answer:
+    """Why each GPU was idle, by cause.
+
+    A gap is a stretch without any kernel, copy or fill on the GPU. It is judged by the activity that ends it: launched
+    before the gap began (queued), or late, by a host that had waited for the GPU (synchronisation), for the next batch
+    (data_loading), for other ranks (communication), for CUDA's memory allocation (memory), or was just busy (host:
+    the launch-bound case). The rule is of kineto_trace.analysis.idle.idle_gaps.
+    """
+    found = context.get(idle_gaps)
+    ops = context.trace.table("cpu_op")
+    rows = []
+    for device, window in found.windows.items():
+        own = found.device == device
+        idle = int(found.length[own].sum())
+        for number, cause in enumerate(CAUSES):
+            chosen = np.flatnonzero(own & (found.cause == number))
+            if len(chosen):
+                length = found.length[chosen]
+                total = int(length.sum())
+                names, times = _by_op(found, chosen, ops["name"])
+                top = int(np.argmax(times)) if len(times) else NOTHING
+                rows.append(
+                    (
+                        device,
+                        cause,
+                        len(chosen),
+                        total / 1e3,
+                        100 * total / idle,
+                        100 * total / window,
+                        int(length.max()) / 1e3,
+                        context.trace.strings[names[top]] if top >= 0 else None,
+                        times[top] / 1e3 if top >= 0 else None,
+                    )
+                )
+    rows.sort(key=lambda row: (row[0], -row[3]))
+    notes = [] if found.windows else [NO_GPU]
+    return Answer({column.name: [row[n] for row in rows] for n, column in enumerate(idle_causes.columns)}, notes)
+
+
+def _by_op(
+    found: IdleGaps, chosen: npt.NDArray[np.int64], op_names: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Names of operators (numbers of strings) and the idle time (ns) of each."""
+    with_op = chosen[found.op[chosen] >= 0]
+    names, place = np.unique(op_names[found.op[with_op]], return_inverse=True)
+    times = np.zeros(len(names), np.int64)
+    np.add.at(times, place, found.length[with_op])
+    return names, times
+
+
+@view(
+    "idle_gaps",
+    columns(
+        ("device", "int", "", "GPU"),
+        ("start_ns", "int", "ns", "beginning of the gap, Unix time"),
+        ("idle_us", "float", "us", "its length"),
+        ("cause", "text", "", f"one of {', '.join(CAUSES)}"),
+        ("step", "int", "", "training step in which it began"),
+        ("op", "text", "", "the operator that the host was in"),
+        ("blocking_call", "text", "", "the call that had waited for the GPU"),
+        ("launch_call", "text", "", "the call that ended the gap"),
+        ("before", "text", "", "the activity before it"),
+        ("after", "text", "", "the activity after it"),
+        ("call_stack", "text", "", "Python frames around the operator, the innermost first"),
+    ),
+)
+def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> Answer:
+    """The longest gaps of all GPUs, each with its cause.
+
+    limit: how many. cause: only gaps of this cause.
+    """
+    found = context.get(idle_gaps)
+    order = np.argsort(-found.length, kind="stable")
+    if cause:
+        order = order[np.isin(found.cause[order], [n for n, name in enumerate(CAUSES) if name == cause])]
+    order = order[: max(limit, 0)]
+    strings, activity, called = context.trace.strings, context.get(gpu), context.get(calls)
+    op_names, stacks, numbers = (
+        context.trace.table("cpu_op")["name"],
+        context.get(call_stacks),
+        context.get(steps).number,
+    )
+
+    def texts(names: npt.NDArray[np.int32], rows: npt.NDArray[np.int64]) -> list[str | None]:
+        return [strings[names[row]] if row >= 0 else None for row in rows.tolist()]
+
+    return Answer(
+        {
+            "device": found.device[order],
+            "start_ns": found.start[order],
+            "idle_us": found.length[order] / 1e3,
+            "cause": [CAUSES[number] for number in found.cause[order].tolist()],
+            "step": [int(numbers[place]) if place >= 0 else None for place in found.step[order].tolist()],
+            "op": texts(op_names, found.op[order]),
+            "blocking_call": texts(called.name, found.blocking[order]),
+            "launch_call": texts(called.name, found.launch[order]),
+            "before": texts(activity.name, found.before[order]),
+            "after": texts(activity.name, found.after[order]),
+            "call_stack": [
+                stacks.text(context.trace, int(stacks.of_op[row]) if row >= 0 else NO_STACK)
+                for row in found.op[order].tolist()
+            ],
+        },
+        [] if found.windows else [NO_GPU],
+    )

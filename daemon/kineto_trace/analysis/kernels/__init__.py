@@ -1,0 +1,1 @@
+"""Shows kernels by name, launch shape, hardware counters and tensor core use."""

@@ -1,0 +1,149 @@
+"""Sequences of kernels that the same operators launch again and again."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.equal_sequences import group_sequences
+from kineto_trace.arrays.row_groups import sums
+from kineto_trace.compat.hta.hta_call_stacks import hta_stacks
+from kineto_trace.compat.hta.hta_frame import NOTHING, HtaError, hta_frame
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls, gpu
+from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, Compat, view
+
+_SEPARATOR = "|"
+_NAMED = ("python_function", "user_annotation", "cpu_op")
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+class _Launched(NamedTuple):
+    """GPU activities (durations in ns) by the run of the op that they belong to, and in it by start."""
+
+    root: Ints  # number of the run
+    name: npt.NDArray[np.int32]
+    duration: Ints
+    root_name: npt.NDArray[np.int32]  # of each run
+    root_duration: Ints
+
+
+@view(
+    "frequent_sequences",
+    columns(
+        ("pattern", "text", "", "op|first GPU activity|second|…"),
+        ("length", "int", "", "GPU activities in it"),
+        ("count", "int", "", "how often"),
+        ("gpu_us", "float", "us", "sum of the durations of these activities"),
+        ("cpu_us", "float", "us", "sum of the durations of the op's runs"),
+    ),
+    compat=(Compat.HTA,),
+)
+def frequent_sequences(
+    context: Context,
+    *,
+    op: str = "aten::",
+    min_pattern_len: int = 3,
+    top_k: int = 5,
+    compat: Compat = Compat.NONE,
+) -> Answer:
+    """The most frequent sequences of GPU activities that runs of an op launch.
+
+    A run counts if no other one whose name fits is around it on its thread. Its activities are those launched while
+    it runs, on its thread, in the order of their starts.
+
+    Options: op: the names of operators, annotations and Python functions that contain this text fit;
+    min_pattern_len: at least so many activities; top_k: so many sequences (0: all).
+
+    HTA's figures (get_frequent_cuda_kernel_sequences): all sequences (there top_k is only for pictures); of the events
+    whose name fits only those count that are as deep in their call stack as the least deep one; activities of the
+    backward thread can belong to the other thread's annotations; stream 0 does not count, synchronisations do. Where
+    HTA fails the figures are the right ones (of all sequences).
+    """
+    found, notes = _launched(context, op, compat)
+    runs, size = np.unique(found.root, return_counts=True)
+    long = np.zeros(len(found.root_name), np.bool_)
+    long[runs[size >= min_pattern_len]] = True
+    chosen = long[found.root]
+    root = found.root[chosen]
+    name, duration = found.name[chosen].astype(np.int64), found.duration[chosen]
+    first = np.flatnonzero(np.diff(root, prepend=-1))
+    run = root[first]
+    values = np.insert(name, first, found.root_name[run])
+    sequences = group_sequences(values, first + np.arange(len(first)))
+    length = np.diff(first, append=len(root))
+    count = len(sequences.size)
+    gpu_ns = sums(np.repeat(sequences.number, length), duration, count)
+    cpu_ns = sums(sequences.number, found.root_duration[run], count)
+    strings = context.trace.strings
+    rows = []
+    for place, example in enumerate(sequences.example.tolist()):
+        start = first[example]
+        texts = [strings[number] for number in (found.root_name[run[example]], *name[start : start + length[example]])]
+        times = (int(gpu_ns[place]) / 1000, int(cpu_ns[place]) / 1000)
+        rows.append((_SEPARATOR.join(texts), int(length[example]), int(sequences.size[place]), *times))
+    rows.sort(key=lambda row: (-row[2], row[0]))
+    if top_k and compat is not Compat.HTA:
+        rows = rows[:top_k]
+    names = [column.name for column in frequent_sequences.columns]
+    notes += [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
+    return Answer({name_: [row[place] for row in rows] for place, name_ in enumerate(names)}, notes)
+
+
+def _launched(context: Context, op: str, compat: Compat) -> tuple[_Launched, list[str]]:
+    """And notes."""
+    if compat is Compat.HTA:
+        try:
+            return _hta_launched(context, op), []
+        except HtaError as exc:
+            return _exact_launched(context, op), [exc.note]
+    return _exact_launched(context, op), []
+
+
+def _fitting(context: Context, op: str) -> Flags:
+    """For each string whether it contains the text."""
+    return np.array([op in text for text in context.trace.strings], np.bool_)
+
+
+def _exact_launched(context: Context, op: str) -> _Launched:
+    fits, trace = _fitting(context, op), context.trace
+    tables = [trace.table(kind) for kind in _NAMED]
+    tables = [table.take(np.flatnonzero(fits[table["name"]])) if len(table) else table for table in tables]
+    nested = nest_tables(tables, trace.window_end_ns)
+    work, called = context.get(gpu), context.get(calls)
+    rows = np.flatnonzero(work.call >= 0)
+    place = nested.innermost(called.thread, called.start)[work.call[rows]] if len(rows) else rows
+    rows, place = rows[place >= 0], place[place >= 0]
+    tops = np.flatnonzero(nested.tree.parent < 0)
+    root = np.searchsorted(tops, place, side="right") - 1
+    order = np.argsort(root, kind="stable")  # they are sorted by start already
+    rows = rows[order]
+    names = np.concatenate([table["name"] for table in tables])
+    top = nested.order[tops]
+    length = nested.tree.end[tops] - nested.events.start[tops]
+    return _Launched(root[order], work.name[rows], (work.end - work.start)[rows], names[top], length)
+
+
+def _hta_launched(context: Context, op: str) -> _Launched:
+    """Raises HtaError."""
+    frame, stacks = context.get(hta_frame), context.get(hta_stacks)
+    empty = np.empty(0, np.int64)
+    fits = _fitting(context, op)
+    candidates = np.flatnonzero(fits[frame.name]) if len(fits) else empty
+    if not len(candidates):
+        return _Launched(empty, empty.astype(np.int32), empty, empty.astype(np.int32), empty)
+    depth = int(stacks.depth[candidates].min())
+    places = stacks.place[candidates[stacks.depth[candidates] == depth]]
+    roots = np.sort(places[places >= 0])
+    rows = np.flatnonzero((frame.stream > 0) & (frame.link != NOTHING))
+    rows = rows[stacks.place[frame.link[rows]] >= 0]
+    root = stacks.among(stacks.place[frame.link[rows]], roots)
+    rows, root = rows[root >= 0], root[root >= 0]
+    order = np.lexsort((frame.start[rows], root))
+    rows = rows[order]
+    top = stacks.row[roots]
+    return _Launched(root[order], frame.name[rows], frame.duration[rows], frame.name[top], frame.duration[top])

@@ -1,0 +1,94 @@
+"""How well the launch of each kernel fills its GPU: blocks and warps per multiprocessor, estimated occupancy.
+
+Traces of others carry these figures as arguments of their kernels. Where one has none, and in our own captures, they
+are computed from the launch shape and the properties of the device (occupancy.py), once per distinct shape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.kernel_traits.occupancy import Shapes, occupancy, usable
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Table
+from kineto_trace.structure.event_arguments import argument
+
+Floats = npt.NDArray[np.float64]
+
+BLOCKS, WARPS, OCCUPANCY = "blocks per SM", "warps per SM", "est. achieved occupancy %"  # Kineto's arguments
+_SHAPE = (
+    "device",
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "registers",
+    "static_shared_memory",
+    "dynamic_shared_memory",
+)
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFigures:
+    """One value per row of the table `kernel`; NaN: unknown. occupancy: estimated achieved occupancy, 0 to 100 %."""
+
+    blocks_per_sm: Floats
+    warps_per_sm: Floats
+    occupancy: Floats
+
+
+def launch_figures(context: Context) -> LaunchFigures:
+    """The figures of all kernels: as the file says, else computed."""
+    table = context.trace.table("kernel")
+    said = [_argument(context, table, name) for name in (BLOCKS, WARPS, OCCUPANCY)]
+    missing = np.flatnonzero(np.isnan(said[0]) | np.isnan(said[2]))
+    if len(missing):
+        for known, computed in zip(said, _computed(context, table, missing), strict=True):
+            known[missing] = np.where(np.isnan(known[missing]), computed, known[missing])
+    return LaunchFigures(*said)
+
+
+def plugin_launch_figures(context: Context) -> LaunchFigures:
+    """The figures that the plug-in has: of files those that they say; of our captures what their export says."""
+    if context.trace.head is None:
+        return context.get(launch_figures)
+    table = context.trace.table("kernel")
+    return LaunchFigures(*(_argument(context, table, name) for name in (BLOCKS, WARPS, OCCUPANCY)))
+
+
+def _argument(context: Context, table: Table, name: str) -> Floats:
+    if not table.origin:
+        return np.full(len(table), np.nan)
+    return argument(context, "kernel", name).copy()
+
+
+def _computed(context: Context, table: Table, rows: npt.NDArray[np.int64]) -> list[Floats]:
+    """The three figures of these rows; NaN where the device's properties are unknown or no shape was recorded."""
+    devices: dict[int, Mapping[str, Any]] = {item["id"]: item for item in context.trace.devices if usable(item)}
+    shapes = group([table[name][rows] for name in _SHAPE])
+    values = np.stack([table[name][rows[shapes.first]].astype(np.int64) for name in _SHAPE]).clip(0, _INT_MAX)
+    found = np.full((3, len(shapes.first)), np.nan)
+    for device, properties in devices.items():
+        own = np.flatnonzero((values[0] == device) & (values[1:7].min(axis=0) > 0))
+        if not len(own):
+            continue
+        shape = values[:, own]
+        figures = occupancy(
+            properties,
+            Shapes(
+                blocks=shape[1] * shape[2] * shape[3],
+                threads=shape[4] * shape[5] * shape[6],
+                registers=shape[7],
+                static_shared_memory=shape[8],
+                dynamic_shared_memory=shape[9],
+            ),
+        )
+        found[:, own] = figures.blocks_per_sm, figures.warps_per_sm, figures.percent
+    return [row[shapes.number] for row in found]

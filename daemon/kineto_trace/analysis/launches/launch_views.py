@@ -1,0 +1,184 @@
+"""Launches: how long calls take, how long their work waits to start."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.compat.hta.hta_frame import hta_frame
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls, gpu
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.text_columns import texts
+from kineto_trace.view_api.view import Answer, Compat, view
+
+_HTA_KERNELS = frozenset(("cudaLaunchKernel", "cudaLaunchKernelExC", "runFunction - job_prep_and_submit_for_execution"))
+_HTA_MEMORY = frozenset(("cudaMemcpyAsync", "cudaMemsetAsync"))
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launches:
+    """One per launched GPU activity. Durations in ns."""
+
+    correlation: Ints
+    call: npt.NDArray[np.int32]
+    activity: npt.NDArray[np.int32]
+    cpu: Ints
+    gpu: Ints
+    delay: Ints
+
+    def flags(self, runtime_cutoff: float, launch_delay_cutoff: float) -> tuple[Flags, Flags, Flags]:
+        """Whether each is a short activity, a long call, a long delay."""
+        cpu = self.cpu / 1000
+        short = (cpu <= runtime_cutoff) & (self.gpu < self.cpu)
+        return short, cpu > runtime_cutoff, self.delay / 1000 > launch_delay_cutoff
+
+
+@view(
+    "launch_stats",
+    columns(
+        ("correlation", "int", "", "joins the call with the activity"),
+        ("call", "text", "", "name of the call"),
+        ("activity", "text", "", "name of the kernel, copy or fill"),
+        ("cpu_us", "float", "us", "duration of the call"),
+        ("gpu_us", "float", "us", "duration of the activity"),
+        ("launch_delay_us", "float", "us", "from the call's end to the activity's start; 0 if it started before"),
+        ("short_activity", "bool", "", "the call is not long, and took longer than the activity"),
+        ("long_call", "bool", "", "the call took longer than runtime_cutoff"),
+        ("long_delay", "bool", "", "the delay is longer than launch_delay_cutoff"),
+    ),
+    compat=(Compat.HTA,),
+)
+def launch_stats(
+    context: Context,
+    *,
+    runtime_cutoff: float = 50,
+    launch_delay_cutoff: float = 100,
+    include_memory: bool = True,
+    compat: Compat = Compat.NONE,
+) -> Answer:
+    """Call, activity and delay of every launch whose call and activity are both in the trace.
+
+    A graph launch has one row for each of its kernels.
+
+    Options: runtime_cutoff (us): calls longer than this are long; launch_delay_cutoff (us): likewise delays;
+    include_memory: copies and fills as well.
+
+    HTA's figures (get_cuda_kernel_launch_stats): of cudaLaunchKernel, cudaLaunchKernelExC, and cudaMemcpyAsync and
+    cudaMemsetAsync with include_memory; no driver calls, no graphs.
+    """
+    found = _launches(context, include_memory, compat)
+    short, long_call, long_delay = found.flags(runtime_cutoff, launch_delay_cutoff)
+    names = context.trace.strings
+    return Answer(
+        {
+            "correlation": found.correlation,
+            "call": texts(names, found.call),
+            "activity": texts(names, found.activity),
+            "cpu_us": found.cpu / 1000,
+            "gpu_us": found.gpu / 1000,
+            "launch_delay_us": found.delay / 1000,
+            "short_activity": short,
+            "long_call": long_call,
+            "long_delay": long_delay,
+        }
+    )
+
+
+@view(
+    "launch_summary",
+    columns(
+        ("launches", "int", "", "launched activities"),
+        ("short_activities", "int", "", "that took less than their call, which was not long"),
+        ("long_calls", "int", "", "whose call took longer than runtime_cutoff"),
+        ("long_delays", "int", "", "that waited longer than launch_delay_cutoff"),
+        ("cpu_us", "float", "us", "sum of the calls' durations"),
+        ("gpu_us", "float", "us", "sum of the activities' durations"),
+        ("mean_delay_us", "float", "us", "mean delay"),
+        ("median_delay_us", "float", "us", "median delay"),
+        ("max_delay_us", "float", "us", "longest delay"),
+    ),
+    compat=(Compat.HTA,),
+)
+def launch_summary(
+    context: Context,
+    *,
+    runtime_cutoff: float = 50,
+    launch_delay_cutoff: float = 100,
+    include_memory: bool = True,
+    compat: Compat = Compat.NONE,
+) -> Answer:
+    """How many launches are conspicuous: activities shorter than their call, long calls, long delays.
+
+    Options and HTA's figures: those of launch_stats. The counts are those of the values in HTA's histograms. A graph
+    launch counts its call once for each kernel.
+    """
+    found = _launches(context, include_memory, compat)
+    short, long_call, long_delay = found.flags(runtime_cutoff, launch_delay_cutoff)
+    delay = found.delay / 1000
+    some = len(delay) > 0
+    return Answer(
+        {
+            "launches": [len(delay)],
+            "short_activities": [int(short.sum())],
+            "long_calls": [int(long_call.sum())],
+            "long_delays": [int(long_delay.sum())],
+            "cpu_us": [float(found.cpu.sum()) / 1000],
+            "gpu_us": [float(found.gpu.sum()) / 1000],
+            "mean_delay_us": [float(delay.mean()) if some else None],
+            "median_delay_us": [float(np.median(delay)) if some else None],
+            "max_delay_us": [float(delay.max()) if some else None],
+        }
+    )
+
+
+def _launches(context: Context, include_memory: bool, compat: Compat) -> _Launches:
+    return _hta_launches(context, include_memory) if compat is Compat.HTA else _exact_launches(context, include_memory)
+
+
+def _exact_launches(context: Context, include_memory: bool) -> _Launches:
+    """By the start of the call."""
+    work, called = context.get(gpu), context.get(calls)
+    rows = np.flatnonzero((work.call >= 0) & (include_memory | (work.kind == 0)))
+    call = work.call[rows]
+    rows = rows[np.argsort(called.start[call], kind="stable")] if len(rows) else rows
+    call = work.call[rows]
+    return _made(
+        work.correlation[rows].astype(np.int64),
+        (called.name[call], called.start[call], called.end[call]),
+        (work.name[rows], work.start[rows], work.end[rows]),
+    )
+
+
+def _hta_launches(context: Context, include_memory: bool) -> _Launches:
+    """All pairs of rows with the correlation of a launch, one without and one with a stream, in HTA's order."""
+    frame = context.get(hta_frame)
+    wanted = _HTA_KERNELS | _HTA_MEMORY if include_memory else _HTA_KERNELS
+    launches = np.array([text in wanted for text in context.trace.strings], np.bool_)
+    chosen = frame.correlation[launches[frame.name]] if len(launches) else frame.correlation[:0]
+    among = np.isin(frame.correlation, chosen[chosen >= 0])
+    cpu, work = np.flatnonzero(among & (frame.stream == -1)), np.flatnonzero(among & (frame.stream != -1))
+    work = work[np.argsort(frame.correlation[work], kind="stable")]
+    keys = frame.correlation[work]
+    low, high = (np.searchsorted(keys, frame.correlation[cpu], side) for side in ("left", "right"))
+    count = high - low
+    place = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    cpu, work = np.repeat(cpu, count), work[np.repeat(low, count) + place]
+    return _made(
+        frame.correlation[cpu],
+        (frame.name[cpu], frame.start[cpu], frame.end[cpu]),
+        (frame.name[work], frame.start[work], frame.end[work]),
+    )
+
+
+def _made(
+    correlation: Ints,
+    call: tuple[npt.NDArray[np.int32], Ints, Ints],
+    work: tuple[npt.NDArray[np.int32], Ints, Ints],
+) -> _Launches:
+    """From name, start and end of calls and activities."""
+    delay = np.maximum(work[1] - call[2], 0)
+    return _Launches(correlation, call[0], work[0], call[2] - call[1], work[2] - work[1], delay)

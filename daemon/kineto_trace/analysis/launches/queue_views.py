@@ -1,0 +1,125 @@
+"""Launched work that waits in the queues of streams."""
+
+from typing import Any
+
+import numpy as np
+
+from kineto_trace.analysis.launches.queue_lengths import Queues, queues
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.value_statistics import describe, statistics_columns
+from kineto_trace.view_api.view import Answer, Compat, view
+
+MAX_QUEUE_LENGTH = 1024  # from about here on CUDA blocks the launching call
+
+_STREAM = columns(
+    ("device", "int", "", "GPU as the process numbers it; missing: HTA's figures"),
+    ("stream", "int", "", "stream"),
+)
+
+
+@view(
+    "queue_length",
+    _STREAM
+    + columns(
+        ("time_ns", "int", "ns", "Unix time of the change"),
+        ("time_us", "float", "us", "the same since the beginning of the trace"),
+        ("queue_length", "int", "", "launched and not yet started activities from then on"),
+    ),
+    compat=(Compat.HTA,),
+)
+def queue_length(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """The number of launched activities that have not started, for each stream, at every change.
+
+    It grows when the launching call begins and shrinks when the activity starts; a graph launch adds all its kernels.
+
+    HTA's figures (get_queue_length_time_series): only calls that it knows as launches (no graphs).
+    """
+    found = queues(context, compat)
+    return Answer(
+        {
+            "device": _devices(found, compat),
+            "stream": found.stream,
+            "time_ns": found.time,
+            "time_us": (found.time - found.origin_ns) / 1000,
+            "queue_length": found.length,
+        },
+        _notes(found, compat),
+    )
+
+
+@view(
+    "queue_length_summary",
+    _STREAM
+    + statistics_columns("", "queue lengths, one per change")
+    + columns(("time_mean", "float", "", "mean over the time between the first and the last change")),
+    compat=(Compat.HTA,),
+)
+def queue_length_summary(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """Statistics of the values of queue_length, for each stream: each change counts once, however long it lasts.
+
+    time_mean weighs each value with its time. HTA's figures: those of get_queue_length_summary.
+    """
+    found = queues(context, compat)
+    rows = []
+    for part in found.parts():
+        weights = np.diff(found.time[part])
+        total = int(weights.sum())
+        mean = float((found.length[part][:-1] * weights).sum() / total) if total else None
+        rows.append({**_stream(found, part, compat), **describe(found.length[part]), "time_mean": mean})
+    names = [column.name for column in queue_length_summary.columns]
+    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found, compat))
+
+
+@view(
+    "blocked_on_full_queue",
+    _STREAM
+    + columns(
+        ("blocked_us", "float", "us", "time in which the queue held at least max_queue_length activities"),
+        ("blocked_pct", "float", "%", "of the time from the first to the last event of the trace"),
+    ),
+    compat=(Compat.HTA,),
+)
+def blocked_on_full_queue(
+    context: Context, *, max_queue_length: int = MAX_QUEUE_LENGTH, compat: Compat = Compat.NONE
+) -> Answer:
+    """How long the queue of each stream was full, so that the next launch would block. Other streams have no row.
+
+    Options: max_queue_length: what full means.
+
+    HTA's figures (get_time_spent_blocked_on_full_queue): only the last such stream of each rank.
+    """
+    found = queues(context, compat)
+    rows: list[dict[str, Any]] = []
+    for part in found.parts():
+        full = found.length[part] >= max_queue_length
+        if not full.any():
+            continue
+        blocked = int(np.diff(found.time[part])[full[:-1]].sum())
+        share = 100 * blocked / found.span_ns if found.span_ns else None
+        rows.append({**_stream(found, part, compat), "blocked_us": blocked / 1000, "blocked_pct": share})
+    if compat is Compat.HTA and not found.fault:
+        rows = rows[-1:]
+    names = [column.name for column in blocked_on_full_queue.columns]
+    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found, compat))
+
+
+def _devices(found: Queues, compat: Compat) -> Any:
+    return [None] * len(found.time) if compat is Compat.HTA and not found.fault else found.device
+
+
+def _stream(found: Queues, part: slice, compat: Compat) -> dict[str, Any]:
+    device = None if compat is Compat.HTA and not found.fault else int(found.device[part.start])
+    return {"device": device, "stream": int(found.stream[part.start])}
+
+
+def _notes(found: Queues, compat: Compat) -> list[str]:
+    fault = [found.fault] if found.fault else []
+    if not found.uncounted:
+        return fault
+    why = (
+        "were not launched by a call that HTA knows"
+        if compat is Compat.HTA and not fault
+        else "have no launch in the trace"
+    )
+    return [*fault, f"{found.uncounted:,} GPU activities {why} and are not counted"]

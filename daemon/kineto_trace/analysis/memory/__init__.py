@@ -1,0 +1,1 @@
+"""Shows what was allocated, when, by whom, and for which tensors."""

@@ -1,0 +1,398 @@
+"""Memory: what operators allocated, how much was held when, every allocation, and what filled the peak."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.row_groups import group, subtree_sums, sums
+from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
+from kineto_trace.compat.tensorboard.plugin_memory import (
+    calls_counted,
+    plugin_events,
+    plugin_levels,
+    plugin_memory,
+    profiler_start,
+)
+from kineto_trace.compat.tensorboard.plugin_nodes import base_ns, microseconds, node_names
+from kineto_trace.compat.tensorboard.plugin_sweep import summed_up, traversals
+from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.allocations import NOTHING, Records, largest_triangles, levels, memory_records
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, Compat, view
+
+PLUGIN_POINTS = 10240
+NOT_RECORDED = "the trace has no allocations: record with profile_memory=True"
+NO_ADDRESSES = "some allocations have no address (PyTorch before 1.10): what releases them is unknown"
+UNKNOWN, ROOT = "<unknown>", "CallTreeRoot"  # the plug-in's names
+METRICS = ("size_increase_bytes", "allocation_count", "allocation_bytes")
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Texts = npt.NDArray[np.object_]
+
+
+class Owners(NamedTuple):
+    """number: of each record's operator in `texts`."""
+
+    number: Ints
+    texts: Texts
+
+    def of(self, places: Ints) -> Texts:
+        """The texts for some records; None for NOTHING."""
+        texts = np.append(self.texts, np.array([None], object))
+        found: Texts = texts[np.append(self.number, NOTHING)[places]]
+        return found
+
+
+@view(
+    "memory_statistics",
+    columns(
+        ("device", "text", "", "CPU, GPU0, …"),
+        ("operator", "text", "", "operator"),
+        ("calls", "int", "", "how often it ran"),
+        ("size_increase_bytes", "int", "bytes", "allocated less released while it ran, operators inside included"),
+        ("self_size_increase_bytes", "int", "bytes", "the same without the operators inside"),
+        ("allocation_count", "int", "", "allocations while it ran, operators inside included"),
+        ("self_allocation_count", "int", "", "the same without the operators inside"),
+        (
+            "allocation_bytes",
+            "int",
+            "bytes",
+            "allocated while it ran, operators inside included; releases do not count",
+        ),
+        ("self_allocation_bytes", "int", "bytes", "the same without the operators inside"),
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def memory_statistics(
+    context: Context, *, compat: Compat = Compat.NONE, start_ns: int | None = None, end_ns: int | None = None
+) -> Answer:
+    """What each operator allocated and released on each device.
+
+    An allocation or release counts for the innermost operator that runs at its time on its thread, and for the
+    operators around that one. start_ns, end_ns: only records between these times (Unix ns, both included). Rows with
+    the largest self_size_increase_bytes come first.
+
+    compat=plugin: the memory view of the TensorBoard profiler plug-in: its operator tree; calls only of operators
+    that it comes by (inside a node without any record it does not look); CPU and GPUs only; rows by name.
+    """
+    records = context.get(memory_records)
+    chosen = np.ones(len(records), np.bool_)
+    if start_ns is not None:
+        chosen &= records.time >= start_ns
+    if end_ns is not None:
+        chosen &= records.time <= end_ns
+    notes = [] if len(records) else [NOT_RECORDED]
+    if compat is Compat.PLUGIN:
+        return _plugin_statistics(context, records, chosen, start_ns, end_ns, notes)
+    tree, table = context.get(ops), context.trace.table("cpu_op")
+    known = chosen & (records.op >= 0)
+    stop = tree.nested.tree.stop
+    calls = sums(table["name"].astype(np.int64), np.ones(len(table)), len(context.trace.strings))
+    parts = []
+    for device in range(len(records.devices)):
+        own = _metrics(records, known & (records.device == device), records.op, len(table))
+        total = {name: subtree_sums(values[tree.row], stop)[tree.place] for name, values in own.items()}
+        parts.append(_by_operator(table["name"], total, own, np.ones(len(table), np.int64)))
+    lost = int(np.count_nonzero(chosen & (records.op < 0)))
+    if lost:
+        notes.append(f"{lost} of {int(chosen.sum())} allocations and releases were outside of operators")
+    return _statistics(context, records, parts, calls, notes, by_name=False)
+
+
+def _metrics(records: Records, chosen: npt.NDArray[np.bool_], owner: Ints, count: int) -> dict[str, Ints]:
+    """For each owner what its own records sum up to."""
+    rows = np.flatnonzero(chosen)
+    allocating = rows[records.bytes[rows] > 0]
+    return {
+        "size_increase_bytes": sums(owner[rows], records.bytes[rows], count),
+        "allocation_count": sums(owner[allocating], np.ones(len(allocating)), count),
+        "allocation_bytes": sums(owner[allocating], records.bytes[allocating], count),
+    }
+
+
+def _by_operator(
+    name: npt.NDArray[np.int32], total: dict[str, Ints], own: dict[str, Ints], weight: Ints
+) -> dict[str, Ints]:
+    """The sums over all rows of equal names. `name`: of those names that have any."""
+    any_value = np.any([values != 0 for part in (total, own) for values in part.values()], axis=0) & (weight > 0)
+    rows = np.flatnonzero(any_value)
+    groups = group([name[rows]])
+    values = {metric: groups.sums(column[rows] * weight[rows]) for metric, column in total.items()}
+    values |= {f"self_{metric}": groups.sums(column[rows] * weight[rows]) for metric, column in own.items()}
+    return {"name": name[rows][groups.first].astype(np.int64), **values}
+
+
+def _statistics(
+    context: Context, records: Records, parts: list[dict[str, Ints]], calls: Ints, notes: list[str], *, by_name: bool
+) -> Answer:
+    strings = context.trace.strings
+    keys = [f"{prefix}{name}" for name in METRICS for prefix in ("", "self_")]
+    values: dict[str, Any] = {key: np.empty(0, np.int64) for key in ("name", "device", *keys)}
+    for device, part in enumerate(parts):
+        some = np.any([part[key] != 0 for key in keys], axis=0)
+        here = {"device": np.full(len(some), device), **part}
+        values = {key: np.concatenate([column, here[key][some]]) for key, column in values.items()}
+    texts = np.array([strings[number] for number in values["name"].tolist()], object)
+    if by_name:
+        order = np.lexsort((_ranks(texts), values["device"]))
+    else:
+        order = np.lexsort((_ranks(texts), -values["self_size_increase_bytes"]))
+    return Answer(
+        {
+            "device": np.array([*records.devices, None], object)[values["device"][order]],
+            "operator": texts[order].tolist(),
+            "calls": calls[values["name"]][order],
+            **{key: values[key][order] for key in keys},
+        },
+        notes,
+    )
+
+
+def _ranks(texts: npt.NDArray[np.object_]) -> Ints:
+    """Numbers that sort like the texts."""
+    place = {text: number for number, text in enumerate(sorted(set(texts.tolist())))}
+    return np.array([place[text] for text in texts.tolist()], np.int64)
+
+
+def _plugin_statistics(
+    context: Context,
+    records: Records,
+    chosen: npt.NDArray[np.bool_],
+    start_ns: int | None,
+    end_ns: int | None,
+    notes: list[str],
+) -> Answer:
+    tree, found, moved = context.get(plugin_tree), context.get(plugin_memory), context.get(plugin_backward)
+    base = base_ns(context.trace)
+    low, high = (None if ns is None else float(microseconds(np.array([ns]), base)[0]) for ns in (start_ns, end_ns))
+    inside = tree.operator.copy()
+    if low is not None:
+        inside &= tree.end >= low
+    if high is not None:
+        inside &= tree.start <= high
+    turn = traversals(tree, moved, found.entered, low, high)
+    counted = np.where(inside, calls_counted(context, turn), 0)
+    calls = sums(tree.name.astype(np.int64), counted, len(context.trace.strings))
+    parts = []
+    for device in range(len(records.devices)):
+        usable = chosen & found.known & (found.operator >= 0) & (records.device == device)
+        own = _metrics(records, usable, found.operator, len(tree))
+        total = {name: summed_up(tree, moved, turn, values) for name, values in own.items()}
+        parts.append(_by_operator(tree.name, total, own, (counted > 0).astype(np.int64)))
+    return _statistics(context, records, parts, calls, notes, by_name=True)
+
+
+@view(
+    "memory_curve",
+    columns(
+        ("device", "text", "", "CPU, GPU0, …"),
+        ("time_ns", "int", "ns", "Unix time; missing with compat"),
+        ("time_us", "float", "us", "since the window of the recording began; compat: since the first event"),
+        ("allocated_bytes", "float", "bytes", "held by the program from then on"),
+        ("reserved_bytes", "float", "bytes", "held by the allocator from then on"),
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def memory_curve(context: Context, *, compat: Compat = Compat.NONE, max_points: int = 0) -> Answer:
+    """How much memory each device held over time: one row per allocation or release, with the level after it.
+
+    max_points: at most so many rows per device, those that show the curve's shape best (largest triangle three
+    buckets); 0: all. Where the trace does not tell totals, the curve is relative to the beginning of the recording.
+
+    compat=plugin: the curve of the TensorBoard profiler plug-in: every step as two points (the level before it and
+    after it at the same time), at most 10240 points.
+    """
+    if max_points < 0 or 0 < max_points < 3:
+        raise ViewError(f"view memory_curve: max_points={max_points} cannot show a curve; use 3 or more, or 0 for all")
+    records = context.get(memory_records)
+    plugin = compat is Compat.PLUGIN
+    limit = max_points or (PLUGIN_POINTS if plugin else 0)
+    parts: list[tuple[str, Ints, npt.NDArray[np.float64]]] = []
+    notes = [] if len(records) else [NOT_RECORDED]
+    start = profiler_start(context) if plugin else 0.0
+    for device, name in enumerate(records.devices):
+        if plugin:
+            time, allocated, reserved = plugin_levels(context, device)
+            if not len(time):
+                continue
+            points = _steps(microseconds(time, base_ns(context.trace)) - start, allocated, reserved)
+        else:
+            time, allocated, reserved, relative = levels(records, device)
+            since = (time - context.trace.window_start_ns) / 1000
+            points = np.stack([since, allocated, np.where(reserved < 0, np.nan, reserved)], axis=1)
+            if relative:
+                notes.append(f"{name}: the trace tells no totals; what was held before the recording is not counted")
+        rows = largest_triangles(points, limit) if limit else np.arange(len(points))
+        parts.append((name, np.empty(0, np.int64) if plugin else time[rows], points[rows]))
+    joined = np.concatenate([np.empty((0, 3)), *(points for _, _, points in parts)])
+    return Answer(
+        {
+            "device": np.repeat(np.array([part[0] for part in parts], object), [len(part[2]) for part in parts]),
+            "time_ns": [None] * len(joined)
+            if plugin
+            else np.concatenate([np.empty(0, np.int64), *(t for _, t, _ in parts)]),
+            "time_us": joined[:, 0],
+            "allocated_bytes": joined[:, 1],
+            "reserved_bytes": joined[:, 2],
+        },
+        notes,
+    )
+
+
+def _steps(time: Floats, allocated: Ints, reserved: Ints) -> Floats:
+    """Every point but the first one preceded by the level before it."""
+    points = np.stack([time, allocated, reserved], axis=1).astype(np.float64)
+    twice = np.repeat(points, 2, axis=0)[1:]
+    twice[1::2, 1:] = points[:-1, 1:]
+    return twice
+
+
+@view(
+    "memory_events",
+    columns(
+        ("device", "text", "", "CPU, GPU0, …"),
+        ("operator", "text", "", "operator that allocated; for aten::empty… also the one around it"),
+        ("size_bytes", "int", "bytes", "size of the block"),
+        ("allocation_us", "float", "us", "since the window began (compat: the first event); missing: before it"),
+        ("release_us", "float", "us", "likewise; missing: still held at the end"),
+        ("duration_us", "float", "us", "between the two"),
+        ("address", "int", "", "of the block"),
+    ),
+    compat=(Compat.PLUGIN,),
+)
+def memory_events(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+    """Every block of memory: who allocated it, when it was released, how long it was held.
+
+    A release belongs to the last allocation at its address. Blocks that were allocated before the recording have no
+    allocation time and no operator, those that were held at its end no release time. By time of allocation, blocks
+    from before the recording first.
+
+    compat=plugin: the events of the TensorBoard profiler plug-in: pairs by release, then what was not released, then
+    what was not allocated; an address that was allocated twice without a release shows only the second time.
+    """
+    records = context.get(memory_records)
+    notes = [] if len(records) else [NOT_RECORDED]
+    if compat is Compat.PLUGIN:
+        return _plugin_events(context, records, notes)
+    if not records.addressed.all():
+        notes.append(NO_ADDRESSES)
+    allocating = np.flatnonzero((records.bytes > 0) & records.addressed)
+    alone = np.flatnonzero((records.bytes <= 0) & (records.other == NOTHING) & records.addressed)
+    first = np.concatenate([np.full(len(alone), NOTHING), allocating])
+    second = np.concatenate([alone, records.other[allocating]])
+    names = _operator_names(context, records)
+    unix = (records.time - context.trace.window_start_ns) / 1000
+    return _events(records, first, second, unix, names.of(first), notes)
+
+
+def _events(records: Records, first: Ints, second: Ints, time: Floats, names: Texts, notes: list[str]) -> Answer:
+    """first, second: places of allocations and releases; NOTHING: none."""
+    one = np.where(first >= 0, first, second)
+    at = np.where(first >= 0, time[first] if len(time) else np.nan, np.nan)
+    until = np.where(second >= 0, time[second] if len(time) else np.nan, np.nan)
+    return Answer(
+        {
+            "device": np.array([*records.devices, None], object)[records.device[one]],
+            "operator": names,
+            "size_bytes": np.abs(records.bytes[np.where(second >= 0, second, first)]),
+            "allocation_us": at,
+            "release_us": until,
+            "duration_us": until - at,
+            "address": records.address[one].astype(np.int64),
+        },
+        notes,
+    )
+
+
+def _operator_names(context: Context, records: Records) -> Owners:
+    """For each record the operator that it belongs to, with the one around it where it is aten::empty…; None: none."""
+    tree, table = context.get(ops), context.trace.table("cpu_op")
+    rows = np.append(tree.row, NOTHING)  # of no place: none
+    place = np.append(tree.place, NOTHING)[records.op]
+    outer = rows[np.append(tree.nested.tree.parent, NOTHING)[place]]
+    names = np.append(table["name"], NOTHING)
+    return _shown(context, names[records.op], names[outer], None, None)
+
+
+def _shown(
+    context: Context, name: npt.NDArray[Any], around: npt.NDArray[Any], unknown: str | None, root: str | None
+) -> Owners:
+    """The texts of operators (numbers of names; NOTHING: unknown) and what is around them (NOTHING: the root)."""
+    strings = context.get(node_names)
+    groups = group([name, around])
+    texts = np.empty(len(groups), object)
+    for number, (own, outer) in enumerate(zip(name[groups.first].tolist(), around[groups.first].tolist(), strict=True)):
+        text = strings[own] if own >= 0 else unknown
+        over = strings[outer] if outer >= 0 else root
+        empty = own >= 0 and strings[own].startswith("aten::empty") and over is not None
+        texts[number] = f"{over} ({text})" if empty else text
+    return Owners(groups.number, texts)
+
+
+def _plugin_events(context: Context, records: Records, notes: list[str]) -> Answer:
+    tree, found = context.get(plugin_tree), context.get(plugin_memory)
+    first, second = plugin_events(records)
+    known = np.append(found.known, False)[np.where(first >= 0, first, second)]
+    first, second = first[known], second[known]
+    node = np.append(found.operator, NOTHING)[first]
+    node = np.where(first >= 0, node, NOTHING)
+    name = np.append(tree.name, NOTHING)
+    names = _shown(context, name[node], name[np.append(tree.parent, NOTHING)[node]], UNKNOWN, ROOT)
+    time = microseconds(records.time, base_ns(context.trace)) - profiler_start(context)
+    return _events(records, first, second, time, names.texts[names.number], notes)
+
+
+@view(
+    "memory_peak",
+    columns(
+        ("device", "text", "", "CPU, GPU0, …"),
+        ("peak_bytes", "int", "bytes", "the most that was allocated at a time"),
+        ("time_ns", "int", "ns", "when (the first time), Unix time"),
+        ("reserved_bytes", "int", "bytes", "held by the allocator at that time"),
+        ("operator", "text", "", "operator that allocated; missing: not in an operator, or before the recording"),
+        ("held_bytes", "int", "bytes", "of its blocks at that time"),
+        ("held_pct", "float", "%", "share of peak_bytes"),
+        ("blocks", "int", "", "its blocks at that time; missing: before the recording"),
+    ),
+)
+def memory_peak(context: Context) -> Answer:
+    """What filled the memory of each device when the most was allocated: one row per device and operator.
+
+    A block counts if it was allocated at or before that time and not released until then. What was allocated before
+    the recording began has the row without operator and blocks. Most bytes first, device by device.
+    """
+    records = context.get(memory_records)
+    names = _operator_names(context, records)
+    values: dict[str, list[Any]] = {column.name: [] for column in memory_peak.columns}
+    notes = [] if len(records) else [NOT_RECORDED]
+    for device, label in enumerate(records.devices):
+        time, allocated, reserved, relative = levels(records, device)
+        top = int(np.argmax(allocated))
+        peak, when = int(allocated[top]), int(time[top])
+        if relative:
+            notes.append(f"{label}: the trace tells no totals; what was held before the recording is not counted")
+        rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & (records.time <= when))
+        rows = rows[records.addressed[rows]]
+        rows = rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]
+        groups = group([names.number[rows]])
+        held, blocks_held = groups.sums(records.bytes[rows]).tolist(), groups.sizes().tolist()
+        owners = names.of(rows[groups.first]).tolist()
+        entries: list[tuple[str | None, int, int | None]] = [*zip(owners, held, blocks_held, strict=True)]
+        before = peak - sum(size for _, size, _ in entries)
+        if before > 0:
+            entries.append((None, before, None))
+        for name, size, blocks in sorted(entries, key=lambda entry: -entry[1]):
+            values["device"].append(label)
+            values["peak_bytes"].append(peak)
+            values["time_ns"].append(when)
+            values["reserved_bytes"].append(int(reserved[top]) if reserved[top] >= 0 else None)
+            values["operator"].append(name)
+            values["held_bytes"].append(size)
+            values["held_pct"].append(100 * size / peak if peak else None)
+            values["blocks"].append(blocks)
+    return Answer(values, notes)

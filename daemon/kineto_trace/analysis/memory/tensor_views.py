@@ -1,0 +1,76 @@
+"""The tensors of a trace."""
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.memory.tensor_uses import NOTHING, UNKNOWN_SIZE, tensor_uses
+from kineto_trace.model.context import Context
+from kineto_trace.structure.allocations import memory_records
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+Ints = npt.NDArray[np.int64]
+
+
+@view(
+    "tensors",
+    columns(
+        ("tensor", "int", "", "number of the tensor, from 0 on"),
+        ("size_bytes", "int", "bytes", "of its block of memory, else of its shape at the first use"),
+        ("size_is_exact", "bool", "", "the size is that of the block"),
+        ("device", "text", "", "CPU, GPU0, …; if its block was allocated or released in the recording"),
+        ("made_by", "text", "", "operator that allocated its block"),
+        ("uses", "int", "", "how often it was an input of an operator"),
+        ("first_used_by", "text", "", "first operator that it was an input of"),
+        ("last_used_by", "text", "", "last operator that it was an input of"),
+        ("allocation_us", "float", "us", "since the window began"),
+        ("first_use_us", "float", "us", "likewise: the start of the first of these operators"),
+        ("last_use_us", "float", "us", "likewise: the latest end of any of them"),
+        ("release_us", "float", "us", "likewise"),
+        ("unused_us", "float", "us", "held after the last use, until the release"),
+        ("address", "int", "", "of its storage"),
+    ),
+)
+def tensors(context: Context) -> Answer:
+    """The distinct tensors of a trace: where they came from, which operators used them, how long they were held.
+
+    Tensors that share storage (views) are one. With allocations in the trace, a storage is one tensor from its
+    allocation to its release; without them, inputs with one address whose uses overlap in time are one. Tensors are
+    numbered by their first appearance.
+
+    A trace that was read from a file does not tell the addresses of inputs: then the rows are the blocks of memory
+    that operators allocated, and what used them is not known.
+    """
+    found, records = context.get(tensor_uses), context.get(memory_records)
+    notes = []
+    if not len(found):
+        notes.append("the trace has no tensors: record with record_shapes=True or profile_memory=True")
+    elif not found.from_inputs:
+        notes.append("the trace does not tell the addresses of inputs: these are blocks of memory, uses are unknown")
+    strings = np.array([*context.trace.strings, None], object)
+    names = np.append(found.names, NOTHING)
+    start = context.trace.window_start_ns
+
+    def since(time: Ints) -> npt.NDArray[np.float64]:
+        return np.where(time >= 0, (time - start) / 1000, np.nan)
+
+    unused = (found.released >= 0) & (found.last_use >= 0)
+    return Answer(
+        {
+            "tensor": np.arange(len(found)),
+            "size_bytes": np.where(found.size == UNKNOWN_SIZE, np.nan, found.size),
+            "size_is_exact": found.exact,
+            "device": np.array([*records.devices, None], object)[found.device],
+            "made_by": strings[names[found.maker]],
+            "uses": found.uses.astype(object) if found.from_inputs else [None] * len(found),
+            "first_used_by": strings[names[found.first_op]],
+            "last_used_by": strings[names[found.last_op]],
+            "allocation_us": since(found.allocated),
+            "first_use_us": since(found.first_use),
+            "last_use_us": since(found.last_use),
+            "release_us": since(found.released),
+            "unused_us": np.where(unused, (found.released - found.last_use) / 1000, np.nan),
+            "address": found.address.view(np.int64),
+        },
+        notes,
+    )

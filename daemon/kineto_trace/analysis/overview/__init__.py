@@ -1,0 +1,1 @@
+"""Shows where the time of training steps goes, how busy each GPU is, and what a trace lacks."""

@@ -1,0 +1,167 @@
+"""The figures of each GPU: what it is, how busy it was, and how much memory the allocator gave out on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.kernels.launch_occupancy import launch_figures, plugin_launch_figures
+from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
+from kineto_trace.analysis.overview.gpu_utilization import (
+    busy_share,
+    plugin_sm_efficiency,
+    sm_efficiency,
+    weighted_mean,
+)
+from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
+from kineto_trace.arrays.intervals import Union, union
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, Clock
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.structure.event_arguments import has_column
+
+Ints = npt.NDArray[np.int64]
+
+NAN = float("nan")
+MEMORY = "[memory]"  # name of the allocator's records
+CUDA, HIP = 1, 6  # cpu_instant_event.device_type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFigures:
+    """One GPU. Shares are 0 to 1, occupancy 0 to 100; NaN and None: unknown."""
+
+    device: int
+    name: str | None
+    memory_bytes: int | None
+    compute_capability: str | None
+    kernels: int
+    kernel_ns: int
+    utilization: float
+    busy: float
+    sm_efficiency: float
+    occupancy: float
+    tensor_cores: float
+    peak_memory_bytes: int | None
+
+
+def kernel_rows(context: Context) -> dict[int, Ints]:
+    """The rows of the table `kernel` of each GPU, by start."""
+    table = context.trace.table("kernel")
+    device = table["device"].astype(np.int64)
+    order = np.argsort(table["start"], kind="stable")
+    numbers = np.unique(device).tolist()
+    return {number: order if len(numbers) == 1 else order[device[order] == number] for number in numbers}
+
+
+def plugin_kernel_rows(context: Context) -> dict[int, Ints]:
+    """The same without kernels that do not say their GPU themselves."""
+    told = has_column(context.trace.table("kernel"), "device")
+    found = {device: rows[told[rows]] for device, rows in context.get(kernel_rows).items()}
+    return {device: rows for device, rows in found.items() if len(rows)}
+
+
+def peak_memory(context: Context) -> dict[int, int]:
+    """The most bytes that PyTorch's allocator had given out on each GPU; only what recorded allocations say."""
+    return {device: peak for (kind, device), peak in context.get(peaks_of_devices).items() if kind in (CUDA, HIP)}
+
+
+def peaks_of_devices(context: Context) -> dict[tuple[int, int], int]:
+    """The same of every (type, number) of a device, CPUs too, in the order of their first record."""
+    trace = context.trace
+    table = trace.table("cpu_instant_event")
+    named = [number for number in np.unique(table["name"]).tolist() if trace.strings[number] == MEMORY]
+    rows = np.flatnonzero(np.isin(table["name"], named) & (table["total_allocated"] >= 0))
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
+    if not len(rows):
+        return {}
+    found = group([table["device_type"][rows], table["device"][rows]])
+    highest = np.zeros(len(found), np.int64)
+    np.maximum.at(highest, found.number, table["total_allocated"][rows])
+    first = rows[found.first]
+    keys = zip(table["device_type"][first].tolist(), table["device"][first].tolist(), strict=True)
+    return dict(zip(keys, highest.tolist(), strict=True))
+
+
+def device_properties(context: Context) -> dict[int, Mapping[str, Any]]:
+    """What the trace says of each GPU, by its number."""
+    return {item["id"]: item for item in context.trace.devices if isinstance(item.get("id"), int)}
+
+
+def is_count(value: Any) -> bool:
+    """Whether what a file says is a number of something."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def global_memory(properties: Mapping[str, Any]) -> int | None:
+    """The bytes of a GPU's memory; None: unknown."""
+    found = properties.get("totalGlobalMem")
+    return found if is_count(found) else None
+
+
+def gpu_figures(context: Context) -> list[GpuFigures]:
+    """Every GPU with any activity."""
+    devices = {device for kind in GPU_TABLES for device in np.unique(context.trace.table(kind)["device"]).tolist()}
+    properties = context.get(device_properties)
+    return _figures(context, context.get(breakdown), context.get(tensor_use), devices, properties)
+
+
+def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
+    """Every GPU with a kernel, as the plug-in sees them: over its steps, and with properties by place in the list.
+
+    In a trace without operators, thus without steps, the plug-in takes all GPUs for idle.
+    """
+    listed = dict(enumerate(context.trace.devices))
+    devices = set(context.get(plugin_kernel_rows))
+    return _figures(context, context.get(plugin_breakdown), context.get(plugin_tensor_use), devices, listed)
+
+
+def _figures(
+    context: Context, steps: Breakdown, use: TensorUse, devices: set[int], properties: Mapping[int, Mapping[str, Any]]
+) -> list[GpuFigures]:
+    peaks = context.get(peak_memory)
+    return [
+        _one(context, device, steps, use, properties.get(device, {}), peaks.get(device)) for device in sorted(devices)
+    ]
+
+
+def _one(
+    context: Context,
+    device: int,
+    steps: Breakdown,
+    use: TensorUse,
+    properties: Mapping[str, Any],
+    peak: int | None,
+) -> GpuFigures:
+    table, plugin = context.trace.table("kernel"), steps.steps.clock is not UNIX_NS
+    figures = context.get(plugin_launch_figures if plugin else launch_figures)
+    rows = context.get(plugin_kernel_rows if plugin else kernel_rows).get(device, np.zeros(0, np.int64))
+    start, end = (side[rows] for side in steps.steps.clock.times(table))
+    span = steps.span() if len(steps.steps) else (0, 0)
+    running = union(start, end)
+    major, minor = properties.get("computeMajor"), properties.get("computeMinor")
+    return GpuFigures(
+        device=device,
+        name=None if properties.get("name") is None else str(properties["name"]),
+        memory_bytes=global_memory(properties),
+        compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+        kernels=len(rows),
+        kernel_ns=int(table["duration"][rows].sum()),
+        utilization=busy_share(running, *span) if len(steps.steps) else 0.0,
+        busy=busy_share(_any_activity(context, device, steps.steps.clock), *span),
+        sm_efficiency=(plugin_sm_efficiency if plugin else sm_efficiency)(figures.blocks_per_sm[rows], start, end).mean(
+            *span
+        ),
+        occupancy=weighted_mean(figures.occupancy[rows], start, end, *span),
+        tensor_cores=use.by_device.get(device, NAN),
+        peak_memory_bytes=peak,
+    )
+
+
+def _any_activity(context: Context, device: int, clock: Clock) -> Union:
+    tables = [context.trace.table(kind) for kind in GPU_TABLES]
+    times = [clock.times(table.take(table["device"] == device)) for table in tables]
+    return union(np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times]))

@@ -1,0 +1,188 @@
+"""Where the time of training steps goes: each moment belongs to one role, the first in the order of priority.
+
+Theory of operation
+    A role is a set of intervals; only their union counts. The boundaries of all unions are sorted in one go, with
+    the role and the side of each in the low bits of its time, so that a running sum of them is a bit mask: which
+    roles are active from this boundary to the next one. How long any of the first n roles was active before some
+    moment is a running sum, from which a step takes the difference of its two ends (so steps may overlap or leave
+    gaps); what one more role adds to it is that role's share.
+
+    The roles and their priority are those of the TensorBoard profiler plug-in. It subtracts role after role from
+    what is free in all steps together, and once nothing is left, it takes the next role as a whole, as if it was
+    the first: `partition(…, restart=True)` does the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.intervals import Union, union
+from kineto_trace.compat.tensorboard.plugin_steps import Launches, StepRanges, on_device, plugin_roles, plugin_steps
+from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
+from kineto_trace.structure.activity_links import calls, communication_kernels, gpu, step_names, steps
+from kineto_trace.structure.nesting import last_end
+
+ROLES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")  # by priority
+OTHER = "other"
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+_BITS = 4  # under each time: the role and the side
+
+
+class Timeline:
+    """Which of some roles are active when. time: boundaries (ns); mask: from each to the next, bit n: the n-th role."""
+
+    def __init__(self, roles: Sequence[Union]) -> None:
+        lasting = [Union(*(side[role.end > role.start] for side in role)) for role in roles]
+        base = min((int(role.start[0]) for role in lasting if len(role.start)), default=0)
+        keys = [(role.start - base) << _BITS | number << 1 for number, role in enumerate(lasting)]
+        keys += [(role.end - base) << _BITS | number << 1 | 1 for number, role in enumerate(lasting)]
+        key = np.sort(np.concatenate(keys), kind="stable")
+        change = np.array([sign << number for number in range(len(roles)) for sign in (1, -1)], np.int16)
+        self.time: Ints = (key >> _BITS) + base
+        self.mask = np.cumsum(change[key & ((1 << _BITS) - 1)], dtype=np.int16)
+        self._length = np.diff(self.time, append=self.time[-1:])
+
+    def covered(self, bits: int, moment: Ints) -> Ints:
+        """For each moment: how long (ns) before it any of the roles in `bits` was active."""
+        if not len(self.time):
+            return np.zeros(len(moment), np.int64)
+        active = (self.mask & bits) != 0
+        total = np.zeros(len(active) + 1, np.int64)
+        np.cumsum(self._length * active, out=total[1:])
+        at = np.searchsorted(self.time, moment, side="right") - 1
+        found: Ints = np.where(at >= 0, total[at] + active[at] * (moment - self.time[at]), 0)
+        return found
+
+
+def partition(roles: Sequence[Union], start: Ints, end: Ints, *, restart: bool = False) -> Ints:
+    """The time (ns) of each role of ROLES and of OTHER, the last row, in each [start, end): [role, interval].
+
+    A column sums to the interval's length; with `restart`, the plug-in's fault, it may sum to more.
+    """
+    timeline = Timeline(roles)
+    together = union(start, end)
+    count, whole = len(start), together.length()
+    moments = np.concatenate([start, end, together.start, together.end])
+    places = np.cumsum([count, count, len(together.start)])
+    shares = np.zeros((len(ROLES) + 1, count), np.int64)
+    group, before, left = 0, np.zeros(count, np.int64), end - start
+    for role in range(len(ROLES)):
+        group |= 1 << role
+        low, high, all_low, all_high = np.split(timeline.covered(group, moments), places)
+        until = high - low
+        shares[role], left = until - before, end - start - until
+        before = until
+        if restart and (all_high - all_low).sum() == whole:  # nothing is free any more
+            group, before = 0, np.zeros(count, np.int64)
+    shares[-1] = left
+    return shares
+
+
+def roles(context: Context) -> list[Union]:
+    """When each role of ROLES was active.
+
+    Communication: kernels that are collectives or transfers between GPUs, and the ranges of such operators on the
+    host. Runtime: calls of the runtime and of the driver. DataLoader: waiting for the next batch.
+    CPU Exec: all other operators and annotations on the host.
+    """
+    trace = context.trace
+    kernel = trace.table("kernel")
+    communicates = context.get(communication_kernels)
+    copies, fills = trace.table("gpu_memcpy"), trace.table("gpu_memset")
+    host = [trace.table(kind) for kind in OP_TABLES]
+    name, start, end = (
+        np.concatenate(part)
+        for part in ([t["name"] for t in host], [t["start"] for t in host], [t.end() for t in host])
+    )
+    step = context.get(step_names)[name]
+    communication = context.get(communication_op_names)[name] & ~step
+    loading = context.get(data_loading_names)[name] & ~communication & ~step
+    executing = ~(step | communication | loading)
+    made = [trace.table(kind) for kind in API_TABLES]
+
+    def chosen(mask: npt.NDArray[Any]) -> Union:
+        return union(start[mask], end[mask])
+
+    return [
+        union(kernel["start"][~communicates], kernel.end()[~communicates]),
+        union(copies["start"], copies.end()),
+        union(fills["start"], fills.end()),
+        union(
+            np.concatenate([kernel["start"][communicates], start[communication]]),
+            np.concatenate([kernel.end()[communicates], end[communication]]),
+        ),
+        union(np.concatenate([t["start"] for t in made]), np.concatenate([t.end() for t in made])),
+        chosen(loading),
+        chosen(executing),
+    ]
+
+
+def host_ranges(context: Context) -> StepRanges:
+    """The steps that the host saw; without any the one step "all", from the first to the last event."""
+    found = context.get(steps)
+    if len(found):
+        names = tuple(str(number) for number in found.number.tolist())
+        return StepRanges(names, found.start, found.end, np.zeros(len(found), np.int64))
+    tables = [context.trace.table(kind) for kind in (*OP_TABLES, *API_TABLES, *GPU_TABLES)]
+    tables = [table for table in tables if len(table)]
+    if not tables:
+        return StepRanges((), *np.zeros((3, 0), np.int64))
+    start = np.array([min(int(table["start"].min()) for table in tables)])
+    return StepRanges(("all",), start, np.array([last_end(tables)]), np.zeros(1, np.int64))
+
+
+def device_ranges(context: Context) -> StepRanges:
+    """The same with the ends that the device gives them: plugin_steps.on_device, for calls of the driver too."""
+    activity, called = context.get(gpu), context.get(calls)
+    launched = Launches(called.start, called.end, activity.call, activity.start, activity.end)
+    return on_device(context.get(host_ranges), launched)
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """steps, and the time (ticks of their clock) of each role of ROLES and of OTHER in each of them: [role, step]."""
+
+    steps: StepRanges
+    shares: Ints
+
+    def shares_us(self) -> Floats:
+        """The same in µs."""
+        return self.steps.clock.us(self.shares)
+
+    def lengths_us(self) -> Floats:
+        """How long each step was."""
+        return self.steps.clock.us(self.steps.end - self.steps.start)
+
+    def average(self, role: str) -> float:
+        """The share (0 to 1) of a role in the mean step; NaN: there is none."""
+        total = self.lengths_us().sum() if len(self.steps) else 0
+        return float(self.shares_us()[(*ROLES, OTHER).index(role)].sum() / total) if total else float("nan")
+
+    def span(self) -> tuple[int, int]:
+        """From the start of the first step to the end of the last one (there must be one), in ticks."""
+        return int(self.steps.start[0]), int(self.steps.end[-1])
+
+
+def breakdown(context: Context) -> Breakdown:
+    """The steps of the host and their time."""
+    found = context.get(host_ranges)
+    return Breakdown(found, partition(context.get(roles), found.start, found.end))
+
+
+def device_breakdown(context: Context) -> Breakdown:
+    """The steps with ends on the device, and their time."""
+    found = context.get(device_ranges)
+    return Breakdown(found, partition(context.get(roles), found.start, found.end))
+
+
+def plugin_breakdown(context: Context) -> Breakdown:
+    """The plug-in's steps, and their time by its rules."""
+    found = context.get(plugin_steps)
+    return Breakdown(found, partition(context.get(plugin_roles), found.start, found.end, restart=True))

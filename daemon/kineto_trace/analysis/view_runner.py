@@ -1,0 +1,345 @@
+"""Analyses of one or many traces: a map over ranks on all cores or on a cluster, and a small reduce.
+
+Theory of operation
+    A task is one trace and all views that are wanted of it: the worker opens the trace, computes the contribution of
+    each view (View.partial), lets go of the trace and sends the contributions back, which alone travel. A process has
+    one trace at a time, also if its executor has several threads, so that memory is bounded by the ranks that are
+    worked on. The caller combines the contributions (View.combine).
+
+    A rank that fails (no trace, damaged, a view that does not work on it, a worker that died) is missing in the
+    results, and their notes say which one and why; if all fail, that is an error. What died with a worker is tried
+    once more alone, since it may have been another trace that took the memory.
+
+    Any concurrent.futures executor will do. The default one is a pool of fresh processes (spawn: nothing of the
+    caller's threads is copied), as many as there are cores and as fit into memory, or none if the traces are few and
+    small. A Dask cluster gives one: `with cluster("tcp://scheduler:8786") as executor`; its workers must see the files
+    under the same paths. Traces in an object store (remote.py) are read by whoever works on them, into a temporary
+    folder that is gone afterwards: the caller reads manifests alone.
+"""
+
+import os
+import re
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.errors import FileError, TraceError, ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Trace
+from kineto_trace.open.remote_traces import needed_bytes, open_remote
+from kineto_trace.open.trace_discovery import Source, find_traces, rank_notes
+from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.view import Compat
+
+SMALL_JOB_BYTES = 50_000_000  # less text than that in all: done before other processes have started
+GZIP_RATIO = 12  # of the JSON of traces
+STORED_RATIO = 20  # bytes in memory for a byte of a stored trace
+MEMORY_RATIO = 1.5  # bytes in memory for a byte of JSON while it is read
+
+MANY_RANKS = 4  # that have the same note
+WORKERS_S = 10.0  # that a cluster may take to have a first worker
+
+Paths = str | PathLike[str] | Source
+_RANKS_NOTE = re.compile(r"rank (\d+): (.*)", re.DOTALL)
+_one_trace = threading.Lock()  # in this process, at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One view that is wanted, and its options."""
+
+    view: str
+    compat: Compat = Compat.NONE
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def keywords(self) -> dict[str, Any]:
+        """For the calls of a View."""
+        return {"compat": Compat(self.compat), **self.options}
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What came of one trace. values: for each request; errors: why there is none, else None. notes: of the trace."""
+
+    source: Source
+    values: list[Any]
+    errors: list[str | None]
+    notes: tuple[str, ...] = ()
+    died: bool = False  # the process that worked on it
+
+
+def run_view(
+    view: str,
+    sources: Paths | Context | Trace | Iterable[Paths],
+    *,
+    compat: Compat | str = Compat.NONE,
+    executor: Executor | None = None,
+    **options: Any,
+) -> Result:
+    """The result of one view over one or many traces.
+
+    sources: an opened trace or its context; or paths (files, folders, patterns), or what find_traces() has found.
+    options: the view's own. Raises ViewError for a view, option or compat that does not exist, FileError if there is
+    no trace that can be read, TraceError if the view works on none of them.
+    """
+    request = Request(view=view, compat=_compat(compat), options=options)
+    if isinstance(sources, (Context, Trace)):
+        context = sources if isinstance(sources, Context) else Context(sources)
+        return _with_notes(find_view(view)(context, **request.keywords()), trace_notes(context.trace))
+    return run_views([request], sources, executor=executor)[0]
+
+
+def run_views(
+    requests: Sequence[Request | str], sources: Paths | Iterable[Paths], *, executor: Executor | None = None
+) -> list[Result]:
+    """The results of several views over the same traces, each of which is opened once. Raises like run_view."""
+    wanted = [Request(view=entry) if isinstance(entry, str) else entry for entry in requests]
+    for request in wanted:
+        find_view(request.view).check(_compat(request.compat), request.options)
+    found = _sources(sources)
+    if executor is None and _few(found):
+        contributions = [_contribute(source, wanted, alone=len(found) == 1) for source in found]
+    elif executor is not None:
+        contributions = _map(executor, found, wanted)
+    else:
+        with pool(found) as own:
+            contributions = _map(own, found, wanted)
+    return [_combined(request, place, contributions) for place, request in enumerate(wanted)]
+
+
+def contribute(source: Source, requests: Sequence[Request]) -> Contribution:
+    """Opens one trace and computes what the views need of it. Runs in a worker; raises nothing."""
+    return _contribute(source, requests, alone=False)
+
+
+def trace_notes(trace: Trace) -> tuple[str, ...]:
+    """What to know of every figure of this trace: what was lost before or while it was read."""
+    losses = trace.losses
+    notes = list(trace.notes)
+    if losses.dropped:
+        notes.append(f"{losses.dropped} activities were lost in the traced process: its buffers were full")
+    if losses.undecoded:
+        notes.append(f"{losses.undecoded} recorded activities could not be decoded")
+    if losses.torn:
+        notes.append("the end of the recording was cut off")
+    return tuple(notes)
+
+
+@contextmanager
+def pool(sources: Sequence[Source], workers: int | None = None) -> Iterator[Executor]:
+    """Fresh processes for these traces: one per core, but no more than fit into the free memory."""
+    count = workers or max(1, min(len(sources), _cores(), _fitting(sources)))
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as executor:
+        yield executor
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Executor]:
+    """The executor of a Dask cluster, such as tcp://scheduler:8786. Raises TraceError."""
+    try:
+        from distributed import Client
+    except ImportError as exc:
+        raise TraceError("a cluster needs Dask: pip install 'kinetod[dask]'") from exc
+    try:
+        client = Client(address, set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as exc:
+        raise TraceError(f"cannot reach the Dask scheduler at {address}: {exc}") from exc
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=WORKERS_S)
+        except TimeoutError:
+            raise TraceError(
+                f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}`, where "
+                "kinetod is installed"
+            ) from None
+        yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]
+
+
+# ------------------------------------------------------------ map
+
+
+def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> Contribution:
+    """alone: there is no other trace, so that errors are the caller's."""
+    with _one_trace, ExitStack() as stack:
+        values: list[Any] = [None] * len(requests)
+        errors: list[str | None] = [None] * len(requests)
+        try:
+            trace = _opened(source, stack)
+        except Exception as exc:
+            if alone:
+                raise
+            return Contribution(source, values, [_text(exc)] * len(requests))
+        if source.rank_from in ("name", "order") and trace.target.rank is not None:
+            source = replace(source, rank=trace.target.rank, rank_from="trace")
+        context = Context(trace, rank=source.rank, worker=source.worker)
+        for place, request in enumerate(requests):
+            view = find_view(request.view)
+            try:
+                values[place] = view.packed(view.partial(context, **request.keywords()))
+            except Exception as exc:
+                if alone:
+                    raise
+                errors[place] = _text(exc)
+        return Contribution(source, values, errors, trace_notes(trace))
+
+
+def _opened(source: Source, stack: ExitStack) -> Trace:
+    """The trace; one in an object store is here as long as the stack is open. Raises TraceError."""
+    return open_trace(source.path) if source.remote is None else stack.enter_context(open_remote(source.remote))
+
+
+def _map(executor: Executor, sources: Sequence[Source], requests: Sequence[Request]) -> list[Contribution]:
+    futures = [executor.submit(contribute, source, requests) for source in sources]
+    contributions = [_result(future, source, requests) for future, source in zip(futures, sources, strict=True)]
+    for place, contribution in enumerate(contributions):
+        if contribution.died:
+            with pool([contribution.source], workers=1) as own:
+                again = own.submit(contribute, contribution.source, requests)
+                contributions[place] = _result(again, contribution.source, requests)
+    return contributions
+
+
+def _result(future: "Future[Contribution]", source: Source, requests: Sequence[Request]) -> Contribution:
+    nothing: list[Any] = [None] * len(requests)
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        text = "the process that read it died: out of memory, or a script without `if __name__ == '__main__'`"
+        return Contribution(source, nothing, [text] * len(requests), died=True)
+    except Exception as exc:  # noqa: BLE001 - of a cluster: a worker that was killed, a file that it does not see, …
+        return Contribution(source, nothing, [_text(exc)] * len(requests))
+
+
+def _text(exc: BaseException) -> str:
+    if isinstance(exc, TraceError):
+        return str(exc)
+    if isinstance(exc, MemoryError):
+        return "not enough memory"
+    frames = traceback.extract_tb(exc.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(exc).__name__}: {exc}{place}"
+
+
+# ------------------------------------------------------------ reduce
+
+
+def _combined(request: Request, place: int, contributions: Sequence[Contribution]) -> Result:
+    view = find_view(request.view)
+    there = [entry for entry in contributions if entry.errors[place] is None]
+    missing = [entry for entry in contributions if entry.errors[place] is not None]
+    texts = [f"{entry.source.place}: {_without(entry, place)}" for entry in missing]
+    if not there:
+        if len(texts) == 1:
+            raise FileError(texts[0])
+        raise FileError(f"view {request.view} works on none of {len(texts)} traces; the first one: {texts[0]}")
+    partials = [(entry.source.rank, entry.values[place]) for entry in there]
+    result = view.combine(partials, **request.keywords())
+    notes = [
+        f"rank {entry.source.rank} is missing: {text}" for entry, text in zip(missing, texts, strict=True)
+    ] + rank_notes([entry.source for entry in there])
+    for entry in there:
+        notes += [note if len(contributions) == 1 else f"rank {entry.source.rank}: {note}" for note in entry.notes]
+    return _with_notes(result, notes)
+
+
+def _without(entry: Contribution, place: int) -> str:
+    """Its error without the path that begins the text, or that is in it anyway."""
+    return (entry.errors[place] or "").removeprefix(f"{entry.source.place}: ")
+
+
+def _with_notes(result: Result, notes: Iterable[str]) -> Result:
+    """Each note once; those that many ranks have as one."""
+    said: dict[str, list[int]] = {}
+    for note in (*result.notes, *notes):
+        match = _RANKS_NOTE.match(note)
+        said.setdefault(match[2] if match else note, []).extend([int(match[1])] if match else [])
+    found: list[str] = []
+    for text, ranks in said.items():
+        each = sorted(set(ranks))
+        found += [f"ranks {_spans(each)}: {text}"] if len(each) >= MANY_RANKS else [f"rank {n}: {text}" for n in each]
+        found += [text] if not ranks else []
+    return replace(result, notes=tuple(found))
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """0-3, 7 for 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)
+
+
+# ------------------------------------------------------------ what there is to do
+
+
+def _compat(compat: Compat | str) -> Compat:
+    try:
+        return Compat(compat)
+    except ValueError:
+        raise ViewError(f"no compat {compat!r}; there are: {', '.join(Compat)}") from None
+
+
+def _sources(sources: Paths | Iterable[Paths]) -> list[Source]:
+    entries = [sources] if isinstance(sources, (str, PathLike, Source)) else list(sources)
+    given = [entry for entry in entries if isinstance(entry, Source)]
+    paths = [entry for entry in entries if not isinstance(entry, Source)]
+    found = given + (find_traces(*paths) if paths else [])
+    if not found:
+        raise FileError("no trace was named")
+    return found
+
+
+def _few(sources: Sequence[Source]) -> bool:
+    return len(sources) == 1 or _cores() == 1 or sum(map(text_bytes, sources)) < SMALL_JOB_BYTES
+
+
+def text_bytes(source: Source) -> int:
+    """About how much JSON a trace is, to tell what it takes to read it."""
+    path = source.path
+    try:
+        if source.remote is not None:
+            size, columns = needed_bytes(source.remote)
+        else:
+            columns = path.is_dir()
+            size = sum(_file_bytes(entry) for entry in path.rglob("*")) if columns else path.stat().st_size
+    except OSError:
+        return 0
+    if columns:
+        return int(size * STORED_RATIO / MEMORY_RATIO)
+    return size * GZIP_RATIO if path.suffix == ".gz" else size
+
+
+def _file_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fitting(sources: Sequence[Source]) -> int:
+    """How many of the largest trace fit into the memory that is free now."""
+    largest = max(map(text_bytes, sources)) * MEMORY_RATIO
+    return max(1, int(_free_memory() / largest)) if largest else len(sources)
+
+
+def _free_memory(proc: Path = Path("/proc")) -> float:
+    """Bytes; unknown: no limit."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return float("inf")

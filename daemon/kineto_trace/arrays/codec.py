@@ -1,0 +1,487 @@
+"""The native trace codec through ctypes: interning, record decoding, row writing. See daemon/native/codec/codec.h.
+
+Every call releases the interpreter lock. Arrays that are handed over must stay alive during the call; the
+classes here keep them.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.errors import CodecError
+
+LIBRARY = Path(__file__).parents[1] / "_native" / "libkineto_codec.so"
+ABI_VERSION = 10
+PADDING = 32  # bytes that the native side may read after a literal or text
+MAX_KINDS = 16  # of record kinds in one decode
+KIND_LIMIT = 64  # a record's kind is below this
+
+# kc_column.operation
+COPY, SPAN, INTERN = range(3)
+# kc_field.operation
+END, UNSIGNED, SIGNED, MICROSECONDS, DECIMAL, TEXT, OPTIONAL, REAL, TIME, WHOLE = range(10)
+# kc_decoded.status
+OK, TORN, UNKNOWN_KIND, FULL, NO_MEMORY = range(5)
+
+AnyArray = npt.NDArray[Any]
+
+
+class _Column(ctypes.Structure):
+    _fields_ = (
+        ("operation", ctypes.c_uint32),
+        ("width", ctypes.c_uint32),
+        ("offset", ctypes.c_uint32),
+        ("offset_2", ctypes.c_uint32),
+        ("out", ctypes.c_void_p),
+        ("out_2", ctypes.c_void_p),
+        ("interner", ctypes.c_void_p),
+    )
+
+
+class _Kind(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_uint32),
+        ("record_bytes", ctypes.c_uint32),
+        ("first_column", ctypes.c_uint32),
+        ("column_count", ctypes.c_uint32),
+        ("capacity", ctypes.c_uint64),
+        ("rows", ctypes.c_uint64),
+    )
+
+
+class _Decoded(ctypes.Structure):
+    _fields_ = (
+        ("consumed", ctypes.c_uint64),
+        ("records", ctypes.c_uint64),
+        ("status", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
+    )
+
+
+class _Field(ctypes.Structure):
+    _fields_ = (
+        ("literal", ctypes.c_char_p),
+        ("literal_bytes", ctypes.c_uint32),
+        ("operation", ctypes.c_uint32),
+        ("column", ctypes.c_void_p),
+        ("width", ctypes.c_uint32),
+        ("text_count", ctypes.c_uint32),
+        ("text", ctypes.c_void_p),
+        ("text_ends", ctypes.c_void_p),
+        ("base", ctypes.c_int64),
+    )
+
+
+class _Written(ctypes.Structure):
+    _fields_ = (("rows", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+class _RowGroup(ctypes.Structure):
+    _fields_ = (("first_field", ctypes.c_uint32), ("field_count", ctypes.c_uint32))
+
+
+class _Events(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_uint64),
+        ("track", ctypes.c_void_p),
+        ("start", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+    )
+
+
+class _Tree(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("parent", "depth", "children", "stop", "end", "self"))
+
+
+@cache
+def load(path: Path = LIBRARY) -> ctypes.CDLL:
+    """Loads the library once. Raises CodecError."""
+    advice = "build it with: python agent/native/build_hook.py (needs a C compiler), or reinstall the package"
+    try:
+        library = ctypes.CDLL(str(path))
+        library.kc_abi_version.restype = ctypes.c_uint32
+        version = library.kc_abi_version()
+    except (OSError, AttributeError) as exc:
+        raise CodecError(f"the native trace codec {path} does not load ({exc}); {advice}") from exc
+    if version != ABI_VERSION:
+        raise CodecError(f"the native trace codec {path} has version {version}, not {ABI_VERSION}; {advice}")
+    library.kc_interner_new.restype = ctypes.c_void_p
+    library.kc_interner_free.argtypes = [ctypes.c_void_p]
+    library.kc_interner_free.restype = None
+    library.kc_interner_count.argtypes = [ctypes.c_void_p]
+    library.kc_interner_count.restype = ctypes.c_uint64
+    library.kc_interner_keys.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.kc_interner_keys.restype = None
+    library.kc_intern.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_intern.restype = ctypes.c_int
+    library.kc_decode.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32]
+    library.kc_decode.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
+    library.kc_decode.restype = None
+    library.kc_write.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+    library.kc_write.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_write.restype = None
+    library.kc_write_mixed.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_uint64] * 2
+    library.kc_write_mixed.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_write_mixed.restype = None
+    library.kc_lanes.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    library.kc_lanes.argtypes += [ctypes.c_uint32, ctypes.c_void_p]
+    library.kc_lanes.restype = None
+    library.kc_order.argtypes = [ctypes.c_void_p] * 3
+    library.kc_order.restype = None
+    library.kc_nest.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    library.kc_nest.restype = None
+    library.kc_contain.argtypes = [ctypes.c_void_p] * 2
+    library.kc_contain.restype = None
+    library.kc_enclosing.argtypes = [ctypes.c_void_p] * 4
+    library.kc_enclosing.restype = None
+    library.kc_spill_pool.argtypes = [ctypes.c_uint64] * 2
+    library.kc_spill_pool.restype = ctypes.c_int
+    library.kc_spill_open.argtypes = [ctypes.c_int] * 2 + [ctypes.c_uint64] * 3
+    library.kc_spill_open.restype = ctypes.c_int
+    library.kc_spill_watch.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.kc_spill_watch.restype = ctypes.c_int
+    return library
+
+
+class Interner:
+    """Numbers 64-bit keys in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self._library = load()
+        self.handle = self._library.kc_interner_new()
+        if not self.handle:
+            raise MemoryError("no memory for an interner")
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._library.kc_interner_free(self.handle)
+            self.handle = None
+
+    def __len__(self) -> int:
+        return int(self._library.kc_interner_count(self.handle))
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """The key of each number."""
+        keys = np.empty(len(self), np.uint64)
+        self._library.kc_interner_keys(self.handle, keys.ctypes.data)
+        return keys
+
+    def intern(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+        """The number of each key; new keys get new numbers."""
+        keys = np.ascontiguousarray(keys, np.uint64)
+        numbers = np.empty(len(keys), np.uint32)
+        if self._library.kc_intern(self.handle, keys.ctypes.data, len(keys), numbers.ctypes.data):
+            raise MemoryError("no memory for an interner")
+        return numbers
+
+
+class ColumnPlan(NamedTuple):
+    """One column of one record kind: what to read where (bytes), and the array that takes it.
+
+    SPAN reads a start at `offset` and an end at `offset_2`; `out_2` takes the durations.
+    """
+
+    operation: int
+    width: int
+    offset: int
+    out: AnyArray
+    offset_2: int = 0
+    out_2: AnyArray | None = None
+    interner: Interner | None = None
+
+
+class KindPlan(NamedTuple):
+    """One record kind: its size in bytes and its columns (none: skip). All arrays have room for `capacity` rows."""
+
+    kind: int
+    record_bytes: int
+    capacity: int
+    columns: Sequence[ColumnPlan]
+
+
+class Decoded(NamedTuple):
+    """What one buffer gave: bytes and records read, why it stopped (OK, TORN, …), and at which kind."""
+
+    consumed: int
+    records: int
+    status: int
+    kind: int
+
+
+class Decoder:
+    """Reads buffers one after the other into the arrays of the plans."""
+
+    def __init__(self, plans: Sequence[KindPlan]) -> None:
+        if len(plans) > MAX_KINDS:
+            raise ValueError(f"{len(plans)} record kinds, at most {MAX_KINDS} fit")
+        self._library = load()
+        self._plans = plans
+        columns = [column for plan in plans for column in plan.columns]
+        self._columns = (_Column * max(1, len(columns)))(*map(_native_column, columns))
+        self._kinds = (_Kind * max(1, len(plans)))()
+        first = 0
+        for native, plan in zip(self._kinds, plans, strict=False):
+            _check_plan(plan)
+            native.kind, native.record_bytes, native.capacity = plan.kind, plan.record_bytes, plan.capacity
+            native.first_column, native.column_count = first, len(plan.columns)
+            first += len(plan.columns)
+
+    def decode(self, data: AnyArray) -> Decoded:
+        """Appends the records of one buffer (bytes as uint8)."""
+        result = _Decoded()
+        self._library.kc_decode(
+            data.ctypes.data, data.nbytes, self._kinds, len(self._plans), self._columns, ctypes.byref(result)
+        )
+        if result.status == NO_MEMORY:
+            raise MemoryError("no memory to decode records")
+        return Decoded(result.consumed, result.records, result.status, result.kind)
+
+    def rewind(self) -> None:
+        """Makes the next decode() write from the first row on."""
+        for native in self._kinds:
+            native.rows = 0
+
+    def rows(self) -> dict[int, int]:
+        """Records read so far by kind."""
+        return {native.kind: native.rows for native in self._kinds[: len(self._plans)]}
+
+
+def _native_column(column: ColumnPlan) -> _Column:
+    return _Column(
+        column.operation,
+        column.width,
+        column.offset,
+        column.offset_2,
+        column.out.ctypes.data,
+        None if column.out_2 is None else column.out_2.ctypes.data,
+        None if column.interner is None else column.interner.handle,
+    )
+
+
+def _check_plan(plan: KindPlan) -> None:
+    """The native side trusts these."""
+    if not 0 <= plan.kind < KIND_LIMIT or plan.record_bytes < 8:
+        raise ValueError(f"kind {plan.kind} with {plan.record_bytes} bytes cannot be decoded")
+    for column in plan.columns:
+        last = max(column.offset + column.width, column.offset_2 + (8 if column.out_2 is not None else 0))
+        fits = _takes(column.out, 4 if column.operation == INTERN else column.width, plan.capacity)
+        if column.operation == SPAN:
+            fits = fits and column.width == 8 and column.out_2 is not None and _takes(column.out_2, 8, plan.capacity)
+        if last > plan.record_bytes or not fits or (column.operation == INTERN and column.interner is None):
+            raise ValueError(f"kind {plan.kind}: column at byte {column.offset} does not fit its record or array")
+
+
+def _takes(array: AnyArray, width: int, rows: int) -> bool:
+    return bool(array.flags.c_contiguous) and array.itemsize == width and len(array) >= rows
+
+
+class Texts:
+    """Ready pieces of text by number, for TEXT fields."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.count = len(pieces)
+        self.data = np.frombuffer(b"".join(pieces) + bytes(PADDING), np.uint8)
+        self.ends = np.zeros(self.count + 1, np.uint64)
+        np.cumsum([len(piece) for piece in pieces], out=self.ends[1:], dtype=np.uint64)
+
+
+class Field(NamedTuple):
+    """One literal and the value after it.
+
+    base: is subtracted from MICROSECONDS (ns); where an OPTIONAL value is equal to it, the whole field is left out.
+    """
+
+    literal: bytes
+    operation: int = END
+    column: AnyArray | None = None
+    texts: Texts | None = None
+    base: int = 0
+
+
+class RowWriter:
+    """Writes rows of text that all have the same fields."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self._library = load()
+        self._keep = [
+            (field._replace(column=_contiguous(field.column)), field.literal + bytes(PADDING)) for field in fields
+        ]
+        self._rows = min((len(field.column) for field, _ in self._keep if field.column is not None), default=0)
+        self._fields = (_Field * len(fields))(*(_native_field(field, literal) for field, literal in self._keep))
+
+    def write(self, out: AnyArray, first: int, count: int) -> tuple[int, int]:
+        """Writes rows first, first + 1, … into `out`. Returns (rows, bytes) that fitted."""
+        if first < 0 or first + count > self._rows:
+            raise IndexError(f"rows {first} to {first + count} do not exist")
+        result = _Written()
+        self._library.kc_write(
+            self._fields, len(self._fields), first, count, out.ctypes.data, out.nbytes, ctypes.byref(result)
+        )
+        return result.rows, result.bytes
+
+
+class MixedWriter:
+    """Writes rows of several forms in one order: the i-th one is row[i] of the columns of forms[form[i]]."""
+
+    def __init__(self, forms: Sequence[Sequence[Field]], form: AnyArray, row: AnyArray) -> None:
+        self._library = load()
+        self._form, self._row = np.ascontiguousarray(form, np.uint32), np.ascontiguousarray(row, np.uint32)
+        if len(form) != len(row):
+            raise ValueError(f"forms of {len(form)} rows, but {len(row)} rows")
+        self._groups = (_RowGroup * max(1, len(forms)))()
+        fields: list[Field] = []
+        for native, own in zip(self._groups, forms, strict=False):
+            native.first_field, native.field_count = len(fields), len(own)
+            fields += own
+        self._keep = [
+            (field._replace(column=_contiguous(field.column)), field.literal + bytes(PADDING)) for field in fields
+        ]
+        self._fields = (_Field * max(1, len(fields)))(*(_native_field(field, text) for field, text in self._keep))
+        self._check(forms)
+
+    def _check(self, forms: Sequence[Sequence[Field]]) -> None:
+        """The native side trusts these."""
+        if len(self._form) and int(self._form.max()) >= len(forms):
+            raise IndexError("a row of a form that does not exist")
+        last = np.zeros(len(forms), np.int64)
+        np.maximum.at(last, self._form.astype(np.intp), self._row.astype(np.int64))  # other types take ten times longer
+        for fields, row in zip(forms, last.tolist(), strict=True):
+            if any(field.column is not None and row >= len(field.column) for field in fields):
+                raise IndexError(f"row {row} does not exist")
+
+    def write(self, out: AnyArray, first: int, count: int) -> tuple[int, int]:
+        """Writes the rows first, first + 1, … of the order into `out`. Returns (rows, bytes) that fitted."""
+        if first < 0 or first + count > len(self._row):
+            raise IndexError(f"rows {first} to {first + count} do not exist")
+        result = _Written()
+        self._library.kc_write_mixed(
+            self._fields,
+            self._groups,
+            self._form.ctypes.data,
+            self._row.ctypes.data,
+            first,
+            count,
+            out.ctypes.data,
+            out.nbytes,
+            ctypes.byref(result),
+        )
+        return result.rows, result.bytes
+
+
+def _contiguous(column: AnyArray | None) -> AnyArray | None:
+    return None if column is None else np.ascontiguousarray(column)
+
+
+def _native_field(field: Field, padded: bytes) -> _Field:
+    native = _Field(padded, len(field.literal), field.operation, base=field.base)
+    if field.column is not None:
+        if field.operation in (MICROSECONDS, DECIMAL, REAL, TIME, WHOLE) and field.column.itemsize != 8:
+            raise ValueError("times and decimals are 8 bytes wide")
+        native.column, native.width = field.column.ctypes.data, field.column.itemsize
+    elif field.operation != END:
+        raise ValueError("a value without a column")
+    if field.texts is not None:
+        native.text, native.text_ends = field.texts.data.ctypes.data, field.texts.ends.ctypes.data
+        native.text_count = field.texts.count
+    return native
+
+
+def lanes(
+    track: npt.NDArray[np.uint32], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], limit: int
+) -> npt.NDArray[np.uint8]:
+    """A lane for each event so that those of one lane do not overlap. Rows must be sorted by (track, start)."""
+    track = np.ascontiguousarray(track, np.uint32)
+    start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
+    lane = np.zeros(len(track), np.uint8)
+    load().kc_lanes(track.ctypes.data, start.ctypes.data, end.ctypes.data, len(track), limit, lane.ctypes.data)
+    return lane
+
+
+NEVER = 2**63 - 1  # the end of an event that was still running when the recording ended
+MAX_EVENTS = 2**31 - 1
+OVERLAPS = -2  # of contain()
+
+
+class Nest(NamedTuple):
+    """The tree of sorted events, one value per event. Times in ns.
+
+    parent: place of the enclosing event, -1: none. stop: the place after the last descendant. end: as given, but
+    not after the parent's. self_time: in which no child ran.
+    """
+
+    parent: npt.NDArray[np.int32]
+    depth: npt.NDArray[np.int32]
+    children: npt.NDArray[np.int32]
+    stop: npt.NDArray[np.int32]
+    end: npt.NDArray[np.int64]
+    self_time: npt.NDArray[np.int64]
+
+
+class Events:
+    """Intervals (ns) of some tracks, for the functions below. Keeps the arrays that the native side reads."""
+
+    def __init__(
+        self, track: AnyArray, start: AnyArray, end: AnyArray | None = None, rank: AnyArray | None = None
+    ) -> None:
+        if len(track) > MAX_EVENTS:
+            raise ValueError(f"{len(track)} events, at most {MAX_EVENTS} fit into one tree")
+        self.track, self.start = np.ascontiguousarray(track, np.uint32), np.ascontiguousarray(start, np.int64)
+        self.end = None if end is None else np.ascontiguousarray(end, np.int64)
+        self.rank = None if rank is None else np.ascontiguousarray(rank, np.uint8)
+        arrays = (self.track, self.start, self.end, self.rank)
+        if any(array is not None and len(array) != len(track) for array in arrays):
+            raise ValueError("columns of events differ in length")
+        self._native = _Events(len(track), *(None if array is None else array.ctypes.data for array in arrays))
+        self.pointer = ctypes.byref(self._native)
+
+    def __len__(self) -> int:
+        return len(self.track)
+
+    def order(self) -> npt.NDArray[np.uint32]:
+        """The places sorted by track, start, end from late to early, rank, place."""
+        order, scratch = np.empty(len(self), np.uint32), np.empty(len(self), np.uint32)
+        load().kc_order(self.pointer, order.ctypes.data, scratch.ctypes.data)
+        return order
+
+    def take(self, order: AnyArray) -> "Events":
+        """The events at these places, without ranks."""
+        return Events(self.track[order], self.start[order], None if self.end is None else self.end[order])
+
+    def nest(self, window_end_ns: int) -> Nest:
+        """The tree of events that are sorted. Outermost events that end NEVER end at `window_end_ns`."""
+        if self.end is None:
+            raise ValueError("events without ends have no tree")
+        count = len(self)
+        parent, depth, children, stop = (np.empty(count, np.int32) for _ in range(4))
+        result = Nest(parent, depth, children, stop, np.empty(count, np.int64), np.empty(count, np.int64))
+        tree = _Tree(*(array.ctypes.data for array in result))
+        load().kc_nest(self.pointer, window_end_ns, ctypes.byref(tree))
+        return result
+
+    def contain(self) -> npt.NDArray[np.int32]:
+        """For each of these sorted events the place of the innermost event around it; -1: none.
+
+        OVERLAPS: it outlives an event that runs when it starts, and encloses nothing.
+        """
+        if self.end is None:
+            raise ValueError("events without ends contain nothing")
+        parent = np.empty(len(self), np.int32)
+        load().kc_contain(self.pointer, parent.ctypes.data)
+        return parent
+
+    def enclosing(self, parent: npt.NDArray[np.int32], moments: "Events") -> npt.NDArray[np.int32]:
+        """For sorted moments: the place of the innermost of these sorted events that runs then, -1: none.
+
+        The ends and parents must be those of nest().
+        """
+        if self.end is None or len(parent) != len(self) or parent.dtype != np.int32:
+            raise ValueError("events without their tree cannot be searched")
+        found = np.empty(len(moments), np.int32)
+        load().kc_enclosing(self.pointer, parent.ctypes.data, moments.pointer, found.ctypes.data)
+        return found

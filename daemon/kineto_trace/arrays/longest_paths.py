@@ -1,0 +1,69 @@
+"""Paths through large graphs of dependencies, as the native library finds them."""
+
+import ctypes
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.codec import load
+from kineto_trace.errors import ViewError
+
+Ints = npt.NDArray[np.int64]
+_CYCLE, _NO_MEMORY = 1, 2
+
+
+class _Graph(ctypes.Structure):
+    _fields_ = (
+        ("nodes", ctypes.c_uint64),
+        ("edges", ctypes.c_uint64),
+        ("first", ctypes.c_void_p),
+        ("last", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = load()
+    library.kc_trail.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p]
+    library.kc_trail.restype = ctypes.c_uint64
+    library.kc_longest.argtypes = [ctypes.c_void_p] * 3
+    library.kc_longest.restype = ctypes.c_int
+    return library
+
+
+def trail(before: Ints, node: int) -> Ints:
+    """The node, the one before it, and so on until there is none (below 0)."""
+    before = np.ascontiguousarray(before, np.int64)
+    length = _library().kc_trail(before.ctypes.data, len(before), node, None)
+    nodes = np.empty(length, np.int64)
+    _library().kc_trail(before.ctypes.data, len(before), node, nodes.ctypes.data)
+    return nodes
+
+
+class Edges(NamedTuple):
+    """Edges of a graph: first[n] → last[n], weight 0 or more. Of equal paths the one by the earlier edge counts."""
+
+    first: Ints
+    last: Ints
+    weight: Ints
+
+
+def longest(nodes: int, edges: Edges) -> Ints:
+    """The edges of the path with the largest weight, in its order. Raises ViewError if the graph has a cycle."""
+    first, last, weight = (np.ascontiguousarray(column, np.int64) for column in edges)
+    for ends in (first, last):
+        if len(ends) and not (int(ends.min()) >= 0 and int(ends.max()) < nodes):
+            raise ValueError("an edge joins nodes that do not exist")
+    via, end = np.empty(nodes, np.int64), ctypes.c_int64(-1)
+    graph = _Graph(nodes, len(first), first.ctypes.data, last.ctypes.data, weight.ctypes.data)
+    status = _library().kc_longest(ctypes.byref(graph), via.ctypes.data, ctypes.byref(end))
+    if status == _NO_MEMORY:
+        raise MemoryError("no memory to search a graph")
+    if status == _CYCLE:
+        raise ViewError("the events of this trace depend on each other in a circle: no critical path by HTA's rules")
+    before = np.where(via >= 0, first[via], -1) if len(first) else via
+    path = trail(before, end.value)[::-1]
+    return via[path[1:]]

@@ -1,0 +1,1 @@
+"""Provides what every layer may use: files that are written atomically, and text that is safe to show."""

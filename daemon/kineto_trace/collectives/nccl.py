@@ -1,0 +1,252 @@
+"""Collectives of NCCL and RCCL: what each communication kernel did, between whom, and how it is matched over ranks.
+
+Theory of operation
+    PyTorch describes a collective in arguments of its kernel (in older versions of the operator around the launch):
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name",
+    "Process Group Ranks", "Seq". Where there are none, the kernel's name still says what it is, of which type, and
+    by which algorithm and protocol: ncclDevKernel_AllReduce_Sum_f32_RING_LL.
+
+    Kernels of several ranks belong to one collective if they have the same process group (name and ranks) and
+    sequence number; the numbers of transfers between two ranks are counted apart. Without sequence numbers the n-th
+    collective of a process group, of that name, on one rank belongs to the n-th one on the others.
+
+    Several kernels of one rank with one number are one collective: from the first start to the last end.
+
+    Sizes and factors are those of nccl-tests: the size is that of the larger buffer (all ranks' parts together, in
+    an all_gather, reduce_scatter or all_to_all), the algorithm bandwidth is size / time, and the bus bandwidth is
+    that times 2(n-1)/n for an all_reduce, (n-1)/n for an all_gather, reduce_scatter, all_to_all, gather or scatter,
+    and 1 for a broadcast, a reduce, a send or a recv, with n ranks.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import NO_STRING
+from kineto_trace.structure.activity_links import NOTHING, gpu
+from kineto_trace.structure.event_arguments import parse
+
+Ints = npt.NDArray[np.int64]
+NO_SEQUENCE = -1
+
+_NAMES: Mapping[str, str] = {  # as PyTorch or a kernel calls it, without blanks and underscores: our name
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "all_reduce",
+    "allreducesparse": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgathercoalesced": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallvbase": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcastoop": "broadcast",
+    "reduce": "reduce",
+    "reduceoop": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "recv",
+    "sendrecv": "sendrecv",
+    "barrier": "barrier",
+}
+TRANSFERS = frozenset({"send", "recv", "sendrecv"})  # between two ranks
+_SCATTERED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+_BYTES = {
+    **dict.fromkeys(("byte", "char", "bool", "uint8", "int8", "u8", "i8", "f8e4m3", "f8e5m2"), 1),
+    **dict.fromkeys(("half", "bfloat16", "short", "int16", "uint16", "float16", "f16", "bf16"), 2),
+    **dict.fromkeys(("float", "int", "int32", "uint32", "float32", "f32", "i32", "u32"), 4),
+    **dict.fromkeys(("double", "long", "int64", "uint64", "float64", "complexfloat", "f64", "i64", "u64"), 8),
+    "complexdouble": 16,
+}
+_SEQUENCE = re.compile(r'"Seq"\s*:\s*"?(\d+)"?')
+_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp|msccl)\w*?Kernel_([A-Za-z]+)")
+_ALGORITHM = re.compile(r"_(NVLS_TREE|NVLS|TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|COLLNET|PAT)(?=[_(]|$)")
+_PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?=[_(]|$)")
+_TYPE = re.compile(
+    r"_(f8e4m3|f8e5m2|bf16|f16|f32|f64|u8|i8|u32|i32|u64|i64|float|half|double|u?int\d+)(?:_t)?(?=[_(]|$)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is the same for many collectives. None: not recorded. Bytes: of one rank's buffers. size: its group's."""
+
+    collective: str
+    group: str | None
+    group_description: str | None
+    ranks: tuple[int, ...]
+    size: int | None
+    dtype: str | None
+    in_bytes: int | None
+    out_bytes: int | None
+    algorithm: str | None
+    protocol: str | None
+
+    @property
+    def bytes(self) -> int | None:
+        """The size by nccl-tests' rules."""
+        known = [value for value in (self.in_bytes, self.out_bytes) if value is not None]
+        return max(known, default=None)
+
+    @property
+    def transfer(self) -> bool:
+        """It is between two ranks."""
+        return self.collective in TRANSFERS
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The communication kernels of a trace in the order of their starts (Unix ns).
+
+    place: in Gpu. description: number into `descriptions`. sequence: NO_SEQUENCE: not recorded.
+    """
+
+    place: Ints
+    start: Ints
+    end: Ints
+    description: Ints
+    sequence: Ints
+    descriptions: tuple[Description, ...]
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """Bus bandwidth / algorithm bandwidth, by nccl-tests, for a group of this size."""
+    if size < 1:
+        return float("nan")
+    if collective == "all_reduce":
+        return 2 * (size - 1) / size
+    if collective in _SCATTERED:
+        return (size - 1) / size
+    return 1.0
+
+
+def collective_name(text: str) -> str:
+    """Our name of a collective: all_reduce for allreduce, ALLREDUCE and nccl:all_reduce_coalesced."""
+    word = text.split(":")[-1].strip().split(" ")[0]  # "send 0->1"
+    plain = word.replace("_", "").lower()
+    return _NAMES.get(plain, word.lower())
+
+
+def arguments_of_ops(context: Context) -> tuple[Ints, npt.NDArray[np.int32]]:
+    """Communication kernels (rows of the table) whose operator describes a collective, and the number of that text."""
+    work = context.get(gpu)
+    place = np.flatnonzero(work.communication)
+    texts = _texts_of_ops(context, work.op[place])
+    described = texts != NO_STRING
+    return work.row[place[described]], texts[described]
+
+
+def collectives(context: Context) -> Collectives:
+    """All communication kernels. Each distinct text of arguments is read once."""
+    work, trace = context.get(gpu), context.trace
+    place = np.flatnonzero(work.communication)
+    kernels = trace.table("kernel")
+    rows = work.row[place]
+    texts = kernels.origin["args"][rows] if "args" in kernels.origin else np.full(len(rows), NO_STRING, np.int32)
+    texts = np.where(_described(context, texts), texts, _texts_of_ops(context, work.op[place]))
+    keys = texts.astype(np.int64) << 32 | work.name[place].astype(np.int64)
+    distinct, number = np.unique(keys, return_inverse=True)
+    described: dict[Description, int] = {}
+    seen: dict[tuple[int, str], int] = {}  # texts that differ in their numbers alone are read once
+    description, sequence = np.empty(len(distinct), np.int64), np.empty(len(distinct), np.int64)
+    for at, key in enumerate(distinct.tolist()):
+        text = trace.strings[key >> 32] if key >> 32 != NO_STRING else ""
+        numbered = _SEQUENCE.search(text)
+        sequence[at] = int(numbered[1]) if numbered else NO_SEQUENCE
+        rest = text if numbered is None else text[: numbered.start()] + '"Seq":0' + text[numbered.end() :]
+        kernel = key & 0xFFFFFFFF
+        if (kernel, rest) not in seen:
+            entry = describe(parse(rest), trace.strings[kernel])
+            seen[kernel, rest] = described.setdefault(entry, len(described))
+        description[at] = seen[kernel, rest]
+    return Collectives(
+        place,
+        work.start[place],
+        work.end[place],
+        description[number] if len(distinct) else np.empty(0, np.int64),
+        sequence[number] if len(distinct) else np.empty(0, np.int64),
+        tuple(described),
+    )
+
+
+def _described(context: Context, texts: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """For each number of a text: whether it describes a collective."""
+    flags = np.zeros(len(context.trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
+    for number in np.unique(texts).tolist():
+        flags[number] = number != NO_STRING and '"Collective name"' in context.trace.strings[number]
+    found: npt.NDArray[np.bool_] = flags[texts]
+    return found
+
+
+def _texts_of_ops(context: Context, op: Ints) -> npt.NDArray[np.int32]:
+    """The text of the innermost operator around the launch, if it describes a collective."""
+    table = context.trace.table("cpu_op")
+    texts = np.full(len(op), NO_STRING, np.int32)
+    known = np.flatnonzero(op != NOTHING)
+    texts[known] = table["inputs"][op[known]]
+    texts[~_described(context, texts)] = NO_STRING
+    return texts
+
+
+def _number(value: Any, missing: int) -> int:
+    """A number that may be written as a text."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return missing
+
+
+def describe(arguments: Mapping[str, Any], kernel: str) -> Description:
+    """What the arguments and the name of a kernel say; the arguments are right where both do."""
+    named = _KERNEL.search(kernel)
+    algorithm, protocol = _ALGORITHM.search(kernel), _PROTOCOL.search(kernel)
+    of_kernel = _TYPE.search(kernel)
+    dtype = arguments.get("dtype") or (of_kernel[1] if of_kernel else None)
+    width = _BYTES.get(str(dtype).lower()) if dtype else None
+    ranks = _ranks(arguments.get("Process Group Ranks"))
+    size = _number(arguments.get("Group size"), len(ranks))
+    group = arguments.get("Process Group Name")
+    about = arguments.get("Process Group Description")
+    name = arguments.get("Collective name") or (named[1] if named else None)
+    return Description(
+        collective=collective_name(str(name)) if name else "unknown",
+        group=None if group is None else str(group),
+        group_description=None if about is None else str(about),
+        ranks=ranks,
+        size=size or None,
+        dtype=None if dtype is None else str(dtype),
+        in_bytes=_size(arguments, "In", width),
+        out_bytes=_size(arguments, "Out", width),
+        algorithm=algorithm[1] if algorithm else None,
+        protocol=protocol[1] if protocol else None,
+    )
+
+
+def _size(arguments: Mapping[str, Any], side: str, width: int | None) -> int | None:
+    count = _number(arguments.get(f"{side} msg nelems"), -1)
+    return None if width is None or count < 0 else count * width
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    """A list, or its text, which may be cut off: [0, 1, ..., 7]."""
+    if isinstance(value, str):
+        if "..." in value:
+            return ()
+        return tuple(int(number) for number in re.findall(r"\d+", value))
+    if isinstance(value, list) and all(isinstance(number, int) for number in value):
+        return tuple(value)
+    return ()

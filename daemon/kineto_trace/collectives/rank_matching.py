@@ -1,0 +1,407 @@
+"""Collectives of several ranks matched with each other, and their clocks aligned.
+
+Theory of operation
+    Every rank contributes a small table: one row per collective, with the key that its counterparts on the other
+    ranks have too (nccl.py says which). The keys of all ranks together are numbered; a row and its counterparts have
+    one number, so that extremes over ranks are extremes over equal numbers.
+
+    Clocks: times of several hosts may be off by more than a collective takes. So they are put on one clock as merged
+    files are (collectives/rank_clocks.py): by the offsets that were measured, refined by collectives, each rank with
+    what its
+    clock may still be off. Where neither tells anything, all that is left is that ranks finish a collective at about
+    the same time: the median difference of the ends then tells how far two clocks are apart, over the groups that ranks
+    share. That says nothing of who finished late, only of who began late, and how wrong it may be is unknown.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.intervals import union
+from kineto_trace.collectives.nccl import NO_SEQUENCE, Description, collectives
+from kineto_trace.collectives.rank_clocks import (
+    NO_HOSTS,
+    TIMESTAMP_NS,
+    Alignment,
+    Clock,
+    align,
+    blocking,
+    clock_of,
+    listed,
+)
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+ALIGNMENTS = ("auto", "clock", "collectives")
+_METHODS = {
+    "given": "as they were given",
+    "trace": "by the offsets that were measured",
+    "collectives": "refined by collectives",
+    "host": "of its host",
+}
+KERNEL = GPU_TABLES.index("kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollectives:
+    """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
+
+    compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
+    NOTHING: none. ordinal: counts those of one process group and name from 0 on. clock: as the trace says it.
+    """
+
+    host: str
+    clock: Clock
+    start: Ints
+    end: Ints
+    description: Ints
+    sequence: Ints
+    ordinal: Ints
+    step: Ints
+    compute_ns: Ints
+    kernels: Ints
+    descriptions: tuple[Description, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Collectives of all ranks under each other. rank: place in `ranks`; instance: equal for counterparts.
+
+    description: number into `descriptions`; start, end: aligned Unix ns. notes, clock_notes: what was assumed, the
+    latter of times of different ranks. uncertainty: for each of `ranks`, how far its clock may be off that of the
+    reference rank, on either side (ns; NaN: unknown). clock: equal for ranks that have one clock.
+    """
+
+    ranks: list[int]
+    rank: Ints
+    instance: Ints
+    description: Ints
+    sequence: Ints
+    step: Ints
+    start: Ints
+    end: Ints
+    compute_ns: Ints
+    descriptions: list[Description]
+    notes: list[str]
+    clock_notes: list[str]
+    uncertainty: Floats
+    clock: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+def rank_collectives(context: Context) -> RankCollectives:
+    """What one rank contributes."""
+    found, work = context.get(collectives), context.get(gpu)
+    apart = np.array([description.transfer for description in found.descriptions], np.bool_)
+    group = _group_numbers(found.descriptions)
+    owner = group[found.description] if len(found) else found.description
+    # kernels with one number in one group are one collective; without a number each is one
+    alone = found.sequence == NO_SEQUENCE
+    serial = np.where(alone, np.arange(len(found)), found.sequence)
+    keys = np.stack([owner, apart[found.description] if len(found) else owner, alone, serial])
+    _, first, number, kernels = np.unique(keys, axis=1, return_index=True, return_inverse=True, return_counts=True)
+    number = number.reshape(-1)
+    start = found.start[first]
+    end = np.full(len(first), np.iinfo(np.int64).min)
+    np.maximum.at(end, number, found.end)
+    order = np.argsort(start, kind="stable")
+    first, start, end, kernels = first[order], start[order], end[order], kernels[order]
+    description = found.description[first]
+    place = found.place[first]
+    return RankCollectives(
+        host=context.trace.target.host,
+        clock=clock_of(context.trace.target.clock_offset_ns, context.trace.target.clock_uncertainty_ns),
+        start=start,
+        end=end,
+        description=description,
+        sequence=found.sequence[first],
+        ordinal=_ordinals(_name_numbers(found.descriptions)[description] if len(first) else description),
+        step=_steps(context, place),
+        compute_ns=_computing(context, work.device[place], start, end),
+        kernels=kernels,
+        descriptions=found.descriptions,
+    )
+
+
+def _group_numbers(descriptions: Sequence[Description]) -> Ints:
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault((d.group, d.ranks), len(numbers)) for d in descriptions], np.int64)
+
+
+def _name_numbers(descriptions: Sequence[Description]) -> Ints:
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault((d.group, d.ranks, _paired(d)), len(numbers)) for d in descriptions], np.int64)
+
+
+def _paired(description: Description) -> str:
+    """A send and its recv have different names."""
+    return "sendrecv" if description.transfer else description.collective
+
+
+def _ordinals(group: Ints) -> Ints:
+    """How many of the same group stand before each."""
+    order = np.argsort(group, kind="stable")
+    place = np.arange(len(group))
+    begins = np.ones(len(group), np.bool_)
+    begins[1:] = group[order][1:] != group[order][:-1]
+    ordinal = np.empty(len(group), np.int64)
+    ordinal[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
+    return ordinal
+
+
+def _steps(context: Context, place: Ints) -> Ints:
+    """The number of the step in which each GPU activity was launched (without its call: in which it began)."""
+    found, work, called = context.get(steps), context.get(gpu), context.get(calls)
+    if not len(found):
+        return np.full(len(place), NOTHING)
+    launch = work.call[place]
+    time = np.where(launch >= 0, called.start[launch], work.start[place]) if len(called) else work.start[place]
+    at = np.searchsorted(found.start, time, side="right") - 1
+    return np.where((at >= 0) & (time < found.end[at]), found.number[at], NOTHING)
+
+
+def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
+    work = context.get(gpu)
+    covered = np.zeros(len(start), np.int64)
+    computes = (work.kind == KERNEL) & ~work.communication
+    for number in np.unique(device).tolist():
+        own, mask = computes & (work.device == number), device == number
+        covered[mask] = union(work.start[own], work.end[own]).within(start[mask], end[mask])
+    return covered
+
+
+def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> Matched:
+    """The collectives of all ranks, matched; clocks aligned by one of ALIGNMENTS. Raises ViewError."""
+    if by not in ALIGNMENTS:
+        raise ViewError(f"option align: {by!r} is none of {', '.join(ALIGNMENTS)}")
+    ranks = [rank for rank, _ in partials]
+    numbers: dict[Description, int] = {}
+    own = [np.array([numbers.setdefault(d, len(numbers)) for d in part.descriptions], np.int64) for _, part in partials]
+    descriptions = list(numbers)
+    description = _joined([number[part.description] for number, (_, part) in zip(own, partials, strict=True)])
+    sequence = _joined([part.sequence for _, part in partials])
+    ordinal = _joined([part.ordinal for _, part in partials])
+    rank = np.repeat(np.arange(len(ranks)), [len(part) for _, part in partials])
+    instance = _instances(descriptions, description, sequence, ordinal)
+    matched = Matched(
+        ranks,
+        rank,
+        instance,
+        description,
+        sequence,
+        _joined([part.step for _, part in partials]),
+        _joined([part.start for _, part in partials]),
+        _joined([part.end for _, part in partials]),
+        _joined([part.compute_ns for _, part in partials]),
+        descriptions,
+        _matching_notes(len(ranks), descriptions, description, sequence),
+        [],
+        np.zeros(len(ranks)),
+        np.arange(len(ranks)),
+    )
+    return matched if len(ranks) < 2 else _aligned(matched, [part for _, part in partials], by)
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _instances(descriptions: Sequence[Description], description: Ints, sequence: Ints, ordinal: Ints) -> Ints:
+    group, name = _group_numbers(descriptions), _name_numbers(descriptions)
+    transfer = np.array([d.transfer for d in descriptions], np.bool_)
+    if not len(description):
+        return description
+    alone = sequence == NO_SEQUENCE
+    # by number: (group, whether a transfer, number); by order: (group and name, ordinal)
+    keys = np.stack(
+        [
+            alone,
+            np.where(alone, name[description], group[description]),
+            np.where(alone, 0, transfer[description]),
+            np.where(alone, ordinal, sequence),
+        ]
+    )
+    found: Ints = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return found
+
+
+def _matching_notes(ranks: int, descriptions: Sequence[Description], description: Ints, sequence: Ints) -> list[str]:
+    notes = []
+    unnumbered = int((sequence == NO_SEQUENCE).sum())
+    if unnumbered and ranks > 1:
+        notes.append(
+            f"{unnumbered} of {len(sequence)} collectives have no sequence number in the traces: they are matched over "
+            "ranks by their order in the process group"
+        )
+    unknown = np.array([d.bytes is None for d in descriptions], np.bool_)
+    if len(description) and unknown[description].any():
+        notes.append(
+            f"{int(unknown[description].sum())} of {len(sequence)} collectives have no sizes in the traces (arguments "
+            "'In msg nelems' and 'dtype' of their kernels): they have no bandwidths"
+        )
+    return notes
+
+
+def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Matched:
+    """All times on the clock of one rank."""
+    measured = [Clock() if by == "collectives" else part.clock for part in parts]
+    hosts = [] if by == "collectives" else [part.host for part in parts]
+    found = [blocking(part) for part in parts] if by == "auto" else None
+    alignment = align(matched.ranks, measured, found, hosts)
+    shift = np.array([clock.offset_ns for clock in alignment.clocks], np.int64)
+    unknown = np.array([clock.uncertainty_ns is None for clock in alignment.clocks])
+    unknown[alignment.reference] = False
+    by_ends, far = np.zeros(len(parts), np.bool_), 0
+    if by != "clock" and unknown.any():
+        ahead, known = _offsets(_moved(matched, shift))
+        by_ends = unknown & known & known[alignment.reference]
+        off = ahead - ahead[alignment.reference]
+        shift = np.where(by_ends, shift - off, shift)
+        far = int(np.abs(off[by_ends]).max(initial=0))
+    uncertainty = [np.nan if clock.uncertainty_ns is None else clock.uncertainty_ns for clock in alignment.clocks]
+    notes = _clock_notes(matched.ranks, alignment, by_ends, far)
+    return replace(
+        _moved(matched, shift),
+        uncertainty=np.array(uncertainty, np.float64),
+        clock=_clock_numbers(parts, alignment, shift),
+        clock_notes=notes,
+    )
+
+
+def _clock_numbers(parts: Sequence[RankCollectives], alignment: Alignment, shift: Ints) -> Ints:
+    """Equal for ranks of one host whose times are moved by as much, unless their collectives were asked."""
+    numbers: dict[Any, int] = {}
+    found = []
+    for place, (part, clock) in enumerate(zip(parts, alignment.clocks, strict=True)):
+        alone = part.host in NO_HOSTS or clock.method == "collectives"
+        found.append(numbers.setdefault(place if alone else (part.host, int(shift[place])), len(numbers)))
+    return np.array(found, np.int64)
+
+
+def _moved(matched: Matched, shift: Ints) -> Matched:
+    own = shift[matched.rank]
+    return replace(matched, start=matched.start + own, end=matched.end + own)
+
+
+def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArray[np.bool_], far_ns: int) -> list[str]:
+    """By what the clocks are compared, and how far they may be off."""
+    reference = alignment.reference
+    others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
+    if all(clock.method == "host" for clock in others):
+        return [f"all ranks are of one host: their clocks are one, and right to {TIMESTAMP_NS / 1000:g} us"]
+    count = {method: sum(clock.method == method for clock in others) for method in _METHODS}
+    parts = [f"{number} {_METHODS[method]}" for method, number in count.items() if number]
+    notes = [f"clocks are compared with that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []
+    known = [clock.uncertainty_ns for clock in others if clock.uncertainty_ns is not None]
+    if known:
+        notes.append(
+            f"where that is known, clocks are within {max(known) / 1000:.1f} us of that of rank {ranks[reference]}"
+        )
+    if by_ends.any():
+        notes.append(
+            f"nothing is known of the clocks of ranks {listed(_chosen(ranks, by_ends))}: they are aligned by the ends "
+            f"of their collectives (they were up to {far_ns / 1000:.1f} us apart); how far they may be off is unknown"
+        )
+    left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
+    left[reference] = False
+    if left.any():
+        notes.append(
+            f"the clocks of ranks {listed(_chosen(ranks, left))} are taken for right, though nothing is known of them"
+        )
+    return [*notes, *alignment.notes]
+
+
+def _chosen(ranks: Sequence[int], mask: npt.NDArray[np.bool_]) -> list[int]:
+    return [ranks[place] for place in np.flatnonzero(mask).tolist()]
+
+
+def _offsets(matched: Matched) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """How far each rank's clock is ahead of the first one's (ns), and whether that could be told."""
+    count = len(matched.ranks)
+    order = np.lexsort((matched.rank, matched.instance))
+    instance, rank, end = matched.instance[order], matched.rank[order], matched.end[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = instance[1:] != instance[:-1]
+    first = np.flatnonzero(begins)[np.cumsum(begins) - 1] if len(order) else order  # the instance's lowest rank
+    pair, difference = rank[first] * count + rank, end - end[first]
+    apart = rank[first] != rank
+    steps_between: dict[tuple[int, int], int] = {}
+    for key in np.unique(pair[apart]).tolist():
+        steps_between[divmod(key, count)] = int(np.median(difference[apart & (pair == key)]))
+    offset, known, waiting = np.zeros(count, np.int64), np.zeros(count, np.bool_), [0]
+    known[0] = True
+    while waiting:
+        here = waiting.pop(0)
+        for (low, high), ahead in steps_between.items():
+            other, change = (high, ahead) if low == here else (low, -ahead)
+            if here in (low, high) and not known[other]:
+                offset[other], known[other] = offset[here] + change, True
+                waiting.append(other)
+    return offset, known
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """One value per matched collective (ns). row: of the rank that began last. seen: ranks that have it.
+
+    transfer: the shortest duration of all ranks, thus that of the one that waited least.
+    """
+
+    row: Ints
+    seen: Ints
+    start: Ints
+    end: Ints
+    last_start: Ints
+    first_end: Ints
+    transfer: Ints
+
+
+def instances(matched: Matched) -> Instances:
+    """Extremes over ranks of each collective, in the order of the numbers of `Matched.instance`."""
+    count = int(matched.instance.max()) + 1 if len(matched) else 0
+    large, small = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    start, first_end, transfer = (np.full(count, large) for _ in range(3))
+    end, last_start = (np.full(count, small) for _ in range(2))
+    for into, values, choose in (
+        (start, matched.start, np.minimum),
+        (first_end, matched.end, np.minimum),
+        (transfer, matched.end - matched.start, np.minimum),
+        (end, matched.end, np.maximum),
+        (last_start, matched.start, np.maximum),
+    ):
+        choose.at(into, matched.instance, values)
+    row = np.zeros(count, np.int64)
+    latest = np.flatnonzero(matched.start == last_start[matched.instance])[::-1]  # of equal ones the first rank
+    row[matched.instance[latest]] = latest
+    return Instances(row, np.bincount(matched.instance, minlength=count), start, end, last_start, first_end, transfer)
+
+
+def skew_uncertainty(matched: Matched) -> Floats:
+    """For each instance: how far a difference of two of its ranks' times may be off (ns); NaN: unknown.
+
+    Every clock may be off the reference's by its uncertainty; so a difference by those of the two least certain
+    clocks. Ranks of one clock differ by what timestamps may be wrong.
+    """
+    count = int(matched.instance.max()) + 1 if len(matched) else 0
+    clocks = int(matched.clock.max(initial=0)) + 1
+    pair, first = np.unique(matched.instance * clocks + matched.clock[matched.rank], return_index=True)
+    instance, value = pair // clocks, matched.uncertainty[matched.rank[first]]
+    order = np.lexsort((value, instance))  # NaN last
+    value = value[order]
+    last = np.searchsorted(instance, np.arange(count), side="right") - 1
+    before = np.concatenate([[-1], last[:-1]]) if count else last
+    apart = np.where(last - before > 1, value[last] + value[np.maximum(last - 1, 0)], 2.0 * TIMESTAMP_NS)
+    found: Floats = np.where(np.bincount(matched.instance, minlength=count) > 1, apart, np.nan)
+    return found

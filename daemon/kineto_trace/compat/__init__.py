@@ -1,0 +1,1 @@
+"""Reproduces the figures of other trace tools by their exact rules."""

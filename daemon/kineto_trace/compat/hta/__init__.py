@@ -1,0 +1,1 @@
+"""Reproduces the figures of Holistic Trace Analysis (HTA)."""

@@ -1,0 +1,1 @@
+"""Reproduces the figures of the TensorBoard profiler plug-in."""

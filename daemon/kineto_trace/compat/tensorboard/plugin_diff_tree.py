@@ -1,0 +1,256 @@
+"""Two traces node by node: which modules, steps, optimizer steps and data loading of one belong to which of the other.
+
+Theory of operation
+    The trees are those of the TensorBoard plug-in (plugin_tree.py), with its backward nodes; of each trace only the
+    first thread counts. What all steps have inside is taken as one list. Two lists are matched in order: every
+    data loading, module, backward node, optimizer step or step on the left takes the first one on the right with the
+    same kind and name that comes after the last match. What lies between two matches is a composite of both sides; a
+    composite of one node is that node. Inside a match, or two single nodes beside each other, their children are
+    matched in the same way.
+
+    A node's path is "0" for the whole and "0-2-1" for the child 1 of its child 2. Only nodes on the asked path are
+    looked at, so that large traces answer at once.
+
+    A node's time is its GPU time or, if it has none, its time on the host; of a composite the sum over its nodes.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.codec import Events
+from kineto_trace.compat.tensorboard.plugin_backward import Backward, children_left, plugin_backward, thread_span
+from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds, node_names, orderable
+from kineto_trace.compat.tensorboard.plugin_tree import Tree, plugin_tree
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls, gpu
+
+MATCHED = frozenset({Node.DATA_LOADER, Node.MODULE, Node.OPTIMIZER, Node.STEP})
+BACKWARD = -1  # kind of a backward node
+COMPOSITE, BLANK = "CompositeNodes", "Blank"
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Side:
+    """One trace. An item is a node of its tree or, below 0, -1 less the place of a backward node.
+
+    device: per node of the tree its own GPU time, µs. hosted: which backward nodes hang directly below which node
+    (NOTHING: the root of the main thread).
+    """
+
+    def __init__(self, context: Context, device: Floats) -> None:
+        self.tree: Tree = context.get(plugin_tree)
+        self.moved: Backward = context.get(plugin_backward)
+        self.strings = context.get(node_names)
+        self.device_self = device
+        self.device_total = self.tree.below(device)
+        self.hosted: dict[int, list[int]] = {}
+        self._lists: dict[int, Ints] = {}
+        self._gone = self.moved.gone()
+        for host, own in self.moved.by_host().items():
+            items = -1 - self.moved.hung[own]
+            self.hosted[host] = items.tolist()
+            key = host if host != NOTHING else -1 - self.moved.main
+            self._lists[key] = np.insert(self._list(host, self.moved.main), self.moved.at[own], items)
+
+    @cached_property
+    def _below(self) -> tuple[Ints, Ints]:
+        """The backward node around each item that has one, and these items, by that node."""
+        nested = np.flatnonzero(self.moved.parent != NOTHING)
+        around = np.concatenate([self.moved.below, self.moved.parent[nested]])
+        order = np.argsort(around, kind="stable")
+        return around[order], np.concatenate([self.moved.roots, -1 - nested])[order]
+
+    def _list(self, node: int, track: int) -> Ints:
+        key = node if node != NOTHING else -1 - track
+        found = self._lists.get(key)
+        if found is None:
+            found = self._lists[key] = children_left(self.tree, self._gone, node, track)
+        return found
+
+    def thread_span(self) -> tuple[float, float]:
+        """From the start to the end of the main thread, µs."""
+        return thread_span(self.tree, self.moved.main)
+
+    def span(self, item: int) -> tuple[float, float]:
+        """Start and end, µs."""
+        if item < 0:
+            return float(self.moved.start[-1 - item]), float(self.moved.end[-1 - item])
+        return float(self.tree.start[item]), float(self.tree.end[item])
+
+    def spans(self, items: Ints) -> tuple[Floats, Floats]:
+        """Starts and ends, µs."""
+        starts, ends = np.empty(len(items)), np.empty(len(items))
+        for own, start, end in (
+            (items >= 0, self.tree.start, self.tree.end),
+            (items < 0, self.moved.start, self.moved.end),
+        ):
+            place = items[own] if start is self.tree.start else -1 - items[own]
+            starts[own], ends[own] = start[place], end[place]
+        return starts, ends
+
+    def matched(self, items: Ints) -> Ints:
+        """Places of the items that may match."""
+        kinds = np.append(self.tree.kind, 0)[np.maximum(items, -1)]
+        return np.flatnonzero((items < 0) | np.isin(kinds, list(MATCHED)))
+
+    def key(self, item: int) -> tuple[int, str]:
+        """What has to be equal to match."""
+        return (BACKWARD if item < 0 else int(self.tree.kind[item])), self.name(item)
+
+    def name(self, item: int) -> str:
+        """As the plug-in calls it."""
+        if item < 0:
+            return self.strings[int(self.tree.name[self.moved.module[-1 - item]])] + ".backward"
+        return self.strings[int(self.tree.name[item])]
+
+    def children_of_host(self, host: int) -> Ints:
+        """What is inside a node of the main thread (NOTHING: its root), with backward nodes at their places."""
+        return self._list(host, self.moved.main)
+
+    def children(self, item: int) -> Ints:
+        """What is inside an item, by start."""
+        if item >= 0:
+            return self._list(item, 0)
+        place = -1 - item
+        around, items = self._below
+        first, stop = np.searchsorted(around, (place, place + 1))
+        found = items[first:stop]
+        starts, ends = self.spans(found)
+        ordered: Ints = found[np.lexsort((-ends, starts))]
+        return ordered
+
+    def outermost(self) -> Ints:
+        """What all steps of the first thread have inside; without steps, what that thread has."""
+        for track in range(int(self.tree.track.max(initial=-1)) + 1):
+            items = self._list(NOTHING, track)
+            if len(items):
+                nodes = items[items >= 0]
+                steps = nodes[self.tree.kind[nodes] == Node.STEP].tolist()
+                return np.concatenate([self.children(step) for step in steps]) if steps else items
+        return np.empty(0, np.int64)
+
+    def times(self, items: Ints) -> tuple[Floats, Floats]:
+        """Time on the host and on the device of each item, µs."""
+        starts, ends = self.spans(items)
+        device = np.zeros(len(items))
+        own = items >= 0
+        device[own] = self.device_total[items[own]]
+        for place in np.flatnonzero(~own).tolist():
+            device[place] = self.times(self.children(int(items[place])))[1].sum()
+        return ends - starts, device
+
+    def operators(self, items: Ints) -> Ints:
+        """How often the operators at each node of the tree are inside these items."""
+        weight = np.zeros(len(self.tree) + 1, np.int64)
+        waiting = items
+        while len(waiting):
+            nodes = waiting[waiting >= 0]
+            inside = self._spread(nodes)
+            weight[:-1] += inside
+            removed = self.moved.removed
+            weight[:-1] -= self._spread(np.repeat(removed, np.where(np.isin(removed, nodes), 0, inside[removed])))
+            hosted = [each for node, each in self.hosted.items() for _ in range(int(inside[node]) if node >= 0 else 0)]
+            backward = [self.children(item) for item in waiting[waiting < 0].tolist()]
+            waiting = np.concatenate([np.empty(0, np.int64), *map(np.array, hosted), *backward]).astype(np.int64)
+        found: Ints = np.where(self.tree.operator, weight[:-1], 0)
+        return found
+
+    def _spread(self, nodes: Ints) -> Ints:
+        """For each node of the tree how many of these nodes it is, or is inside of."""
+        count = len(self.tree) + 1
+        opened = np.bincount(nodes, minlength=count) - np.bincount(self.tree.stop[nodes], minlength=count)
+        return np.cumsum(opened)[:-1]
+
+
+@dataclass(frozen=True)
+class DiffNode:
+    """Items of both sides beside each other; none: blank. single: it is a node, not a composite of one."""
+
+    left_side: Side
+    right_side: Side
+    left: Ints
+    right: Ints
+
+    def name(self, side: Side, items: Ints) -> str:
+        """As the plug-in calls it."""
+        if not len(items):
+            return BLANK
+        return side.name(int(items[0])) if len(items) == 1 else COMPOSITE
+
+    @cached_property
+    def children(self) -> list["DiffNode"]:
+        """What is inside, matched; nothing where one side is blank or a single node is beside a composite."""
+        left, right = self.left, self.right
+        if not len(left) or not len(right) or (len(left) == 1) != (len(right) == 1):
+            return []
+        if len(left) == 1:
+            left, right = self.left_side.children(int(left[0])), self.right_side.children(int(right[0]))
+        matches = self._matches(left, right)
+        if not matches:
+            return []
+        found, at_left, at_right = [], 0, 0
+        for one, other in [*matches, (len(left), len(right))]:
+            if at_left < one or at_right < other:
+                found.append(self._node(left[at_left:one], right[at_right:other]))
+            if one < len(left):
+                found.append(self._node(left[one : one + 1], right[other : other + 1]))
+            at_left, at_right = one + 1, other + 1
+        return found
+
+    def _node(self, left: Ints, right: Ints) -> "DiffNode":
+        return DiffNode(self.left_side, self.right_side, left, right)
+
+    def _matches(self, left: Ints, right: Ints) -> list[tuple[int, int]]:
+        places: dict[tuple[int, str], list[int]] = {}
+        for number in self.right_side.matched(right).tolist():
+            places.setdefault(self.right_side.key(int(right[number])), []).append(number)
+        found, after = [], 0
+        for number in self.left_side.matched(left).tolist():
+            known = places.get(self.left_side.key(int(left[number])), [])
+            at = bisect_left(known, after)
+            if at < len(known):
+                found.append((number, known[at]))
+                after = known[at] + 1
+        return found
+
+
+def diff_node(left: Side, right: Side, path: str) -> DiffNode:
+    """The node at a path. Raises ViewError."""
+    node = DiffNode(left, right, left.outermost(), right.outermost())
+    first, *numbers = path.split("-")
+    shown = "0"
+    if first != "0" or not all(number.isdecimal() for number in numbers):
+        raise ViewError(f"diff: {path!r} is no path of a node; use 0 for the whole, 0-2 for its child 2, and so on")
+    for number in numbers:
+        if int(number) >= len(node.children):
+            raise ViewError(f"diff: no node {path}: node {shown} has {len(node.children)} children")
+        node = node.children[int(number)]
+        shown += f"-{number}"
+    return node
+
+
+def launched_device_times(context: Context) -> Floats:
+    """Per node of the plug-in's tree the GPU time (µs) of the calls that were made while it was the innermost one."""
+    tree, activity, launched = context.get(plugin_tree), context.get(gpu), context.get(calls)
+    if not len(tree) or not len(activity):
+        return np.zeros(len(tree))
+    threads, first = np.unique(tree.thread, return_index=True)
+    place = np.minimum(np.searchsorted(threads, launched.thread), len(threads) - 1)
+    known = threads[place] == launched.thread
+    track = np.where(known, tree.track[first[place]], 2**32 - 1).astype(np.uint32)
+    events = Events(tree.track, orderable(tree.start), orderable(tree.end))
+    moments = Events(track, orderable(microseconds(launched.start, base_ns(context.trace))))
+    order = moments.order()
+    node = np.full(len(order) + 1, NOTHING, np.int64)
+    node[order] = events.enclosing(tree.parent.astype(np.int32), moments.take(order))
+    node[-1] = NOTHING
+    owner = node[activity.call]
+    took = (activity.end - activity.start)[owner >= 0] / 1000
+    return np.bincount(owner[owner >= 0], weights=took, minlength=len(tree)).astype(np.float64)

@@ -1,0 +1,24 @@
+"""Whether the kernels of a trace have the calls that launched them."""
+
+import numpy as np
+
+from kineto_trace.arrays.id_sets import is_in
+from kineto_trace.model.trace import API_TABLES, Trace
+
+# Kernels launched just before the recording began run inside it: so many without a launch are no news.
+TOLERATED_SHARE = 0.02
+
+
+def launch_warnings(trace: Trace) -> tuple[str, ...]:
+    """One warning if calls were recorded, and yet many kernels have none with their correlation id."""
+    kernels = trace.table("kernel")
+    calls = [trace.table(kind)["correlation"] for kind in API_TABLES if len(trace.table(kind))]
+    if not len(kernels) or not calls:
+        return ()
+    without = len(kernels) - int(np.count_nonzero(is_in(kernels["correlation"], np.concatenate(calls))))
+    if without <= TOLERATED_SHARE * len(kernels):
+        return ()
+    return (
+        f"{without:,} of {len(kernels):,} kernels have no launch in the trace: the calls that launched them were not "
+        "recorded (name both cuda_runtime and cuda_driver among the activities)",
+    )

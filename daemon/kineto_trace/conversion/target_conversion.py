@@ -1,0 +1,121 @@
+"""From a target's raw folder to its files: columns, the wanted formats, the summary.
+
+Every file appears as a whole or not at all, so that a conversion may be killed at any time and done again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kineto_trace.base.atomic_files import DigestFile, atomic_file
+from kineto_trace.conversion.launch_warnings import launch_warnings
+from kineto_trace.conversion.trace_summary import summarize
+from kineto_trace.errors import FormatError
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
+from kineto_trace.formats.shared.text_sinks import GzipSink, Output, TextSink
+from kineto_trace.model.trace import Trace
+from kineto_trace.open.raw_target import load_target
+from kineto_trace.spool.attachments import Attachments, write_attachments
+from kineto_trace.store.output_formats import DEFAULT_FORMAT, FILE_NAMES, OutputFile
+from kineto_trace.store.parquet_folder import save_columns
+
+COLUMNS_DIRECTORY = "columns"
+
+
+class OutputFormat(NamedTuple):
+    """A file that a trace can be had as. write: the whole trace into a sink, under this name; returns notes."""
+
+    name: str
+    file_name: str
+    sink: Callable[[Output], TextSink]
+    write: Callable[[Trace, TextSink, str], Sequence[str]]
+
+
+def _chrome(trace: Trace, sink: TextSink, name: str) -> Sequence[str]:
+    write_chrome(trace, sink, trace_name=name)
+    return ()
+
+
+def _perfetto(trace: Trace, sink: TextSink, name: str) -> Sequence[str]:
+    return write_perfetto(trace, sink)
+
+
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        OutputFormat("chrome", FILE_NAMES["chrome"], GzipSink, _chrome),
+        OutputFormat("chrome-json", FILE_NAMES["chrome-json"], TextSink, _chrome),
+        OutputFormat("perfetto", FILE_NAMES["perfetto"], TextSink, _perfetto),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What a conversion made. The counts are of records that are not in the files."""
+
+    files: tuple[OutputFile, ...]
+    traced: bool  # False: there were only files beside a trace, so that the wanted formats do not apply
+    summary: dict[str, Any]  # keys of the public `Summary`
+    warnings: tuple[str, ...]
+    cut: tuple[str, ...]  # files that are not whole
+    records_dropped: int  # lost in the target, buffers full
+    records_undecoded: int  # came, but could not be read
+    chunks_torn: int  # cut off when the daemon died
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def convert_target(target_dir: Path, *, formats: Sequence[str]) -> Conversion:
+    """Makes the columns and the files of these formats (none: the default one). Raises TraceError."""
+    wanted = [_format(name) for name in dict.fromkeys(formats or [DEFAULT_FORMAT])]
+    attachments = write_attachments(target_dir)
+    if attachments.alone:
+        return _without_trace(attachments)
+    loaded = load_target(target_dir)
+    trace = loaded.trace
+    notes: list[str] = []
+    files = tuple(_write(trace, entry, target_dir, notes) for entry in wanted)
+    save_columns(trace, target_dir / COLUMNS_DIRECTORY)
+    return Conversion(
+        files=(*files, *attachments.files),
+        traced=True,
+        summary=summarize(trace),
+        warnings=(*loaded.warnings, *launch_warnings(trace), *notes, *attachments.warnings),
+        cut=attachments.cut,
+        records_dropped=trace.losses.dropped,
+        records_undecoded=trace.losses.undecoded,
+        chunks_torn=trace.losses.torn,
+    )
+
+
+def _without_trace(attachments: Attachments) -> Conversion:
+    return Conversion(
+        files=attachments.files,
+        traced=False,
+        summary={},
+        warnings=attachments.warnings,
+        cut=attachments.cut,
+        records_dropped=0,
+        records_undecoded=0,
+        chunks_torn=0,
+    )
+
+
+def _format(name: str) -> OutputFormat:
+    entry = FORMATS.get(name)
+    if entry is None:
+        raise FormatError(f"no output format {name!r}; there are: {', '.join(FORMATS)}")
+    return entry
+
+
+def _write(trace: Trace, entry: OutputFormat, target_dir: Path, notes: list[str]) -> OutputFile:
+    with atomic_file(target_dir / entry.file_name) as file:
+        digest = DigestFile(file)
+        with entry.sink(digest) as sink:
+            notes += [f"{entry.file_name}: {note}" for note in entry.write(trace, sink, entry.file_name)]
+    return OutputFile(format=entry.name, name=entry.file_name, size_bytes=digest.size_bytes, sha256=digest.sha256)

@@ -1,0 +1,1 @@
+"""Decodes CUPTI's activity records, by the layouts and clocks of each CUPTI version."""

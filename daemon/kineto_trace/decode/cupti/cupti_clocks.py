@@ -1,0 +1,93 @@
+"""From whichever clock CUPTI's records bear to Unix time.
+
+Theory of operation
+    CUPTI's own times are Unix ns. In a process that has used torch's profiler they are readings of the processor's
+    time stamp counter, or CLOCK_MONOTONIC (agent/native/cupti/clock_samples.c). The source brings two samples of all
+    clocks, from
+    the beginning and the end of the recording: the clock whose samples lie nearest to the records' times is theirs,
+    and a straight line through its samples translates it. Records of one kind bear one clock.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+_LEAST_APART_NS = 1_000_000  # a sample is good to some 30 ns
+_READINGS = 3  # of each sample: Unix ns, counter, monotonic ns
+
+
+class Clock(NamedTuple):
+    """One clock at two times: what it showed, and Unix ns."""
+
+    first: int
+    last: int
+    unix_first: int
+    unix_last: int
+
+    def distance(self, time: int) -> int:
+        """How far a reading lies outside of the samples."""
+        return max(self.first - time, time - self.last, 0)
+
+    def scale(self) -> float:
+        """ns of one tick."""
+        return (self.unix_last - self.unix_first) / (self.last - self.first)
+
+    def to_unix(self, times: Ints) -> Ints:
+        """Unix ns; 0 stays 0: no time."""
+        moved: Ints = np.rint((times - self.first) * self.scale()).astype(np.int64) + self.unix_first
+        moved[times == 0] = 0
+        return moved
+
+    def length_ns(self, durations: Ints) -> Ints:
+        """ns."""
+        lengths: Ints = np.rint(durations * self.scale()).astype(np.int64)
+        return lengths
+
+
+def clocks_of(samples: Any) -> list[Clock]:
+    """The clocks in a source's metadata["clocks"], Unix time first; none if it is not what it should be."""
+    if not _well_formed(samples):
+        return []
+    first, last = samples
+    if last[0] - first[0] < _LEAST_APART_NS:
+        return []
+    found = [Clock(first[at], last[at], first[0], last[0]) for at in range(_READINGS)]
+    return [clock for clock in found if clock.last > clock.first > 0]
+
+
+def _well_formed(samples: Any) -> bool:
+    return (
+        isinstance(samples, Sequence)
+        and len(samples) == 2
+        and all(
+            isinstance(sample, Sequence)
+            and len(sample) == _READINGS
+            and all(isinstance(reading, int) and 0 <= reading < 1 << 62 for reading in sample)
+            for sample in samples
+        )
+    )
+
+
+def foreign_clock(starts: Ints, clocks: Sequence[Clock]) -> Clock | None:
+    """The clock of these readings; None if it is Unix time, or nothing can be said."""
+    known = starts[starts > 0]
+    if not len(known) or not clocks:
+        return None
+    middle = int(np.median(known))
+    nearest = min(clocks, key=lambda clock: clock.distance(middle))
+    return None if nearest is clocks[0] else nearest
+
+
+def translate(columns: dict[str, npt.NDArray[Any]], clocks: Sequence[Clock]) -> bool:
+    """Turns the times in these columns into Unix ns. False if they were."""
+    clock = foreign_clock(columns["start"], clocks)
+    if clock is None:
+        return False
+    columns["start"] = clock.to_unix(columns["start"])
+    columns["duration"] = clock.length_ns(columns["duration"])
+    if "queued" in columns:
+        columns["queued"] = clock.to_unix(columns["queued"].astype(np.int64)).astype(columns["queued"].dtype)
+    return True

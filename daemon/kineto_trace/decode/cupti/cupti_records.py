@@ -1,0 +1,370 @@
+"""Raw CUPTI records ("cupti/1") to columns.
+
+Theory of operation
+    Which bytes are which field depends on the CUPTI version: LAYOUTS says it for every version that we
+    know, anything else is refused. The plans below say which field becomes which column; the native
+    codec runs them over all buffers. Then, on whole columns: numbers get their names, and what lies
+    outside the window is left out.
+
+    Nothing is guessed. A version that is not in the table and a record size that the collector saw and
+    that is not the table's raise. A buffer that cannot be read to its end (an unknown kind, a cut
+    record) loses its rest, which is counted; if no buffer gives a single record, that is an error too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.arena import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
+
+from kineto_trace.arrays import codec
+from kineto_trace.arrays.codec import ColumnPlan, Interner, KindPlan
+from kineto_trace.arrays.id_sets import distinct
+from kineto_trace.decode import activity_names
+from kineto_trace.decode.cupti.cupti_clocks import clocks_of, translate
+from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
+from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
+from kineto_trace.model.trace import GPU_TABLES, NO_PRIORITY, SCHEMAS, StringTable, Table, make_table
+from kineto_trace.spool.raw_records import RawSource
+
+FORMAT = "cupti/1"
+MIN_RECORD_BYTES = 8  # a smaller record could not be told from its neighbours
+
+
+class RecordKind(NamedTuple):
+    """One CUPTI activity kind that we know: its layout, and the table that takes it ("": none)."""
+
+    kind: int
+    layout: str
+    table: str
+
+
+KINDS = (
+    RecordKind(1, "MEMCPY", "gpu_memcpy"),
+    RecordKind(2, "MEMSET", "gpu_memset"),
+    RecordKind(3, "KERNEL", "kernel"),
+    RecordKind(4, "API", "cuda_driver"),
+    RecordKind(5, "API", "cuda_runtime"),
+    RecordKind(10, "KERNEL", "kernel"),
+    RecordKind(17, "OVERHEAD", "overhead"),
+    RecordKind(22, "MEMCPY2", "gpu_memcpy"),
+    RecordKind(36, "CUDA_EVENT", "cuda_event"),
+    RecordKind(38, "SYNCHRONIZATION", "cuda_sync"),
+    RecordKind(39, "EXTERNAL_CORRELATION", ""),
+)
+
+_GPU = {"device": "deviceId", "context": "contextId", "stream": "streamId", "correlation": "correlationId"}
+_QUEUE = {"graph_id": "graphId", "graph_node_id": "graphNodeId", "channel": "channelID", "channel_type": "channelType"}
+_COPY = {"bytes": "bytes", "copy_kind": "copyKind", "src_kind": "srcKind", "dst_kind": "dstKind"}
+# Column of the table -> the vendor's field, by record layout. start and duration are common to all timed records.
+FIELDS: dict[str, dict[str, str]] = {
+    "KERNEL": _GPU
+    | {f"{what}_{axis}": f"{what}{axis.upper()}" for what in ("grid", "block") for axis in "xyz"}
+    | {
+        "registers": "registersPerThread",
+        "static_shared_memory": "staticSharedMemory",
+        "dynamic_shared_memory": "dynamicSharedMemory",
+        "queued": "queued",
+        "priority": "priority",
+    }
+    | _QUEUE,
+    "MEMCPY": _GPU | _COPY | _QUEUE,
+    "MEMCPY2": _GPU
+    | _COPY
+    | {
+        "src_device": "srcDeviceId",
+        "src_context": "srcContextId",
+        "dst_device": "dstDeviceId",
+        "dst_context": "dstContextId",
+    }
+    | _QUEUE,
+    "MEMSET": _GPU | {"bytes": "bytes", "memory_kind": "memoryKind"} | _QUEUE,
+    "API": {"thread": "threadId", "correlation": "correlationId", "cbid": "cbid"},
+    "SYNCHRONIZATION": {
+        "type": "type",
+        "context": "contextId",
+        "stream": "streamId",
+        "correlation": "correlationId",
+        "event": "cudaEventId",
+    },
+    "CUDA_EVENT": {"context": "contextId", "event": "eventId", "stream": "streamId", "correlation": "correlationId"},
+    "OVERHEAD": {"kind": "overheadKind"},
+}
+_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CuptiRecords:
+    """Everything that the buffers held. undecoded: records that came but could not be read."""
+
+    tables: Mapping[str, Table]
+    records: int
+    undecoded: int
+    warnings: tuple[str, ...]
+
+
+def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
+    """Decodes all buffers of a source; names go into `strings`. Raises UnknownVersionError, UnknownLayoutError."""
+    version = version_of(source)
+    layout = LAYOUTS[version]
+    _check_sizes(source, layout, version)
+    buffers = Buffers(source, layout)
+    records, undecoded, warnings = buffers.read()
+    if undecoded and not records:
+        raise UnknownLayoutError(f"nothing that CUPTI {version} recorded could be decoded: {'; '.join(warnings)}")
+    parts: dict[str, list[Columns]] = {}
+    clocks = clocks_of(source.metadata.get("clocks"))
+    for known in KINDS:
+        if known.table:
+            columns = buffers.columns(known)
+            if known.layout != "CUDA_EVENT":  # which has no time
+                translate(columns, clocks)
+            _name(known, columns, buffers.name_pointers, source, strings)
+            parts.setdefault(known.table, []).append(columns)
+    joined = {table: _join(pieces) for table, pieces in parts.items()}
+    _resolve_sync(joined, joined.pop("cuda_event"))
+    tables = {kind: make_table(kind, len(columns["start"]), columns) for kind, columns in joined.items()}
+    return CuptiRecords(tables=tables, records=records, undecoded=undecoded, warnings=tuple(warnings))
+
+
+def version_of(source: RawSource) -> int:
+    """The number that cuptiGetVersion gave in the target. Raises UnknownVersionError unless we know its layouts."""
+    version = source.metadata.get("cupti_version")
+    if not isinstance(version, int) or version not in LAYOUTS:
+        known = ", ".join(dict.fromkeys(layout.release for layout in LAYOUTS.values()))
+        raise UnknownVersionError(
+            f"the target's CUPTI has version {version!r}, whose record layouts are unknown; "
+            f"known are those of CUDA {known}: update kinetod, or use such a CUDA in the target"
+        )
+    return version
+
+
+def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None:
+    for known in KINDS:
+        seen, expected = source.record_bytes.get(known.kind, 0), layout.records[known.layout].size
+        if seen and seen != expected:
+            raise UnknownLayoutError(
+                f"CUPTI {version} wrote {known.layout} records of {seen} bytes, its headers say {expected}: "
+                "not decoded, since every value could be wrong; please report this with the output of `kinetoctl host`"
+            )
+
+
+class Buffers:
+    """The arrays that take the records, and the codec's plans that fill them.
+
+    A first pass counts the records of each kind, so that all arrays fit exactly into one block of memory:
+    touching fresh memory costs more than looking at every record twice.
+    """
+
+    def __init__(self, source: RawSource, layout: VersionLayout) -> None:
+        self.name_pointers = Interner()
+        self._data = np.frombuffer(source.data, np.uint8) if source.data.nbytes else np.empty(0, np.uint8)
+        self._chunks = source.chunks
+        sizes = {known.kind: layout.records[known.layout].size for known in KINDS}
+        unknown = [kind for kind in sorted(source.record_bytes) if kind not in sizes and kind < codec.KIND_LIMIT]
+        for kind in unknown[: codec.MAX_KINDS - len(sizes)]:
+            if source.record_bytes[kind] >= MIN_RECORD_BYTES:
+                sizes[kind] = source.record_bytes[kind]  # recorded, not wanted: stepped over
+        self._counts = self._count(sizes)
+        self._arrays = _allocate(layout, self._counts)
+        columns = {known.kind: self._columns_of(known, layout.records[known.layout]) for known in KINDS if known.table}
+        self._decoder = codec.Decoder(
+            [KindPlan(kind, size, self._counts[kind], columns.get(kind, ())) for kind, size in sizes.items()]
+        )
+
+    def _count(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        counter = codec.Decoder([KindPlan(kind, size, 0, ()) for kind, size in sizes.items()])
+        for chunk in self._chunks:
+            counter.decode(self._data[chunk.offset : chunk.offset + chunk.size])
+        return counter.rows()
+
+    def _columns_of(self, known: RecordKind, layout: RecordLayout) -> list[ColumnPlan]:
+        arrays, offsets, widths = self._arrays[known.kind], layout.offsets, WIDTHS[known.layout]
+        plans: list[ColumnPlan] = []
+        if "start" in offsets:
+            start, duration = arrays["start"], arrays["duration"]
+            plans.append(ColumnPlan(codec.SPAN, 8, offsets["start"], start, offsets["end"], duration))
+        if known.layout == "KERNEL":
+            pointers = self.name_pointers
+            plans.append(ColumnPlan(codec.INTERN, 8, offsets["name"], arrays["name"], interner=pointers))
+        for name, field in FIELDS[known.layout].items():
+            if field in offsets:
+                plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], arrays[name]))
+        return sorted(plans, key=lambda plan: (plan.operation, plan.width))  # the codec takes equal ones together
+
+    def read(self) -> tuple[int, int, list[str]]:
+        """Reads all buffers. Returns records read, records that could not be read, warnings."""
+        read = undecoded = 0
+        stops: dict[str, int] = {}
+        for chunk in self._chunks:
+            result = self._decoder.decode(self._data[chunk.offset : chunk.offset + chunk.size])
+            read += result.records
+            if result.status != codec.OK:
+                undecoded += max(1, chunk.records - result.records)
+                what = "a cut record" if result.status == codec.TORN else f"a record of unknown kind {result.kind}"
+                stops[what] = stops.get(what, 0) + 1
+        return read, undecoded, [f"{count} buffers could not be read past {what}" for what, count in stops.items()]
+
+    def rewind(self) -> None:
+        """Makes the next read() fill the arrays from their beginning again."""
+        self._decoder.rewind()
+
+    def columns(self, known: RecordKind) -> Columns:
+        """What was read of one kind."""
+        rows = self._counts[known.kind]
+        columns = dict(self._arrays[known.kind])
+        if known.layout == "MEMCPY2":
+            columns["peer"] = np.ones(rows, np.uint8)
+        if known.layout == "KERNEL" and "priority" not in columns:
+            columns["priority"] = np.full(rows, NO_PRIORITY, np.int32)
+        if known.layout == "CUDA_EVENT":
+            columns["start"] = np.arange(rows, dtype=np.int64)  # order of recording; it has no time of its own
+        return columns
+
+
+def _allocate(layout: VersionLayout, rows_of: Mapping[int, int]) -> dict[int, Columns]:
+    """Uninitialised columns for every record kind, all in one block."""
+    wanted = [
+        (known.kind, name, np.dtype(dtype), rows_of[known.kind])
+        for known in KINDS
+        if known.table
+        for name, dtype in _column_types(known, layout.records[known.layout])
+    ]
+    block = np.empty(sum(_aligned(dtype.itemsize * rows) for _, _, dtype, rows in wanted), np.uint8)
+    arrays: dict[int, Columns] = {}
+    at = 0
+    for kind, name, dtype, rows in wanted:
+        size = dtype.itemsize * rows
+        arrays.setdefault(kind, {})[name] = block[at : at + size].view(dtype)
+        at += _aligned(size)
+    return arrays
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def _column_types(known: RecordKind, layout: RecordLayout) -> Iterator[tuple[str, str]]:
+    if "start" in layout.offsets:
+        yield from (("start", "int64"), ("duration", "int64"))
+    if known.layout == "KERNEL":
+        yield "name", "uint32"
+    for name, field in FIELDS[known.layout].items():
+        if field in layout.offsets:
+            yield name, _dtype(known.table, name, WIDTHS[known.layout][field])
+
+
+def _dtype(table: str, column: str, width: int) -> str:
+    for known in SCHEMAS.get(table, ()):
+        if known.name == column and np.dtype(known.dtype).itemsize == width:
+            return known.dtype
+    return _UNSIGNED[width]
+
+
+def _join(pieces: list[Columns]) -> Columns:
+    """Puts the columns of two record kinds of one table together; a column that one lacks is zero there."""
+    filled = [piece for piece in pieces if len(piece["start"])] or pieces[-1:]
+    if len(filled) == 1:
+        return filled[0]
+    joined: Columns = {}
+    for name in dict.fromkeys(name for piece in filled for name in piece):
+        dtype = next(piece[name].dtype for piece in filled if name in piece)
+        joined[name] = np.concatenate([piece.get(name, np.zeros(len(piece["start"]), dtype)) for piece in filled])
+    return joined
+
+
+def _name(known: RecordKind, columns: Columns, pointers: Interner, source: RawSource, strings: StringTable) -> None:
+    """Fills the name column of one record kind with numbers into `strings`."""
+    if known.layout == "CUDA_EVENT":
+        return
+    if known.layout == "KERNEL":
+        numbers = strings.add_all(_kernel_names(pointers, source))
+        columns["name"] = numbers.take(columns["name"])
+    else:
+        key, name_of = _naming(known, columns, source)
+        columns["name"] = _named(key, name_of, strings)
+
+
+def _naming(known: RecordKind, columns: Columns, source: RawSource) -> tuple[npt.NDArray[Any], Callable[[int], str]]:
+    """What the name depends on, and how."""
+    if known.layout == "API":
+        return columns["cbid"], _api_namer(known, source)
+    if known.layout in ("MEMCPY", "MEMCPY2"):
+        packed = columns["copy_kind"].astype(np.uint32) << 16 | columns["src_kind"].astype(np.uint32) << 8
+        return packed | columns["dst_kind"], lambda key: activity_names.memcpy_name(
+            key >> 16, key >> 8 & 255, key & 255
+        )
+    column, name_of = _NAMED_BY[known.layout]
+    return columns[column], name_of
+
+
+_NAMED_BY: dict[str, tuple[str, Callable[[int], str]]] = {
+    "MEMSET": ("memory_kind", activity_names.memset_name),
+    "SYNCHRONIZATION": ("type", activity_names.sync_name),
+    "OVERHEAD": ("kind", activity_names.overhead_name),
+}
+_SMALL = 1 << 12
+
+
+def _named(key: npt.NDArray[Any], name_of: Callable[[int], str], strings: StringTable) -> npt.NDArray[np.int32]:
+    """For each key the number of its name."""
+    if len(key) and int(key.max()) < _SMALL:  # callback ids: a look-up instead of a search
+        values = np.flatnonzero(np.bincount(key, minlength=1))
+        number_of = np.zeros(_SMALL, np.int32)
+        number_of[values] = strings.add_all([name_of(value) for value in values.tolist()])
+        return number_of.take(key)
+    found, numbers = np.unique(key, return_inverse=True)
+    return strings.add_all([name_of(value) for value in found.tolist()])[numbers]
+
+
+def _kernel_names(pointers: Interner, source: RawSource) -> list[str]:
+    table = source.strings.get(SPACE_KERNEL_NAME, {})
+    return [
+        activity_names.demangle(table[key]) if key in table else f"kernel with unknown name at {key:#x}"
+        for key in pointers.keys().tolist()
+    ]
+
+
+def _api_namer(known: RecordKind, source: RawSource) -> Callable[[int], str]:
+    driver = known.table == "cuda_driver"
+    table = source.strings.get(SPACE_DRIVER_API if driver else SPACE_RUNTIME_API, {})
+    return lambda cbid: activity_names.api_name(table, cbid, "driver" if driver else "runtime")
+
+
+def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
+    """Which device, and which recorded event, each synchronization belongs to; drops waits of streams without work.
+
+    Kineto drops those too: libraries make thousands of them on streams that never run anything.
+    """
+    sync = tables["cuda_sync"]
+    if len(sync["type"]):
+        streams = np.concatenate(
+            [distinct(_pair(tables[kind]["context"], tables[kind]["stream"])) for kind in GPU_TABLES]
+        )
+        idle = ~np.isin(_pair(sync["context"], sync["stream"]), streams)
+        wait = (sync["type"] == activity_names.STREAM_WAIT_EVENT) & idle
+        sync = tables["cuda_sync"] = {name: column[~wait] for name, column in sync.items()}
+    owners = np.concatenate([distinct(_pair(tables[kind]["context"], tables[kind]["device"])) for kind in GPU_TABLES])
+    sync["device"] = _last(owners >> np.uint64(32), owners & np.uint64(0xFFFFFFFF), sync["context"])
+    recorded, wanted = _pair(events["context"], events["event"]), _pair(sync["context"], sync["event"])
+    sync["wait_on_stream"] = _last(recorded, events["stream"], wanted)
+    sync["wait_on_correlation"] = _last(recorded, events["correlation"], wanted)
+
+
+def _last(keys: npt.NDArray[Any], values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """For each wanted key the value that came last with that key; -1 if none did."""
+    if not len(keys):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], wanted, side="right") - 1
+    found = (at >= 0) & (keys[order][at] == wanted)
+    return np.where(found, values[order][at].astype(np.int64), -1)
+
+
+def _pair(high: npt.NDArray[Any], low: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    pair: npt.NDArray[np.uint64] = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
+    return pair

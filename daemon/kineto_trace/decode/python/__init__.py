@@ -1,0 +1,1 @@
+"""Decodes samples of Python stacks and records of exact Python calls."""

@@ -1,0 +1,181 @@
+"""Records of Python's calls ("python_calls/1") to the table python_function.
+
+Theory of operation
+    A record is a call or a return; what returns is not said. For Python's own functions the calls and returns of a
+    thread nest, so that a return belongs to the last call of the same depth. What a Python function calls in C
+    returns before the function does anything else: such a call and its return are neighbours among those at the
+    depth of that function. Both are found by sorting, without a stack. A return whose call was before the recording
+    has no partner and is left out; a call without a return ends with its thread's part of the recording.
+
+    A part is what a thread recorded until it was cut (another profile function took the place of ours).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.arena import CALL_CUT, CALL_FIRST, CALL_UNKNOWN, PYTHON_CALL, SPACE_PYTHON_CALL
+
+from kineto_trace.model.trace import NO_MODULE, NO_ROW, StringTable, Table, make_table
+from kineto_trace.spool.raw_records import RawSource
+
+FORMAT = "python_calls/1"
+RECORD = np.dtype([("time", "<i8"), ("thread", "<u4"), ("name", "<u4")])
+assert RECORD.itemsize == PYTHON_CALL.size
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactCalls:
+    """What the records held. undecoded: records that came but could not be read."""
+
+    table: Table
+    undecoded: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """By number: into Trace.strings, and the module's number."""
+
+    strings: npt.NDArray[np.int32]
+    modules: npt.NDArray[np.int32]
+
+
+def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> ExactCalls:
+    """Decodes all buffers of a source; names go into `strings`. window_end_ns: 0 if unknown."""
+    size = PYTHON_CALL.size
+    parts = [
+        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], RECORD)
+        for chunk in source.chunks
+    ]
+    cut = sum(1 for chunk in source.chunks if chunk.size % size)
+    records = np.concatenate(parts) if parts else np.empty(0, RECORD)
+    names = _names(source, strings, int(records["name"].max(initial=0)))
+    end_ns = max(window_end_ns, int(records["time"].max(initial=0)))
+    return ExactCalls(table=_table(records, names, end_ns), undecoded=cut)
+
+
+def _names(source: RawSource, strings: StringTable, most: int) -> _Names:
+    entries = source.strings.get(SPACE_PYTHON_CALL, {})
+    size = max(most, CALL_FIRST, *entries) + 1 if entries else max(most, CALL_FIRST) + 1
+    names = _Names(
+        strings=np.full(size, strings.add("<unknown>"), np.int32),
+        modules=np.full(size, NO_MODULE, np.int32),
+    )
+    prefixes = source.metadata.get("prefixes")
+    folders = [str(folder) for folder in prefixes] if isinstance(prefixes, list) else []
+    for number, entry in entries.items():
+        kind, text = chr(entry[0]) if entry else "", entry[1:].decode("utf-8", "replace")
+        first, *rest = text.split("\n", 2)
+        if kind == "F" and len(rest) == 2:
+            text = f"{_short(first, folders)}({rest[0]}): {rest[1]}"
+        elif kind == "M" and rest and rest[0].isdecimal():
+            text = f"nn.Module: {first}_{rest[0]}"
+            names.modules[number] = int(rest[0]) & 0x7FFFFFFF
+        names.strings[number] = strings.add(text)
+    return names
+
+
+def _short(path: str, folders: Sequence[str]) -> str:
+    """The file's path below the folder in which Python found it, as torch shows it."""
+    return next((path.removeprefix(folder) for folder in folders if path.startswith(folder)), path)
+
+
+def _table(records: AnyArray, names: _Names, end_ns: int) -> Table:
+    records = records[np.argsort(records["thread"], kind="stable")]  # within a thread they are in order
+    name, time = records["name"], records["time"]
+    part = _parts(records)
+    begins = name >= CALL_UNKNOWN
+    partner = _partners(part, begins, name)
+    calls = np.flatnonzero(begins)
+    ends = _ends(records, part, partner, calls, end_ns)
+    columns: dict[str, AnyArray] = {
+        "start": time[calls],
+        "duration": np.maximum(ends - time[calls], 0),
+        "name": names.strings[name[calls]],
+        "thread": records["thread"][calls],
+        "module": names.modules[name[calls]],
+    }
+    depth = _depths(part, calls, partner, len(records))
+    columns["depth"], columns["parent"] = depth, _parents(part[calls], depth)
+    order = np.argsort(columns["start"], kind="stable")
+    columns["parent"] = _renumbered(columns["parent"], order)
+    return make_table("python_function", len(calls), {key: column[order] for key, column in columns.items()})
+
+
+def _parts(records: AnyArray) -> Ints:
+    """A number for each thread, and for what comes after each cut of it."""
+    if not len(records):
+        return np.empty(0, np.int64)
+    new = np.ones(len(records), np.int64)
+    new[1:] = (records["thread"][1:] != records["thread"][:-1]) | (records["name"][:-1] == CALL_CUT)
+    result: Ints = np.cumsum(new)
+    return result
+
+
+def _level(part: Ints, steps: Ints) -> Ints:
+    """The sum of the steps within each part, up to and with each record."""
+    total = np.cumsum(steps)
+    first = np.flatnonzero(np.diff(part, prepend=0))
+    result: Ints = total - (total[first] - steps[first])[part - 1]
+    return result
+
+
+def _partners(part: Ints, begins: Bools, name: AnyArray) -> Ints:
+    """For each call the record of its return, NO_ROW without one."""
+    in_c = name & 1 == 1
+    steps = np.where(begins, 1, -1)
+    steps[in_c | (name == CALL_CUT)] = 0
+    level = _level(part, steps)
+    level -= level.min(initial=0)
+    level += ~in_c & ~begins  # a return is at the level of its call
+    key = part * (int(level.max(initial=0)) + 1) + level
+    partner = np.full(len(part), NO_ROW, np.int64)
+    for chosen in (np.flatnonzero(~in_c & (name != CALL_CUT)), np.flatnonzero(in_c)):
+        ordered = chosen[np.argsort(key[chosen], kind="stable")]
+        first, second = ordered[:-1], ordered[1:]
+        fits = begins[first] & ~begins[second] & (key[first] == key[second])
+        partner[first[fits]] = second[fits]
+    return partner
+
+
+def _ends(records: AnyArray, part: Ints, partner: Ints, calls: Ints, end_ns: int) -> Ints:
+    """When each call ended. One without a return ends with the recording, or where its thread was cut."""
+    last = np.searchsorted(part, part[calls], side="right") - 1
+    over = np.where(records["name"][last] == CALL_CUT, records["time"][last], end_ns)
+    known = partner[calls] != NO_ROW
+    result: Ints = np.where(known, records["time"][np.where(known, partner[calls], 0)], over)
+    return result
+
+
+def _depths(part: Ints, calls: Ints, partner: Ints, count: int) -> npt.NDArray[np.int32]:
+    steps = np.zeros(count, np.int64)
+    steps[calls] = 1
+    steps[partner[calls][partner[calls] != NO_ROW]] = -1
+    return (_level(part, steps)[calls] - 1).astype(np.int32) if count else np.empty(0, np.int32)
+
+
+def _parents(part: Ints, depth: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The row of each call's caller: the last one before it in the same part whose depth is one less."""
+    parent = np.full(len(part), NO_ROW, np.int32)
+    by_depth = np.argsort(depth, kind="stable")  # within a depth in the order of rows
+    edges = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
+    for level in range(1, len(edges) - 1):
+        above, rows = by_depth[edges[level - 1] : edges[level]], by_depth[edges[level] : edges[level + 1]]
+        at = np.searchsorted(above, rows) - 1
+        found = above[np.maximum(at, 0)]
+        fits = (at >= 0) & (part[found] == part[rows])
+        parent[rows[fits]] = found[fits]
+    return parent
+
+
+def _renumbered(parent: npt.NDArray[np.int32], order: Ints) -> npt.NDArray[np.int32]:
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    result: npt.NDArray[np.int32] = np.where(parent == NO_ROW, NO_ROW, place[parent]).astype(np.int32)
+    return result

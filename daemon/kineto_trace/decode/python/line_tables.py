@@ -1,0 +1,119 @@
+"""Which source line an instruction of a Python function belongs to, from the raw tables of CPython's code objects.
+
+Theory of operation
+    A table says lines for stretches of bytecode, in the order of their offsets (bytes). Three forms:
+
+    9   co_lnotab (3.9): pairs (bytes: u8, lines: i8). The line changes by `lines` after `bytes` further bytes.
+    10  co_linetable of 3.10: pairs (bytes: u8, lines: i8). The line changes first and holds for `bytes` bytes;
+        -128: that stretch has no line.
+    11  co_linetable of 3.11 and later: entries whose first byte is 1, a code of four bits, and the number of
+        two-byte units less one. The code says what follows: columns (0-9), the line's change in the code
+        and columns (10-12), a variable-length change (13), that with end line and columns (14), or no line (15).
+
+    Instructions without a line have that of the instructions before them. Tables come from a traced process and are
+    not believed: reading ends at the first byte that makes no sense, and an offset that is then not covered has the
+    function's first line. Reading takes one pass over the table's bytes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kineto_trace.model.line_counts import MAX_LINE
+
+LNOTAB, LINETABLE, LOCATIONS = 9, 10, 11
+_NO_LINE = -128
+_MAX_VARINT_BYTES = 6  # of six bits each: more than any line needs
+_LONG, _NO_COLUMNS, _NONE = 14, 13, 15
+_FIRST_ONE_LINE = 10
+_EVERYTHING = 1 << 62
+
+
+class LineTable(NamedTuple):
+    """Stretches of bytecode: first offset of each, its line, and where the last one ends."""
+
+    first_line: int
+    starts: list[int]
+    lines: list[int]
+    end: int
+
+    def line(self, offset: int) -> int:
+        """The line of the instruction at this offset; the first line where the table says nothing."""
+        place = bisect_right(self.starts, offset) - 1
+        return self.lines[place] if place >= 0 and offset < self.end else self.first_line
+
+
+def line_table(kind: int, first_line: int, raw: bytes) -> LineTable:
+    """The table of one code object; empty for an unknown kind."""
+    starts: list[int] = []
+    lines: list[int] = []
+    end = 0
+    for start, stop, line in _STRETCHES[kind](raw, first_line) if kind in _STRETCHES else ():
+        if not 0 <= line <= MAX_LINE:
+            break
+        shown = line or first_line  # a module's first instruction has line 0
+        if not lines or lines[-1] != shown:
+            starts.append(start)
+            lines.append(shown)
+        end = stop
+    return LineTable(first_line, starts, lines, end)
+
+
+Stretch = tuple[int, int, int]  # first offset, offset behind it, line
+
+
+def _lnotab(raw: bytes, line: int) -> Iterator[Stretch]:
+    at = offset = 0
+    for at in range(0, len(raw) - 1, 2):
+        if raw[at]:
+            yield offset, offset + raw[at], line
+            offset += raw[at]
+        line += _signed(raw[at + 1])
+    yield offset, _EVERYTHING, line  # the last line holds to the end of the code
+
+
+def _linetable(raw: bytes, line: int) -> Iterator[Stretch]:
+    offset = 0
+    for at in range(0, len(raw) - 1, 2):
+        change = _signed(raw[at + 1])
+        line += change if change != _NO_LINE else 0
+        if raw[at]:
+            yield offset, offset + raw[at], line
+            offset += raw[at]
+
+
+def _locations(raw: bytes, line: int) -> Iterator[Stretch]:
+    at = offset = 0
+    while at < len(raw) and raw[at] & 0x80:
+        code, length = raw[at] >> 3 & 15, ((raw[at] & 7) + 1) * 2
+        at += 1
+        if code in (_NO_COLUMNS, _LONG):
+            change = _signed_varint(raw, at)
+            if change is None:
+                return
+            line += change
+        elif _FIRST_ONE_LINE <= code < _NO_COLUMNS:
+            line += code - _FIRST_ONE_LINE
+        while at < len(raw) and not raw[at] & 0x80:  # the other bytes of an entry lack that bit
+            at += 1
+        yield offset, offset + length, line
+        offset += length
+
+
+def _signed(byte: int) -> int:
+    return byte - 256 if byte > 127 else byte
+
+
+def _signed_varint(raw: bytes, at: int) -> int | None:
+    """The number that begins there: six bits a byte, lowest first, bit 6: more follow; its lowest bit is the sign."""
+    value = 0
+    for place, byte in enumerate(raw[at : at + _MAX_VARINT_BYTES]):
+        value |= (byte & 63) << 6 * place
+        if byte & 0x80:
+            return None
+        if not byte & 64:
+            return -(value >> 1) if value & 1 else value >> 1
+    return None
+
+
+_STRETCHES = {LNOTAB: _lnotab, LINETABLE: _linetable, LOCATIONS: _locations}

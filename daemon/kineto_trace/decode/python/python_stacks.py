@@ -1,0 +1,207 @@
+"""Stack samples ("python_stacks/1" and "/2") to python_function slices and what each thread did.
+
+Theory of operation
+    A sample says: at this time, this thread was at this node of the stack trie. A node stands for a whole stack
+    prefix. In format 2 a node has an instruction, so that every frame has its line (line_tables.py), and a sample says
+    whether the thread ran, waited for the GIL or was idle, and its CPU time; threads without Python frames are
+    sampled too (node 0). In format 1 the sample itself has the line of the innermost frame, and no more is known.
+
+    Both become one form, `Samples` over a `Trie`, of which python_slices.py makes the slices. Nothing that the records
+    say is believed: numbers that refer to nothing, cut values and impossible lines are left out or count as unknown.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+
+from kineto_trace.decode.python.line_tables import LineTable, line_table
+from kineto_trace.decode.python.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
+from kineto_trace.model.line_counts import MAX_LINE, STATES
+from kineto_trace.model.trace import StringTable, Table
+from kineto_trace.spool.raw_records import RawSource
+
+FORMAT_1, FORMAT = "python_stacks/1", "python_stacks/2"
+FORMATS = (FORMAT_1, FORMAT)
+DEFAULT_HZ = 100
+MAX_THREADS = 4096  # of which the use is told: those with the most CPU time
+_NODE_1 = struct.Struct("<II")  # parent node, code number
+_NODE = struct.Struct("<IIi")  # parent node, code number, offset of the instruction in bytes; -1: unknown
+_CODE = struct.Struct("<IBII")  # first line, kind of line table, bytes of the file's name, bytes of the function's name
+_SAMPLE_1 = np.dtype([("time", "<i8"), ("thread", "<u4"), ("node", "<u4"), ("line", "<u4"), ("reserved", "<u4")])
+_SAMPLE = np.dtype([("time", "<i8"), ("thread", "<u4"), ("node", "<u4"), ("state", "<u4"), ("cpu_us", "<u4")])
+_MAX_TIME_NS = 1 << 62
+_STATE_MASK, _HAS_GIL = 0xFF, 0x100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSamples:
+    """The slices, and what became of the samples."""
+
+    table: Table
+    records: int
+    undecoded: int  # cut records, and samples whose stack is not in the string table
+    out_of_window: int
+    period_ns: int
+    threads: Mapping[int, str]  # names that the source gave
+    thread_use: list[dict[str, int]]  # as TargetInfo has it; empty for format 1
+
+
+def decode(source: RawSource, strings: StringTable, window_start_ns: int, window_end_ns: int) -> StackSamples:
+    """Slices of the samples inside the window (both 0: of all); names go into `strings`."""
+    hz = source.metadata.get("hz")
+    period = 1_000_000_000 // (hz if isinstance(hz, int) and hz > 0 else DEFAULT_HZ)
+    old = source.format == FORMAT_1
+    records, cut = _records(source, _SAMPLE_1 if old else _SAMPLE)
+    total = len(records)
+    records = records[(records["time"] >= 0) & (records["time"] < _MAX_TIME_NS)]
+    sane = len(records)
+    if window_end_ns:
+        records = records[(records["time"] >= window_start_ns) & (records["time"] < window_end_ns)]
+    inside = len(records)
+    trie = _trie(source, strings)
+    nodes = trie.index(records["node"])
+    known = (nodes > 0) | ((records["node"] == 0) & (not old))
+    records, nodes = records[known], nodes[known]
+    samples = _samples_1(records, nodes) if old else _samples(records, nodes, trie)
+    return StackSamples(
+        table=slices(samples, trie, max(period, 1), strings),
+        records=total,
+        undecoded=cut + total - sane + inside - len(records),
+        out_of_window=sane - inside,
+        period_ns=period,
+        threads={
+            tid: name.decode("utf-8", "replace") for tid, name in source.strings.get(SPACE_THREAD_NAME, {}).items()
+        },
+        thread_use=[] if old else _thread_use(records, samples),
+    )
+
+
+def _records(source: RawSource, layout: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
+    """All samples, and the number of cut ones."""
+    size = STACK_SAMPLE.size
+    parts = [
+        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], layout)
+        for chunk in source.chunks
+    ]
+    cut = sum(1 for chunk in source.chunks if chunk.size % size)
+    return (np.concatenate(parts) if parts else np.empty(0, layout)), cut
+
+
+def _samples_1(records: npt.NDArray[Any], nodes: Ints) -> Samples:
+    line = np.where(records["line"] <= MAX_LINE, records["line"], 0).astype(np.int64)
+    unknown = np.zeros(len(records), np.int64)
+    return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, line, unknown)
+
+
+def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
+    state = (records["state"] & _STATE_MASK).astype(np.int64)
+    state[state >= len(STATES)] = 0
+    return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, trie.line[nodes], state)
+
+
+def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, int]]:
+    """What each thread did, those with the most CPU time first."""
+    tids, place = np.unique(samples.thread, return_inverse=True)
+    place = place.reshape(-1)
+
+    def count(which: npt.NDArray[Any]) -> list[int]:
+        counts: list[int] = np.bincount(place, which, len(tids)).astype(np.int64).tolist()
+        return counts
+
+    columns = {
+        "thread": tids.tolist(),
+        "samples": count(np.ones(len(place))),
+        "python": count(samples.node > 0),
+        **{name: count(samples.state == number) for number, name in enumerate(STATES) if name},
+        "has_gil": count((records["state"] & _HAS_GIL) != 0),
+        "cpu_ns": count(records["cpu_us"].astype(np.float64) * 1000),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return sorted(rows, key=lambda row: -row["cpu_ns"])[:MAX_THREADS]
+
+
+# ------------------------------------------------------------ stacks
+
+
+@dataclass(slots=True)
+class _Code:
+    """One code object of the string table; its line table is read when a line of it is wanted."""
+
+    name: int
+    first_line: int
+    kind: int
+    raw: bytes
+    table: LineTable | None = None
+
+    def line(self, offset: int) -> int:
+        """The line of the instruction there; the first line where that is unknown."""
+        if offset < 0 or not self.raw:
+            return self.first_line
+        if self.table is None:
+            self.table = line_table(self.kind, self.first_line, self.raw)
+        return self.table.line(offset)
+
+
+def _trie(source: RawSource, strings: StringTable) -> Trie:
+    old = source.format == FORMAT_1
+    codes = {}
+    for number, raw in source.strings.get(SPACE_PYTHON_CODE, {}).items():
+        code = _code_1(raw, strings) if old else _code(raw, strings)
+        if code is not None:
+            codes[number] = code
+    layout = _NODE_1 if old else _NODE
+    keys, lines = [], [0]
+    frames = [0]  # for each node its frame: function below the caller's frame, whatever the lines
+    parents, depths, names = [0], [-1], [0]  # of frames
+    index: dict[int, int] = {0: 0}
+    known: dict[tuple[int, int], int] = {}
+    callers = [0]  # of nodes
+    for key, raw in sorted(source.strings.get(SPACE_STACK_NODE, {}).items()):
+        if len(raw) != layout.size or not key:
+            continue
+        parent, number, *offset = layout.unpack(raw)
+        above = index.get(parent)  # a parent has the smaller number, so that it is here already
+        code = codes.get(number)
+        if above is None or code is None or depths[frames[above]] + 1 >= MAX_DEPTH:
+            continue
+        frame = known.setdefault((frames[above], code.name), len(parents))
+        if frame == len(parents):
+            parents.append(frames[above])
+            depths.append(depths[frames[above]] + 1)
+            names.append(code.name)
+        keys.append(key)
+        index[key] = len(keys)
+        callers.append(above)
+        frames.append(frame)
+        lines.append(0 if old else code.line(offset[0]))
+    integers = (np.array(column, np.int64) for column in (callers, frames, lines, depths, names))
+    return Trie(np.array(keys, np.uint64), *integers)
+
+
+def _code_1(raw: bytes, strings: StringTable) -> _Code:
+    file, _, rest = raw.partition(b"\0")
+    line, _, function = rest.partition(b"\0")
+    return _Code(_function_name(file, line, function, strings), 0, 0, b"")
+
+
+def _code(raw: bytes, strings: StringTable) -> _Code | None:
+    if len(raw) < _CODE.size:
+        return None
+    first_line, kind, file_bytes, name_bytes = _CODE.unpack_from(raw)
+    name_at = _CODE.size + file_bytes
+    table_at = name_at + name_bytes
+    if table_at > len(raw):
+        return None
+    file, function = raw[_CODE.size : name_at], raw[name_at:table_at]
+    name = _function_name(file, b"%d" % first_line, function, strings)
+    return _Code(name, first_line if first_line <= MAX_LINE else 0, kind, raw[table_at:])
+
+
+def _function_name(file: bytes, line: bytes, function: bytes, strings: StringTable) -> int:
+    """Kineto's form: 'file(first line): function'."""
+    return strings.add("%s(%s): %s" % tuple(part.decode("utf-8", "replace") for part in (file, line, function)))

@@ -1,0 +1,277 @@
+"""The traces that torch's profiler writes ("kineto_json/1") to the tables cpu_op, user_annotation, python_function.
+
+Theory of operation
+    kineto_text.py gives the rows in blocks. From each block only columns are kept: numbers, and names and arguments
+    by their numbers in the string table. Of an op's arguments those that have a column of their own are taken out of
+    the text by one regular expression over the whole block; what remains ("Input Dims", "Call stack", whatever a
+    version writes) is the column `inputs`, word for word. "External id" and "Ev Idx" only number the rows of one
+    document: the rows get new numbers here, in the order of their starts.
+
+Times
+    Kineto writes microseconds after the document's base with three decimals. As floats they are exact to the
+    nanosecond as long as they are below 2**43: the base is at most 7,889,238 s back, the distance of neighbouring
+    floats there is 2**-10, so that the nearest thousandth is the one that was written. The integral part is taken off
+    first, so that no product is rounded.
+
+Torch's numbers of threads
+    A backward op names the thread of its forward op by torch's own number of it, which no other row shows. But
+    Kineto draws an arrow from the forward op, on a thread with a system id, to the backward op: that tells which
+    number belongs to which id.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.arena import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
+
+from kineto_trace.decode.torch.kineto_python_calls import PythonCalls
+from kineto_trace.decode.torch.kineto_text import Damage, Document, Row, documents, thread_ids
+from kineto_trace.decode.torch.op_flops import add_flops
+from kineto_trace.model.trace import NO_STRING, OP_TABLES, StringTable, Table, make_table
+from kineto_trace.spool.raw_records import RawSource
+
+FORMAT = "kineto_json/1"
+_OWN_COLUMN = re.compile(
+    rb'(?:"(?:External id|Ev Idx|Sequence number|Fwd thread id)": ?-?\d+|"Record function id": ?0(?!\d)'
+    rb'|"finished": ?(?:true|false)),? ?'
+)
+_BETWEEN = b"\0"  # between the arguments of two rows; JSON has none
+_AROUND = b" \n,"
+_KNOWN_ELSEWHERE = ("", "Trace", "ac2g", "fwdbwd")  # M rows and marks, the span of the recording, arrows
+_MAX_OTHERS = 8
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+AnyArray = npt.NDArray[Any]
+
+
+class _OpArgs(msgspec.Struct, gc=False):
+    sequence: int = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
+    finished: bool = True
+
+
+_op_args = msgspec.json.Decoder(list[_OpArgs])
+_one_op_args = msgspec.json.Decoder(_OpArgs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoTrace:
+    """What the documents held. undecoded: rows that came but could not be read."""
+
+    tables: Mapping[str, Table]
+    records: int
+    undecoded: int
+    warnings: tuple[str, ...]
+
+
+def decode(source: RawSource, strings: StringTable) -> KinetoTrace:
+    """Decodes all documents of a source; names and arguments go into `strings`."""
+    damage = Damage()
+    reader = _Reader(strings, modules_only=source.metadata.get("python_rows") == "modules")
+    buffers = (bytes(source.data[chunk.offset : chunk.offset + chunk.size]) for chunk in source.chunks)
+    for document, blocks in documents(buffers, damage):
+        reader.read(document, blocks, damage)
+    tables = reader.tables()
+    if source.metadata.get("flops"):
+        tables["cpu_op"] = add_flops(tables["cpu_op"], strings)
+    wanted = source.metadata.get("activity_types")
+    if isinstance(wanted, list):
+        for unwanted in set(OP_TABLES) - set(map(str, wanted)):
+            del tables[unwanted]
+    return KinetoTrace(
+        tables=tables,
+        records=reader.rows,
+        undecoded=damage.rows + damage.documents,
+        warnings=tuple(_warnings(damage, reader)),
+    )
+
+
+def nanoseconds(microseconds: Floats) -> Ints:
+    """Exact for times with three decimals below 2**43."""
+    whole = np.floor(microseconds)
+    result: Ints = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return result
+
+
+def _warnings(damage: Damage, reader: "_Reader") -> Iterator[str]:
+    if reader.cut:
+        yield f"{reader.cut} of the traces that torch's profiler wrote are cut: they end early"
+    if damage.arguments:
+        yield f"{damage.arguments} ops have no arguments: what torch's profiler wrote there is not valid JSON"
+    if damage.documents:
+        yield f"{damage.documents} of the traces that torch's profiler wrote could not be read at all"
+    if reader.others:
+        kinds = ", ".join(f"{count} {kind:.40}" for kind, count in reader.others.most_common(_MAX_OTHERS))
+        yield f"rows of torch's profiler that are not operators, annotations or Python calls are left out: {kinds}"
+
+
+class _Numbers(dict[bytes, int]):
+    """The number in the string table of an argument text, NO_STRING of an empty one."""
+
+    def __init__(self, strings: StringTable) -> None:
+        super().__init__()
+        self._strings = strings
+
+    def __missing__(self, text: bytes) -> int:
+        stripped = text.strip(_AROUND).removeprefix(b"{").removesuffix(b"}").strip(_AROUND)
+        number = self._strings.add(stripped.decode("utf-8", "replace")) if stripped else NO_STRING
+        self[text] = number
+        return number
+
+
+class _Names(dict[str, int]):
+    """The number in the string table of a name."""
+
+    def __init__(self, strings: StringTable) -> None:
+        super().__init__()
+        self._strings = strings
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = self._strings.add(text)
+        return number
+
+
+@dataclass(slots=True)
+class _Arrows:
+    """Rows "s" and "f" of fwdbwd arrows: id, thread, time in microseconds."""
+
+    ids: list[int | str] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        if isinstance(row.tid, int):
+            self.ids.append(row.id)
+            self.threads.append(row.tid)
+            self.times.append(row.ts)
+
+
+class _Reader:
+    """Collects the columns of all documents."""
+
+    def __init__(self, strings: StringTable, *, modules_only: bool) -> None:
+        self._names = _Names(strings)
+        self._numbers = _Numbers(strings)
+        self._parts: list[dict[str, AnyArray]] = []
+        self._threads: Counter[tuple[int, int]] = Counter()  # torch's number, system id
+        self._python = PythonCalls(modules_only=modules_only)
+        self.rows = 0
+        self.cut = 0
+        self.others: Counter[str] = Counter()
+
+    def read(self, document: Document, blocks: Iterator[list[Row]], damage: Damage) -> None:
+        """One document to its end."""
+        parts: list[dict[str, AnyArray]] = []
+        starts, ends = _Arrows(), _Arrows()
+        for rows in blocks:
+            ops: list[Row] = []
+            calls: list[Row] = []
+            for row in rows:
+                category = row.cat
+                if category == "python_function":
+                    calls.append(row)
+                elif category in OP_TABLES:
+                    ops.append(row)
+                elif category == "fwdbwd":
+                    (starts if row.ph == "s" else ends).add(row)
+                elif category not in _KNOWN_ELSEWHERE:
+                    self.others[category] += 1
+            self.rows += len(ops) + len(calls)
+            if ops:
+                parts.append(self._op_columns(ops, damage))
+            self._python.add(calls, _times(calls), [self._names[row.name] for row in calls])
+        self._python.end_document(document.base_ns)
+        self.cut += not document.whole
+        if parts:
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            self._learn_threads(joined, starts, ends)
+            joined["start"] += document.base_ns
+            self._parts.append(joined)
+
+    def _op_columns(self, rows: list[Row], damage: Damage) -> dict[str, AnyArray]:
+        texts = [bytes(row.args) for row in rows]
+        args = _decode_args(texts, damage)
+        rests = _OWN_COLUMN.sub(b"", _BETWEEN.join(texts)).split(_BETWEEN)
+        times = _times(rows)
+        return {
+            **times,
+            "name": np.array([self._names[row.name] for row in rows], np.int32),
+            "thread": thread_ids(rows),
+            "user": np.array([row.cat == "user_annotation" for row in rows], np.bool_),
+            "inputs": np.array([self._numbers[rest] for rest in rests], np.int32),
+            "sequence": np.array([arg.sequence for arg in args], np.int64),
+            "forward_thread": np.array([arg.forward_thread & 0xFFFFFFFF for arg in args], np.uint32),
+            "finished": np.array([arg.finished for arg in args], np.uint8),
+        }
+
+    def _learn_threads(self, ops: Mapping[str, AnyArray], starts: _Arrows, ends: _Arrows) -> None:
+        """Which of torch's numbers belongs to which thread: arrows that end at a backward op."""
+        from_thread = dict(zip(starts.ids, starts.threads, strict=True))
+        backward = np.flatnonzero(ops["forward_thread"])
+        numbers = dict(
+            zip(
+                zip(ops["thread"][backward].tolist(), ops["start"][backward].tolist(), strict=True),
+                ops["forward_thread"][backward].tolist(),
+                strict=True,
+            )
+        )
+        times = nanoseconds(np.array(ends.times, np.float64)).tolist()
+        for key, thread, time in zip(ends.ids, ends.threads, times, strict=True):
+            number = numbers.get((thread, time))
+            forward = from_thread.get(key)
+            if number is not None and forward is not None:
+                self._threads[number, forward] += 1
+
+    def tables(self) -> dict[str, Table]:
+        """All documents together; ops are numbered in the order of their starts, parents first."""
+        tables = {"python_function": self._python.table()}
+        if not self._parts:
+            return {**tables, **{kind: make_table(kind, 0, {}) for kind in OP_TABLES}}
+        columns = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        order = np.lexsort((-columns["duration"], columns["start"]))
+        columns = {name: column[order] for name, column in columns.items()}
+        columns["id"] = np.arange(1, len(order) + 1)
+        columns["torch_thread"] = self._torch_threads(columns["thread"])
+        user = columns.pop("user")
+        backward = columns["forward_thread"] > 0
+        columns["scope"] = np.where(user, SCOPE_USER, np.where(backward, SCOPE_BACKWARD_FUNCTION, 0))
+        for kind, chosen in (("cpu_op", ~user), ("user_annotation", user)):
+            part = {name: column[chosen] for name, column in columns.items()}
+            tables[kind] = make_table(kind, int(np.count_nonzero(chosen)), part)
+        return tables
+
+    def _torch_threads(self, threads: AnyArray) -> AnyArray:
+        numbers: dict[int, int] = {}
+        for (number, thread), _count in self._threads.most_common():
+            numbers.setdefault(thread, number)
+        found, places = np.unique(threads, return_inverse=True)
+        return np.array([numbers.get(thread, 0) for thread in found.tolist()], np.uint32)[places]
+
+
+def _times(rows: list[Row]) -> dict[str, AnyArray]:
+    return {
+        "start": nanoseconds(np.array([row.ts for row in rows], np.float64)),
+        "duration": nanoseconds(np.array([row.dur for row in rows], np.float64)),
+    }
+
+
+def _decode_args(texts: list[bytes], damage: Damage) -> list[_OpArgs]:
+    try:
+        return _op_args.decode(b"[" + b",".join(texts) + b"]")
+    except msgspec.DecodeError:
+        return [_decode_one(text, damage) for text in texts]
+
+
+def _decode_one(text: bytes, damage: Damage) -> _OpArgs:
+    try:
+        return _one_op_args.decode(text)
+    except msgspec.DecodeError:
+        damage.arguments += 1
+        return _OpArgs()

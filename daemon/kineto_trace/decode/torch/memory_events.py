@@ -1,0 +1,120 @@
+"""Allocator actions ("memory_events/1") to the table cpu_instant_event: [memory] and [OutOfMemory] rows.
+
+The source tells what each device held when the recording ended (`metadata["totals"]`); what it held after an earlier
+action follows by going backwards from there. Sizes are those that the program asked for, times are cut to
+microseconds. torch's history does not say which thread it was.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.arena import (
+    MEMORY_ALLOCATED,
+    MEMORY_EVENT,
+    MEMORY_FREED,
+    MEMORY_OUT_OF_MEMORY,
+    MEMORY_RELEASED,
+    MEMORY_RESERVED,
+)
+
+from kineto_trace.model.trace import StringTable, Table, make_table
+from kineto_trace.spool.raw_records import RawSource
+
+FORMAT = "memory_events/1"
+NAME, OUT_OF_MEMORY_NAME = "[memory]", "[OutOfMemory]"
+CUDA = 1  # c10::DeviceType
+UNKNOWN = -1
+_EVENT = np.dtype(
+    [
+        ("time", "<i8"),
+        ("address", "<u8"),
+        ("bytes", "<u8"),
+        ("stream", "<u8"),
+        ("device", "<i4"),
+        ("action", "<u4"),
+    ]
+)
+assert _EVENT.itemsize == MEMORY_EVENT.size
+
+Ints = npt.NDArray[np.int64]
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvents:
+    """The rows. undecoded: records that are cut or make no sense."""
+
+    table: Table
+    undecoded: int
+
+
+def decode(source: RawSource, strings: StringTable) -> MemoryEvents:
+    """The rows of all records; names go into `strings`."""
+    size = MEMORY_EVENT.size
+    parts = [
+        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], _EVENT)
+        for chunk in source.chunks
+    ]
+    events = np.concatenate(parts) if parts else np.empty(0, _EVENT)
+    cut = sum(1 for chunk in source.chunks if chunk.size % size)
+    known = (events["action"] >= MEMORY_ALLOCATED) & (events["action"] <= MEMORY_OUT_OF_MEMORY)
+    known &= events["bytes"] < 1 << 62
+    kept = events[known]
+    totals = source.metadata.get("totals")
+    table = _table(kept, totals if isinstance(totals, dict) else {}, strings)
+    return MemoryEvents(table=table, undecoded=cut + len(events) - len(kept))
+
+
+def _table(events: AnyArray, totals: Mapping[str, Any], strings: StringTable) -> Table:
+    allocated = np.full(len(events), UNKNOWN, np.int64)
+    reserved = allocated.copy()
+    sizes = events["bytes"].astype(np.int64)
+    for device in np.unique(events["device"]).tolist():
+        rows = np.flatnonzero(events["device"] == device)
+        held, kept = _final(totals.get(str(device)))
+        action = events["action"][rows]
+        allocated[rows] = _running(held, _deltas(action, sizes[rows], MEMORY_ALLOCATED, MEMORY_FREED))
+        reserved[rows] = _running(kept, _deltas(action, sizes[rows], MEMORY_RESERVED, MEMORY_RELEASED))
+    shown = np.isin(events["action"], (MEMORY_ALLOCATED, MEMORY_FREED, MEMORY_OUT_OF_MEMORY))
+    rows = np.flatnonzero(shown)
+    action = events["action"][rows]
+    names = strings.add_all([NAME, OUT_OF_MEMORY_NAME]) if len(rows) else np.zeros(2, np.int32)
+    columns = {
+        "start": events["time"][rows],
+        "name": np.where(action == MEMORY_OUT_OF_MEMORY, names[1], names[0]),
+        "bytes": np.where(action == MEMORY_FREED, -sizes[rows], sizes[rows]),
+        "address": events["address"][rows],
+        "total_allocated": allocated[rows],
+        "total_reserved": reserved[rows],
+        "device_type": np.full(len(rows), CUDA),
+        "device": events["device"][rows],
+    }
+    return make_table("cpu_instant_event", len(rows), columns)
+
+
+def _final(value: Any) -> tuple[int, int]:
+    """What a device held at the end, as far as the source told."""
+    if (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(each, int) and 0 <= each < 1 << 62 for each in value)
+    ):
+        return value[0], value[1]
+    return UNKNOWN, UNKNOWN
+
+
+def _deltas(action: AnyArray, sizes: Ints, more: int, less: int) -> Ints:
+    deltas: Ints = np.where(action == more, sizes, np.where(action == less, -sizes, 0))
+    return deltas
+
+
+def _running(final: int, deltas: Ints) -> Ints:
+    """The total after each action; UNKNOWN where that is not known, or the source contradicts itself."""
+    if final == UNKNOWN:
+        return np.full(len(deltas), UNKNOWN, np.int64)
+    following = deltas[::-1].cumsum()[::-1] - deltas
+    totals: Ints = np.maximum(final - following, UNKNOWN)
+    return totals

@@ -1,0 +1,125 @@
+"""What an operator's inputs look like: from the agent's binary form to Kineto's JSON arguments.
+
+Theory of operation
+    An entry describes the inputs of one call: their types, sizes, strides and values, in the form that
+    kineto_agent/sources/torch/operators.py defines. Equal calls share one entry, so that a training run has a few
+    thousand of them, whatever the number of its ops: they are read one by one.
+
+    The text is what PyTorch's profiler would have written for the same call: names of types as C++ gives them,
+    numbers as torch prints them, and nothing where the profiler shows nothing (None, strings, devices, long lists).
+    Entries come from the target: whatever is not in the form is refused, never guessed.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+OTHER, TENSOR, TENSOR_LIST, INT, DOUBLE, BOOL, SCALAR_LIST, NONE = range(8)
+CUT = 1  # flag of an entry or a list: there was more than is described
+NO_SIZES, NO_STRIDES = 1, 2  # flags of a tensor: it has none that can be read
+LIST_SHOWN = 30  # longer lists are shown as empty ones, as PyTorch's profiler does
+
+
+class UnreadableInputs(ValueError):
+    """The entry is not in the form that the agent writes."""
+
+
+class Input(NamedTuple):
+    """One input as the profiler shows it."""
+
+    dims: list[Any]
+    strides: list[Any]
+    type: str
+    concrete: str
+
+
+NOTHING = Input([], [], "", "")
+
+
+def inputs_text(entry: bytes, dtypes: Sequence[str]) -> str:
+    """The arguments "Input Dims", "Input Strides", "Input type" and "Concrete Inputs". Raises UnreadableInputs.
+
+    dtypes: names of the tensors' types by torch's numbers. An op without inputs has no arguments: "".
+    """
+    inputs = _Reader(entry, dtypes).inputs()
+    if not inputs:
+        return ""
+    arguments = {
+        "Concrete Inputs": [each.concrete for each in inputs],
+        "Input type": [each.type for each in inputs],
+        "Input Strides": [each.strides for each in inputs],
+        "Input Dims": [each.dims for each in inputs],
+    }
+    return json.dumps(arguments)[1:-1]
+
+
+class _Reader:
+    """Reads one entry from its beginning."""
+
+    def __init__(self, entry: bytes, dtypes: Sequence[str]) -> None:
+        self._entry = entry
+        self._dtypes = dtypes
+        self._at = 0
+
+    def inputs(self) -> list[Input]:
+        """All of them; the entry must end with the last one."""
+        count, _ = self._take("<BB")
+        found = [self._input() for _ in range(count)]
+        if self._at != len(self._entry):
+            raise UnreadableInputs(f"{len(self._entry) - self._at} bytes too many")
+        return found
+
+    def _take(self, layout: str) -> tuple[Any, ...]:
+        try:
+            values = struct.unpack_from(layout, self._entry, self._at)
+        except struct.error as exc:
+            raise UnreadableInputs(f"cut at byte {self._at}") from exc
+        self._at += struct.calcsize(layout)
+        return values
+
+    def _input(self) -> Input:
+        (kind,) = self._take("<B")
+        if kind in (OTHER, NONE):
+            return NOTHING
+        if kind == TENSOR:
+            return self._tensor()
+        if kind == TENSOR_LIST:
+            return self._tensor_list()
+        if kind == SCALAR_LIST:
+            return self._scalar_list()
+        return Input([], [], "Scalar", self._scalar(kind))
+
+    def _tensor(self) -> Input:
+        dtype, dims, flags = self._take("<BBB")
+        sizes = list(self._take(f"<{dims}q"))
+        strides = [] if flags & (NO_STRIDES | NO_SIZES) else list(self._take(f"<{dims}q"))
+        return Input(sizes, strides, self._dtypes[dtype] if dtype < len(self._dtypes) else "", "")
+
+    def _tensor_list(self) -> Input:
+        count, flags = self._take("<BB")
+        tensors = [self._tensor() for _ in range(count)]
+        if flags & CUT or count > LIST_SHOWN:
+            return Input([], [], "TensorList", "")
+        return Input([each.dims for each in tensors], [each.strides for each in tensors], "TensorList", "")
+
+    def _scalar_list(self) -> Input:
+        count, flags = self._take("<BB")
+        values = [self._scalar(self._take("<B")[0]) for _ in range(count)]
+        return NOTHING if flags & CUT else Input([], [], "ScalarList", f"[{', '.join(values)}]")
+
+    def _scalar(self, kind: int) -> str:
+        if kind == INT:
+            return str(self._take("<q")[0])
+        if kind == DOUBLE:
+            return _printed(self._take("<d")[0])
+        if kind == BOOL:
+            return "True" if self._take("<B")[0] else "False"
+        raise UnreadableInputs(f"an input of kind {kind}")
+
+
+def _printed(value: float) -> str:
+    """A double as torch prints it: whole numbers with a point and no digits after it."""
+    if abs(value) < 2**63 and value.is_integer():
+        return f"{int(value)}."
+    return f"{value:.17g}"

@@ -1,0 +1,293 @@
+"""Operator records ("torch_ops/1") to the tables cpu_op, user_annotation and op_tensor.
+
+Theory of operation
+    Each thread of the target writes a record when an operator ends, so that children come before their parents.
+    Here they are put in the order of their starts (parents first where starts are equal) and numbered; the
+    numbers are the ids by which launches, tensors and flows refer to them.
+
+    Names and inputs are hashes of entries in the string table. An entry that never got there is shown as what
+    it is, and counted. An operator that was still running when the recording ended gets an end that encloses
+    everything that its thread did, at least up to the window's end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.arena import (
+    KIND_OP,
+    KIND_OP_COMMS,
+    KIND_OP_TENSORS,
+    OP,
+    OP_UNFINISHED,
+    SCOPE_USER,
+    SPACE_OP_COMMS,
+    SPACE_OP_INPUTS,
+    SPACE_OP_NAME,
+    SPACE_TORCH_THREAD,
+)
+
+from kineto_trace.arrays.codec import Interner
+from kineto_trace.decode.torch.torch_comms import comms_text
+from kineto_trace.decode.torch.torch_inputs import UnreadableInputs, inputs_text
+from kineto_trace.model.trace import NO_STRING, OP_TABLES, StringTable, Table, make_table
+from kineto_trace.spool.raw_records import RawSource
+
+FORMAT = "torch_ops/1"
+RECORD = np.dtype(
+    [
+        ("start", "<i8"),
+        ("end", "<i8"),
+        ("name", "<u8"),
+        ("sequence", "<i8"),
+        ("forward_thread", "<u8"),
+        ("inputs", "<u8"),
+        ("thread", "<u4"),
+        ("number", "<u4"),
+        ("kind", "u1"),
+        ("scope", "u1"),
+        ("flags", "u1"),
+        ("reserved", "u1"),
+        ("reserved_2", "<u4"),
+    ]
+)
+TENSORS_PER_RECORD = 3
+_TENSORS = np.dtype(
+    [
+        ("tensors", "<u8", (TENSORS_PER_RECORD, 2)),  # impl, storage
+        ("thread", "<u4"),
+        ("number", "<u4"),
+        ("kind", "u1"),
+        ("count", "u1"),
+        ("position", "u1"),
+        ("reserved", "u1"),
+        ("reserved_2", "<u4"),
+    ]
+)
+_COMMS = np.dtype(
+    [
+        ("text", "<u8"),
+        ("sequence", "<i8"),
+        ("reserved", "<u8", (4,)),
+        ("thread", "<u4"),
+        ("number", "<u4"),
+        ("kind", "u1"),
+        ("transfer", "u1"),
+        ("reserved_2", "u1", (6,)),
+    ]
+)
+assert RECORD.itemsize == _TENSORS.itemsize == _COMMS.itemsize == OP.size
+
+Ints = npt.NDArray[np.int64]
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOps:
+    """What the records held. undecoded: records that came but could not be read."""
+
+    tables: Mapping[str, Table]
+    records: int
+    undecoded: int
+    warnings: tuple[str, ...]
+
+
+def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> TorchOps:
+    """Decodes all buffers of a source; names and inputs go into `strings`. window_end_ns: 0 if unknown."""
+    records, cut = _records(source)
+    kind = records["kind"]
+    is_op = kind == KIND_OP
+    ops = records if is_op.all() else records[is_op]
+    ops = ops[_by_start(ops["start"])]  # whole records: one cache line each
+    warnings: list[str] = []
+    columns = _columns(ops, window_end_ns)
+    columns["torch_thread"] = _torch_threads(columns["thread"], source.strings.get(SPACE_TORCH_THREAD, {}))
+    columns["name"] = _names(ops["name"], source, strings, warnings)
+    columns["inputs"] = _inputs(ops["inputs"], source, strings, warnings)
+    index = _Index(ops)
+    tensors, lost = _tensor_table(records[kind == KIND_OP_TENSORS].view(_TENSORS), index)
+    lost += _describe_collectives(
+        records[kind == KIND_OP_COMMS].view(_COMMS), index, columns["inputs"], source, strings, warnings
+    )
+    user = columns["scope"] == SCOPE_USER
+    tables = {"cpu_op": _table("cpu_op", columns, ~user), "user_annotation": _table("user_annotation", columns, user)}
+    if len(tensors):
+        tables["op_tensor"] = tensors
+    wanted = source.metadata.get("activity_types")
+    if isinstance(wanted, list):
+        for unwanted in set(OP_TABLES) - set(map(str, wanted)):
+            del tables[unwanted]
+    unknown = int(np.count_nonzero(kind > KIND_OP_COMMS))
+    return TorchOps(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
+
+
+def _records(source: RawSource) -> tuple[AnyArray, int]:
+    """All records, and the number of cut ones."""
+    size = OP.size
+    parts = [
+        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], RECORD)
+        for chunk in source.chunks
+    ]
+    cut = sum(1 for chunk in source.chunks if chunk.size % size)
+    return (np.concatenate(parts) if parts else np.empty(0, RECORD)), cut
+
+
+def _by_start(start: Ints) -> Ints:
+    """The order of the starts. A record comes after those of its children, so that equal ones are turned round."""
+    backwards = np.argsort(start[::-1], kind="stable")
+    order: Ints = len(start) - 1 - backwards
+    return order
+
+
+def _columns(ops: AnyArray, window_end_ns: int) -> dict[str, AnyArray]:
+    """The columns that are in the records, with numbers."""
+    names = ("start", "end", "sequence", "forward_thread", "thread", "scope", "flags")
+    columns: dict[str, AnyArray] = {name: np.ascontiguousarray(ops[name]) for name in names}
+    end, flags = columns.pop("end"), columns.pop("flags")
+    running = (flags & OP_UNFINISHED != 0) | (end <= 0)
+    if running.any():
+        end = _ended(columns["thread"], columns["start"], end, running, window_end_ns)
+    columns["duration"] = np.maximum(end - columns["start"], 0)
+    columns["finished"] = ~running
+    columns["id"] = np.arange(1, len(ops) + 1)
+    return columns
+
+
+def _ended(thread: AnyArray, start: Ints, end: Ints, running: npt.NDArray[np.bool_], window_end_ns: int) -> Ints:
+    """The ends, with those of running ops where nothing of their thread lies after them."""
+    ended = np.where(running, np.maximum(start, window_end_ns), end)
+    for number in np.unique(thread[running]).tolist():
+        own = thread == number
+        ended[own & running] = ended[own].max()
+    return ended
+
+
+def _torch_threads(thread: AnyArray, numbers: Mapping[int, bytes]) -> npt.NDArray[np.uint32]:
+    """Torch's own number of each row's thread; 0: unknown."""
+    threads = Interner()
+    places = threads.intern(thread.astype(np.uint64))
+    known = [int.from_bytes(numbers.get(tid, b"")[:4], "little") for tid in threads.keys().tolist()]
+    result: npt.NDArray[np.uint32] = np.array(known, np.uint32)[places]
+    return result
+
+
+def _names(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> npt.NDArray[np.int32]:
+    """The number of each row's name."""
+    interner = Interner()
+    numbers = interner.intern(hashes)
+    known = source.strings.get(SPACE_OP_NAME, {})
+    keys = interner.keys().tolist()
+    texts = [
+        known[key].decode("utf-8", "replace") if key in known else f"op with unknown name {key:#018x}" for key in keys
+    ]
+    missing = np.array([key not in known for key in keys], np.bool_)
+    if missing.any():
+        count = int(np.count_nonzero(missing[numbers]))
+        warnings.append(f"{count} ops have no name: it could not be stored when they ran")
+    return strings.add_all(texts)[numbers]
+
+
+def _dtypes(source: RawSource) -> list[str]:
+    """Names of tensors' types by torch's numbers."""
+    names = source.metadata.get("dtypes")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> npt.NDArray[np.int32]:
+    """The number of each row's inputs as JSON arguments; NO_STRING where none were recorded."""
+    known = source.strings.get(SPACE_OP_INPUTS, {})
+    if not known and not hashes.any():
+        return np.full(len(hashes), NO_STRING, np.int32)
+    dtypes = _dtypes(source)
+    interner = Interner()
+    numbers = interner.intern(hashes)
+    keys = interner.keys().tolist()
+    texts: list[int] = []
+    missing = np.zeros(len(keys), np.bool_)
+    unreadable = 0
+    for place, key in enumerate(keys):
+        number = NO_STRING
+        try:
+            if key in known:
+                text = inputs_text(known[key], dtypes)
+                number = strings.add(text) if text else NO_STRING
+            elif key:
+                missing[place] = True
+        except UnreadableInputs:
+            unreadable += 1
+        texts.append(number)
+    if missing.any():
+        count = int(np.count_nonzero(missing[numbers]))
+        warnings.append(f"{count} ops have no inputs: they could not be stored when they ran")
+    if unreadable:
+        warnings.append(f"{unreadable} descriptions of inputs could not be read")
+    return np.array(texts, np.int32)[numbers]
+
+
+class _Index:
+    """Finds the row of an op by its thread and its number in it."""
+
+    def __init__(self, ops: AnyArray) -> None:
+        self._key = _key(ops)
+        self._order = np.argsort(self._key, kind="stable")
+
+    def find(self, records: AnyArray) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """The row of each record's op, and whether it is there."""
+        wanted = _key(records)
+        if not len(self._key):
+            return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
+        at = np.searchsorted(self._key, wanted, sorter=self._order)
+        place: Ints = self._order[np.minimum(at, len(self._key) - 1)]
+        return place, self._key[place] == wanted
+
+
+def _tensor_table(tensors: AnyArray, index: _Index) -> tuple[Table, int]:
+    """One row per tensor, and the number of records whose op is not there."""
+    if not len(tensors):
+        return make_table("op_tensor", 0, {}), 0
+    place, known = index.find(tensors)
+    tensors, place = tensors[known], place[known]
+    count = np.minimum(tensors["count"], TENSORS_PER_RECORD).astype(np.int64)
+    record = np.repeat(np.arange(len(tensors)), count)
+    within = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
+    columns = {
+        "op": place[record] + 1,
+        "position": tensors["position"][record] + within,
+        "impl": tensors["tensors"][record, within, 0],
+        "storage": tensors["tensors"][record, within, 1],
+    }
+    return make_table("op_tensor", len(record), columns), int(np.count_nonzero(~known))
+
+
+def _describe_collectives(
+    records: AnyArray, index: _Index, inputs: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]
+) -> int:
+    """Adds to the inputs of ops what is known of their collectives. Gives the number of records without their op."""
+    place, known = index.find(records)
+    entries = source.strings.get(SPACE_OP_COMMS, {})
+    dtypes = _dtypes(source)
+    unreadable = 0
+    for row, record in zip(place[known].tolist(), records[known], strict=True):
+        try:
+            text = comms_text(entries.get(int(record["text"]), b""), int(record["sequence"]), dtypes)
+        except UnreadableInputs:
+            unreadable += 1
+            continue
+        own = strings.strings[inputs[row]] + ", " if inputs[row] != NO_STRING else ""
+        inputs[row] = strings.add(own + text)
+    if unreadable:
+        warnings.append(f"{unreadable} descriptions of collectives are missing or could not be read")
+    return int(np.count_nonzero(~known))
+
+
+def _key(records: AnyArray) -> npt.NDArray[np.uint64]:
+    """Thread and number of the op in it."""
+    key: npt.NDArray[np.uint64] = records["thread"].astype(np.uint64) << np.uint64(32) | records["number"]
+    return key
+
+
+def _table(kind: str, columns: Mapping[str, AnyArray], chosen: npt.NDArray[np.bool_]) -> Table:
+    taken = columns if chosen.all() else {name: column[chosen] for name, column in columns.items()}
+    return make_table(kind, len(taken["start"]), taken)

@@ -1,1 +1,0 @@
-"""Columns to files that trace viewers read."""

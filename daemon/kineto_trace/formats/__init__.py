@@ -1,0 +1,1 @@
+"""Reads and writes the file formats of trace viewers."""

@@ -1,0 +1,1 @@
+"""Reads and writes Chrome trace JSON as Kineto defines it."""

@@ -1,0 +1,285 @@
+"""The native reader of Chrome traces through ctypes. See daemon/native/chrome/chrome.h."""
+
+import ctypes
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays import codec
+from kineto_trace.model.event_kinds import CATEGORIES, DTYPES, FLOW, I32X3, KINDS, MAX_ARGS, MEMORY, OTHER
+
+PADDING = 64  # zero bytes behind every piece
+MORE, MEMBER, DONE, NOT_JSON, DAMAGE, NO_MEMORY = range(6)  # Fed.status
+LOST_EVENT, LOST_ARGS, LOST_HEAD, LOST_END, LOST_ITEM, LOST_TAIL = range(1, 7)  # Fed.lost
+# By Fed.why
+REASONS = (
+    "",
+    "the text ends",
+    "there is no memory",
+    "a member's name is missing",
+    "a colon is missing",
+    "there is no JSON value where one must be",
+    "a comma or the end of a list or object is missing",
+    "it is nested too deep",
+    "it is no object",
+    "it has no end",
+)
+# Columns of all kinds, as in chrome.h; those that every row has come first.
+FIXED = (
+    ("start", "int64"),
+    ("duration", "int64"),
+    ("present", "uint64"),
+    ("name", "int32"),
+    ("category", "int32"),
+    ("args", "int32"),
+    ("members", "int32"),
+    ("track", "uint32"),
+    ("place", "uint32"),
+    ("phase", "uint8"),
+    ("id", "int64"),
+    ("ts_real", "float64"),
+    ("dur_real", "float64"),
+)
+
+AnyArray = npt.NDArray[Any]
+
+
+class _Arg(ctypes.Structure):
+    _fields_ = (
+        ("key", ctypes.c_char_p),
+        ("key_bytes", ctypes.c_uint32),
+        ("type", ctypes.c_uint32),
+        ("column", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+        ("default", ctypes.c_int64),
+    )
+
+
+class _Kind(ctypes.Structure):
+    _fields_ = (("first_arg", ctypes.c_uint32), ("arg_count", ctypes.c_uint32))
+
+
+class _Category(ctypes.Structure):
+    _fields_ = (
+        ("text", ctypes.c_char_p),
+        ("bytes", ctypes.c_uint32),
+        ("suffix", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    )
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = (
+        ("kinds", ctypes.c_void_p),
+        ("args", ctypes.c_void_p),
+        ("categories", ctypes.c_void_p),
+        ("kind_count", ctypes.c_uint32),
+        ("category_count", ctypes.c_uint32),
+        ("memory_kind", ctypes.c_uint32),
+        ("flow_kind", ctypes.c_uint32),
+        ("other_kind", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    )
+
+
+class Fed(ctypes.Structure):
+    """What became of one piece. Places are bytes of the piece; `at` is a byte of the document."""
+
+    consumed: int
+    key_begin: int
+    key_end: int
+    value_begin: int
+    value_end: int
+    at: int
+    status: int
+    why: int
+    lost: int
+    _fields_ = (
+        ("consumed", ctypes.c_uint64),
+        ("key_begin", ctypes.c_uint64),
+        ("key_end", ctypes.c_uint64),
+        ("value_begin", ctypes.c_uint64),
+        ("value_end", ctypes.c_uint64),
+        ("at", ctypes.c_uint64),
+        ("status", ctypes.c_uint32),
+        ("why", ctypes.c_uint32),
+        ("lost", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    )
+
+
+class Counts(ctypes.Structure):
+    """What was read so far. in_events, closed, list, had_events: 0 or 1."""
+
+    events: int
+    mended: int
+    phases: int
+    in_events: int
+    closed: int
+    list: int
+    had_events: int
+    strings: int
+    tracks: int
+    _fields_ = (
+        ("events", ctypes.c_uint64),
+        ("mended", ctypes.c_uint64),
+        ("phases", ctypes.c_uint64),
+        ("in_events", ctypes.c_uint32),
+        ("closed", ctypes.c_uint32),
+        ("list", ctypes.c_uint32),
+        ("had_events", ctypes.c_uint32),
+        ("strings", ctypes.c_uint64),
+        ("tracks", ctypes.c_uint64),
+    )
+
+
+class _Layout(NamedTuple):
+    """The plan, what it points to, and for each kind the columns of its arguments."""
+
+    plan: _Plan
+    keep: tuple[Any, ...]
+    columns: dict[str, list[tuple[str, str]]]
+
+
+@cache
+def _layout() -> _Layout:
+    names = list(KINDS)
+    kinds = (_Kind * len(names))()
+    args: list[_Arg] = []
+    columns: dict[str, list[tuple[str, str]]] = {}
+    for native, (kind, entries) in zip(kinds, KINDS.items(), strict=True):
+        if len(entries) > MAX_ARGS:
+            raise ValueError(f"{kind}: {len(entries)} arguments, at most {MAX_ARGS} have a bit")
+        native.first_arg, native.arg_count = len(args), len(entries)
+        places: dict[str, int] = {}
+        columns[kind] = []
+        for entry in entries:
+            for name in entry.columns:
+                if name not in places:
+                    places[name] = len(FIXED) + len(columns[kind])
+                    columns[kind].append((name, DTYPES[entry.type]))
+            key = entry.key.encode()
+            first = places[entry.columns[0]]
+            if entry.type == I32X3 and [places[name] - first for name in entry.columns] != [0, 1, 2]:
+                raise ValueError(f"{kind}: the columns of {entry.key} are not side by side")
+            args.append(_Arg(key, len(key), entry.type, first, 0, entry.default))
+    native_args = (_Arg * len(args))(*args)
+    categories = (_Category * len(CATEGORIES))(
+        *(_Category(text.encode(), len(text), suffix, names.index(kind), 0) for text, suffix, kind in CATEGORIES)
+    )
+    plan = _Plan(
+        ctypes.addressof(kinds),
+        ctypes.addressof(native_args),
+        ctypes.addressof(categories),
+        len(names),
+        len(CATEGORIES),
+        names.index(MEMORY),
+        names.index(FLOW),
+        names.index(OTHER),
+    )
+    return _Layout(plan, (kinds, native_args, categories), columns)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = codec.load()
+    pointer = ctypes.c_void_p
+    library.kc_chrome_new.argtypes = [pointer]
+    library.kc_chrome_new.restype = pointer
+    library.kc_chrome_free.argtypes = [pointer]
+    library.kc_chrome_free.restype = None
+    library.kc_chrome_feed.argtypes = [pointer, pointer, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, pointer]
+    library.kc_chrome_feed.restype = None
+    library.kc_chrome_count.argtypes = [pointer, pointer]
+    library.kc_chrome_count.restype = None
+    library.kc_chrome_rows.argtypes = [pointer, ctypes.c_uint32]
+    library.kc_chrome_rows.restype = ctypes.c_uint64
+    library.kc_chrome_take.argtypes = [pointer, ctypes.c_uint32, ctypes.c_uint32]
+    library.kc_chrome_take.restype = pointer
+    library.kc_chrome_release.argtypes = [pointer]
+    library.kc_chrome_release.restype = None
+    library.kc_chrome_strings.argtypes = [pointer, pointer]
+    library.kc_chrome_strings.restype = pointer
+    library.kc_chrome_tracks.argtypes = [pointer]
+    library.kc_chrome_tracks.restype = pointer
+    return library
+
+
+class _Column:
+    """Memory of one column, freed when no array uses it any more."""
+
+    def __init__(self, address: int, rows: int, dtype: str) -> None:
+        self._address = address
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (rows,),
+            "typestr": np.dtype(dtype).str,
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        _library().kc_chrome_release(self._address)
+
+
+class Parser:
+    """Reads one document piece by piece."""
+
+    def __init__(self) -> None:
+        self._library = _library()
+        self._layout = _layout()
+        self._handle = self._library.kc_chrome_new(ctypes.byref(self._layout.plan))
+        if not self._handle:
+            raise MemoryError("no memory to read a trace")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.kc_chrome_free(self._handle)
+            self._handle = None
+
+    def feed(self, address: int, size: int, *, final: bool, give_up: bool) -> Fed:
+        """One piece: `size` bytes and PADDING zero bytes behind them. What it did not consume comes again."""
+        fed = Fed()
+        self._library.kc_chrome_feed(self._handle, address, size, final, give_up, ctypes.byref(fed))
+        if fed.status == NO_MEMORY:
+            raise MemoryError("no memory to read a trace")
+        return fed
+
+    def counts(self) -> Counts:
+        """What was read so far."""
+        counts = Counts()
+        self._library.kc_chrome_count(self._handle, ctypes.byref(counts))
+        return counts
+
+    def take(self, kind: str) -> dict[str, AnyArray]:
+        """The columns of a kind that some row has; they are gone here then. Empty without rows."""
+        number = list(KINDS).index(kind)
+        rows = self._library.kc_chrome_rows(self._handle, number)
+        found: dict[str, AnyArray] = {}
+        for place, (name, dtype) in enumerate((*FIXED, *self._layout.columns[kind])):
+            address = self._library.kc_chrome_take(self._handle, number, place) if rows else None
+            if address:
+                found[name] = np.asarray(_Column(address, rows, dtype))
+        return found
+
+    def strings(self) -> list[str]:
+        """All texts by number. Bytes that are not UTF-8 become U+FFFD."""
+        count = self.counts().strings
+        if not count:
+            return []
+        pointer = ctypes.c_void_p()
+        data = self._library.kc_chrome_strings(self._handle, ctypes.byref(pointer))
+        ends = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64)), (count + 1,)).tolist()
+        text = memoryview((ctypes.c_char * ends[-1]).from_address(data)) if ends[-1] else memoryview(b"")
+        return [str(text[first:last], "utf-8", "replace") for first, last in zip(ends, ends[1:], strict=False)]
+
+    def tracks(self) -> npt.NDArray[np.int64]:
+        """pid and tid of every track, one row each."""
+        count = self.counts().tracks
+        if not count:
+            return np.empty((0, 2), np.int64)
+        address = self._library.kc_chrome_tracks(self._handle)
+        values = (ctypes.c_int64 * (2 * count)).from_address(address)
+        return np.array(values, np.int64).reshape(count, 2)

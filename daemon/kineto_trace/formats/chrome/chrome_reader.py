@@ -1,0 +1,309 @@
+"""Chrome-trace JSON, as Kineto, PyTorch and others write it, to a trace.
+
+Theory of operation
+    The file goes piece by piece (unpacked, if it is gzip) through the native reader (daemon/native/chrome/chrome.h),
+    so that
+    beside the columns only one piece is in memory. chrome_tables.py makes the tables, chrome_target.py reads what the
+    file says of its process.
+
+    Everything that came in goes out again (formats/chrome/verbatim_writer.py): numbers are in columns where those have
+    the very value, all else stays JSON text. What could not be read is in Trace.notes, with places, and counted in
+    Trace.losses.undecoded.
+
+    Times are Unix ns where the file has a base (baseTimeNanoseconds), else ns since whatever its writer counts from.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from isal import igzip_lib
+
+from kineto_trace.errors import FileError
+from kineto_trace.formats.chrome import chrome_native_reader as native
+from kineto_trace.formats.chrome.chrome_native_reader import Fed, Parser
+from kineto_trace.formats.chrome.chrome_tables import build
+from kineto_trace.formats.chrome.chrome_target import describe
+from kineto_trace.model.trace import FILE_TABLES, UNTIMED_TABLES, Losses, Table, Trace
+from kineto_trace.model.trace_header import base_ns, mended
+
+PIECE_BYTES = 4 << 20
+PACKED_BYTES = 1 << 18
+UNPACKED_BYTES = 1 << 16  # at a time: as much is lost in front of damage
+MAX_EVENT_BYTES = 64 << 20  # what is longer is no event
+SHOWN_PLACES = 5  # of damage of one sort
+_GZIP = b"\x1f\x8b"
+_UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
+
+MERGED = "kinetodMerge"  # member of files that merge/ wrote: which ranks they hold, and on what clock
+Read = Callable[[memoryview], int]  # fills some of it; 0: over
+
+
+def load_chrome(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
+    """Reads a file, or what a binary file object gives; plain or gzip. name: what errors call it.
+
+    Raises FileError if it is no trace. OSError if it cannot be read.
+    """
+    if isinstance(source, (Path, str)):
+        with Path(source).open("rb", buffering=0) as file:
+            return _load(file, name or str(source))
+    return _load(source, name or str(getattr(source, "name", "the trace")))
+
+
+def _load(file: BinaryIO, name: str) -> Trace:
+    document = _Document(name)
+    document.read(_Input(file, document))
+    head, notes = document.head, document.notes
+    base = base_ns(head, notes)
+    if MERGED in head:
+        notes.append("it holds the traces of several ranks: analyses of one rank are right for each rank's own trace")
+    loaded = build(document.parser, base)
+    start, end = _window(loaded.tables)
+    description = describe(head, loaded)
+    return Trace(
+        target=description.target,
+        strings=loaded.strings,
+        tables=loaded.tables,
+        window_start_ns=start,
+        window_end_ns=end,
+        devices=description.devices,
+        versions=description.versions,
+        losses=Losses(undecoded=document.undecoded),
+        head=head,
+        notes=tuple(notes),
+    )
+
+
+def _window(tables: Mapping[str, Table]) -> tuple[int, int]:
+    """From the first start to the last end of the activities (Unix ns); of whatever there is, if there are none."""
+    timed = [table for kind, table in tables.items() if kind not in (*FILE_TABLES, *UNTIMED_TABLES) and len(table)]
+    timed = timed or [table for table in tables.values() if len(table)]
+    if not timed:
+        return 0, 0
+    return min(int(table["start"].min()) for table in timed), max(int(table.end().max()) for table in timed)
+
+
+class _Input:
+    """The bytes of the document."""
+
+    def __init__(self, file: BinaryIO, document: "_Document") -> None:
+        self._file = file
+        self._document = document
+        self._first = _read_some(file, 2)
+        while len(self._first) == 1 and (more := _read_some(file, 1)):
+            self._first += more
+        self._packed = self._first == _GZIP
+        self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        self._members = 0
+        self._position = 0  # of the packed file
+
+    def read(self, view: memoryview) -> int:
+        """Fills some of the view; 0: there is no more."""
+        if self._packed:
+            return self._unpack(view)
+        if self._first:
+            count = min(len(self._first), len(view))
+            view[:count], self._first = self._first[:count], self._first[count:]
+            return count
+        if hasattr(self._file, "readinto"):
+            return int(self._file.readinto(view) or 0)
+        data = self._file.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _unpack(self, view: memoryview) -> int:
+        while True:
+            data = b""
+            if self._unpacker.eof:
+                rest = self._unpacker.unused_data or self._pull()
+                while rest and not rest.strip(b"\0"):
+                    rest = self._pull()
+                if len(rest) < len(_GZIP):
+                    rest += self._pull()
+                if not rest.startswith(_GZIP):
+                    if rest:
+                        self._document.notes.append("behind the compressed data stands something else: it was not read")
+                    self._packed, self._first = False, b""
+                    self._file = _NOTHING
+                    return 0
+                self._unpacker, data = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), rest
+            elif self._unpacker.needs_input:
+                data = self._pull()
+                if not data:
+                    self._document.notes.append("the compressed file ends early: it was cut off")
+                    return 0
+            try:
+                out = self._unpacker.decompress(data, min(len(view), UNPACKED_BYTES))
+            except _UNPACK_ERROR as exc:
+                self._document.notes.append(
+                    f"the compressed data is damaged before byte {self._position} of the file ({exc}): "
+                    "what comes behind was not read"
+                )
+                return 0
+            if out:
+                view[: len(out)] = out
+                return len(out)
+
+    def _pull(self) -> bytes:
+        data = self._first + _read_some(self._file, PACKED_BYTES)
+        self._first = b""
+        self._position += len(data)
+        return data
+
+
+class _Nothing:
+    """A file that is over."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Nothing."""
+        return b""
+
+
+_NOTHING: BinaryIO = _Nothing()  # type: ignore[assignment]
+
+
+def _read_some(file: BinaryIO, size: int) -> bytes:
+    return file.read(size) or b""
+
+
+class _Document:
+    """Reads a document to its end."""
+
+    def __init__(self, name: str) -> None:
+        self.parser = Parser()
+        self.head: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.undecoded = 0
+        self._name = name
+        self._buffer = np.zeros(PIECE_BYTES + native.PADDING, np.uint8)
+        self._begin = self._end = 0  # of what was not consumed yet
+        self._damage: dict[tuple[int, int], list[int]] = defaultdict(list)  # places, of (lost, why)
+        self._damaged: Counter[tuple[int, int]] = Counter()
+
+    def read(self, source: _Input) -> None:
+        """All of it. Raises FileError if it is no trace."""
+        final = False
+        while True:
+            final = final or not self._fill(source)
+            fed = self._feed(final=final)
+            if fed.status == native.DONE:
+                rest = bytes(self._buffer[self._begin : self._end])
+                tail_lost = any(lost == native.LOST_TAIL for lost, _why in self._damage)
+                if not tail_lost and (rest.strip(b" \r\n\t\0") or (not final and self._more(source))):
+                    self.notes.append("behind the end of the trace stands something else: it was not read")
+                break
+            if fed.status == native.NOT_JSON:
+                raise FileError(f"{self._name} is no trace: {self._beginning()}")
+            if final:
+                break
+        self._finish()
+
+    def _more(self, source: _Input) -> bool:
+        """Whether there is anything but white space."""
+        view = self._buffer.data[:PACKED_BYTES]
+        while count := source.read(view):
+            if bytes(view[:count]).strip(b" \r\n\t\0"):
+                return True
+        return False
+
+    def _fill(self, source: _Input) -> bool:
+        """Reads on behind what was not consumed. False: there is no more."""
+        left = self._end - self._begin
+        if self._begin:
+            self._buffer[:left] = self._buffer[self._begin : self._end].copy()
+            self._begin, self._end = 0, left
+        room = len(self._buffer) - native.PADDING
+        if left * 2 > room:
+            bigger = np.zeros(2 * room + native.PADDING, np.uint8)
+            bigger[:left] = self._buffer[:left]
+            self._buffer, room = bigger, 2 * room
+        view = self._buffer.data
+        alive = True
+        while alive and self._end < room:
+            count = source.read(view[self._end : room])
+            alive = count > 0
+            self._end += count
+        self._buffer[self._end : self._end + native.PADDING] = 0
+        return alive
+
+    def _feed(self, *, final: bool) -> Fed:
+        """All that is there, until more is wanted."""
+        while True:
+            size = self._end - self._begin
+            give_up = size >= MAX_EVENT_BYTES
+            fed = self.parser.feed(self._buffer.ctypes.data + self._begin, size, final=final, give_up=give_up)
+            if fed.status == native.MEMBER:
+                self._add_member(fed)
+            elif fed.status == native.DAMAGE:
+                self._damaged[fed.lost, fed.why] += 1
+                if self._damaged[fed.lost, fed.why] <= SHOWN_PLACES:
+                    self._damage[fed.lost, fed.why].append(fed.at)
+            self._begin += fed.consumed
+            if fed.status not in (native.MEMBER, native.DAMAGE):
+                return fed
+
+    def _text(self, begin: int, end: int) -> str:
+        return bytes(self._buffer[self._begin + begin : self._begin + end]).decode("utf-8", "replace")
+
+    def _add_member(self, fed: Fed) -> None:
+        key, value = self._text(fed.key_begin, fed.key_end), self._text(fed.value_begin, fed.value_end)
+        name = mended(key)
+        self.head[str(name.value)] = mended(value).text
+
+    def _beginning(self) -> str:
+        shown = bytes(self._buffer[self._begin : self._begin + 16])
+        return f"it begins with {shown.rstrip(bytes(1))!r}, not with a JSON object or list"
+
+    def _finish(self) -> None:
+        counts = self.parser.counts()
+        if not counts.had_events:
+            if not self.head and not self._damage:
+                what = "it is an empty object" if counts.closed else "it is empty"
+            else:
+                what = "it has no list traceEvents"
+                if self.head:
+                    what += f"; its members are {', '.join(list(self.head)[:8])}"
+            raise FileError(f"{self._name} is no trace: {'; '.join([what, *self.notes])}")
+        if not counts.events and self._damage:
+            raise FileError(f"{self._name} is no trace: {'; '.join([*self._damages(0), *self.notes])}")
+        if counts.list and counts.events and not counts.phases:
+            raise FileError(f"{self._name} is no trace: it is a list of objects, none of which is an event")
+        self.notes += self._damages(counts.events)
+        lost = [key[0] for key in self._damage]
+        if counts.in_events and native.LOST_END not in lost:
+            self.notes.append(f"the file ends early, inside its list of events: {_read(counts.events)}")
+        elif not counts.closed and not counts.in_events:
+            self.notes.append("the file ends early, behind its events")
+        if counts.mended:
+            verb = "is" if counts.mended == 1 else "are"
+            self.notes.append(f"{_events(counts.mended)} {verb} no valid JSON (quotes, escapes, words): mended")
+
+    def _damages(self, events: int) -> Iterator[str]:
+        for (lost, why), places in self._damage.items():
+            count, reason = self._damaged[lost, why], native.REASONS[why]
+            where = ("bytes " if count > 1 else "byte ") + ", ".join(map(str, places))
+            where += " and more" if count > SHOWN_PLACES else ""
+            if lost == native.LOST_END:
+                yield f"the file ends in the middle of an event: {_read(events)}"
+            elif lost == native.LOST_ARGS:
+                yield f"{_events(count)} at {where} lost the arguments, which could not be read: {reason}"
+            elif lost == native.LOST_HEAD:
+                yield f"what stands before the events could not be read from {where} on: {reason}"
+            elif lost == native.LOST_TAIL:
+                yield f"what stands behind the events could not be read from {where} on: {reason}"
+            elif lost == native.LOST_ITEM:
+                yield f"items of the list of events that are no events are left out: {count}, at {where}"
+            else:
+                yield f"{_events(count)} at {where} could not be read: {reason}"
+            if lost in (native.LOST_EVENT, native.LOST_END, native.LOST_ITEM):
+                self.undecoded += count
+
+
+def _events(count: int) -> str:
+    return "1 event" if count == 1 else f"{count} events"
+
+
+def _read(count: int) -> str:
+    return f"{_events(count)} {'was' if count == 1 else 'were'} read"

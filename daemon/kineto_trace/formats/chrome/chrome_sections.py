@@ -1,0 +1,194 @@
+"""Which rows of which table go into a Chrome trace through which renderer, and where the viewer shows them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.id_sets import is_in
+from kineto_trace.collectives.collective_arguments import collective_columns
+from kineto_trace.formats.chrome import device_events, host_events
+from kineto_trace.formats.chrome.chrome_fields import AnyArray, Columns, Fields, Names
+from kineto_trace.formats.shared.viewer_rows import ANNOTATIONS, gpu_rows, sync_rows
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
+from kineto_trace.structure.event_tree import build
+from kineto_trace.structure.fwd_bwd import forward_backward
+
+Render = Callable[[Columns, Names], Fields]
+Mask = npt.NDArray[np.bool_]
+OVERHEAD_PID = -1
+STREAM_WAIT_AND_EVENT = (1, 2)  # cuda_sync types that name an event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Rows of one table that look alike. `chosen`: their places in the table; None: all of them."""
+
+    kind: str
+    columns: Mapping[str, AnyArray]
+    chosen: npt.NDArray[np.int64] | None
+    render: Render
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.columns["start"] if self.chosen is None else self.chosen)
+
+    def block(self, first: int, last: int) -> Columns:
+        """The columns of some of the rows."""
+        rows = slice(first, last) if self.chosen is None else self.chosen[first:last]
+        return {name: column[rows] for name, column in self.columns.items()}
+
+
+def sections(trace: Trace) -> list[Section]:
+    """All rows of a trace. Of rows of one thread that begin together the enclosing ones come first."""
+    parts = _ops(trace)
+    calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
+    started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
+    correlations = np.concatenate(started)
+    renderers = {"cuda_runtime": device_events.cuda_runtime, "cuda_driver": device_events.cuda_driver}
+    for kind, mask in calls.items():
+        table = trace.table(kind)
+        columns = {**table.columns, "tid": table["thread"]}
+        parts += _linked_or_not(kind, columns, renderers[kind], device_events.api_flow, mask)
+    rows = gpu_rows(trace.tables, margin_ns=host_events.ANNOTATION_MARGIN_NS)
+    parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
+    for kind in GPU_TABLES:
+        if kind in rows:
+            extra: Columns = collective_columns(trace) if kind == "kernel" else {}
+            parts += _gpu(trace.table(kind), {**extra, "tid": rows[kind]}, correlations)
+    parts += _sync(trace, correlations)
+    overhead = trace.table("overhead")
+    tid = {"tid": np.zeros(len(overhead), np.int64)}
+    parts.append(
+        Section(kind="overhead", columns={**overhead.columns, **tid}, chosen=None, render=device_events.overhead)
+    )
+    return [part for part in parts if part.count]
+
+
+def _call_starts(trace: Trace, kind: str) -> Mask:
+    """Which calls begin a flow: those that Kineto names, and those that a recorded GPU activity came from."""
+    table = trace.table(kind)
+    if not len(table):
+        return np.zeros(0, np.bool_)
+    named: Mask = device_events.starts_flow(trace.strings)[table["name"]]
+    rest = np.flatnonzero(~named)
+    if len(rest):
+        used = np.concatenate([trace.table(gpu)["correlation"] for gpu in GPU_TABLES])
+        named[rest] = is_in(table["correlation"][rest], used)
+    return named
+
+
+def _gpu(table: Table, extra: Columns, correlations: AnyArray) -> list[Section]:
+    columns = {**table.columns, **extra}
+    linked = is_in(table["correlation"], correlations)
+    if table.kind == "kernel":
+        return _linked_or_not("kernel", columns, device_events.kernel, device_events.gpu_flow, linked)
+    if table.kind == "gpu_memset":
+        return _linked_or_not("gpu_memset", columns, device_events.gpu_memset, device_events.gpu_flow, linked)
+    peer = table["peer"] == 1
+    return [
+        *_linked_or_not("gpu_memcpy", columns, device_events.gpu_memcpy, device_events.gpu_flow, linked, ~peer),
+        *_linked_or_not("gpu_memcpy", columns, device_events.gpu_memcpy_peer, device_events.gpu_flow, linked, peer),
+    ]
+
+
+def _linked_or_not(
+    kind: str, columns: Columns, render: Render, flow: Render, linked: Mask, among: Mask | None = None
+) -> list[Section]:
+    """Two sections: rows with a flow event right after them, and rows without."""
+
+    def with_flow(rows: Columns, names: Names) -> Fields:
+        return [*render(rows, names), *flow(rows, names)]
+
+    among = np.ones(len(linked), np.bool_) if among is None else among
+    return [
+        Section(kind=kind, columns=columns, chosen=_places(linked & among), render=with_flow),
+        Section(kind=kind, columns=columns, chosen=_places(~linked & among), render=render),
+    ]
+
+
+def _places(mask: Mask) -> npt.NDArray[np.int64] | None:
+    return None if mask.all() else np.flatnonzero(mask)
+
+
+def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
+    table = trace.table("cuda_sync")
+    if not len(table):
+        return []
+    fallback = min((int(trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(trace.table(kind))), default=0)
+    shown = np.where(table["device"] < 0, fallback, table["device"]).astype(np.int32)
+    columns = {**table.columns, "device": shown, "tid": sync_rows(table)}
+    linked = is_in(table["correlation"], correlations)
+    event = np.isin(table["type"], STREAM_WAIT_AND_EVENT)
+    return [
+        *_linked_or_not("cuda_sync", columns, device_events.cuda_sync_event, device_events.sync_flow, linked, event),
+        *_linked_or_not("cuda_sync", columns, device_events.cuda_sync, device_events.sync_flow, linked, ~event),
+    ]
+
+
+def _gpu_annotations(table: Table, rows: Mapping[str, npt.NDArray[np.int64]]) -> list[Section]:
+    columns = {**table.columns, "tid": rows.get(table.kind, np.empty(0, np.int64))}
+    return [Section(kind=table.kind, columns=columns, chosen=None, render=host_events.gpu_user_annotation)]
+
+
+def _ops(trace: Trace) -> list[Section]:
+    """What happened on the host: Python functions, annotations, operators with their links, allocations."""
+    memory = trace.table("cpu_instant_event")
+    index = max((int(trace.table(kind)["id"].max()) for kind in OP_TABLES if len(trace.table(kind))), default=0)
+    return [
+        *_python(trace, index + len(memory)),
+        _host(trace.table("user_annotation"), host_events.user_annotation),
+        _host(trace.table("cpu_op"), host_events.cpu_op),
+        *_links(trace),
+        _host(memory, host_events.cpu_instant_event, index),
+    ]
+
+
+def _host(table: Table, render: Render, index: int = 0) -> Section:
+    columns = {**table.columns, "tid": table["thread"], "index": np.arange(index, index + len(table))}
+    return Section(kind=table.kind, columns=columns, chosen=None, render=render)
+
+
+def _links(trace: Trace) -> list[Section]:
+    """Both ends of each link between a forward and a backward operator."""
+    ops = trace.table("cpu_op")
+    links = forward_backward(trace.tables)
+    number = np.arange(1, len(links.forward_rows) + 1)
+    ends = ((links.forward_rows, host_events.forward), (links.backward_rows, host_events.backward))
+    return [
+        Section(
+            kind="fwdbwd",
+            columns={"start": ops["start"][rows], "tid": ops["thread"][rows], "link": number},
+            chosen=None,
+            render=render,
+        )
+        for rows, render in ends
+    ]
+
+
+def _python(trace: Trace, index: int) -> list[Section]:
+    table = trace.table("python_function")
+    row = np.arange(len(table))
+    columns = {**table.columns, "tid": table["thread"], "row": row, "index": row + index}
+    root = table["parent"] == NO_ROW
+    first, rest = host_events.python_call_root, host_events.python_call
+    if trace.sample_period_ns:
+        first, rest = host_events.python_sampled_root, host_events.python_sampled
+        columns.update(nested_python(trace, table))
+    return [
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(root), render=first),
+        Section(kind=table.kind, columns=columns, chosen=np.flatnonzero(~root), render=rest),
+    ]
+
+
+def nested_python(trace: Trace, python: Table) -> dict[str, AnyArray]:
+    """Times of sampled slices that nest with all other events of their thread: viewers drop what overlaps in part."""
+    if not any(len(trace.table(kind)) for kind in (*OP_TABLES, *API_TABLES)):
+        return {}
+    tree = build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)
+    nodes = tree.nodes_of(python.kind, len(python))
+    start = np.where(nodes >= 0, tree.start[nodes], python["start"])
+    end = np.where(nodes >= 0, tree.end[nodes], python.end())
+    return {"start": start, "duration": np.maximum(end - start, 0)}

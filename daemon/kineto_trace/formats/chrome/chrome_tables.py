@@ -1,0 +1,371 @@
+"""The tables of a trace from the columns that the native reader of Chrome traces made.
+
+Theory of operation
+    The reader leaves what the file says of each row. What the tables need beyond that is found here, with arrays:
+
+    - Threads. A row's pid and tid are a track. Tracks with rows of the host are threads: their number is the tid; of
+      two threads with one tid (in files of several processes) the one with more rows has it, the other one gets a
+      number from MADE_UP on, as do threads whose tid is a text without a number. 7 and "7" are one thread: older
+      files have texts for operators and numbers for allocations. Rows of GPUs, flows and others have
+      the number of their track's thread, else their tid.
+    - GPU rows have a device and a stream among their arguments, or are on the row of the stream (tid) in the process
+      of the device (pid).
+    - Ops have ids: their external id; where it is missing or has been given before, a number that is free. Then the
+      file's own ids are the origin column external_id.
+    - Backward ops name the thread of their forward op by a number of torch's. Arrows (fwdbwd) from a thread to a
+      backward op show which thread that is.
+    - Python calls have a caller: by "Python parent id"; in files without such ids, by time.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.arena import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
+
+from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES
+from kineto_trace.decode.torch.kineto_python_calls import depths
+from kineto_trace.formats.chrome.chrome_native_reader import Parser
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS, TS
+from kineto_trace.model.trace import (
+    API_TABLES,
+    FILE_TABLES,
+    NO_ROW,
+    NO_STRING,
+    OP_TABLES,
+    SCHEMAS,
+    TEXT_ID,
+    Table,
+    make_table,
+)
+from kineto_trace.structure.nesting import nest_tables
+
+MADE_UP = 1 << 31  # first number of threads whose tid cannot be used
+HOST_TABLES = (*API_TABLES, *OP_TABLES, "cpu_instant_event", "python_function")
+FLOW_CATEGORIES = ("fwdbwd", "forward_backward")
+_UNKNOWN_DEVICE = 0xFFFFFFFF
+_NUMBER = re.compile(r"\d{1,9}(?!\d)")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_LINES = re.compile(r'"lines": ?"([0-9:;, a-z]+)"')
+_MEMCPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
+_MEMSET = re.compile(r"Memset \(([\w ]+)\)")
+
+Ints = npt.NDArray[np.int64]
+AnyArray = npt.NDArray[Any]
+Columns = dict[str, AnyArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """The pairs of pid and tid of a file, and the numbers of their threads. host: whether the host has rows there."""
+
+    pid: Ints
+    tid: Ints
+    thread: npt.NDArray[np.uint32]
+    host: npt.NDArray[np.bool_]
+    rows: Ints  # of the host
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All rows of a file. strings: the texts of the file."""
+
+    tables: Mapping[str, Table]
+    tracks: Tracks
+    strings: list[str]
+
+
+def build(parser: Parser, base_ns: int) -> Loaded:
+    """The tables of what was read; base_ns (Unix ns) is what all times are relative to."""
+    strings = parser.strings()
+    parts = {kind: columns for kind in KINDS if (columns := parser.take(kind))}
+    tracks = _tracks(parser.tracks(), parts, strings)
+    tables: dict[str, Table] = {}
+    for kind in list(parts):
+        columns = parts.pop(kind)
+        columns["start"] += base_ns
+        tables[kind] = _table(kind, columns, tracks, strings)
+    tables.update(_ops({kind: tables[kind] for kind in OP_TABLES if kind in tables}))
+    if "cpu_op" in tables and "flow" in tables:
+        tables["cpu_op"] = _with_torch_threads(tables["cpu_op"], tables["flow"], strings)
+    return Loaded(tables, tracks, strings)
+
+
+# ---- threads
+
+
+def _tracks(pairs: Ints, parts: Mapping[str, Columns], strings: Sequence[str]) -> Tracks:
+    count = len(pairs)
+    rows = np.zeros(count, np.int64)
+    for kind in HOST_TABLES:
+        if kind in parts:
+            rows += np.bincount(parts[kind]["track"], minlength=count)
+    thread = np.zeros(count, np.uint32)
+    taken: set[int] = set()
+    known: dict[tuple[int | str, int | str], int] = {}
+    made = MADE_UP
+    for track in np.argsort(-rows, kind="stable").tolist():
+        pid, tid = pairs[track].tolist()
+        same = (whole_number(pid, strings), whole_number(tid, strings))  # 7 and "7" are one thread
+        number = known.get(same, _number(tid, strings))
+        if rows[track] and same not in known:
+            if number is None or number in taken:
+                number, made = made, made + 1
+            taken.add(number)
+            known[same] = number
+        thread[track] = number or 0
+    return Tracks(pairs[:, 0].copy(), pairs[:, 1].copy(), thread, rows > 0, rows)
+
+
+def whole_number(value: int, strings: Sequence[str]) -> int | str:
+    """pid or tid as the file has it, a text that is an integer as that."""
+    if value > TEXT_ID:
+        return value
+    text = strings[TEXT_ID - value]
+    return int(text) if _WHOLE.fullmatch(text) else text
+
+
+def _number(value: int, strings: Sequence[str]) -> int | None:
+    """pid or tid as a number: itself, or the first one in its text; None: neither."""
+    if value <= TEXT_ID:
+        found = _NUMBER.search(strings[TEXT_ID - value])
+        return int(found[0]) if found else None
+    return value if 0 <= value < MADE_UP else None
+
+
+# ---- tables
+
+
+def _table(kind: str, columns: Columns, tracks: Tracks, strings: list[str]) -> Table:
+    schema = {column.name for column in SCHEMAS[kind]}
+    track = columns.pop("track")
+    present = columns["present"]
+    origin = {"pid": tracks.pid[track], "tid": tracks.tid[track]}
+    origin.update((name, columns.pop(name)) for name in ("present", "members", "place"))
+    origin["category"] = columns["category"] if "category" in schema else columns.pop("category")
+    args = columns.pop("args")
+    if "inputs" in schema:
+        columns["inputs"] = args
+        origin["args"] = np.full(len(args), -1, np.int32)
+    else:
+        origin["args"] = args
+    if "lines" in schema:
+        columns["lines"] = _sampled_lines(args, strings)
+    if "id" in columns and kind != "flow":
+        origin["member_id"] = columns.pop("id")
+    phase = columns.pop("phase")
+    if "phase" in schema:
+        columns["phase"] = phase
+    if "thread" in schema:
+        columns["thread"] = tracks.thread[track]
+    if "device" in schema and "stream" in schema and kind != "cuda_sync":
+        _place_on_gpu(columns, track, tracks, strings)
+    if kind in FILE_TABLES:
+        _fill_times(columns, present)
+    _defaults(kind, columns, len(present))
+    _by_name(kind, columns, strings, present)
+    if kind == "python_function":
+        _callers(columns)
+    origin.update((name, columns.pop(name)) for name in list(columns) if name not in schema)
+    return make_table(kind, len(present), columns, origin)
+
+
+def _sampled_lines(args: AnyArray, strings: list[str]) -> AnyArray:
+    """The numbers of the texts that say the lines of sampled slices; each distinct text of arguments is read once."""
+    found = np.full(len(strings) + 1, NO_STRING, np.int32)  # the last place is for rows without arguments
+    numbers: dict[str, int] = {}
+    for number in distinct(args[args >= 0]).tolist():
+        told = _LINES.search(strings[number])
+        if told is not None:
+            if told[1] not in numbers:
+                numbers[told[1]] = len(strings)
+                strings.append(told[1])
+            found[number] = numbers[told[1]]
+    return found[args]
+
+
+def _defaults(kind: str, columns: Columns, count: int) -> None:
+    """Columns of arguments that no row has."""
+    schema = {column.name: column.dtype for column in SCHEMAS[kind]}
+    for arg in KINDS[kind]:
+        if arg.default and arg.column in schema and arg.column not in columns:
+            columns[arg.column] = np.full(count, arg.default).astype(schema[arg.column])
+
+
+def _fill_times(columns: Columns, present: AnyArray) -> None:
+    """Rows without a time get the earliest one: they say something of the whole file."""
+    timed = (present & TS) != 0
+    if timed.any() and not timed.all():
+        columns["start"][~timed] = columns["start"][timed].min()
+
+
+def _place_on_gpu(columns: Columns, track: AnyArray, tracks: Tracks, strings: Sequence[str]) -> None:
+    host_pids = set(tracks.pid[tracks.host].tolist())
+    by_track = {"device": np.zeros(len(tracks.pid), np.uint32), "stream": tracks.thread}
+    for number, pid in enumerate(tracks.pid.tolist()):
+        by_track["device"][number] = 0 if pid in host_pids else _number(pid, strings) or 0
+    for name, places in by_track.items():
+        given = columns.get(name)
+        if given is None:
+            columns[name] = places[track]
+            continue
+        missing = np.flatnonzero(given == _UNKNOWN_DEVICE)
+        given[missing] = places[track[missing]]
+
+
+def _by_name(kind: str, columns: Columns, strings: Sequence[str], present: AnyArray) -> None:
+    """What only the names of a kind's rows say."""
+    if kind == "gpu_memcpy":
+        wanted = {"copy_kind": _memcpy_kind, "src_kind": _source_kind, "dst_kind": _target_kind}
+        keys = [arg.key for arg in KINDS[kind]]
+        peer = np.uint64(1 << FIRST_ARG_BIT + keys.index("fromDevice"))
+        columns["peer"] = ((present & peer) != 0).astype(np.uint8)
+    elif kind == "gpu_memset":
+        wanted = {"memory_kind": _memset_kind}
+    elif kind == "cuda_sync":
+        wanted = {"type": _sync_type}
+    elif kind == "overhead":
+        wanted = {"kind": _overhead_kind}
+    else:
+        return
+    numbers = columns["name"]
+    found = distinct(numbers[numbers >= 0]).astype(np.int64)
+    for column, told in wanted.items():
+        values = np.array([told(strings[number]) for number in found.tolist()], np.uint32)
+        columns[column] = lookup(numbers.astype(np.uint64), found.astype(np.uint64), values, 0)
+
+
+def _index(names: Sequence[str], name: str | None) -> int:
+    return names.index(name) if name in names else 0
+
+
+def _memcpy_kind(name: str) -> int:
+    found = _MEMCPY.match(name)
+    return _index(MEMCPY_KINDS, found and found[1])
+
+
+def _source_kind(name: str) -> int:
+    found = _MEMCPY.match(name)
+    return _index(MEMORY_KINDS, found and found[2])
+
+
+def _target_kind(name: str) -> int:
+    found = _MEMCPY.match(name)
+    return _index(MEMORY_KINDS, found and found[3])
+
+
+def _memset_kind(name: str) -> int:
+    found = _MEMSET.match(name)
+    return _index(MEMORY_KINDS, found and found[1])
+
+
+def _sync_type(name: str) -> int:
+    return _index(SYNC_TYPES, name)
+
+
+def _overhead_kind(name: str) -> int:
+    return next((number for number, known in OVERHEAD_KINDS.items() if known == name), 0)
+
+
+# ---- ops
+
+
+def _ops(tables: Mapping[str, Table]) -> dict[str, Table]:
+    """Ids and scopes of operators and annotations."""
+    if not tables:
+        return {}
+    given = [table.origin.get("external_id", np.zeros(len(table), np.int64)) for table in tables.values()]
+    joined = np.concatenate(given)
+    ids = _unique_ids(joined)
+    parts = np.split(ids, np.cumsum([len(part) for part in given])[:-1])
+    found = {}
+    for (kind, table), own, part in zip(tables.items(), given, parts, strict=True):
+        origin = dict(table.origin)
+        if ids is joined and "external_id" in origin:
+            del origin["external_id"]  # the column id says it
+        backward = table["forward_thread"] > 0
+        scope = np.where(backward, SCOPE_BACKWARD_FUNCTION, 0).astype(np.uint8)
+        if kind == "user_annotation":
+            scope = np.full(len(table), SCOPE_USER, np.uint8)
+        columns = {**table.columns, "id": own if ids is joined else part, "scope": scope}
+        found[kind] = Table(kind, columns, origin)
+    return found
+
+
+def _unique_ids(given: Ints) -> Ints:
+    """The given ids if all are above 0 and differ; else new ones for those that are not or came before."""
+    usable = given > 0
+    if usable.all() and len(distinct(given)) == len(given):
+        return given
+    first = np.zeros(len(given), np.bool_)
+    first[np.unique(given, return_index=True)[1]] = True
+    first &= usable
+    ids = given.copy()
+    free = int(given[first].max(initial=0)) + 1
+    if free > 2**62:
+        free, first = 1, np.zeros(len(given), np.bool_)
+    ids[~first] = np.arange(free, free + np.count_nonzero(~first))
+    return ids
+
+
+def _with_torch_threads(ops: Table, flow: Table, strings: Sequence[str]) -> Table:
+    """Operators with torch's numbers of their threads, where arrows show them."""
+    numbers = [number for number, text in enumerate(strings) if text in FLOW_CATEGORIES]
+    arrows = np.isin(flow["category"], numbers)
+    begin = np.flatnonzero(arrows & (flow["phase"] == ord("s")))
+    end = np.flatnonzero(arrows & (flow["phase"] == ord("f")))
+    backward = np.flatnonzero(ops["forward_thread"] > 0)
+    if not len(begin) or not len(end) or not len(backward):
+        return ops
+    forward = lookup(_keys(flow["id"][end]), _keys(flow["id"][begin]), begin, -1)
+    at_op = lookup(_moments(flow, end), _moments(ops, backward), backward, -1)
+    known = (forward >= 0) & (at_op >= 0)
+    torch = ops["forward_thread"][at_op[known]].astype(np.int64)
+    pairs, count = np.unique(torch << 32 | flow["thread"][forward[known]], return_counts=True)
+    best: dict[int, int] = {}
+    for pair in pairs[np.argsort(-count, kind="stable")].tolist():
+        best.setdefault(pair & 0xFFFFFFFF, pair >> 32)
+    threads, places = np.unique(ops["thread"], return_inverse=True)
+    column = np.array([best.get(thread, 0) for thread in threads.tolist()], np.uint32)[places]
+    return Table(ops.kind, {**ops.columns, "torch_thread": column}, ops.origin)
+
+
+def _keys(values: AnyArray) -> npt.NDArray[np.uint64]:
+    return values.astype(np.int64).view(np.uint64)
+
+
+def _moments(table: Table, rows: AnyArray) -> npt.NDArray[np.uint64]:
+    """One number for each thread and start."""
+    mixed = table["thread"][rows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys: npt.NDArray[np.uint64] = mixed ^ _keys(table["start"][rows])
+    return keys
+
+
+# ---- Python calls
+
+
+def _callers(columns: Columns) -> None:
+    """parent and depth of Python calls."""
+    if "python_id" in columns and "python_parent_id" in columns:
+        ids, rows = columns["python_id"], np.arange(len(columns["python_id"]))
+        parent = lookup(_keys(columns["python_parent_id"]), _keys(ids), rows, NO_ROW)
+        parent[(parent == rows) | (columns["python_parent_id"] < 0)] = NO_ROW
+        columns["depth"] = depths(parent)
+        columns["parent"] = parent.astype(np.int32)
+        return
+    table = make_table("python_function", len(columns["start"]), {name: columns[name] for name in _TIMED})
+    nested = nest_tables([table], int(table.end().max()))
+    order = nested.order
+    parent = np.empty(len(table), np.int32)
+    depth = np.empty(len(table), np.int32)
+    inside = nested.tree.parent
+    parent[order] = np.where(inside >= 0, order[np.maximum(inside, 0)].astype(np.int32), -1)
+    depth[order] = nested.tree.depth
+    columns["parent"], columns["depth"] = parent, depth
+
+
+_TIMED = ("start", "duration", "thread")

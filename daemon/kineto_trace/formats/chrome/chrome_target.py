@@ -1,0 +1,123 @@
+"""What a Chrome trace says of its process: ids, names, rank, devices, versions, options."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from kineto_trace.formats.chrome.chrome_tables import MADE_UP, Loaded
+from kineto_trace.formats.chrome.chrome_writer import OPTION_KEYS
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import TEXT_ID, Table
+from kineto_trace.model.trace_header import value
+
+MAX_METADATA_ROWS = 1 << 16
+_THREAD = re.compile(r"thread -?\d+ \((.*)\)$", re.DOTALL)
+_NAME = msgspec.json.Decoder(dict[str, Any])
+
+
+class Description(NamedTuple):
+    """Beside the tables. devices: Kineto's deviceProperties; versions: cupti_version, cuda_runtime_version, …"""
+
+    target: TargetInfo
+    devices: tuple[Mapping[str, Any], ...]
+    versions: dict[str, int]
+
+
+def describe(head: Mapping[str, str], loaded: Loaded) -> Description:
+    """What the head and the metadata rows (ph "M") say."""
+    pid = _main_pid(loaded)
+    distributed = value(head, "distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    ours = value(head, "kinetod")
+    ours = ours if isinstance(ours, dict) else {}
+    process, threads = _names(loaded, pid)
+    devices = value(head, "deviceProperties")
+    target = TargetInfo(
+        capture_id=_text(ours.get("capture_id")),
+        host=_text(value(head, "host_name")),
+        pid=pid if 0 <= pid < 2**31 else 0,
+        process_name=process,
+        rank=_count(distributed.get("rank")),
+        world_size=_count(distributed.get("world_size")),
+        framework=_text(ours.get("framework")),
+        python_version=_text(ours.get("python_version")),
+        threads=threads,
+        thread_use=ours["threads"] if isinstance(ours.get("threads"), list) else [],
+        labels={str(k): str(v) for k, v in ours["labels"].items()} if isinstance(ours.get("labels"), dict) else {},
+        options={names[0]: True for key, names in OPTION_KEYS.items() if value(head, key)},
+        clock_offset_ns=_whole(ours.get("clock_offset_ns")),
+        clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
+        complete=ours.get("complete") is True,
+    )
+    return Description(
+        target,
+        tuple(item for item in devices if isinstance(item, dict)) if isinstance(devices, list) else (),
+        {
+            name: number
+            for name in head
+            if name.endswith("_version") and (number := _count(value(head, name))) is not None
+        },
+    )
+
+
+def _text(found: Any) -> str:
+    return found if isinstance(found, str) else ""
+
+
+def _whole(found: Any) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _count(found: Any) -> int | None:
+    if isinstance(found, str) and found.isdecimal() and len(found) < 10:
+        return int(found)
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**31 else None
+
+
+def _main_pid(loaded: Loaded) -> int:
+    """The process with the most rows of the host."""
+    tracks = loaded.tracks
+    if not tracks.rows.any():
+        return 0
+    pids, places = np.unique(tracks.pid[tracks.host], return_inverse=True)
+    return int(pids[np.argmax(np.bincount(places, tracks.rows[tracks.host]))])
+
+
+def _names(loaded: Loaded, pid: int) -> tuple[str, dict[int, str]]:
+    """The name of the process, and of its threads by number."""
+    process, threads = "", {}
+    numbers = {int(t): int(n) for t, n in zip(loaded.tracks.tid, loaded.tracks.thread, strict=True) if t > TEXT_ID}
+    for name, tid, text in _metadata(loaded, pid):
+        if name == "process_name":
+            process = text
+        elif tid in numbers or tid <= TEXT_ID or 0 <= tid < MADE_UP:
+            found = _THREAD.match(text)
+            number = numbers.get(tid, tid)
+            if number > 0:
+                threads[number] = found[1] if found else text
+    return process, threads
+
+
+def _metadata(loaded: Loaded, pid: int) -> list[tuple[str, int, str]]:
+    """(what, tid, text) of the rows that name the process and its threads."""
+    table = loaded.tables.get("other")
+    if table is None or not table.origin:
+        return []
+    strings = loaded.strings
+    wanted = [number for number, text in enumerate(strings) if text in ("process_name", "thread_name")]
+    chosen = (table["phase"] == ord("M")) & np.isin(table["name"], wanted) & (table.origin["pid"] == pid)
+    rows = np.flatnonzero(chosen)[:MAX_METADATA_ROWS]
+    return [(strings[table["name"][row]], int(table.origin["tid"][row]), _named(table, strings, row)) for row in rows]
+
+
+def _named(table: Table, strings: list[str], row: int) -> str:
+    number = int(table.origin["args"][row])
+    if number < 0:
+        return ""
+    try:
+        return _text(_NAME.decode(("{" + strings[number] + "}").encode()).get("name"))
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return ""

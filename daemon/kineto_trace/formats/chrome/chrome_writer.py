@@ -1,0 +1,154 @@
+"""Kineto's Chrome-trace JSON from columns, as HTA, the TensorBoard plug-in and Perfetto read it.
+
+Theory of operation
+    The file has a header (device properties, versions, times' base), rows that name processes and threads,
+    one section of rows per kind of activity, and the closing rows; the order within the sections is free.
+    A section goes through the native writer block by block, so that memory does not grow with the trace.
+
+    Times are microseconds since a base that all files of three months share (Kineto's "trimonth"), so that
+    files of several ranks can be put together.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+from kineto_agent import __version__
+
+from kineto_trace.arrays.codec import RowWriter, Texts
+from kineto_trace.formats.chrome import metadata_events
+from kineto_trace.formats.chrome.chrome_fields import Names
+from kineto_trace.formats.chrome.chrome_sections import Section, sections
+from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows, write_verbatim
+from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
+from kineto_trace.formats.shared.text_sinks import TextSink, escaped, name_text
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import NO_STRING, OP_TABLES, Trace
+
+TRIMONTH_NS = 7_889_238 * 1_000_000_000
+# Kineto's keys (1, or not there) and the options that each stands for
+OPTION_KEYS = {
+    "record_shapes": ("record_shapes",),
+    "with_stack": ("with_stack", "stack_trace"),
+    "profile_memory": ("profile_memory",),
+    "with_flops": ("with_flops",),
+    "with_modules": ("with_modules",),
+}
+BLOCK_ROWS = 64 * 1024
+
+
+def base_ns(time_ns: int) -> int:
+    """Kineto's baseTimeNanoseconds for a trace of this time."""
+    return time_ns // TRIMONTH_NS * TRIMONTH_NS
+
+
+def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
+    """Writes the whole file into the sink. trace_name: what the file calls itself.
+
+    A trace that was read from a Chrome trace gives that one back, with its own name.
+    """
+    if is_verbatim(trace):
+        write_verbatim(trace, sink)
+        return
+    base = base_ns(trace.window_start_ns)
+    arguments, lines = _arguments(trace), _lines(trace)
+    names = Names(
+        texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
+        arguments=Texts(
+            [
+                b"," + text.encode("utf-8", "replace") if ready else b""
+                for text, ready in zip(trace.strings, arguments, strict=True)
+            ]
+        ),
+        lines=Texts(
+            [
+                b',"lines":"%s"' % escaped(text) if shown else b""
+                for text, shown in zip(trace.strings, lines, strict=True)
+            ]
+        ),
+        base_ns=base,
+        pid=trace.target.pid,
+        shapes=LaunchShapes(trace.devices),
+    )
+    parts = sections(trace)
+    sink.text(_header(trace, base))
+    for row in metadata_events.rows(trace, parts, base):
+        sink.text(row + b",\n")
+    for part in parts:
+        _write_section(part, names, sink)
+    write_rows(trace, [table for table in (trace.table("other"),) if table.origin], base, sink)
+    sink.text(b",\n".join(metadata_events.closing_rows(trace, base)))
+    sink.text(b'\n],\n"traceName": %s\n}\n' % json.dumps(trace_name).encode())
+
+
+def _arguments(trace: Trace) -> list[bool]:
+    """For each string: whether it is ready arguments (inputs of an operator) and no name."""
+    ready = np.zeros(len(trace.strings), np.bool_)
+    for kind in OP_TABLES:
+        numbers = trace.table(kind)["inputs"]
+        ready[numbers[numbers != NO_STRING]] = True
+    return [bool(value) for value in ready.tolist()]
+
+
+def _lines(trace: Trace) -> list[bool]:
+    """For each string: whether it says the lines of a sampled slice."""
+    found = np.zeros(len(trace.strings), np.bool_)
+    numbers = trace.table("python_function")["lines"]
+    found[numbers[numbers != NO_STRING]] = True
+    return [bool(value) for value in found.tolist()]
+
+
+def head_texts(trace: Trace, base: int) -> dict[str, str]:
+    """The members of the file beside its events, each as JSON text."""
+    target = trace.target
+    values: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": list(trace.devices), "host_name": target.host}
+    values.update((key, 1) for key, names in OPTION_KEYS.items() if any(map(target.options.get, names)))
+    values.update((name, trace.versions[name]) for name in sorted(trace.versions))
+    if target.rank is not None:
+        distributed = {"backend": "unknown", "rank": target.rank, "world_size": target.world_size}
+        values["distributedInfo"] = {name: value for name, value in distributed.items() if value is not None}
+    values["kinetod"] = {
+        "version": __version__,
+        "capture_id": target.capture_id,
+        "framework": target.framework,
+        "python_version": target.python_version,
+        "labels": target.labels,
+        "complete": target.complete,
+        "records_dropped": trace.losses.dropped,
+        "records_undecoded": trace.losses.undecoded,
+        "chunks_torn": trace.losses.torn,
+        "records_out_of_window": trace.losses.out_of_window,
+        **_stack_samples(trace),
+        **_clock(target),
+    }
+    values["displayTimeUnit"] = "ms"
+    values["baseTimeNanoseconds"] = base
+    # HTA finds the rank by a pattern that needs the space after the colon: the separators matter.
+    return {name: json.dumps(value, separators=(", ", ": ")) for name, value in values.items()}
+
+
+def _stack_samples(trace: Trace) -> dict[str, Any]:
+    """What each sampled thread did, and how often it was looked at."""
+    if not trace.target.thread_use:
+        return {}
+    return {"sample_period_ns": trace.sample_period_ns, "threads": trace.target.thread_use}
+
+
+def _clock(target: TargetInfo) -> dict[str, int]:
+    """What was measured of the host's clock."""
+    if target.clock_offset_ns is None:
+        return {}
+    if target.clock_uncertainty_ns is None:
+        return {"clock_offset_ns": target.clock_offset_ns}
+    return {"clock_offset_ns": target.clock_offset_ns, "clock_uncertainty_ns": target.clock_uncertainty_ns}
+
+
+def _header(trace: Trace, base: int) -> bytes:
+    lines = [f"{json.dumps(name)}: {text}" for name, text in head_texts(trace, base).items()]
+    return ("{\n" + ",\n".join(lines) + ',\n"traceEvents": [\n').encode()
+
+
+def _write_section(section: Section, names: Names, sink: TextSink) -> None:
+    for first in range(0, section.count, BLOCK_ROWS):
+        block = section.block(first, min(first + BLOCK_ROWS, section.count))
+        sink.rows(RowWriter(section.render(block, names)), len(block["start"]))

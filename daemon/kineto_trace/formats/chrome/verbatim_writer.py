@@ -1,0 +1,295 @@
+"""A trace that was read from a Chrome trace, back as one: the same events with the same members, in the same order.
+
+Theory of operation
+    A row's `present` mask (model/event_kinds.py) says which of its members the columns have; the other ones are the
+    texts origin["args"] and origin["members"]. Rows of one kind with one mask have one form: a list of literals and
+    columns. All forms together go through the native writer in the order of the rows' places in the file, so that
+    the cost is that of writing the text.
+
+    Read as JSON, an event is equal to what it was: numbers have the same values (texts may differ: 0.8 and 0.800),
+    members may stand in another order. What was mended when the file was read is now valid. Two writings of one trace
+    are the same bytes.
+
+    Rows that were not in the file (Table.origin is empty) have no form of their own; a trace that has some is written
+    by formats/chrome/chrome_writer.py.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.codec import (
+    END,
+    REAL,
+    SIGNED,
+    TEXT,
+    TIME,
+    UNSIGNED,
+    WHOLE,
+    Field,
+    Interner,
+    MixedWriter,
+    Texts,
+)
+from kineto_trace.formats.chrome.constant_fields import folded
+from kineto_trace.formats.shared.text_sinks import TextSink, escaped
+from kineto_trace.model import event_kinds as bits
+from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, KINDS, Arg
+from kineto_trace.model.trace import TEXT_ID, Table, Trace
+from kineto_trace.model.trace_header import base_ns
+
+_LAST = "traceName"  # Kineto's last member
+_OPERATIONS = {bits.U64: UNSIGNED, bits.U32: UNSIGNED, bits.U16: UNSIGNED, bits.F64: REAL}
+_FALSE_TRUE = Texts([b"false", b"true"])
+_PHASES = Texts([json.dumps(chr(number)).encode() for number in range(128)])
+
+AnyArray = npt.NDArray[Any]
+Columns = Mapping[str, AnyArray]
+
+
+def is_verbatim(trace: Trace) -> bool:
+    """Whether all rows of the trace know what they were like in their file."""
+    return trace.head is not None and all(table.origin or not len(table) for table in trace.tables.values())
+
+
+def write_verbatim(trace: Trace, sink: TextSink) -> None:
+    """Writes the whole file into the sink: head, events, Kineto's last member."""
+    head = trace.head or {}
+    begin_file(head, sink)
+    write_events(trace, base_ns(head, []), sink)
+    end_file(head, sink)
+
+
+def begin_file(head: Mapping[str, str], sink: TextSink) -> None:
+    """Writes what stands before the events."""
+    sink.text(b"{\n")
+    for name, text in head.items():
+        if name != _LAST:
+            sink.text(_member(name, text) + b",\n")
+    sink.text(b'"traceEvents": [\n')
+
+
+def end_file(head: Mapping[str, str], sink: TextSink) -> None:
+    """Writes what stands behind them."""
+    sink.text(b"]")
+    if _LAST in head:
+        sink.text(b",\n" + _member(_LAST, head[_LAST]))
+    sink.text(b"\n}\n")
+
+
+def _member(name: str, text: str) -> bytes:
+    # HTA finds the rank by a pattern that needs the space after the colon.
+    return json.dumps(name).encode() + b": " + text.encode("utf-8", "replace")
+
+
+def write_rows(trace: Trace, tables: Sequence[Table], base: int, sink: TextSink) -> None:
+    """Writes the rows of tables that know what they look like (Table.origin), with a comma after each."""
+    writer = _Forms(_Words(trace.strings, tables), base)
+    for table in tables:
+        form = writer.add(table)
+        sink.rows(MixedWriter(writer.forms, form, np.arange(len(table), dtype=np.uint32)), len(table))
+
+
+def write_events(trace: Trace, base: int, sink: TextSink) -> None:
+    """Writes all events, in the order of their file, without a comma behind the last one."""
+    tables = [table for table in trace.tables.values() if len(table)]
+    if not tables:
+        return
+    writer = _Forms(_Words(trace.strings, tables), base)
+    form = np.concatenate([writer.add(table) for table in tables])
+    row = np.concatenate([np.arange(len(table), dtype=np.uint32) for table in tables])
+    order = np.argsort(np.concatenate([table.origin["place"] for table in tables]), kind="stable")
+    form, row = form[order], row[order]
+    last = len(order) - 1
+    sink.rows(MixedWriter(writer.forms, form[:last], row[:last]), last)
+    sink.rows(MixedWriter([_without_comma(writer.forms[form[last]])], np.zeros(1, np.uint32), row[last:]), 1)
+
+
+def _without_comma(form: Sequence[Field]) -> Sequence[Field]:
+    return [*form[:-1], Field(form[-1].literal.removesuffix(b",\n") + b"\n")]
+
+
+class _Words:
+    """The trace's strings as JSON. names: with their quotes; fragments: members, with a comma before them."""
+
+    def __init__(self, strings: Sequence[str], tables: Sequence[Table]) -> None:
+        names, fragments = (np.zeros(len(strings) + 1, np.bool_) for _ in range(2))
+        for table in tables:
+            _mark(names, table.columns["name"])
+            _mark(names, table.origin["category"])
+            for ids in (table.origin["pid"], table.origin["tid"], _member_id(table)):
+                if ids is not None:
+                    _mark(names, TEXT_ID - ids[ids <= TEXT_ID])
+            _mark(fragments, table.origin["members"])
+            _mark(fragments, _other_args(table))
+        self.names = Texts(
+            [b'"' + escaped(text) + b'"' if used else b"" for text, used in zip(strings, names.tolist(), strict=False)]
+        )
+        self.fragments = Texts(
+            [
+                text.encode("utf-8", "replace") if used else b""
+                for text, used in zip(strings, fragments.tolist(), strict=False)
+            ]
+        )
+
+
+def _mark(marks: npt.NDArray[np.bool_], numbers: AnyArray) -> None:
+    same = len(numbers) > 0 and bool((numbers == numbers[0]).all())
+    marks[numbers[:1] if same else numbers] = True  # the last mark is that of -1: none
+
+
+def _other_args(table: Table) -> AnyArray:
+    return table.columns["inputs"] if "inputs" in table.columns else table.origin["args"]
+
+
+def _member_id(table: Table) -> AnyArray | None:
+    return table.columns["id"] if table.kind == "flow" else table.origin.get("member_id")
+
+
+class _Forms:
+    """Collects the forms of all tables."""
+
+    def __init__(self, words: _Words, base: int) -> None:
+        self.forms: list[list[Field]] = []
+        self._words = words
+        self._base = base
+
+    def add(self, table: Table) -> npt.NDArray[np.uint32]:
+        """The form of each row."""
+        masks, forms = Interner(), Interner()
+        other = _other_args(table)
+        rest = (other >= 0).astype(np.uint64) | (table.origin["members"] >= 0).astype(np.uint64) << np.uint64(1)
+        mask = masks.intern(table.origin["present"] ^ rest << np.uint64(_FREE_BIT))
+        form, keys, first = mask, masks.keys(), len(self.forms)
+        category = table.origin["category"]
+        if "phase" in table.columns or (category != category[:1]).any():
+            # Not needed for what is written, but rows of one category have more members in common.
+            split = mask.astype(np.uint64) << np.uint64(40) | (category + 1).astype(np.uint64)
+            if "phase" in table.columns:
+                split |= table.columns["phase"].astype(np.uint64) << np.uint64(32)
+            form = forms.intern(split)
+            keys = keys[(forms.keys() >> np.uint64(40)).astype(np.int64)]
+        found = [self._form(table, key & ~(3 << _FREE_BIT), key >> _FREE_BIT & 3, other) for key in keys.tolist()]
+        if len(found) <= _MAX_FOLDED:
+            rows = [np.flatnonzero(form == number) for number in range(len(found))] if len(found) > 1 else [None]
+            found = [folded(fields, own) for fields, own in zip(found, rows, strict=True)]
+        self.forms += found
+        return form + np.uint32(first)
+
+    def _form(self, table: Table, present: int, rest: int, other: AnyArray) -> list[Field]:
+        members = _Members()
+        columns, origin, words = table.columns, table.origin, self._words
+        if present & bits.PHASE:
+            if "phase" in columns:
+                members.add(b'"ph":', TEXT, columns["phase"], _PHASES)
+            else:
+                members.literal(b'"ph":"i"' if table.kind == bits.MEMORY else b'"ph":"X"')
+        if present & bits.CATEGORY:
+            members.add(b'"cat":', TEXT, origin["category"], words.names)
+        if present & bits.NAME:
+            members.add(b'"name":', TEXT, columns["name"], words.names)
+        for name, has, is_text in (("pid", bits.PID, bits.PID_TEXT), ("tid", bits.TID, bits.TID_TEXT)):
+            if present & has:
+                self._id(members, name, origin[name], bool(present & is_text))
+        self._time(members, present, ("ts", bits.TS, bits.TS_INTEGER, bits.TS_REAL), columns["start"], origin)
+        self._time(members, present, ("dur", bits.DUR, bits.DUR_INTEGER, bits.DUR_REAL), columns["duration"], origin)
+        if present & bits.ID:
+            ids = _member_id(table)
+            ids = np.zeros(len(table), np.int64) if ids is None else ids
+            self._id(members, "id", ids, bool(present & bits.ID_TEXT))
+        for has, text in ((bits.BP_E, b'"bp":"e"'), (bits.S_T, b'"s":"t"'), (bits.S_G, b'"s":"g"')):
+            if present & has:
+                members.literal(text)
+        if present & bits.ARGS:
+            members.open(b'"args":{')
+            for place, arg in enumerate(KINDS[table.kind]):
+                if present >> (FIRST_ARG_BIT + place) & 1:
+                    _argument(members, arg, table)
+            if rest & 1:
+                members.add(b"", TEXT, other, words.fragments)
+            members.close()
+        if rest & 2:
+            members.add(b"", TEXT, origin["members"], words.fragments)
+        return [*members.fields, Field(members.between(b"},\n"))]
+
+    def _id(self, members: "_Members", name: str, column: AnyArray, is_text: bool) -> None:
+        key = b'"%s":' % name.encode()
+        if is_text:
+            members.add(key, TEXT, (TEXT_ID - column).astype(np.uint32), self._words.names)
+        else:
+            members.add(key, SIGNED, column)
+
+    def _time(
+        self, members: "_Members", present: int, what: tuple[str, int, int, int], column: AnyArray, origin: Columns
+    ) -> None:
+        name, has, integer, real = what
+        if not present & has:
+            return
+        key = b'"%s":' % name.encode()
+        if present & real:
+            members.add(key, REAL, origin[f"{name}_real"])
+        else:
+            base = self._base if has == bits.TS else 0
+            members.add(key, WHOLE if present & integer else TIME, column, base=base)
+
+
+_MAX_FOLDED = 64  # forms of one table; looking at the rows of each takes a pass over the table
+_FREE_BIT = 62  # of masks, and the next one: whether a row has other arguments, and other members
+
+
+def _argument(members: "_Members", arg: Arg, table: Table) -> None:
+    def column(name: str) -> AnyArray:
+        found = table.origin.get(name)
+        found = table.columns.get(name) if found is None else found
+        return table.columns["id"] if found is None else found  # of ops: their external id
+
+    key = b"%s:" % json.dumps(arg.key).encode()
+    if arg.type == BOOL:
+        members.add(key, TEXT, column(arg.column), _FALSE_TRUE)
+    elif arg.type == bits.I32X3:
+        x, y, z = (column(name) for name in arg.columns)
+        members.add(key + b"[", SIGNED, x)
+        members.fields += [Field(b",", SIGNED, y), Field(b",", SIGNED, z)]
+        members.pending = b"]"
+    elif arg.type == bits.SIGNED_U32:
+        members.add(key, SIGNED, np.ascontiguousarray(column(arg.column)).view(np.int32))
+    else:
+        members.add(key, _OPERATIONS.get(arg.type, SIGNED), column(arg.column))
+
+
+class _Members:
+    """Fields of one form while they are collected. Literals wait for the next value, so that a row has few fields."""
+
+    def __init__(self) -> None:
+        self.fields: list[Field] = []
+        self.pending = b"{"
+        self._comma = b""
+
+    def add(self, key: bytes, operation: int, column: AnyArray, texts: Texts | None = None, *, base: int = 0) -> None:
+        """A member whose value is in a column."""
+        if operation == END:
+            raise ValueError("a member without a value")
+        self.fields.append(Field(self.pending + self._comma + key, operation, column, texts, base))
+        self.pending, self._comma = b"", b","
+
+    def literal(self, text: bytes) -> None:
+        """A member that is the same in all rows."""
+        self.pending += self._comma + text
+        self._comma = b","
+
+    def open(self, text: bytes) -> None:
+        """A member that is an object."""
+        self.pending += self._comma + text
+        self._comma = b""
+
+    def close(self) -> None:
+        """The end of that object."""
+        self.pending += b"}"
+        self._comma = b","
+
+    def between(self, text: bytes) -> bytes:
+        """What is left to be written, and this."""
+        return self.pending + text

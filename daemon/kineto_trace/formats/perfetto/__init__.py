@@ -1,0 +1,1 @@
+"""Reads and writes Perfetto's protobuf trace format."""

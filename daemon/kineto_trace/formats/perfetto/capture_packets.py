@@ -1,0 +1,276 @@
+"""The parts of a Perfetto trace from the tables of a capture."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.codec import Texts
+from kineto_trace.collectives.collective_arguments import COLUMN, collective_columns
+from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python
+from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, Part
+from kineto_trace.formats.perfetto.perfetto_proto import UNIT_BYTES, Annotations, Counter
+from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
+from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
+from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
+from kineto_trace.formats.shared.viewer_rows import base_rows, sync_base_rows
+from kineto_trace.model.trace import (
+    API_TABLES,
+    GPU_TABLES,
+    NO_MODULE,
+    NO_PRIORITY,
+    NO_ROW,
+    NO_SEQUENCE,
+    OP_TABLES,
+    Table,
+    Trace,
+)
+
+CPU_DEVICE = 0  # device_type
+
+
+class CaptureParts:
+    """Makes the parts; `tracks` then has the tracks that they are on."""
+
+    def __init__(self, trace: Trace, tracks: Tracks, annotations: Annotations) -> None:
+        self._trace, self._tracks, self._annotations = trace, tracks, annotations
+        target = trace.target
+        self.notes: list[str] = []
+        self.ids: dict[int, list[str]] = {}  # of each track the pid and tid of Kineto's rows
+        self._process = tracks.process(target.pid, target.process_name or "process")
+
+    def all(self) -> list[Part]:
+        """All parts that have rows. Of rows with the same interval the earlier part's are outside."""
+        makers: dict[str, Callable[[Table], Part]] = {
+            "python_function": self._python,
+            **dict.fromkeys(reversed(OP_TABLES), self._op),
+            **dict.fromkeys(API_TABLES, self._call),
+            "cpu_instant_event": self._memory,
+            "gpu_user_annotation": self._gpu_annotation,
+            **dict.fromkeys(GPU_TABLES, self._gpu),
+            "cuda_sync": self._sync,
+            "overhead": self._overhead,
+        }
+        order = (
+            "python_function",
+            "user_annotation",
+            "cpu_op",
+            *API_TABLES,
+            "cpu_instant_event",
+            "gpu_user_annotation",
+        )
+        kinds = [*order, *GPU_TABLES, "cuda_sync", "overhead"]
+        parts = [makers[kind](self._trace.table(kind)) for kind in kinds if len(self._trace.table(kind))]
+        return [*parts, *self._counters()]
+
+    # ---- tracks
+
+    def _threads(self, table: Table) -> Numbers:
+        """The track of each row's thread."""
+        names = self._trace.target.threads
+        threads, place = np.unique(table["thread"], return_inverse=True)
+        numbers = []
+        for tid in threads.tolist():
+            name = names.get(tid, self._trace.target.process_name or f"thread {tid}")
+            if tid == 0:
+                name = "unknown thread"
+            numbers.append(self._tracks.thread(self._process, tid, name))
+            self.ids[numbers[-1]] = [str(self._trace.target.pid), str(tid)]
+        found: Numbers = np.array(numbers, np.uint32)[place.reshape(-1)]
+        return found
+
+    def _streams(self, device: AnyArray, row: Ints) -> Numbers:
+        """The track of each row of a GPU."""
+        keys, place = np.unique(device.astype(np.int64) << 32 | row + 1, return_inverse=True)
+        numbers = []
+        for key in keys.tolist():
+            place_of = key >> 32, (key & 0xFFFFFFFF) - 1
+            numbers.append(self._tracks.stream(self._process, *place_of))
+            self.ids[numbers[-1]] = [str(value) for value in place_of]
+        found: Numbers = np.array(numbers, np.uint32)[place.reshape(-1)]
+        return found
+
+    # ---- parts
+
+    def _part(self, table: Table, track: Numbers, fields: FieldList, **more: object) -> Part:
+        part = Part(
+            type=SLICE,
+            category=table.kind,
+            kind=table.kind,
+            start=table["start"],
+            end=table.end(),
+            track=track,
+            name=table["name"],
+            fields=fields.fields,
+            readies=fields.readies,
+        )
+        return replace(part, **more)  # type: ignore[arg-type]
+
+    def _fields(self) -> FieldList:
+        return FieldList(self._annotations)
+
+    def _op(self, table: Table) -> Part:
+        fields = self._fields()
+        fields.signed("External id", table["id"])
+        fields.optional("Sequence number", table["sequence"], NO_SEQUENCE)
+        forward = np.where(table["sequence"] == NO_SEQUENCE, -1, table["forward_thread"].astype(np.int64))
+        fields.optional("Fwd thread id", forward, -1)
+        fields.members(table["inputs"], self._trace.strings)
+        if not table["finished"].all():
+            fields.ready(table["finished"], [self._annotations.ready({"finished": False})])
+        return self._part(table, self._threads(table), fields)
+
+    def _python(self, table: Table) -> Part:
+        fields = self._fields()
+        row = np.arange(1, len(table) + 1)
+        fields.signed("Python id", row)
+        fields.optional("Python parent id", np.where(table["parent"] == NO_ROW, -1, table["parent"] + 1), -1)
+        start, end = table["start"], table.end()
+        if self._trace.sample_period_ns:
+            fields.signed("samples", table["samples"])
+            fields.signed("self samples", table["self_samples"])
+            fields.optional("running samples", table["running"])
+            fields.optional("samples waiting for the GIL", table["waiting"])
+            fields.optional("idle samples", table["idle"])
+            fields.optional("line", table["line"])
+            fields.texts("lines", table["lines"], self._trace.strings)
+            times = nested_python(self._trace, table)
+            start, end = times.get("start", start), start + table["duration"]
+            if times:
+                end = start + times["duration"]
+        else:
+            fields.optional("Python module id", table["module"], NO_MODULE)
+        return self._part(table, self._threads(table), fields, start=start, end=end)
+
+    def _call(self, table: Table) -> Part:
+        fields = self._fields()
+        fields.unsigned("cbid", table["cbid"])
+        fields.unsigned("correlation", table["correlation"])
+        fields.optional("External id", table["external_id"])
+        return self._part(table, self._threads(table), fields)
+
+    def _gpu_annotation(self, table: Table) -> Part:
+        fields = self._fields()
+        fields.signed("External id", table["external_id"])
+        return self._part(table, self._streams(table["device"], base_rows(table)), fields)
+
+    def _gpu(self, table: Table) -> Part:
+        fields = self._fields()
+        if table.kind == "kernel":
+            fields.optional("queued", table["queued"])
+        self._place(table, fields)
+        fields.unsigned("stream", table["stream"])
+        fields.unsigned("correlation", table["correlation"])
+        if table.kind == "kernel":
+            numbers, texts = LaunchShapes(self._trace.devices).texts(table.columns)
+            fields.ready(numbers, [self._annotations.ready_text(text) for text in _decoded(texts)])
+        else:
+            fields.unsigned("bytes", table["bytes"])
+            fields.double("memory bandwidth (GB/s)", table["bytes"] / np.maximum(table["duration"], 1))
+        fields.optional("graph id", table["graph_id"])
+        fields.optional("graph node id", table["graph_node_id"])
+        if table.kind == "kernel":
+            fields.optional("priority", table["priority"], NO_PRIORITY)
+        fields.optional("channel", table["channel"])
+        fields.optional("channel_type", table["channel_type"])
+        if table.kind == "kernel" and COLUMN in (collective := collective_columns(self._trace)):
+            fields.members(collective[COLUMN], self._trace.strings)
+        fields.optional("External id", table["external_id"])
+        return self._part(table, self._streams(table["device"], base_rows(table)), fields, leaf=True)
+
+    def _place(self, table: Table, fields: FieldList) -> None:
+        """Where it ran; copies between two devices also say from where to where."""
+        peer = table["peer"] == 1 if table.kind == "gpu_memcpy" else np.zeros(len(table), np.bool_)
+        if not peer.any():
+            fields.unsigned("device", table["device"])
+            fields.unsigned("context", table["context"])
+            return
+        for name, column, mask in (
+            ("device", "device", ~peer),
+            ("context", "context", ~peer),
+            ("fromDevice", "src_device", peer),
+            ("inDevice", "device", peer),
+            ("toDevice", "dst_device", peer),
+            ("fromContext", "src_context", peer),
+            ("inContext", "context", peer),
+            ("toContext", "dst_context", peer),
+        ):
+            fields.optional(name, np.where(mask, table[column].astype(np.int64), -1), -1)
+
+    def _sync(self, table: Table) -> Part:
+        fields = self._fields()
+        devices = [int(self._trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(self._trace.table(kind))]
+        device = np.where(table["device"] < 0, min(devices, default=0), table["device"]).astype(np.int32)
+        kinds, place = np.unique(table["name"], return_inverse=True)
+        named = [self._annotations.ready({"cuda_sync_kind": self._trace.strings[kind]}) for kind in kinds.tolist()]
+        fields.ready(place.reshape(-1).astype(np.uint32), named)
+        event = np.isin(table["type"], (1, 2))
+        for name, column in (
+            ("wait_on_stream", table["wait_on_stream"]),
+            ("wait_on_cuda_event_record_corr_id", table["wait_on_correlation"]),
+            ("wait_on_cuda_event_id", table["event"].astype(np.int64)),
+        ):
+            fields.optional(name, np.where(event, column, -(2**63)), -(2**63))
+        fields.signed("stream", table["stream"].view(np.int32))
+        fields.unsigned("correlation", table["correlation"])
+        fields.signed("device", device)
+        fields.unsigned("context", table["context"])
+        return self._part(table, self._streams(device, sync_base_rows(table)), fields, leaf=True)
+
+    def _overhead(self, table: Table) -> Part:
+        track = self._tracks.group("overhead", "CUPTI overhead", self._process, OVERHEAD_RANK)
+        self.ids[track] = [str(OVERHEAD_PID), "0"]
+        return self._part(table, np.full(len(table), track, np.uint32), self._fields())
+
+    def _memory(self, table: Table) -> Part:
+        fields = self._fields()
+        fields.signed("Bytes", table["bytes"])
+        fields.optional("Total Reserved", table["total_reserved"], -1)
+        fields.optional("Total Allocated", table["total_allocated"], -1)
+        fields.signed("Device Id", table["device"])
+        fields.signed("Device Type", table["device_type"])
+        fields.unsigned("Addr", table["address"])
+        return self._part(table, self._threads(table), fields, type=INSTANT, end=table["start"])
+
+    # ---- counters
+
+    def _counters(self) -> list[Part]:
+        """Memory of each device after each allocation or free, where the records say it."""
+        return memory_counters(self._trace.table("cpu_instant_event"), self._tracks, self._process)
+
+
+def memory_counters(table: Table, tracks: Tracks, process: int) -> list[Part]:
+    """Counter tracks of the bytes allocated and reserved on each device."""
+    if not len(table):
+        return []
+    parts = []
+    places, which = np.unique(np.stack([table["device_type"], table["device"]], axis=1), axis=0, return_inverse=True)
+    for number, (device_type, device) in enumerate(places.tolist()):
+        parent = process if device_type == CPU_DEVICE else tracks.gpu(process, device)
+        label = "CPU" if device_type == CPU_DEVICE else f"GPU {device}"
+        for column, word in (("total_allocated", "allocated"), ("total_reserved", "reserved")):
+            rows = np.flatnonzero((which.reshape(-1) == number) & (table[column] >= 0))
+            if len(rows):
+                track = tracks.counter(parent, f"{label} memory {word}", Counter(UNIT_BYTES))
+                parts.append(counter_part(table["start"][rows], table[column][rows], track))
+    return parts
+
+
+def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> Part:
+    """The values of one counter."""
+    return Part(
+        type=COUNTER,
+        category="",
+        start=start,
+        end=start,
+        track=np.full(len(start), track, np.uint32),
+        name=None,
+        value=value,
+    )
+
+
+def _decoded(texts: Texts) -> list[str]:
+    """The texts themselves."""
+    data, ends = texts.data.tobytes(), texts.ends.tolist()
+    return [data[first:last].decode() for first, last in zip(ends[:-1], ends[1:], strict=True)]

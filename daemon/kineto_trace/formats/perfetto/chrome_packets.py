@@ -1,0 +1,289 @@
+"""The parts of a Perfetto trace from the tables of a trace that was read from a Chrome trace.
+
+Theory of operation
+    Every process and thread of the file is a track with the name that the file's metadata rows (ph "M") give it. Rows
+    of GPUs make their process a group of tracks. Arguments are those that the file had: the columns with a bit in
+    `present`, and the others from their JSON text.
+
+    Of the rows that are no activities, complete events, pairs of begin and end, instants and counters are shown;
+    metadata rows are names of tracks. What is left (asynchronous events, objects, …) is counted in a note.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.codec import Interner
+from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, Part, used_numbers
+from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
+from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
+from kineto_trace.formats.shared.native_packets import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
+from kineto_trace.model import event_kinds as bits
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS, Arg
+from kineto_trace.model.trace import GPU_TABLES, TEXT_ID, Table, Trace
+
+GPU_KINDS = (*GPU_TABLES, "gpu_user_annotation", "cuda_sync")
+# Of rows with the same interval those of the earlier kind are outside.
+_HOST = ("python_function", "user_annotation", "cpu_op", "cuda_runtime", "cuda_driver", "cpu_instant_event")
+ORDER = (*_HOST, "gpu_user_annotation", *GPU_TABLES, "cuda_sync", "overhead", "other")
+NO_TRACK = 0xFFFFFFFF
+_UNSIGNED = (bits.U64, bits.U32, bits.U16)
+_NAMED = 1 << 16  # metadata rows that are looked at
+_PAIR = tuple(map(ord, "BE"))
+_INSTANTS = tuple(map(ord, "iIR"))
+
+
+class FileParts:
+    """Makes the parts. ids: for each track, its pid and tid as JSON texts, and of counters name and member."""
+
+    def __init__(self, trace: Trace, tracks: Tracks, annotations: Annotations) -> None:
+        self._trace, self._tracks, self._annotations = trace, tracks, annotations
+        self._strings = trace.strings
+        self.notes: list[str] = []
+        self.ids: dict[int, list[str]] = {}
+        tables = [table for table in trace.tables.values() if len(table) and table.origin]
+        self._pids, self._tids, self._pairs = Interner(), Interner(), Interner()
+        for table in tables:
+            shown = table.kind in ORDER and (table["phase"] != ord("M") if table.kind == "other" else slice(None))
+            self._pair(table.origin["pid"][shown], table.origin["tid"][shown])
+        used = len(self._pairs)
+        for table in tables:  # rows that make no track of their own
+            self._pair(table.origin["pid"], table.origin["tid"])
+        self._gpus = {
+            value for table in tables if table.kind in GPU_KINDS for value in np.unique(table.origin["pid"]).tolist()
+        }
+        self._order: dict[int, int] = {}  # of processes, by pid
+        self._names = self._metadata(trace.table("other"))
+        self._by_pair = self._make_tracks(used)
+
+    def _pair(self, pid: Ints, tid: Ints) -> Numbers:
+        """The number of each row's pid and tid."""
+        keys = self._pids.intern(pid.view(np.uint64)).astype(np.uint64) << np.uint64(32)
+        return self._pairs.intern(keys | self._tids.intern(tid.view(np.uint64)))
+
+    def _text(self, value: int) -> str:
+        """A pid or tid as text."""
+        return self._strings[TEXT_ID - value] if value <= TEXT_ID else str(value)
+
+    def _json(self, value: int) -> str:
+        return json.dumps(self._text(value)) if value <= TEXT_ID else str(value)
+
+    def _metadata(self, other: Table) -> dict[tuple[str, int, int], str]:
+        """(name of the row, pid, tid) -> what it says; tid is 0 for processes."""
+        found: dict[tuple[str, int, int], str] = {}
+        if not other.origin:
+            return found
+        wanted = {"process_name": "name", "process_labels": "labels", "thread_name": "name"}
+        wanted["process_sort_index"] = "sort_index"
+        numbers = [number for number, text in enumerate(self._strings) if text in wanted]
+        rows = np.flatnonzero((other["phase"] == ord("M")) & np.isin(other["name"], numbers))[:_NAMED]
+        for row in rows.tolist():
+            what = self._strings[other["name"][row]]
+            text = self._members(int(other.origin["args"][row])).get(wanted[what])
+            tid = int(other.origin["tid"][row]) if what == "thread_name" else 0
+            if what == "process_sort_index":
+                if isinstance(text, int) and abs(text) < INT32_LIMIT:
+                    self._order[int(other.origin["pid"][row])] = int(text)
+            elif isinstance(text, str):
+                found[what, int(other.origin["pid"][row]), tid] = text
+        return found
+
+    def _members(self, number: int) -> dict[str, Any]:
+        try:
+            found = json.loads("{" + self._strings[number] + "}", strict=False) if number >= 0 else {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _make_tracks(self, used: int) -> Numbers:
+        """The track of each of the first pairs; of the others, none."""
+        pids, tids = self._pids.keys().view(np.int64), self._tids.keys().view(np.int64)
+        numbers = []
+        for key in self._pairs.keys()[:used].tolist():
+            pid, tid = int(pids[key >> 32]), int(tids[key & 0xFFFFFFFF])
+            process = self._process(pid)
+            name = self._names.get(("thread_name", pid, tid)) or self._text(tid)
+            if pid > 0 and pid not in self._gpus and tid > TEXT_ID:
+                number = self._tracks.thread(process, tid, name)
+            else:
+                number = self._tracks.group(f"thread {self._text(tid)}", name, process)
+            self.ids[number] = [self._json(pid), self._json(tid)]
+            numbers.append(number)
+        return np.array(numbers + [NO_TRACK] * (len(self._pairs) - used), np.uint32)
+
+    def _process(self, pid: int) -> int:
+        name = self._names.get(("process_name", pid, 0), "")
+        label = self._names.get(("process_labels", pid, 0), "")
+        rank = self._order.get(pid, 0)
+        if pid <= TEXT_ID or pid in self._gpus or pid <= 0:
+            words = [name, label if label != name else ""]
+            shown = " ".join(filter(None, words)) or self._text(pid)
+            return self._tracks.group(f"process {self._text(pid)}", shown, rank=rank)
+        return self._tracks.process(pid, name or f"process {pid}", label, rank)
+
+    def tracks_of(self, table: Table) -> Numbers:
+        """The track of each row."""
+        found: Numbers = self._by_pair[self._pair(table.origin["pid"], table.origin["tid"])]
+        return found
+
+    # ---- parts
+
+    def all(self) -> list[Part]:
+        """All parts that have rows."""
+        parts = []
+        for kind in ORDER:
+            table = self._trace.table(kind)
+            if not len(table) or not table.origin:
+                continue
+            if kind == "other":
+                parts += self._others(table)
+            else:
+                parts.append(self._part(table, INSTANT if kind == bits.MEMORY else SLICE, table.end(), kind))
+        return parts
+
+    def _part(self, table: Table, type_: int, end: Ints, kind: str = "") -> Part:
+        fields = self._arguments(table)
+        return Part(
+            type=type_,
+            category=table.origin["category"],
+            kind=kind,
+            start=table["start"],
+            end=end if type_ == SLICE else table["start"],
+            track=self.tracks_of(table),
+            name=np.ascontiguousarray(table["name"]),
+            fields=fields.fields,
+            readies=fields.readies,
+            leaf=table.kind in GPU_TABLES,
+        )
+
+    def _arguments(self, table: Table) -> FieldList:
+        fields = FieldList(self._annotations)
+        present = np.ascontiguousarray(table.origin["present"])
+        seen = int(np.bitwise_or.reduce(present))
+        for place, arg in enumerate(KINDS[table.kind]):
+            if seen >> FIRST_ARG_BIT + place & 1:
+                self._argument(fields, arg, table, present, FIRST_ARG_BIT + place)
+        other = table.columns["inputs"] if "inputs" in table.columns else table.origin["args"]
+        fields.members(other, self._strings)
+        return fields
+
+    def _argument(self, fields: FieldList, arg: Arg, table: Table, present: npt.NDArray[np.uint64], bit: int) -> None:
+        if arg.type == bits.I32X3:
+            self._triple(fields, arg, table, present, bit)
+            return
+        column = _column(table, arg.columns[0])
+        if arg.type == bits.BOOL:
+            ready = [self._annotations.ready({arg.key: value}) for value in (False, True)]
+            fields.ready(column, ready)
+            fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
+            return
+        if arg.type == bits.F64:
+            fields.double(arg.key, column)
+        elif arg.type in _UNSIGNED:
+            fields.unsigned(arg.key, column)
+        else:
+            fields.signed(arg.key, column.view(np.int32) if arg.type == bits.SIGNED_U32 else column)
+        fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
+
+    def _triple(self, fields: FieldList, arg: Arg, table: Table, present: npt.NDArray[np.uint64], bit: int) -> None:
+        x, y, z = (_column(table, name).astype(np.uint32).astype(np.uint64) for name in arg.columns)
+        pairs = Interner()
+        number = pairs.intern(x << np.uint64(32) | y)
+        triples = Interner()
+        place = triples.intern(number.astype(np.uint64) << np.uint64(32) | z)
+        known = pairs.keys().tolist()
+        values = [
+            (known[key >> 32] >> 32, known[key >> 32] & 0xFFFFFFFF, key & 0xFFFFFFFF) for key in triples.keys().tolist()
+        ]
+        signed = [[value - (value >> 31 << 32) for value in triple] for triple in values]
+        fields.ready(place, [self._annotations.ready({arg.key: triple}) for triple in signed])
+        fields.fields[-1] = fields.fields[-1]._replace(present=present, bit=bit)
+
+    # ---- rows that are no activities
+
+    def _others(self, table: Table) -> list[Part]:
+        phase = table["phase"]
+        parts = []
+        complete = np.flatnonzero(phase == ord("X"))
+        if len(complete):
+            rows = table.take(complete)
+            parts.append(self._part(rows, SLICE, rows.end()))
+        begin, end = self._pairs_of(table)
+        if len(begin):
+            rows = table.take(begin)
+            parts.append(self._part(rows, SLICE, table["start"][end]))
+        instants = np.flatnonzero(np.isin(phase, _INSTANTS))
+        if len(instants):
+            parts.append(self._part(table.take(instants), INSTANT, table["start"][instants]))
+        parts += self._counters(table.take(np.flatnonzero(phase == ord("C"))))
+        shown = 2 * len(begin) + int(np.count_nonzero(np.isin(phase, [*map(ord, "XCM"), *_INSTANTS])))
+        if shown < len(table):
+            known = set("XCMiIRBE") if 2 * len(begin) == np.count_nonzero(np.isin(phase, _PAIR)) else set("XCMiIR")
+            kinds = "".join(sorted({chr(value) for value in np.unique(phase).tolist()} - known))
+            self.notes.append(f"{len(table) - shown} events of the phases {kinds} have no form in this format")
+        return parts
+
+    def _pairs_of(self, table: Table) -> tuple[Ints, Ints]:
+        """Rows of begins and of their ends (phases B and E): of each thread, level by level."""
+        rows = np.flatnonzero(np.isin(table["phase"], _PAIR))
+        if not len(rows):
+            return rows, rows
+        track = self.tracks_of(table)[rows]
+        rows = rows[np.lexsort((table.origin["place"][rows], table["start"][rows], track))]
+        track = self.tracks_of(table)[rows]
+        begins = table["phase"][rows] == ord("B")
+        level = np.cumsum(np.where(begins, 1, -1)) + ~begins  # of an end: that of its begin
+        order = np.lexsort((np.arange(len(rows)), level, track))
+        first, second = order[:-1], order[1:]
+        fits = begins[first] & ~begins[second] & (level[first] == level[second]) & (track[first] == track[second])
+        return rows[first[fits]], rows[second[fits]]
+
+    def _counters(self, table: Table) -> list[Part]:
+        """One track for each counter and member of its arguments."""
+        if not len(table):
+            return []
+        values: dict[tuple[int, int, str], list[tuple[int, float]]] = {}
+        members = {
+            number: self._members(number) for number in used_numbers(table.origin["args"], len(self._strings)).tolist()
+        }
+        columns = zip(
+            self.tracks_of(table).tolist(),
+            table["name"].tolist(),
+            table.origin["args"].tolist(),
+            table["start"].tolist(),
+            strict=True,
+        )
+        for track, name, args, start in columns:
+            for key, value in members.get(args, {}).items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    values.setdefault((track, name, key), []).append((start, value))
+        parts = []
+        for (track, name, key), points in values.items():
+            title = self._strings[name] if name >= 0 else "counter"
+            shown = title if key in ("value", title) else f"{title} {key}"
+            number = self._tracks.counter(track, shown, Counter())
+            self.ids[number] = [*self.ids[track], json.dumps(title), json.dumps(key)]
+            start = np.array([point[0] for point in points], np.int64)
+            amounts = [point[1] for point in points]
+            whole = all(isinstance(value, int) and abs(value) < 2**63 for value in amounts)
+            parts.append(
+                Part(
+                    type=COUNTER if whole else DOUBLE_COUNTER,
+                    category="",
+                    start=start,
+                    end=start,
+                    track=np.full(len(start), number, np.uint32),
+                    name=None,
+                    value=np.array(amounts, np.int64 if whole else np.float64),
+                )
+            )
+        return parts
+
+
+def _column(table: Table, name: str) -> AnyArray:
+    """A column of an argument; of ops without one of their own external ids, those are their ids."""
+    found = table.origin.get(name)
+    found = table.columns.get(name) if found is None else found
+    return np.ascontiguousarray(table.columns["id"] if found is None else found)

@@ -1,0 +1,447 @@
+"""Perfetto traces (.pftrace, plain or gzip) to a trace: those of formats/perfetto/perfetto_writer.py, and other ones
+of track events.
+
+Theory of operation
+    The native reader (daemon/native/perfetto/read_packets.h) turns the packets into the events of a Chrome trace,
+    piece by
+    piece, and formats/chrome/chrome_reader.py reads these: what an event is, is told by its category, in both formats.
+    So a trace goes through in pieces, and what an exporter of Chrome traces calls an argument has its column.
+
+    Our own files say what they hold: the head of the Chrome trace, pid and tid of every track, the capture. In other
+    files threads and processes are those of the track descriptors, and slices of unknown categories are rows of the
+    table `other`; samples, scheduling and other sources of Perfetto are not read.
+"""
+
+import ctypes
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from isal import igzip_lib
+
+from kineto_trace.arrays import codec
+from kineto_trace.errors import FileError, SpoolError
+from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import Losses, Trace
+
+PIECE_BYTES = 4 << 20
+MAX_PACKET_BYTES = 256 << 20  # a longer one is damage
+METADATA = "kinetod"  # name of our text about the whole trace
+_UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
+_GZIP = b"\x1f\x8b"
+_MORE, _PACKET, _DAMAGED, _NO_MEMORY = range(4)
+
+Message = dict[int, list[Any]]  # field -> its values: int, or bytes
+
+
+class _Fed(ctypes.Structure):
+    consumed: int
+    begin: int
+    end: int
+    status: int
+    _fields_ = (
+        ("consumed", ctypes.c_uint64),
+        ("begin", ctypes.c_uint64),
+        ("end", ctypes.c_uint64),
+        ("status", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    )
+
+
+class _Counts(ctypes.Structure):
+    packets: int
+    events: int
+    undecoded: int
+    unbegun: int
+    open: int
+    legacy: int
+    lost_state: int
+    last: int
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("packets", "events", "undecoded", "unbegun", "open", "legacy")),
+        ("lost_state", ctypes.c_uint64),
+        ("last", ctypes.c_int64),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = codec.load()
+    pointer, number = ctypes.c_void_p, ctypes.c_uint64
+    library.kp_reader_new.argtypes, library.kp_reader_new.restype = [], pointer
+    library.kp_reader_free.argtypes, library.kp_reader_free.restype = [pointer], None
+    library.kp_reader_feed.argtypes, library.kp_reader_feed.restype = [pointer, pointer, number, pointer], None
+    library.kp_reader_set.argtypes, library.kp_reader_set.restype = [pointer, ctypes.c_int64, ctypes.c_uint32], None
+    library.kp_reader_track.argtypes = [pointer, number, ctypes.c_char_p, number, ctypes.c_char_p, number]
+    library.kp_reader_track.argtypes += [ctypes.c_uint32]
+    library.kp_reader_track.restype = ctypes.c_int
+    library.kp_reader_finish.argtypes, library.kp_reader_finish.restype = [pointer], ctypes.c_int
+    library.kp_reader_text.argtypes, library.kp_reader_text.restype = [pointer, pointer], pointer
+    library.kp_reader_drop.argtypes, library.kp_reader_drop.restype = [pointer], None
+    library.kp_reader_count.argtypes, library.kp_reader_count.restype = [pointer, pointer], None
+    return library
+
+
+def load_perfetto(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
+    """Reads a file, or what a binary file object gives. name: what errors call it.
+
+    What was lost is in Trace.notes. Raises FileError if it holds no track events, OSError if it cannot be read.
+    """
+    if isinstance(source, (Path, str)):
+        with Path(source).open("rb") as file:
+            return _load(file, name or str(source))
+    return _load(source, name or str(getattr(source, "name", "the trace")))
+
+
+def _load(file: BinaryIO, name: str) -> Trace:
+    packets = _Packets(name)
+    stream = _Stream(packets.as_chrome(_Bytes(file, packets.notes)))
+    trace = load_chrome(stream, name=name)  # type: ignore[arg-type]
+    losses = Losses(undecoded=packets.counts.undecoded + trace.losses.undecoded)
+    trace = replace(trace, losses=losses, notes=(*packets.notes, *trace.notes))
+    return trace if packets.about is None else _with_ours(trace, packets.about)
+
+
+def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
+    """The trace with what our exporter says of it; what is not as it writes it does not count."""
+    changes: dict[str, Any] = {}
+    for key in ("window_start_ns", "window_end_ns", "sample_period_ns"):
+        if isinstance(about.get(key), int) and 0 <= about[key] < 2**63:
+            changes[key] = about[key]
+    try:
+        if MERGED not in (trace.head or {}):  # there it is that of one rank
+            changes["target"] = TargetInfo.from_json(json.dumps(about["target"]))
+        own = Losses(**about["losses"])
+        changes["losses"] = replace(own, undecoded=own.undecoded + trace.losses.undecoded)
+    except (KeyError, TypeError, ValueError, SpoolError):
+        pass
+    notes = about.get("notes")
+    if isinstance(notes, list):
+        changes["notes"] = (*map(str, notes), *trace.notes)
+    return replace(trace, **changes)
+
+
+# ------------------------------------------------------------ bytes
+
+
+Pieces = Iterator[bytes]
+
+
+class _Bytes:
+    """The bytes of the file, or of what is packed in it."""
+
+    def __init__(self, file: BinaryIO, notes: list[str]) -> None:
+        self._file, self._notes = file, notes
+        self._first = file.read(len(_GZIP))
+        self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP) if self._first == _GZIP else None
+
+    def read(self) -> bytes:
+        """Some more; none: it is over."""
+        while self._unpacker is not None:
+            data = b""
+            if self._unpacker.eof:
+                data = self._unpacker.unused_data or self._pull()
+                if not data.startswith(_GZIP):
+                    return b""
+                self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+            elif self._unpacker.needs_input:
+                data = self._pull()
+                if not data:
+                    self._notes.append("the compressed file ends early: it was cut off")
+                    return b""
+            try:
+                found: bytes = self._unpacker.decompress(data, PIECE_BYTES)
+            except _UNPACK_ERROR as exc:
+                self._notes.append(f"the compressed data is damaged ({exc}): what comes behind was not read")
+                return b""
+            if found:
+                return found
+        return self._pull()
+
+    def _pull(self) -> bytes:
+        found = self._first + (self._file.read(PIECE_BYTES) or b"")
+        self._first = b""
+        return found
+
+
+class _Stream:
+    """Pieces of text as a file for reading."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes; none: over."""
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._left = memoryview(piece)
+        found, self._left = bytes(self._left[:size]), self._left[size:]
+        return found
+
+    def readinto(self, view: memoryview) -> int:
+        """Fills some of the view."""
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+# ------------------------------------------------------------ messages
+
+
+def fields_of(message: bytes) -> Message:
+    """All fields of a protobuf message, as far as it is one."""
+    found: Message = {}
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        wire = tag & 7
+        value: Any
+        if wire == 0:
+            value, at = _varint(message, at)
+        elif wire == 2:
+            size, at = _varint(message, at)
+            value, at = message[at : at + size], at + size
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+            value, at = int.from_bytes(message[at : at + size], "little"), at + size
+        else:
+            break
+        if at > len(message):
+            break
+        found.setdefault(tag >> 3, []).append(value)
+    return found
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number, and the place behind it; behind the end if it is cut off."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            break
+        number |= (message[at] & 127) << shift
+        at += 1
+        if message[at - 1] < 128:
+            return number & (1 << 64) - 1, at
+    return 0, len(message) + 1
+
+
+def _last(fields: Message, field: int, default: Any) -> Any:
+    """The value of a field; the default if it has none of the default's type."""
+    values = [value for value in fields.get(field, ()) if isinstance(value, type(default))]
+    return values[-1] if values else default
+
+
+def _text(fields: Message, field: int) -> str:
+    return bytes(_last(fields, field, b"")).decode("utf-8", "replace")
+
+
+def _int32(value: int) -> int:
+    return (value & 0xFFFFFFFF) - (1 << 32) if value & 0x80000000 else value & 0xFFFFFFFF
+
+
+class _Track(NamedTuple):
+    """What a descriptor says. pid and tid: as JSON texts, "" if it has none of its own."""
+
+    name: str
+    parent: int
+    pid: str
+    tid: str
+
+
+def _described(message: bytes) -> tuple[int, _Track, list[dict[str, Any]]]:
+    """uuid and content of a track descriptor, and rows with the names of its process and thread."""
+    fields = fields_of(message)
+    name, pid, tid, rows = _text(fields, 2) or _text(fields, 10), "", "", []
+    process, thread = (fields_of(_last(fields, field, b"")) for field in (3, 4))
+    if 4 in fields:
+        pid, tid = str(_int32(_last(thread, 1, 0))), str(_int32(_last(thread, 2, 0)))
+        name = _text(thread, 5) or name
+        rows.append({"name": "thread_name", "pid": int(pid), "tid": int(tid), "args": {"name": name}})
+    elif 3 in fields:
+        pid, tid = str(_int32(_last(process, 1, 0))), "0"
+        name = _text(process, 6) or name
+        rows.append({"name": "process_name", "pid": int(pid), "tid": 0, "args": {"name": name}})
+    return _last(fields, 1, 0), _Track(name, _last(fields, 5, 0), pid, tid), rows if name else []
+
+
+# ------------------------------------------------------------ packets
+
+
+class _Packets:
+    """Reads packets to their end and gives the text of a Chrome trace."""
+
+    def __init__(self, name: str) -> None:
+        self.notes: list[str] = []
+        self.about: Mapping[str, Any] | None = None  # of our own files
+        self.counts = _Counts()
+        self._name = name
+        self._tracks: dict[int, _Track] = {}
+        self._own: dict[int, list[str]] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._library = _library()
+        self._handle = self._library.kp_reader_new()
+        if not self._handle:
+            raise MemoryError("no memory to read a trace")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.kp_reader_free(self._handle)
+            self._handle = None
+
+    def as_chrome(self, source: "_Bytes") -> Pieces:
+        """The events, then the head. Raises FileError if there are none, and the file is not ours."""
+        yield b'{"traceEvents": [\n'
+        some = b""
+        for piece in self._events(source):
+            some = piece
+            yield piece
+        if self._library.kp_reader_finish(self._handle):
+            raise MemoryError("no memory to read a trace")
+        last = self._take()
+        self._library.kp_reader_count(self._handle, ctypes.byref(self.counts))
+        self._account()
+        yield last
+        rows = [json.dumps({"ph": "M", **row}).encode() for row in self._rows]
+        yield (b",\n" if (some or last) and rows else b"") + b",\n".join(rows) + b"\n]"
+        for key, text in self._head().items():
+            yield f",\n{json.dumps(str(key))}: {text}".encode("utf-8", "replace")
+        yield b"}\n"
+
+    def _head(self) -> Mapping[str, Any]:
+        head = self.about.get("head") if self.about else {}
+        return head if isinstance(head, dict) else {}
+
+    def _events(self, source: "_Bytes") -> Pieces:
+        data = np.empty(0, np.uint8)
+        position = 0  # of data in the file
+        fed = _Fed()
+        while True:
+            more = source.read()
+            if more:
+                data = np.concatenate([data, np.frombuffer(more, np.uint8)])
+            at = 0
+            while at < len(data):
+                self._library.kp_reader_feed(self._handle, data.ctypes.data + at, len(data) - at, ctypes.byref(fed))
+                if fed.status == _NO_MEMORY:
+                    raise MemoryError("no memory to read a trace")
+                if fed.status == _PACKET:
+                    self._look(data[at + fed.begin : at + fed.end].tobytes())
+                at += fed.consumed
+                if some := self._take():
+                    yield some
+                if fed.status == _DAMAGED or (fed.status == _MORE and not fed.consumed):
+                    break
+            position, data = position + at, data[at:]
+            if fed.status == _DAMAGED or len(data) > MAX_PACKET_BYTES:
+                self.notes.append(f"the file is damaged at byte {position}: what comes behind was not read")
+                return
+            if not more:
+                if len(data):
+                    self.notes.append(f"the file ends in the middle of a packet, at byte {position}: it was cut off")
+                return
+
+    def _take(self) -> bytes:
+        """The text so far."""
+        size = ctypes.c_uint64()
+        address = self._library.kp_reader_text(self._handle, ctypes.byref(size))
+        text = ctypes.string_at(address, size.value) if size.value else b""
+        self._library.kp_reader_drop(self._handle)
+        return text
+
+    def _account(self) -> None:
+        counts = self.counts
+        if not counts.events and self.about is None:
+            what = f"{counts.packets} packets, none of which is an event of a track"
+            raise FileError(
+                f"{self._name} is no trace that can be read: {what} (TrackEvent); scheduling, samples and other "
+                "sources of Perfetto are not read"
+            )
+        for count, what in (
+            (counts.undecoded, "packets could not be read"),
+            (counts.unbegun, "ends of slices have no beginning in the file: they are left out"),
+            (counts.open, "slices have no end in the file: they end with the last event"),
+            (counts.legacy, "events have a form that is not read (legacy phases): they are left out"),
+            (counts.lost_state, "names or times refer to what is not in the file: they are shown as ?"),
+        ):
+            if count:
+                self.notes.append(f"{count} {what}")
+        if self.about is None:
+            self.notes.append(
+                "a Perfetto trace of another program: its times are those of the clock of its track events"
+            )
+
+    # ---- what the caller of the native reader looks at
+
+    def _look(self, packet: bytes) -> None:
+        fields = fields_of(packet)
+        for bundle in fields.get(5, ()):
+            self._metadata(fields_of(bundle) if isinstance(bundle, bytes) else {})
+        for message in fields.get(60, ()):
+            if isinstance(message, bytes):
+                uuid, track, rows = _described(message)
+                self._tracks[uuid] = track
+                if uuid not in self._own:
+                    self._rows += rows
+                    self._set_foreign(uuid)
+                elif self._own[uuid]:
+                    self._rows += rows
+
+    def _metadata(self, bundle: Message) -> None:
+        for entry in bundle.get(2, ()):
+            fields = fields_of(entry) if isinstance(entry, bytes) else {}
+            if _text(fields, 1) != METADATA:
+                continue
+            try:
+                about = json.loads(_text(fields, 2))
+            except (ValueError, RecursionError):
+                continue
+            if not isinstance(about, dict):
+                continue
+            if self.about is None:
+                self.about = about
+            elif MERGED not in self._head() or about.get("base_ns") != self.about.get("base_ns"):
+                continue
+            self._use(about)  # in a merged file each rank has its own text, which names its tracks
+
+    def _use(self, about: Mapping[str, Any]) -> None:
+        """Our own file's tracks and base."""
+        base = about.get("base_ns")
+        base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
+        self._library.kp_reader_set(self._handle, base, 1)
+        tracks = about.get("tracks")
+        for key, values in (tracks if isinstance(tracks, dict) else {}).items():
+            try:
+                uuid = int(key, 16)
+            except ValueError:
+                continue
+            if not 0 <= uuid < 2**64 or not isinstance(values, list):
+                continue
+            ids = [str(value) for value in values]
+            self._own[uuid] = ids
+            members = dict(zip(("pid", "tid", "name"), ids, strict=False))
+            self._set(uuid, members, ids[3] if len(ids) > 3 else "", hidden=not ids)
+
+    def _set_foreign(self, uuid: int) -> None:
+        """A track of another program: its own pid and tid, or those of the tracks above it and its name as tid."""
+        track = self._tracks[uuid]
+        pid, above = track.pid, self._tracks.get(track.parent)
+        for _ in range(64):
+            if pid or above is None:
+                break
+            pid, above = above.pid, self._tracks.get(above.parent)
+        name = json.dumps(track.name or f"track {uuid}")
+        self._set(uuid, {"pid": pid or "0", "tid": track.tid or name, "name": ""}, "", counter=name)
+
+    def _set(self, uuid: int, members: Mapping[str, str], key: str, *, hidden: bool = False, counter: str = "") -> None:
+        text = ",".join(f'"{name}":{value}' for name, value in members.items() if value).encode("utf-8", "replace")
+        name = key.encode("utf-8", "replace") or counter.encode("utf-8", "replace")
+        if self._library.kp_reader_track(self._handle, uuid, text, len(text), name, len(name), hidden):
+            raise MemoryError("no memory to read a trace")

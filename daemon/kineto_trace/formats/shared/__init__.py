@@ -1,0 +1,1 @@
+"""Holds what the writers of several formats share: text sinks, viewer rows and native packets."""

@@ -1,0 +1,43 @@
+"""The folders that the TensorBoard profiler plug-in reads.
+
+The plug-in takes every folder under the log directory that holds files WORKER[.SPAN].pt.trace.json[.gz] for a run, the
+files of one worker for its spans in the order of their numbers, and WORKER as NODE_PROCESS. These are the names that
+torch.profiler.tensorboard_trace_handler gives; the number here is the window's start in Unix milliseconds. All ranks
+of a job belong into one run.
+"""
+
+import re
+from pathlib import Path
+
+from kineto_trace.base.atomic_files import atomic_file
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.shared.text_sinks import GzipSink
+from kineto_trace.model.trace import Trace
+
+SUFFIX = ".pt.trace.json.gz"
+DEFAULT_RUN = "trace"
+_UNSAFE = re.compile(r"[^\w.-]+")
+
+
+def write_tensorboard(trace: Trace, log_directory: Path, *, run: str = "") -> Path:
+    """Writes the trace into the log directory (made if it is missing). Returns the file.
+
+    run: the name of the folder; without one that of the capture. Another trace of the same process and millisecond
+    is replaced.
+    """
+    folder = log_directory / _safe(run or trace.target.capture_id, DEFAULT_RUN)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{worker(trace)}.{trace.window_start_ns // 1_000_000}{SUFFIX}"
+    with atomic_file(path) as file, GzipSink(file) as sink:
+        write_chrome(trace, sink, trace_name=path.name)
+    return path
+
+
+def worker(trace: Trace) -> str:
+    """How the plug-in calls the traced process: its host and process id."""
+    return f"{_safe(trace.target.host, 'host')}_{trace.target.pid}"
+
+
+def _safe(name: str, default: str) -> str:
+    """The name as the name of a file or folder."""
+    return _UNSAFE.sub("_", name).strip(".") or default

@@ -1,0 +1,132 @@
+"""Which kernels use tensor cores and which operators could: told by their names.
+
+Theory of operation
+    Kernel names say how they multiply: by the shape of the instruction (s884, h1688, s16816), by its kind (hmma,
+    imma, wgmma, tcgen05), by the library that has nothing else (nvjet, CUTLASS 3 and cuBLAS for sm90 and sm100,
+    flash attention), or that they do it on ordinary cores (simt, ffma, sgemm), which is decisive: the same family
+    xmma_gemm has kernels of both sorts. AMD's matrix instructions count as tensor cores.
+
+    The TensorBoard plug-in looks for parts of names only, from a list of 2021: it misses Hopper's kernels and takes
+    the ffma kernels of xmma_gemm for tensor cores.
+
+    An operator is eligible if its name is in a list: the operators that autocast runs in half precision, and their
+    backward operators. Here, the names that newer versions of PyTorch gave them are in it too.
+"""
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.model.context import Context
+
+Flags = npt.NDArray[np.bool_]
+
+PLUGIN_KERNELS = (
+    "h884", "s884", "h1688", "s1688", "hmma", "i8816", "16816", "dgrad_1x1_stride_2x2", "first_layer_wgrad_kernel",
+    "conv1x1", "conv2d_c1_k1", "direct_group", "xmma_implicit_gemm", "xmma_sparse_conv",
+    "xmma_warp_specialized_implicit_gemm", "xmma_gemm", "xmma_sparse_gemm", "c1688",
+)  # fmt: skip
+
+PLUGIN_ELIGIBLE = frozenset(
+    {
+        "aten::_convolution", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::conv_tbc",
+        "aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", "aten::convolution",
+        "aten::cudnn_convolution", "aten::cudnn_convolution_transpose", "aten::prelu", "aten::addmm", "aten::addmv",
+        "aten::addr", "aten::matmul", "aten::mm", "aten::mv", "aten::linear", "aten::addbmm", "aten::baddbmm",
+        "aten::bmm", "aten::chain_matmul", "aten::linalg_multi_dot", "aten::_thnn_fused_lstm_cell",
+        "aten::_thnn_fused_gru_cell", "aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell",
+        "aten::rnn_relu_cell", "CudnnConvolutionBackward", "BmmBackward0",
+        "aten::cudnn_convolution_transpose_backward", "CudnnConvolutionTransposeBackward", "MmBackward",
+        "aten::cudnn_convolution_backward_weight", "aten::addmm_", "AddmvBackward", "MvBackward",
+        "aten::cudnn_convolution_transpose_backward_weight", "aten::cudnn_convolution_transpose_backward_input",
+        "AddmmBackward", "aten::cudnn_convolution_backward_input", "AddbmmBackward",
+        "aten::cudnn_convolution_backward",
+    }
+)  # fmt: skip
+
+ELIGIBLE = PLUGIN_ELIGIBLE | {
+    "aten::addbmm_", "aten::baddbmm_", "aten::einsum", "aten::conv_depthwise3d", "aten::convolution_overrideable",
+    "aten::_convolution_mode", "aten::convolution_backward", "aten::convolution_backward_overrideable",
+    "aten::miopen_convolution", "aten::miopen_convolution_transpose", "aten::cudnn_convolution_relu",
+    "aten::cudnn_convolution_add_relu", "aten::slow_conv_transpose2d", "aten::_addmm_activation",
+    "aten::linear_backward", "aten::matmul_backward", "aten::mkldnn_linear", "aten::_prelu_kernel", "aten::_cudnn_rnn",
+    "aten::_cudnn_rnn_backward", "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu",
+    "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_backward", "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_efficient_attention_backward", "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_cudnn_attention_backward", "aten::_scaled_dot_product_attention_math",
+    "aten::_flash_attention_forward", "aten::_flash_attention_backward", "aten::_efficient_attention_forward",
+    "aten::_efficient_attention_backward", "aten::_cudnn_attention_forward", "aten::_cudnn_attention_backward",
+    "aten::_native_multi_head_attention", "aten::_scaled_mm", "aten::_scaled_grouped_mm", "aten::_grouped_mm",
+    "aten::_int_mm", "aten::_weight_int4pack_mm", "aten::_weight_int8pack_mm", "aten::_mixed_dtypes_linear",
+    "aten::_sparse_semi_structured_linear", "aten::_sparse_semi_structured_mm", "aten::_sparse_semi_structured_addmm",
+    "aten::_cslt_sparse_mm",
+    "MmBackward0", "AddmmBackward0", "AddmmBackward1", "AddmvBackward0", "MvBackward0", "BmmBackward1",
+    "BaddbmmBackward0", "AddbmmBackward0", "ConvolutionBackward0", "CudnnConvolutionBackward0",
+    "CudnnConvolutionTransposeBackward0", "MkldnnConvolutionBackward0", "LinearBackward0", "MatmulBackward0",
+    "CudnnRnnBackward0", "CudnnRnnBackward1", "ScaledDotProductFlashAttentionBackward0",
+    "ScaledDotProductEfficientAttentionBackward0", "ScaledDotProductCudnnAttentionBackward0",
+}  # fmt: skip
+
+# Ordinary cores; and the helpers of the families below that multiply nothing.
+_NEVER = re.compile(
+    r"simt|Simt|(?<![a-z])[dhf]fma|sgemm|dgemm_|execute_split_k_kernel|splitKreduce"
+    r"|dot_do_o|convert_dq|convert_dkv|clear_dkvaccum|splitkv_combine|FwdCombine|BwdPreprocess|BwdPostprocess"
+    r"|fmha_cutlass[FB]_f32\w*_sm[567]\d|fmha_cutlass[FB]_\w*_sm5\d"
+)
+_TENSOR = re.compile(
+    r"[a-z](?:884|1688|8816|8832|16816|16832|16864|161616)(?!\d)"  # shapes of instructions: s1688gemm, i16832gemm
+    r"|(?:^|[^a-zA-Z])(?:w?g|h|i|d|b|q|o|u|utc|utch|utcq|w)mma(?![a-z])|W?[Gg]mma(?![a-z])|GMMA|UMMA|tcgen05"
+    r"|[Tt]ensor[Oo]p|tensor\d+x\d+x\d+|xmma_"
+    r"|nvjet|cutlass3x|[sS][mM](?:90|1[0-9]\d)[a-z]?_(?:xmma|gemm|fp8|bf16|\d+x\d+)"
+    r"|Mainloop[sS]m(?:90|1[0-9]\d)|deep_gemm::\w*gemm"
+    r"|flash_(?:fwd|bwd)\w*kernel|flash_(?:fprop|bprop|dgrad|wgrad)|FlashAttn(?:Fwd|Bwd)|_sdpa_\w*flash"
+    r"|fmha_(?!cutlass)|fmha_cutlass[FB]_|Fmha[FB]wd|flashinfer::\w*Prefill"
+    r"|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1|direct_group"
+    r"|triton_tem_\w*(?:mm|attention|conv)|_matmul_ogs_|fused_moe_kernel|(?:^|\W)[Mm]arlin\w*<"
+    r"|Cijk_\w*_MI\d+x\d+x\d+|mfma|xdlops"  # AMD
+)
+
+
+def kernel_uses_tensor_cores(name: str) -> bool:
+    """Whether a kernel of this name multiplies with tensor cores."""
+    return _TENSOR.search(name) is not None and _NEVER.search(name) is None
+
+
+def plugin_uses_tensor_cores(name: str) -> bool:
+    """Whether the plug-in says so."""
+    return any(part in name for part in PLUGIN_KERNELS)
+
+
+def uses_tensor_cores(context: Context) -> Flags:
+    """For each string of the trace: whether a kernel of that name uses tensor cores."""
+    texts = context.trace.strings
+    found = matches(texts, _TENSOR)
+    for number in np.flatnonzero(found).tolist():
+        found[number] = _NEVER.search(texts[number]) is None
+    return found
+
+
+def plugin_tensor_names(context: Context) -> Flags:
+    """For each string of the trace: whether the plug-in takes a kernel of that name for one with tensor cores."""
+    texts = context.trace.strings
+    return np.fromiter((plugin_uses_tensor_cores(text) for text in texts), np.bool_, len(texts))
+
+
+def eligible_op_names(context: Context) -> Flags:
+    """For each string of the trace: whether an operator of that name can use tensor cores."""
+    texts = context.trace.strings
+    return np.fromiter((_operator(text) in ELIGIBLE for text in texts), np.bool_, len(texts))
+
+
+def plugin_eligible_names(context: Context) -> Flags:
+    """For each string of the trace: whether an operator of that name is in the plug-in's list of 45."""
+    texts = context.trace.strings
+    return np.fromiter((text in PLUGIN_ELIGIBLE for text in texts), np.bool_, len(texts))
+
+
+def _operator(name: str) -> str:
+    """Without what the autograd engine puts in front of the names of backward operators."""
+    return name.removeprefix("autograd::engine::evaluate_function: ")

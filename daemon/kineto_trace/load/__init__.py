@@ -1,1 +1,0 @@
-"""Traces from where they lie: raw folders of the daemon, its store, and files of others."""

@@ -1,0 +1,189 @@
+"""One rank of a merge: its trace as a file has it, and what is known of it before the first event is written."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kineto_trace.collectives.rank_clocks import Blocking, Clock, blocking, clock_of
+from kineto_trace.collectives.rank_matching import rank_collectives
+from kineto_trace.errors import FileError, TraceError
+from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.chrome.verbatim_writer import is_verbatim
+from kineto_trace.formats.perfetto.chrome_packets import GPU_KINDS
+from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.model import trace_header
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import TEXT_ID, Table, Trace
+from kineto_trace.open.trace_discovery import Source
+from kineto_trace.open.trace_opener import open_trace
+
+PROCESS_ROWS = ("process_name", "process_labels", "process_sort_index")
+_MAX_NAMED = 1 << 16  # metadata rows that are looked at
+
+Id = int | str  # a pid or tid as the file has it
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a rank, or what stands for one: a GPU, the profiler's own rows."""
+
+    pid: Id
+    name: str
+    label: str
+    is_gpu: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Of one rank. Times in Unix ns, as the trace has them.
+
+    processes: the host's main one first. tids: the numbers of the host's threads, of all its processes.
+    """
+
+    source: Source
+    rank: int
+    host: str
+    processes: tuple[Process, ...]
+    tids: tuple[int, ...]
+    earliest_ns: int
+    window_ns: tuple[int, int]
+    base_ns: int
+    events: int
+    head: Mapping[str, str]
+    clock: Clock
+    blocking: Blocking | None
+    notes: tuple[str, ...]
+
+
+def open_rank(path: Path) -> Trace:
+    """The trace with everything as a Chrome trace has it, also if it is a capture's. Raises TraceError, OSError."""
+    trace = open_trace(path)
+    if is_verbatim(trace):
+        if MERGED in (trace.head or {}):
+            raise FileError(f"{path} is itself a merged trace: name the traces of the ranks")
+        return trace
+    target, losses, notes = trace.target, trace.losses, trace.notes
+    window = trace.window_start_ns, trace.window_end_ns
+    with tempfile.TemporaryFile(prefix="kineto-merge-") as file:
+        with TextSink(file) as sink:
+            write_chrome(trace, sink, trace_name=path.name)
+        del trace  # one rank at a time is in memory, and once
+        file.seek(0)
+        loaded = load_chrome(file, name=str(path))
+    return replace(
+        loaded,
+        target=target,
+        losses=losses,
+        notes=(*notes, *loaded.notes),
+        window_start_ns=window[0],
+        window_end_ns=window[1],
+    )
+
+
+def look_at(source: Source, *, collectives: bool) -> Facts:
+    """What is to be known of a rank; its trace is let go again. Raises TraceError, OSError."""
+    trace = open_rank(source.path)
+    head = dict(trace.head or {})
+    tables = [table for table in trace.tables.values() if len(table)]
+    if not tables:
+        raise FileError(f"{source.path} has no events")
+    rank = source.rank
+    if source.rank_from in ("name", "order") and trace.target.rank is not None:
+        rank = trace.target.rank
+    processes = _processes(trace, tables)
+    return Facts(
+        source=source,
+        rank=rank,
+        host=trace.target.host,
+        processes=processes,
+        tids=_tids(trace, tables, {process.pid for process in processes if process.is_gpu}),
+        earliest_ns=min(int(table["start"].min()) for table in tables),
+        window_ns=(trace.window_start_ns, trace.window_end_ns),
+        base_ns=trace_header.base_ns(head, []),
+        events=sum(len(table) for table in tables),
+        head=head,
+        clock=clock_of(trace.target.clock_offset_ns, trace.target.clock_uncertainty_ns),
+        blocking=_blocking(trace) if collectives else None,
+        notes=_lost(trace),
+    )
+
+
+def id_of(value: int, trace: Trace) -> Id:
+    """A pid or tid as the file has it."""
+    return trace.strings[TEXT_ID - value] if value <= TEXT_ID else value
+
+
+def _blocking(trace: Trace) -> Blocking:
+    try:
+        return blocking(rank_collectives(Context(trace)))
+    except TraceError:
+        return Blocking(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _lost(trace: Trace) -> tuple[str, ...]:
+    notes = list(trace.notes)
+    if trace.losses.dropped:
+        notes.append(f"{trace.losses.dropped} activities were lost in the traced process: its buffers were full")
+    return tuple(notes)
+
+
+# ------------------------------------------------------------ processes and threads
+
+
+def _processes(trace: Trace, tables: list[Table]) -> tuple[Process, ...]:
+    """All of them: the main one of the host, its others, GPUs, and what has a text for a pid."""
+    gpus, seen = set[int](), set[int]()
+    for table in tables:
+        pids = np.unique(table.origin["pid"]).tolist()
+        seen.update(pids)
+        if table.kind in GPU_KINDS:
+            gpus.update(pids)
+    names = _process_rows(trace)
+
+    def order(pid: int) -> tuple[bool, bool, bool, Id]:
+        is_text = pid <= TEXT_ID
+        place = id_of(pid, trace)
+        return is_text, pid in gpus, pid != trace.target.pid, place
+
+    found = []
+    for pid in sorted(seen, key=order):
+        name, label = names.get(("process_name", pid), ""), names.get(("process_labels", pid), "")
+        found.append(Process(id_of(pid, trace), name, label, pid in gpus))
+    return tuple(found)
+
+
+def _process_rows(trace: Trace) -> dict[tuple[str, int], str]:
+    """(name of the row, pid) -> what the metadata rows say."""
+    other, found = trace.table("other"), dict[tuple[str, int], str]()
+    rows = process_rows(other, trace.strings)[:_MAX_NAMED] if other.origin else []
+    for row in rows:
+        number = int(other.origin["args"][row])
+        try:
+            members = json.loads("{" + trace.strings[number] + "}", strict=False) if number >= 0 else {}
+        except (ValueError, RecursionError):
+            continue
+        value = members.get("name", members.get("labels")) if isinstance(members, dict) else None
+        if isinstance(value, str):
+            found[trace.strings[other["name"][row]], int(other.origin["pid"][row])] = value
+    return found
+
+
+def process_rows(other: Table, strings: Sequence[str]) -> list[int]:
+    """Rows of the table `other` that name or order processes."""
+    numbers = [number for number, text in enumerate(strings) if text in PROCESS_ROWS]
+    found: list[int] = np.flatnonzero((other["phase"] == ord("M")) & np.isin(other["name"], numbers)).tolist()
+    return found
+
+
+def _tids(trace: Trace, tables: list[Table], gpus: set[Id]) -> tuple[int, ...]:
+    tids = set[int]()
+    for table in tables:
+        pids, place = np.unique(table.origin["pid"], return_inverse=True)
+        of_gpu = np.array([id_of(pid, trace) in gpus for pid in pids.tolist()], np.bool_)[place.reshape(-1)]
+        tids.update(np.unique(table.origin["tid"][~of_gpu]).tolist())
+    return tuple(sorted(tid for tid in tids if tid > 0))

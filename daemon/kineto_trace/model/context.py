@@ -1,0 +1,28 @@
+"""One trace while it is analysed: what several analyses need of it is computed once, when it is first asked for."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kineto_trace.model.trace import Trace
+
+T = TypeVar("T")
+
+
+class Context:
+    """A trace and its parts. A part is a function of the context: `context.get(steps)` is `steps(context)`, once.
+
+    Not for several threads at a time. worker: of a TensorBoard log folder, the process that wrote the file; else "".
+    """
+
+    def __init__(self, trace: Trace, *, rank: int | None = None, worker: str = "") -> None:
+        self.trace = trace
+        self.worker = worker
+        self.rank = rank if rank is not None else trace.target.rank or 0
+        self._parts: dict[Callable[[Context], Any], Any] = {}
+
+    def get(self, part: Callable[["Context"], T]) -> T:
+        """The part, computed at the first call."""
+        if part not in self._parts:
+            self._parts[part] = part(self)
+        found: T = self._parts[part]
+        return found

@@ -1,0 +1,133 @@
+"""What the daemon knows about one target of a capture: target.json in the target's folder."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from kineto_trace.base.atomic_files import write_atomically
+from kineto_trace.errors import SpoolError
+
+TARGET_FILE = "target.json"
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+MAX_OFFSET_NS = 1 << 61  # times are moved by less, so that they stay in 64 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInfo:
+    """Times are Unix nanoseconds. pid is the number that the process sees itself."""
+
+    capture_id: str
+    host: str
+    pid: int
+    process_name: str
+    command: list[str] = field(default_factory=list)
+    rank: int | None = None
+    world_size: int | None = None
+    framework: str = ""
+    python_version: str = ""
+    window_start_ns: int = 0  # what lies outside the window is not part of the trace; both 0: keep everything
+    window_end_ns: int = 0
+    threads: dict[int, str] = field(default_factory=dict)  # system thread id -> name
+    thread_use: list[dict[str, int]] = field(default_factory=list)  # of sampled threads: see structure/thread_use.py
+    labels: dict[str, str] = field(default_factory=dict)
+    iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
+    iteration_thread: int = 0  # system thread id that steps; 0: unknown
+    options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, as the public `Options` names them
+    clock_offset_ns: int | None = None  # what is to be added to its host's time, by who measured it; None: nobody did
+    clock_uncertainty_ns: int | None = None  # how far from the truth that may be, on either side; None: unknown
+    complete: bool = False  # the agent sent its Result
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The inverse of to_json; unknown keys are skipped. Raises SpoolError."""
+        try:
+            values = json.loads(text)
+            threads = {int(tid): str(name) for tid, name in values.get("threads", {}).items()}
+        except (ValueError, AttributeError, RecursionError) as exc:
+            raise SpoolError(f"{TARGET_FILE}: not a target: {exc}") from exc
+        known = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
+        _check(known)
+        return cls(**{**known, "threads": threads})
+
+    def write(self, target_dir: Path) -> None:
+        """Replaces target.json in the target's folder."""
+        write_atomically(target_dir / TARGET_FILE, self.to_json().encode())
+
+    @classmethod
+    def read(cls, target_dir: Path) -> Self:
+        """Reads target.json of the target's folder. Raises SpoolError."""
+        try:
+            text = (target_dir / TARGET_FILE).read_bytes()
+        except OSError as exc:
+            raise SpoolError(f"cannot read {target_dir / TARGET_FILE}: {exc}") from exc
+        return cls.from_json(text)
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "capture_id": str,
+    "host": str,
+    "pid": int,
+    "process_name": str,
+    "command": list,
+    "rank": (int, type(None)),
+    "world_size": (int, type(None)),
+    "framework": str,
+    "python_version": str,
+    "window_start_ns": int,
+    "window_end_ns": int,
+    "threads": dict,
+    "thread_use": list,
+    "labels": dict,
+    "iterations": list,
+    "iteration_thread": int,
+    "options": dict,
+    "clock_offset_ns": (int, type(None)),
+    "clock_uncertainty_ns": (int, type(None)),
+    "complete": bool,
+}
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    for name in ("capture_id", "host", "pid", "process_name"):
+        if name not in values:
+            raise SpoolError(f"{TARGET_FILE}: {name} is missing")
+    for name, value in values.items():
+        if not isinstance(value, _TYPES[name]) or not _ITEMS.get(name, _are_small)(value):
+            raise SpoolError(f"{TARGET_FILE}: {name} has a wrong type: {value!r:.80}")
+
+
+def _are_small(value: object) -> bool:
+    """Whether a number fits into the columns that it is calculated with."""
+    return not isinstance(value, int) or _LEAST <= value <= _MOST
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _are_numbers(values: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, int) and _are_small(value) for value in values.values())
+
+
+# What is in lists and objects. thread_use is checked by who reads it, but it is written again as it came.
+_ITEMS: dict[str, Callable[[Any], bool]] = {
+    "command": _are_texts,
+    "labels": lambda labels: _are_texts(list(labels.values())),
+    "options": _are_numbers,
+    "thread_use": lambda uses: all(isinstance(use, dict) and _are_numbers(use) for use in uses),
+    "iterations": lambda starts: all(
+        isinstance(start, list) and len(start) == 2 and all(type(each) is int and _are_small(each) for each in start)
+        for start in starts
+    ),
+}
+
+
+def raw_bytes(target_dir: Path) -> int:
+    """Bytes of all raw records of a target. Raises OSError."""
+    return sum(path.stat().st_size for path in target_dir.glob("raw/*/*") if path.is_file())

@@ -1,0 +1,170 @@
+"""A target's raw folder to a Trace.
+
+Theory of operation
+    Every source is decoded into tables, and losses are counted. Then, on the tables of all of them: the window is
+    applied; iterations become annotations; calls, GPU activities and allocations learn from which op they came; and
+    annotations get their images on the GPU. The order matters: what is attributed is what is in the trace.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kineto_trace.arrays import spilled_memory
+from kineto_trace.decode.cupti import cupti_records
+from kineto_trace.decode.iterations import add_iterations
+from kineto_trace.decode.python import exact_calls, python_stacks
+from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
+from kineto_trace.decode.torch import kineto_json, memory_events, torch_ops
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import NO_ROW, OP_TABLES, Losses, StringTable, Table, Trace, make_table
+from kineto_trace.spool import attachments
+from kineto_trace.spool.raw_records import RawSource, read_source, source_directories
+from kineto_trace.structure.attribution import attribute
+from kineto_trace.structure.fwd_bwd import with_evaluated_sequences
+from kineto_trace.structure.gpu_annotations import gpu_annotations
+
+VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A trace, and what people should know about how it came to be."""
+
+    trace: Trace
+    warnings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has been decoded so far."""
+
+    strings: StringTable
+    tables: dict[str, Table]
+    threads: dict[int, str]
+    warnings: list[str]
+    losses: Losses
+    metadata: dict[str, Any]
+    thread_use: list[dict[str, int]] = field(default_factory=list)
+    sample_period_ns: int = 0
+
+
+def load_target(target_dir: Path) -> Loaded:
+    """Reads target.json and all sources of a target. Raises TraceError."""
+    target = TargetInfo.read(target_dir)
+    parts = _Parts(StringTable(), {}, dict(target.threads), [], Losses(), {})
+    for directory in source_directories(target_dir):
+        source = read_source(directory)
+        spilled_memory.watch(np.frombuffer(source.data, np.uint8))
+        _add_source(source, target, parts)
+    start, end = target.window_start_ns, target.window_end_ns
+    if not end:  # the agent never said what the window was
+        start, end = whole_extent(parts.tables)
+    target = replace(
+        target, threads=parts.threads, thread_use=parts.thread_use, window_start_ns=start, window_end_ns=end
+    )
+    tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
+    tables = relate(add_iterations(tables, parts.strings, target), parts.strings)
+    trace = Trace(
+        target=target,
+        strings=tuple(parts.strings.strings),
+        tables=tables,
+        window_start_ns=start,
+        window_end_ns=end,
+        devices=tuple(_devices(parts.metadata)),
+        versions={key: parts.metadata[key] for key in VERSION_KEYS if isinstance(parts.metadata.get(key), int)},
+        losses=replace(parts.losses, out_of_window=parts.losses.out_of_window + outside),
+        sample_period_ns=parts.sample_period_ns,
+    )
+    return Loaded(trace=trace, warnings=tuple(parts.warnings))
+
+
+def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
+    """The tables with what their rows say about each other."""
+    related = attribute(tables)
+    if "cpu_op" in related:
+        related["cpu_op"] = with_evaluated_sequences(related["cpu_op"], strings.strings)
+    images = gpu_annotations(related)
+    if len(images):
+        related[images.kind] = images
+    return related
+
+
+def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
+    if source.format == attachments.FORMAT:
+        return  # a file beside the trace
+    if source.torn:
+        parts.warnings.append(f"{source.source}: the last data was cut off when the daemon ended")
+    undecoded, outside = _decode(source, target, parts)
+    if undecoded:
+        parts.warnings.append(f"{source.source}: {undecoded} records could not be decoded and are not in the trace")
+    parts.losses = Losses(
+        dropped=parts.losses.dropped + source.dropped,
+        undecoded=parts.losses.undecoded + undecoded,
+        torn=parts.losses.torn + source.torn,
+        out_of_window=parts.losses.out_of_window + outside,
+    )
+
+
+def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, int]:
+    """Adds what a source recorded. Returns the numbers of records that cannot be read and that the window left out."""
+    records: cupti_records.CuptiRecords | torch_ops.TorchOps | kineto_json.KinetoTrace
+    if source.format == cupti_records.FORMAT:
+        records = cupti_records.decode(source, parts.strings)
+        parts.metadata.update(source.metadata)
+    elif source.format == torch_ops.FORMAT:
+        records = torch_ops.decode(source, parts.strings, target.window_end_ns)
+    elif source.format == kineto_json.FORMAT:
+        records = kineto_json.decode(source, parts.strings)
+    elif source.format == exact_calls.FORMAT:
+        calls = exact_calls.decode(source, parts.strings, target.window_end_ns)
+        _add_tables(parts, {calls.table.kind: calls.table})
+        return calls.undecoded, 0
+    elif source.format in python_stacks.FORMATS:
+        samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
+        _add_tables(parts, {samples.table.kind: samples.table})
+        parts.threads = {**samples.threads, **parts.threads}
+        parts.thread_use = samples.thread_use
+        parts.sample_period_ns = samples.period_ns
+        return samples.undecoded, samples.out_of_window
+    elif source.format == memory_events.FORMAT:
+        memory = memory_events.decode(source, parts.strings)
+        _add_tables(parts, {memory.table.kind: memory.table})
+        return memory.undecoded, 0
+    else:
+        parts.warnings.append(f"{source.source}: records of format {source.format!r} are unknown here and left out")
+        return source.records, 0
+    _add_tables(parts, records.tables)
+    parts.warnings.extend(f"{source.source}: {warning}" for warning in records.warnings)
+    return records.undecoded, 0
+
+
+def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:
+    """Puts the tables of one more source to those that are there."""
+    ids = [int(table["id"].max()) for kind, table in parts.tables.items() if kind in OP_TABLES and len(table)]
+    for kind, table in tables.items():
+        columns = dict(table.columns)
+        before = parts.tables.get(kind)
+        for name in ("op", "id"):
+            if name in columns and ids:  # of another source: they must differ
+                columns[name] = columns[name] + max(ids)
+        if before is not None and len(before):
+            if "parent" in columns:
+                columns["parent"] = np.where(columns["parent"] >= 0, columns["parent"] + len(before), NO_ROW)
+            columns = {name: np.concatenate([before[name], column]) for name, column in columns.items()}
+        parts.tables[kind] = make_table(kind, len(next(iter(columns.values()))), columns)
+
+
+def _devices(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The device properties that the target gave, if they are what they should be."""
+    found = metadata.get("devices")
+    if not isinstance(found, list):
+        return []
+    return [
+        {name: value for name, value in item.items() if isinstance(value, (int, str))}  # no NaN, nothing nested
+        for item in found
+        if isinstance(item, dict) and isinstance(item.get("id"), int)
+    ]

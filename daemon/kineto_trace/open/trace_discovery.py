@@ -1,0 +1,242 @@
+"""Which traces there are: files, folders of them, captures, TensorBoard log folders, patterns; and whose rank is whose.
+
+Theory of operation
+    A rank is what the trace says (distributedInfo of a Chrome trace, target.json of the daemon); else what the name
+    says (`rank3`, `rank_3` in the name of the file or its folder; `trace_3`, if all the names of a call differ in that
+    number); else the smallest free number, in the order of names. A rank that is there twice stays so: rank_notes()
+    says it. Only the heads of files are read.
+
+    What is in an object store is found by remote_traces.py; ranks are told in the same way.
+"""
+
+import glob
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from kineto_trace.errors import FileError, TraceError
+from kineto_trace.model.target_info import TARGET_FILE
+from kineto_trace.open.trace_opener import COLUMNS_DIRECTORY, HEAD_BYTES, PACKED_HEAD_BYTES, unpacked_head
+from kineto_trace.open.trace_source import Source as Source
+from kineto_trace.store.object_stores import is_url
+
+MAX_DEPTH = 4  # folders in folders that are searched
+MAX_NAME_RANK = 99_999
+TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
+TARGETS_DIRECTORY = "targets"  # of a capture's folder
+
+_TENSORBOARD = re.compile(r"(?P<worker>.+?)(?:\.(?P<span>\d+))?\.pt\.trace\.json(?:\.gz)?$")
+_RANK_WORD = re.compile(r"(?i)(?<![a-z])rank[_\-=.]?(\d+)")
+_LAST_NUMBER = re.compile(r"[_\-](\d{1,5})$")
+_DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{')
+
+
+def find_traces(*paths: str | PathLike[str], fleet: str = "") -> list[Source]:
+    """All traces at these paths: files, folders, captures, patterns with * and ?, URLs; each once, by ascending rank.
+
+    fleet: of what is at URLs, only the captures with this value of the label kineto.fleet. Raises FileError for a path
+    at which there is none.
+    """
+    found = list(dict.fromkeys(source for path in paths for source in _found(path, fleet)))
+    return sorted(_with_ranks(_with_spans(found)), key=lambda source: source.rank)
+
+
+def _found(path: str | PathLike[str], fleet: str) -> Iterator[Source]:
+    """The traces there, without ranks but where a store says them. Raises FileError."""
+    if isinstance(path, str) and is_url(path):
+        yield from _remote(path, fleet)
+    else:
+        yield from (Source(path=place, rank=-1) for place in _at(Path(path)))
+
+
+def _remote(url: str, fleet: str) -> Iterator[Source]:
+    from kineto_trace.open import remote_traces
+
+    found = remote_traces.look(url, TRACE_SUFFIXES, fleet=fleet)
+    traces = [Source(path=Path(place), rank=-1, remote=trace) for place, trace in found.targets]
+    for trace, place, packed in found.files:
+        try:
+            head = unpacked_head(Path(place), packed)
+        except FileError:
+            head = b""  # whoever opens it says what is wrong
+        if _may_be_trace(place.name, head):
+            traces.append(Source(path=Path(place), rank=-1, remote=replace(trace, rank=_distributed_rank(head))))
+    if not traces:
+        raise FileError(f"{url}: there is no trace")
+    yield from traces
+
+
+def rank_notes(sources: Sequence[Source]) -> list[str]:
+    """What to know about the ranks: those that several traces have."""
+    notes = []
+    for rank in sorted({source.rank for source in sources}):
+        same = [source for source in sources if source.rank == rank]
+        if len(same) > 1:
+            names = ", ".join(source.place for source in same)
+            notes.append(f"rank {rank} is in {len(same)} traces, and each of them counts: {names}")
+    return notes
+
+
+def traces_below(folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
+    """The traces in a folder, else those in the folders in it. Raises OSError."""
+    from kineto_trace.store.parquet_folder import is_stored
+
+    if is_stored(folder) or (folder / TARGET_FILE).is_file():
+        return [folder]
+    entries = sorted(folder.iterdir(), key=_natural)
+    folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    here = [entry for entry in entries if _is_trace_file(entry)]
+    here += [entry for entry in folders if is_stored(entry) or (entry / TARGET_FILE).is_file()]
+    if here or not depth:
+        return sorted(here, key=_natural)
+    return [path for entry in folders for path in traces_below(entry, depth - 1)]
+
+
+def rank_in(path: Path) -> int | None:
+    """The rank that the trace itself names, if a look at its head (or the end of a plain file) finds it."""
+    try:
+        if path.is_dir():
+            return _rank_of_folder(path)
+        with path.open("rb") as file:
+            packed = file.read(HEAD_BYTES)
+            head = unpacked_head(path, packed)
+            found = _distributed_rank(head)
+            if found is None and len(packed) == HEAD_BYTES and not packed.startswith(b"\x1f\x8b"):
+                file.seek(max(HEAD_BYTES, file.seek(0, 2) - PACKED_HEAD_BYTES))
+                found = _distributed_rank(file.read())
+            return found
+    except (OSError, TraceError, ValueError, AttributeError, RecursionError, zlib.error):
+        return None  # whoever opens it says what is wrong
+
+
+def _rank_of_folder(path: Path) -> int | None:
+    from kineto_trace.model.target_info import TargetInfo
+    from kineto_trace.store.parquet_folder import TRACE_FILE, is_stored
+
+    for folder in (path, path / COLUMNS_DIRECTORY):
+        if is_stored(folder):
+            values = json.loads((folder / TRACE_FILE).read_bytes())
+            rank = values.get("target", {}).get("rank")
+            return rank if isinstance(rank, int) else None
+    return TargetInfo.read(path).rank
+
+
+def _distributed_rank(text: bytes) -> int | None:
+    for match in _DISTRIBUTED.finditer(text):
+        try:
+            values, _ = json.JSONDecoder().raw_decode(text[match.end() - 1 :].decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        rank = values.get("rank")
+        if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:
+            return rank
+    return None
+
+
+def _at(path: Path) -> Iterator[Path]:
+    """The traces at one path or pattern. Raises FileError."""
+    try:
+        if path.is_dir():
+            found = traces_below(path)
+            if not found:
+                raise FileError(f"{path} is a folder without a trace in it")
+            yield from found
+        elif not path.exists() and glob.has_magic(str(path)):
+            matches = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=_natural)  # noqa: PTH207 - absolute patterns too
+            if not matches:
+                raise FileError(f"no file is called {path}")
+            for match in matches:
+                yield from _at(match)
+        elif path.exists():
+            yield path
+        else:
+            raise FileError(f"there is no file {path}")
+    except OSError as exc:
+        raise FileError(f"cannot read {path}: {exc.strerror or exc}") from exc
+
+
+def _is_trace_file(path: Path) -> bool:
+    """Whether a file that lies in a folder is a trace: its name, and for JSON what it begins with, say so."""
+    if path.name.startswith(".") or not path.name.endswith(TRACE_SUFFIXES) or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return _may_be_trace(path.name, unpacked_head(path, file.read(PACKED_HEAD_BYTES)))
+    except (OSError, FileError):
+        return _may_be_trace(path.name, b"")
+
+
+def _may_be_trace(name: str, head: bytes) -> bool:
+    """Whether a file with this name and beginning is one; many files are JSON."""
+    if ".json" not in name or ".pt.trace.json" in name:
+        return True
+    return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """rank2 before rank10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path)) if part]
+
+
+def _with_spans(found: Sequence[Source]) -> list[Source]:
+    """Worker and span of the files of a TensorBoard log folder."""
+    matches = [_TENSORBOARD.match(source.path.name) for source in found]
+    digits: dict[tuple[Path, str], set[int]] = {}
+    for source, match in zip(found, matches, strict=True):
+        if match is not None:
+            digits.setdefault((source.path.parent, match["worker"]), set()).add(int(match["span"] or 0))
+    sources = []
+    for source, match in zip(found, matches, strict=True):
+        if match is None:
+            sources.append(source)
+        else:
+            spans = sorted(digits[source.path.parent, match["worker"]])
+            span = spans.index(int(match["span"] or 0)) + 1
+            sources.append(replace(source, worker=match["worker"], span=span))
+    return sources
+
+
+def _with_ranks(sources: Iterable[Source]) -> list[Source]:
+    said = [_with_said_rank(source) for source in sources]
+    _ranks_by_last_number(said)
+    taken = {source.rank for source in said}
+    free = (number for number in range(len(said) + len(taken)) if number not in taken)
+    workers: dict[tuple[Path, str], int] = {}
+    for place, source in enumerate(said):
+        if source.rank < 0:
+            worker = (source.path.parent, source.worker or source.path.name)  # a worker's spans are of one rank
+            if worker not in workers:
+                workers[worker] = next(free)
+            said[place] = replace(source, rank=workers[worker], rank_from="order")
+    return said
+
+
+def _with_said_rank(source: Source) -> Source:
+    rank = rank_in(source.path) if source.remote is None else source.remote.rank
+    if rank is not None:
+        return replace(source, rank=rank, rank_from="trace")
+    for name in (source.path.name, source.path.parent.name):
+        match = _RANK_WORD.search(name)
+        if match is not None and int(match[1]) <= MAX_NAME_RANK:
+            return replace(source, rank=int(match[1]), rank_from="name")
+    return source
+
+
+def _ranks_by_last_number(sources: list[Source]) -> None:
+    """`trace_3`: only if all names that say nothing else have such numbers, and different ones."""
+    open_places = [place for place, source in enumerate(sources) if source.rank < 0]
+    numbers = {}
+    for place in open_places:
+        source = sources[place]
+        name = source.path.name
+        suffix = next((suffix for suffix in TRACE_SUFFIXES if name.endswith(suffix)), source.path.suffix)
+        match = None if source.worker else _LAST_NUMBER.search(name.removesuffix(suffix).removesuffix(".pt.trace"))
+        if match is not None:
+            numbers[place] = int(match[1])
+    if len(numbers) == len(open_places) == len(set(numbers.values())):
+        for place, number in numbers.items():
+            sources[place] = replace(sources[place], rank=number, rank_from="name")

@@ -1,0 +1,1 @@
+"""Reads and writes the raw records and attachments that the daemon copies out of a target."""

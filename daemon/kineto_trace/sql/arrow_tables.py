@@ -1,0 +1,220 @@
+"""Rows of traces as Arrow columns for SQL: numbers without copies, names as dictionaries.
+
+Every function gives the whole column of one table of one trace. The arrays of the trace are not copied; a column with
+missing values gets a bitmap beside them, a column of names the few texts that it uses.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kineto_trace.model.context import Context
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table
+from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
+from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
+
+_TEXTS = frozenset({"name", "category", "inputs", "lines"})  # numbers into Trace.strings
+_JSON_MEMBERS = frozenset({"inputs", "args"})  # JSON members without braces
+_TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # by the event's pid, tid or phase
+_SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory
+_MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}
+
+
+class Source(NamedTuple):
+    """A trace and the name under which queries see it."""
+
+    name: str
+    context: Context
+
+
+def texts(numbers: npt.NDArray[Any], strings: Any, *, braces: bool = False) -> pa.Array:
+    """The strings with these numbers; negative: missing. braces: JSON members become objects."""
+    present = numbers >= 0
+    used = np.zeros(len(strings) + 1, np.bool_)
+    used[numbers] = True  # missing ones mark the last place
+    used[-1] = False
+    place = np.cumsum(used, dtype=np.int32) - 1
+    values = [strings[number] for number in np.flatnonzero(used).tolist()]
+    if braces:
+        values = [f"{{{value}}}" for value in values]
+    mask = None if present.all() else ~present
+    return pa.DictionaryArray.from_arrays(pa.array(place[numbers], mask=mask), _dictionary(values))
+
+
+def _dictionary(values: list[str]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return pa.array([value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for value in values])
+
+
+def constant(text: str, count: int) -> pa.Array:
+    """The same text again and again."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text], pa.string()))
+
+
+def _nothing(count: int, type_: pa.DataType) -> pa.Array:
+    if type_ == NAMES:
+        return pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), pa.array([], pa.string()))
+    return pa.nulls(count, type_)
+
+
+def _numbers(table: Table, column: str) -> pa.Array:
+    values = table[column]
+    missing = _absent(table, column)
+    for value in (*MISSING.get(column, ()), *MISSING_OF_KIND.get((table.kind, column), ())):
+        missing |= values == values.dtype.type(value)
+    return pa.array(values, mask=missing if missing.any() else None)
+
+
+def _absent(table: Table, column: str) -> npt.NDArray[np.bool_]:
+    """For each row that was read from a file: whether it lacked the argument and nothing else told the value."""
+    present = table.origin.get("present")
+    if present is None or column in _TOLD_OTHERWISE:
+        return np.zeros(len(table), np.bool_)
+    if column == _SUMMED:
+        return np.ones(len(table), np.bool_)
+    bits = 0
+    for place, argument in enumerate(KINDS.get(table.kind, ())):
+        if column in argument.columns:
+            bits |= 1 << (FIRST_ARG_BIT + place)
+    if not bits:
+        return np.zeros(len(table), np.bool_)
+    absent: npt.NDArray[np.bool_] = (present & np.uint64(bits)) == 0
+    return absent
+
+
+def _file_column(table: Table, column: str, type_: pa.DataType) -> pa.Array:
+    """An argument that stands beside the table."""
+    values = table.origin.get(column)
+    if values is None:
+        return _nothing(len(table), type_)
+    return pa.array(values, mask=_absent(table, column)).cast(type_)
+
+
+def _phase(table: Table) -> pa.Array:
+    codes = table["phase"].astype(np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array([chr(code) for code in range(256)]))
+
+
+def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:
+    """The column of this name (of the schema of SQL) of the table of this kind."""
+    table = context.trace.table(kind)
+    strings = context.trace.strings
+    column = _MODEL_NAMES.get(name, name)
+    if column in table.columns:
+        if column == "phase":
+            return _phase(table)
+        if column in _TEXTS:
+            return texts(table[column], strings, braces=column in _JSON_MEMBERS)
+        return _numbers(table, column)
+    if name == "end_ns":
+        return pa.array(table.end())
+    if name == "args":
+        found = table.origin.get("args")
+        return _nothing(len(table), NAMES) if found is None else texts(found, strings, braces=True)
+    related = _RELATED.get(name)
+    return _file_column(table, name, type_) if related is None else related(context, kind)
+
+
+def event_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:
+    """The column of this name of `events`, for the rows of one kind."""
+    table = context.trace.table(kind)
+    if name == "kind":
+        return constant(kind, len(table))
+    if name in ("name", "start_ns", "end_ns", "duration_ns", "args") or name in table.columns:
+        if kind == "overhead" and name == "thread":
+            return _nothing(len(table), type_)
+        return raw_column(context, kind, name, type_).cast(type_)
+    return _nothing(len(table), type_)
+
+
+def event_counts(context: Context) -> dict[str, int]:
+    """Rows of `events` by kind, of the kinds that the trace has."""
+    found = {kind: len(context.trace.table(kind)) for kind in EVENT_KINDS if kind in context.trace.tables}
+    return {kind: count for kind, count in found.items() if count}
+
+
+def _by_row(rows: npt.NDArray[Any], values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """The values in the order of a table's rows; -1 where there is none."""
+    found = np.full(count, -1, np.int64)
+    found[rows] = values
+    return found
+
+
+def _op_rows(context: Context, kind: str) -> npt.NDArray[Any]:
+    """For each row: the row of the op around its call; -1: none."""
+    count = len(context.trace.table(kind))
+    if kind in GPU_TABLES:
+        activities = context.get(gpu)
+        own = activities.kind == GPU_TABLES.index(kind)
+        return _by_row(activities.row[own], activities.op[own], count)
+    called = context.get(calls)
+    own = called.kind == API_TABLES.index(kind)
+    return _by_row(called.row[own], called.op[own], count)
+
+
+def _taken(values: npt.NDArray[Any], places: npt.NDArray[Any]) -> pa.Array:
+    """The values at these places; -1: missing."""
+    if not len(values):
+        return _nothing(len(places), pa.from_numpy_dtype(values.dtype))
+    return pa.array(values[places], mask=places < 0)
+
+
+def _op(context: Context, kind: str) -> pa.Array:
+    count = len(context.trace.table(kind))
+    if kind in GPU_TABLES:
+        activities = context.get(gpu)
+        own = activities.kind == GPU_TABLES.index(kind)
+        number = _by_row(activities.row[own], context.get(owners)[own], count)
+    else:
+        called = context.get(calls)
+        own = called.kind == API_TABLES.index(kind)
+        number = _by_row(called.row[own], context.get(call_owners)[own], count)
+    return texts(number.astype(np.int32), context.trace.strings)
+
+
+def _op_id(context: Context, kind: str) -> pa.Array:
+    return _taken(context.trace.table("cpu_op")["id"], _op_rows(context, kind))
+
+
+def _launch_ns(context: Context, kind: str) -> pa.Array:
+    activities = context.get(gpu)
+    own = activities.kind == GPU_TABLES.index(kind)
+    places = _by_row(activities.row[own], activities.call[own], len(context.trace.table(kind)))
+    return _taken(context.get(calls).start, places)
+
+
+def _parent_id(context: Context, _kind: str) -> pa.Array:
+    tree = context.get(ops)
+    parent = tree.nested.tree.parent[tree.place]
+    return _taken(context.trace.table("cpu_op")["id"], np.where(parent >= 0, tree.row[parent], -1))
+
+
+def _depth(context: Context, _kind: str) -> pa.Array:
+    tree = context.get(ops)
+    return pa.array(tree.nested.tree.depth[tree.place])
+
+
+def _self_ns(context: Context, _kind: str) -> pa.Array:
+    tree = context.get(ops)
+    return pa.array(tree.nested.tree.self_time[tree.place])
+
+
+def _row(context: Context, kind: str) -> pa.Array:
+    return pa.array(np.arange(len(context.trace.table(kind)), dtype=np.int64))
+
+
+_RELATED: dict[str, Callable[[Context, str], pa.Array]] = {
+    "op": _op,
+    "op_id": _op_id,
+    "launch_ns": _launch_ns,
+    "parent_id": _parent_id,
+    "depth": _depth,
+    "self_ns": _self_ns,
+    "row": _row,
+}

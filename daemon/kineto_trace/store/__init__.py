@@ -1,0 +1,1 @@
+"""Defines how finished traces are kept, as folders of Parquet files and in object stores."""

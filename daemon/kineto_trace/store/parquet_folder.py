@@ -1,0 +1,425 @@
+"""Stored traces: a folder with one Parquet file per kind of activity, one of all strings, and trace.json.
+
+Theory of operation
+    KIND.parquet has the columns of SCHEMAS, and after them those of Table.origin as origin_NAME; times are int64 ns.
+    Columns of TEXT_COLUMNS hold texts, dictionary-encoded, so that any reader of Parquet understands the file alone;
+    in memory they are numbers into Trace.strings again. strings.parquet has these strings in their order. trace.json
+    has everything else, and of each file its size and columns. Times, correlations and places are delta-encoded,
+    everything is compressed with zstd at level 1: about eight bytes an activity, and nothing is lost.
+
+    Opening reads trace.json alone. A table is there when it is asked for, a column when it is looked at (Parquet's
+    column projection, from memory-mapped files), the strings when the first of them is wanted.
+
+    Texts that are not valid Unicode (half of a surrogate pair, which JSON can spell) have no place in Parquet's texts:
+    a trace with such a one has its strings as bytes, and numbers where others have texts. Format 2 is like that too.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kineto_trace.base.atomic_files import atomic_file, write_atomically
+from kineto_trace.errors import SpoolError
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace import NO_STRING, SCHEMAS, LazyColumns, Losses, Table, Trace
+from kineto_trace.store.trace_description import checked_description
+
+FORMAT_VERSION = 3  # 2: operators and external ids; 3: texts in the files of the tables, what rows of files were like
+READABLE_VERSIONS = (2, 3)
+TRACE_FILE = "trace.json"
+STRINGS_FILE = "strings.parquet"
+ORIGIN_PREFIX = "origin_"
+COMPRESSION = "zstd"
+COMPRESSION_LEVEL = 1
+ROW_GROUP_ROWS = 1 << 20
+DICTIONARY_BYTES = 1 << 28  # a column whose texts take more is stored without a dictionary
+MAX_TEXT_BYTES = 1 << 30  # of all strings of a trace; above, Parquet's 32-bit offsets do not do
+TEXT_COLUMNS = frozenset(
+    {"name", "category", "inputs", "lines"} | {f"{ORIGIN_PREFIX}{n}" for n in ("category", "args", "members")}
+)
+# Columns that grow steadily or by small steps; the others are dictionary-encoded.
+DELTA_COLUMNS = frozenset(
+    {"start", "duration", "correlation", "queued", "parent", "bytes", "graph_node_id"}
+    | {"id", "external_id", "sequence", "op", "address", "total_allocated"}
+    | {f"{ORIGIN_PREFIX}{n}" for n in ("place", "event_index", "python_id", "python_parent_id")}
+)
+# What a column is that an older version did not store; others are 0.
+_ABSENT: Mapping[str, int] = {
+    "inputs": NO_STRING,
+    "lines": NO_STRING,
+    "module": -1,
+    "total_reserved": -1,
+    "category": NO_STRING,
+}
+
+Array = npt.NDArray[Any]
+Fetch = Callable[[str], object]
+
+
+# ------------------------------------------------------------ writing
+
+
+def save_columns(trace: Trace, directory: Path) -> list[Path]:
+    """Writes a trace, each file as a whole, the one that names the others last. Returns the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    texts = _as_texts(trace.strings)
+    paths = [_save_table(table, texts, directory / f"{kind}.parquet") for kind, table in trace.tables.items()]
+    strings = directory / STRINGS_FILE
+    encoded = pa.array([_bytes(text) for text in trace.strings], pa.large_binary()) if texts is None else texts
+    _write(strings, pa.table({"text": encoded}), {"use_dictionary": False, "write_statistics": False})
+    description = {
+        "format_version": FORMAT_VERSION,
+        "target": json.loads(trace.target.to_json()),
+        "strings": {"count": len(trace.strings), "bytes": strings.stat().st_size},
+        "tables": {
+            kind: {
+                "rows": len(table),
+                "bytes": path.stat().st_size,
+                "columns": list(table.columns),
+                "origin": {name: array.dtype.str for name, array in table.origin.items()},
+            }
+            for (kind, table), path in zip(trace.tables.items(), paths, strict=True)
+        },
+        "window_start_ns": trace.window_start_ns,
+        "window_end_ns": trace.window_end_ns,
+        "devices": [dict(device) for device in trace.devices],
+        "versions": dict(trace.versions),
+        "losses": asdict(trace.losses),
+        "sample_period_ns": trace.sample_period_ns,
+        "head": None if trace.head is None else dict(trace.head),
+        "notes": list(trace.notes),
+    }
+    path = directory / TRACE_FILE
+    write_atomically(path, json.dumps(description).encode())
+    return [*paths, strings, path]
+
+
+def _as_texts(strings: Sequence[str]) -> pa.Array | None:
+    """The strings for Arrow; None: not all are valid Unicode, or they are too long in all."""
+    try:
+        texts = pa.array(list(strings), pa.large_string())
+    except UnicodeEncodeError:
+        return None
+    return texts.cast(pa.string()) if texts.nbytes < MAX_TEXT_BYTES else None
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _save_table(table: Table, texts: pa.Array | None, path: Path) -> Path:
+    columns = {**table.columns, **{ORIGIN_PREFIX + name: array for name, array in table.origin.items()}}
+    text_columns = [name for name in columns if name in TEXT_COLUMNS and texts is not None]
+    arrays = [
+        _with_texts(column, texts) if name in text_columns else pa.array(column) for name, column in columns.items()
+    ]
+    schema = pa.schema(
+        [pa.field(name, array.type, nullable=name in text_columns) for name, array in zip(columns, arrays, strict=True)]
+    )
+    delta = {name: "DELTA_BINARY_PACKED" for name in columns if name in DELTA_COLUMNS}
+    _write(
+        path,
+        pa.Table.from_arrays(arrays, schema=schema),
+        {
+            "use_dictionary": [name for name in columns if name not in delta],
+            "column_encoding": delta,
+            # The smallest and largest text of a dictionary column cost more than all the rest.
+            "write_statistics": [name for name in columns if name not in text_columns],
+        },
+    )
+    return path
+
+
+def _with_texts(numbers: Array, texts: pa.Array) -> pa.DictionaryArray:
+    """Numbers of strings as the texts that occur; below 0: none."""
+    used = np.zeros(len(texts) + 1, np.bool_)
+    used[np.maximum(numbers, -1)] = True  # the last place is for "none"
+    chosen = np.flatnonzero(used[:-1])
+    codes = np.zeros(len(texts) + 1, np.int32)
+    codes[chosen] = np.arange(len(chosen), dtype=np.int32)
+    none = numbers < 0
+    indices = pa.array(codes[np.maximum(numbers, -1)], mask=none if none.any() else None)
+    return pa.DictionaryArray.from_arrays(indices, texts.take(pa.array(chosen)))
+
+
+def _write(path: Path, table: pa.Table, encoding: Mapping[str, Any]) -> None:
+    with atomic_file(path) as file:
+        pq.write_table(
+            table,
+            file,
+            compression=COMPRESSION,
+            compression_level=COMPRESSION_LEVEL,
+            dictionary_pagesize_limit=DICTIONARY_BYTES,
+            row_group_size=ROW_GROUP_ROWS,
+            **encoding,
+        )
+
+
+# ------------------------------------------------------------ reading
+
+
+def load_columns(directory: Path, fetch: Fetch | None = None) -> Trace:
+    """Opens what save_columns wrote. Raises SpoolError, also later, when a file that is wanted cannot be read.
+
+    fetch: brings a file of this name into the folder, if it is not there yet; called before a file is looked at, but
+    for trace.json, which is there.
+    """
+    try:
+        values = json.loads((directory / TRACE_FILE).read_bytes())
+        version = values["format_version"]
+        if version not in READABLE_VERSIONS:
+            raise SpoolError(
+                f"{directory}: a stored trace of format {version}, this version reads "
+                f"{' and '.join(map(str, READABLE_VERSIONS))}: use the kinetod that stored it, or record again"
+            )
+        return _trace(directory, checked_description(values), fetch)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise SpoolError(f"cannot read the stored trace in {directory}: {exc}") from exc
+
+
+def _trace(directory: Path, values: Mapping[str, Any], fetch: Fetch | None) -> Trace:
+    strings: Sequence[str]
+    if values["format_version"] == 2:
+        strings = tuple(values["strings"])
+        files = {kind: _StoredFile(directory / f"{kind}.parquet", None, fetch) for kind in values["tables"]}
+        stored = {kind: _StoredTable(kind, file, strings) for kind, file in files.items()}
+    else:
+        strings = StoredStrings(directory / STRINGS_FILE, **values["strings"], fetch=fetch)
+        stored = {
+            kind: _StoredTable(kind, _StoredFile(directory / f"{kind}.parquet", entry["bytes"], fetch), strings, entry)
+            for kind, entry in values["tables"].items()
+        }
+    return Trace(
+        target=TargetInfo.from_json(json.dumps(values["target"])),
+        strings=strings,
+        tables=StoredTables(stored),
+        window_start_ns=values["window_start_ns"],
+        window_end_ns=values["window_end_ns"],
+        devices=tuple(values["devices"]),
+        versions=values["versions"],
+        losses=Losses(**values["losses"]),
+        sample_period_ns=values["sample_period_ns"],
+        head=values.get("head"),
+        notes=tuple(values.get("notes", ())),
+    )
+
+
+class _StoredFile:
+    """One file of a stored trace. Its size is looked at at once, or when it has been fetched."""
+
+    def __init__(self, path: Path, size: int | None, fetch: Fetch | None) -> None:
+        self.place = path
+        self._size = size
+        self._fetch = fetch
+        if fetch is None:
+            self._check()
+
+    def path(self) -> Path:
+        """Where it is, now that it is there. Raises SpoolError, and what fetching raises."""
+        if self._fetch is not None:
+            self._fetch(self.place.name)
+            self._fetch = None
+            self._check()
+        return self.place
+
+    def _check(self) -> None:
+        found = self.place.stat().st_size
+        if self._size not in (None, found):
+            raise SpoolError(f"{self.place} has {found} bytes, not {self._size}: it was cut off or is of another trace")
+
+
+class StoredStrings(Sequence[str]):
+    """The strings of a stored trace, read when the first one is wanted. Raises SpoolError then."""
+
+    def __init__(self, path: Path, count: int, bytes: int, fetch: Fetch | None = None) -> None:
+        self._file = _StoredFile(path, bytes, fetch)
+        self._count = count
+        self._array: pa.Array | None = None
+        self._list: tuple[str, ...] | None = None
+
+    def arrow(self) -> pa.Array:
+        """All of them as Arrow's array of texts, or of bytes if some are not valid Unicode."""
+        if self._array is None:
+            path = self._file.path()
+            array = _read_column(path, "text").combine_chunks()
+            if len(array) != self._count or array.null_count:
+                raise SpoolError(f"{path}: {len(array) - array.null_count} strings, not {self._count}")
+            self._array = array
+        return self._array
+
+    def _texts(self) -> tuple[str, ...]:
+        if self._list is None:
+            array = self.arrow()
+            try:
+                self._list = tuple(
+                    value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+                    for value in array.to_pylist()
+                )
+            except (ValueError, AttributeError) as exc:
+                raise SpoolError(f"cannot read {self._file.place}: {exc}") from exc
+        return self._list
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        return self._texts()[index]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._texts() == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class StoredTables(Mapping[str, Table]):
+    """The tables of a stored trace; each column is read when it is looked at."""
+
+    def __init__(self, stored: Mapping[str, "_StoredTable"]) -> None:
+        self._stored = stored
+        self._tables: dict[str, Table] = {}
+
+    def __getitem__(self, kind: str) -> Table:
+        if kind not in self._tables:
+            self._tables[kind] = self._stored[kind].table()
+        return self._tables[kind]
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
+class _StoredTable:
+    """The table of one file, which is looked into when a column is wanted."""
+
+    def __init__(
+        self, kind: str, file: _StoredFile, strings: Sequence[str], described: Mapping[str, Any] | None = None
+    ) -> None:
+        self._kind = kind
+        self._stored = file
+        self._place = file.place
+        self._strings = strings
+        self._file: pq.ParquetFile | None = None
+        if described is None:  # format 2 does not say
+            described = {"rows": self._opened().metadata.num_rows, "columns": self._names(), "origin": {}}
+        self._rows: int = described["rows"]
+        self._columns = frozenset(described["columns"])
+        self._origin = {name: np.dtype(text) for name, text in described["origin"].items()}
+
+    def table(self) -> Table:
+        """Its columns are read when they are looked at."""
+        types = {column.name: np.dtype(column.dtype) for column in SCHEMAS[self._kind]}
+        columns = LazyColumns(list(types), self._rows, lambda name: self._read(name, types[name]))
+        origin = LazyColumns(
+            list(self._origin), self._rows, lambda name: self._read(ORIGIN_PREFIX + name, self._origin[name])
+        )
+        return Table(self._kind, columns, origin if self._origin else {})
+
+    def _opened(self) -> pq.ParquetFile:
+        if self._file is None:
+            path = self._stored.path()
+            try:
+                self._file = pq.ParquetFile(path, memory_map=True)
+            except (OSError, ValueError, pa.ArrowException) as exc:  # ValueError: a name that is no UTF-8
+                raise SpoolError(f"cannot read {path}: {exc}") from exc
+        return self._file
+
+    def _names(self) -> list[str]:
+        """Of the file's columns. Raises SpoolError."""
+        try:
+            return list(self._opened().schema_arrow.names)
+        except (ValueError, pa.ArrowException) as exc:
+            raise SpoolError(f"cannot read {self._place}: {exc}") from exc
+
+    def _read(self, name: str, dtype: np.dtype[Any]) -> Array:
+        """One column. Raises SpoolError."""
+        file = self._opened()
+        if file.metadata.num_rows != self._rows:  # before anything of that length is made
+            raise SpoolError(f"{self._place} has {file.metadata.num_rows} rows, not {self._rows}")
+        if name not in self._columns and not name.startswith(ORIGIN_PREFIX):
+            return np.full(self._rows, _ABSENT.get(name, 0), dtype)
+        try:
+            stored = file.read(columns=[name])[name]
+            if pa.types.is_dictionary(stored.type) or pa.types.is_string(stored.type):
+                column = self._as_numbers(stored)
+            else:
+                column = _plain_numbers(stored, dtype)
+        except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
+            raise SpoolError(f"cannot read {name} of {self._place}: {exc}") from exc
+        found: Array = column.astype(dtype, copy=False)
+        if name in TEXT_COLUMNS and len(found) and not -1 <= found.min() <= found.max() < len(self._strings):
+            raise SpoolError(f"{self._place}: {name} has numbers of strings that are not there")
+        return found
+
+    def _as_numbers(self, stored: pa.ChunkedArray) -> Array:
+        """The numbers of these texts among the strings of the trace."""
+        if not pa.types.is_dictionary(stored.type):
+            stored = stored.dictionary_encode()
+        if not isinstance(self._strings, StoredStrings):
+            raise SpoolError(f"{self._place}: texts in a file of format 2")
+        known = self._strings.arrow()
+        parts = []
+        texts, numbers = None, np.empty(0, np.int32)
+        for chunk in stored.chunks:
+            if texts is None or not chunk.dictionary.equals(texts):
+                texts = chunk.dictionary
+                numbers = np.append(_column(pc.index_in(texts, value_set=known)), np.int32(NO_STRING))
+                if (numbers[:-1] < 0).any():
+                    raise SpoolError(f"{self._place}: texts that are not among the strings of the trace")
+            parts.append(numbers[_column(chunk.indices)])
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def _plain_numbers(stored: pa.ChunkedArray, dtype: np.dtype[Any]) -> Array:
+    """Raises ValueError for what is no column of such numbers."""
+    kind = stored.type
+    is_float = pa.types.is_floating(kind) and dtype.kind == "f"
+    if not (pa.types.is_integer(kind) or is_float or pa.types.is_boolean(kind)):
+        raise ValueError(f"its values are {kind}, not numbers")
+    if stored.null_count:
+        raise ValueError(f"{stored.null_count} of its values are missing")
+    column: Array = stored.to_numpy()
+    return column
+
+
+def _column(codes: pa.Array) -> Array:
+    """Arrow's int32 numbers; missing ones are -1."""
+    column: Array = (codes.fill_null(-1) if codes.null_count else codes).to_numpy()
+    return column
+
+
+def _read_column(path: Path, name: str) -> pa.ChunkedArray:
+    try:
+        return pq.read_table(path, columns=[name], memory_map=True)[name]
+    except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
+        raise SpoolError(f"cannot read {path}: {exc}") from exc
+
+
+def is_stored(path: Path) -> bool:
+    """Whether this folder holds a stored trace (of any version). A Chrome trace may be called trace.json too."""
+    try:
+        with (path / TRACE_FILE).open("rb") as file:
+            return file.read(64).lstrip().startswith(b'{"format_version"')
+    except OSError:
+        return False

@@ -1,0 +1,258 @@
+"""Parts of a trace that many analyses use: GPU activities, calls, which op launched what, training steps.
+
+Theory of operation
+    A GPU activity belongs to the call with its correlation id, and to the op that is the innermost one around that
+    call's start on its thread (attribution.py has the reasons). External ids are of use only where a trace has no
+    record of the call, and only if they are consistent: in some traces they are copies of the correlation ids.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.decode.iterations import PREFIX
+from kineto_trace.kernel_traits.kernel_types import communication_names, matches
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
+from kineto_trace.structure.nesting import Nested, nest_tables
+
+NOTHING = -1
+KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
+COLLECTIVE = '"Collective name"'  # an argument of kernels that NCCL launched for torch.distributed
+_CONSISTENT = 0.9
+_STEP = re.compile("^" + re.escape(PREFIX) + r"(\d+)$")
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """All kernels, copies and fills in the order of their starts (Unix ns).
+
+    kind: number into GPU_TABLES; row: in that table. track: dense number of (device, stream). call: place in Calls,
+    op: row of cpu_op; NOTHING: none. communication: a kernel that is a collective or a transfer between GPUs.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    row: Ints
+    start: Ints
+    end: Ints
+    name: npt.NDArray[np.int32]
+    device: Ints
+    stream: Ints
+    track: Ints
+    correlation: npt.NDArray[np.uint32]
+    call: Ints
+    op: Ints
+    communication: Flags
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """All runtime and driver calls, not sorted. kind: number into API_TABLES; row: in that table. op: row of cpu_op."""
+
+    kind: npt.NDArray[np.uint8]
+    row: Ints
+    start: Ints
+    end: Ints
+    name: npt.NDArray[np.int32]
+    thread: npt.NDArray[np.uint32]
+    correlation: npt.NDArray[np.uint32]
+    op: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); maybe none."""
+
+    number: Ints
+    start: Ints
+    end: Ints
+    thread: npt.NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The tree of cpu_op. place: of each row among the sorted ops; row: of each place."""
+
+    nested: Nested
+    place: Ints
+    row: Ints
+
+
+def ops(context: Context) -> Ops:
+    """Operators nested by thread."""
+    nested = nest_tables([context.trace.table("cpu_op")], context.trace.window_end_ns)
+    row = nested.order.astype(np.int64)
+    place = np.empty(len(row), np.int64)
+    place[row] = np.arange(len(row))
+    return Ops(nested, place, row)
+
+
+def calls(context: Context) -> Calls:
+    """Runtime and driver calls with the op around each."""
+    tables = [context.trace.table(kind) for kind in reversed(API_TABLES)]  # of equal correlations the runtime's counts
+
+    def joined(name: str) -> npt.NDArray[np.generic]:
+        return np.concatenate([table[name] for table in tables])
+
+    count = [len(table) for table in tables]
+    start = np.concatenate([table["start"] for table in tables])
+    thread = np.concatenate([table["thread"] for table in tables])
+    tree = context.get(ops)
+    found = tree.nested.innermost(thread, start).astype(np.int64)
+    op = np.where(found >= 0, tree.row[found], NOTHING) if len(tree.row) else np.full(len(start), NOTHING)
+    return Calls(
+        kind=np.repeat(np.array([1, 0], np.uint8), count),
+        row=np.concatenate([np.arange(n, dtype=np.int64) for n in count]),
+        start=start,
+        end=np.concatenate([table.end() for table in tables]),
+        name=np.concatenate([table["name"] for table in tables]),
+        thread=thread,
+        correlation=np.concatenate([table["correlation"] for table in tables]),
+        op=op,
+    )
+
+
+def gpu(context: Context) -> Gpu:
+    """GPU activities with the call and the op that each came from."""
+    tables = [context.trace.table(kind) for kind in GPU_TABLES]
+    columns = {
+        name: np.concatenate([t[name] for t in tables])
+        for name in ("start", "duration", "name", "device", "stream", "correlation", "external_id")
+    }
+    kind = np.repeat(np.arange(len(tables), dtype=np.uint8), [len(t) for t in tables])
+    row = np.concatenate([np.arange(len(t), dtype=np.int64) for t in tables])
+    order = np.argsort(columns["start"], kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    kind, row = kind[order], row[order]
+    called = context.get(calls)
+    call = lookup(columns["correlation"], called.correlation, np.arange(len(called)), NOTHING)
+    call[columns["correlation"] == 0] = NOTHING
+    op = np.where(call >= 0, called.op[call], NOTHING) if len(called) else np.full(len(call), NOTHING)
+    op = _by_external_id(context, columns["external_id"], columns["correlation"], call, op)
+    key = columns["device"].astype(np.int64) << 32 | columns["stream"].astype(np.int64)
+    return Gpu(
+        kind=kind,
+        row=row,
+        start=columns["start"],
+        end=columns["start"] + columns["duration"],
+        name=columns["name"],
+        device=columns["device"].astype(np.int64),
+        stream=columns["stream"].astype(np.int64),
+        track=np.unique(key, return_inverse=True)[1].astype(np.int64),
+        correlation=columns["correlation"],
+        call=call,
+        op=op,
+        communication=_communicates(context, kind, row),
+    )
+
+
+def _communicates(context: Context, kind: npt.NDArray[np.uint8], row: Ints) -> Flags:
+    found = np.zeros(len(row), np.bool_)
+    kernels = np.flatnonzero(kind == KERNEL)
+    found[kernels] = context.get(communication_kernels)[row[kernels]]
+    return found
+
+
+def communication_kernels(context: Context) -> Flags:
+    """For each kernel whether it communicates: by its name, or because the file describes its collective."""
+    table = context.trace.table("kernel")
+    named: Flags = context.get(communication_names)[table["name"]]
+    if "args" not in table.origin:
+        return named
+    texts = table.origin["args"]
+    described = np.zeros(len(context.trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
+    for number in np.unique(texts).tolist():
+        described[number] = number != NO_STRING and COLLECTIVE in context.trace.strings[number]
+    found: Flags = named | described[texts]
+    return found
+
+
+def call_owners(context: Context) -> Ints:
+    """For each of Calls the name (number of a string) of its op, else of the innermost annotation around it.
+
+    Optimizers and extensions launch kernels outside any op; captures attribute these to annotations in the same way.
+    """
+    called, annotations = context.get(calls), context.trace.table("user_annotation")
+    names = np.append(context.trace.table("cpu_op")["name"].astype(np.int64), NOTHING)
+    found: Ints = names[called.op]
+    missing = np.flatnonzero(found == NOTHING)
+    if len(missing) and len(annotations):
+        nested = nest_tables([annotations], context.trace.window_end_ns)
+        inside = nested.innermost(called.thread[missing], called.start[missing])
+        known = inside >= 0
+        found[missing[known]] = annotations["name"][nested.order[inside[known]]]
+    return found
+
+
+def owners(context: Context) -> Ints:
+    """For each of Gpu the name (number of a string) of the op or annotation that it belongs to; NOTHING: none."""
+    activity = context.get(gpu)
+    names = np.append(context.trace.table("cpu_op")["name"].astype(np.int64), NOTHING)
+    called: Ints = np.append(context.get(call_owners), NOTHING)
+    return np.where(activity.op >= 0, names[activity.op], called[activity.call])
+
+
+def _by_external_id(
+    context: Context, external: Ints, correlation: npt.NDArray[np.uint32], call: Ints, op: Ints
+) -> Ints:
+    """The ops of activities whose call is not in the trace, where external ids can be trusted."""
+    wanted = (call < 0) & (external != 0)
+    table = context.trace.table("cpu_op")
+    if not wanted.any() or not len(table):
+        return op
+    found = lookup(external.astype(np.uint64), table["id"].astype(np.uint64), np.arange(len(table)), NOTHING)
+    if np.mean(external[external != 0] == correlation[external != 0]) > 0.5:
+        return op
+    known = (op >= 0) & (external != 0)
+    if known.any() and np.mean(found[known] == op[known]) < _CONSISTENT:
+        return op
+    return np.where(wanted, found, op)
+
+
+def step_names(context: Context) -> Flags:
+    """For each string of the trace: whether an annotation of that name is a training step."""
+    return matches(context.trace.strings, _STEP)
+
+
+def steps(context: Context) -> Steps:
+    """The training steps that the host saw (gpu_user_annotation is no step)."""
+    names = context.trace.strings
+    found = {}
+    tables = [context.trace.table(kind) for kind in reversed(OP_TABLES)]
+    for table in tables:
+        for number in np.unique(table["name"]).tolist():
+            match = _STEP.match(names[number])
+            if match is not None:
+                found[number] = int(match[1])
+    chosen = [np.flatnonzero(np.isin(table["name"], list(found))) for table in tables]
+    start, end, thread, name = (
+        np.concatenate([column[rows] for column, rows in zip(part, chosen, strict=True)])
+        for part in (
+            [t["start"] for t in tables],
+            [t.end() for t in tables],
+            [t["thread"] for t in tables],
+            [t["name"] for t in tables],
+        )
+    )
+    order = np.argsort(start, kind="stable")
+    return Steps(
+        number=np.array([found[value] for value in name[order].tolist()], np.int64),
+        start=start[order],
+        end=end[order],
+        thread=thread[order],
+    )

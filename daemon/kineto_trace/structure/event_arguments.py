@@ -1,0 +1,157 @@
+"""Arguments of activities that have no column: what a file's row has beside the columns, as JSON text.
+
+Theory of operation
+    The rest of a row's arguments is one text ({"blocks per SM": 0.24, …} without the braces), a number into
+    Trace.strings: origin["args"], of operators the column `inputs`. Few rows differ there, so that each distinct text
+    is parsed once, and what all rows of a table have is an array of texts' numbers.
+
+    Arguments that do have a column (model/event_kinds.py) are asked for in the same way.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.id_sets import distinct
+from kineto_trace.model.context import Context
+from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, I32X3, KINDS, SIGNED_U32
+from kineto_trace.model.trace import NO_STRING, Table
+
+NOTHING = -1
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The texts of a table. text: for each row, the place in `objects`; NOTHING: the row has none.
+
+    objects: each distinct text as a dictionary. strings: its number in Trace.strings.
+    """
+
+    text: Ints
+    objects: Sequence[dict[str, Any]]
+    strings: Ints
+
+    def values(self, key: str) -> list[Any]:
+        """For each distinct text: the argument; None if it is missing or null."""
+        return [found.get(key) for found in self.objects]
+
+
+def arguments(context: Context, kind: str) -> Arguments:
+    """All texts of a table, parsed once."""
+    return context.get(_part(kind))
+
+
+def argument(context: Context, kind: str, key: str) -> Floats:
+    """For each row of a table: the argument as a number; NaN where it is missing or is none ("N/A").
+
+    kind: of the table, "kernel"; key: as Kineto spells it, "blocks per SM".
+    """
+    table = context.trace.table(kind)
+    found = _column(table, key)
+    parsed = arguments(context, kind)
+    if parsed.objects:
+        numbers = np.array([_number(value) for value in parsed.values(key)] + [np.nan])
+        found = np.where(np.isnan(found), numbers[parsed.text], found)
+    return found
+
+
+def argument_objects(context: Context, kind: str, key: str) -> tuple[Ints, list[Any]]:
+    """(for each row, the place in the list; the values of each distinct text: texts, lists, …). NOTHING: it has none.
+
+    Equal values may come more than once, for texts that differ in other arguments.
+    """
+    parsed = arguments(context, kind)
+    values = parsed.values(key)
+    missing = np.array([value is None for value in values] + [True])
+    return np.where(missing[parsed.text], NOTHING, parsed.text), values
+
+
+def argument_texts(context: Context, kind: str, key: str) -> tuple[Ints, list[str]]:
+    """(for each row, the place in the list; distinct texts): of an argument that is a text. NOTHING: it has none.
+
+    Values that are no texts are given as JSON.
+    """
+    places, values = argument_objects(context, kind, key)
+    numbers: dict[str, int] = {}
+    texts = [None if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
+    merged = np.array(
+        [NOTHING if text is None else numbers.setdefault(text, len(numbers)) for text in texts] + [NOTHING], np.int64
+    )
+    return merged[places], list(numbers)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """JSON members without their braces, as a dictionary; empty if they are no JSON."""
+    try:
+        found = json.loads("{" + text + "}", strict=False)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def has_column(table: Table, key: str) -> Flags:
+    """Which rows have this argument in a column; of rows that are no file's all do."""
+    if "present" not in table.origin:
+        return np.ones(len(table), np.bool_)
+    bits = sum(1 << (FIRST_ARG_BIT + place) for place, arg in enumerate(KINDS[table.kind]) if arg.key == key)
+    found: Flags = table.origin["present"] & np.uint64(bits) != 0
+    return found
+
+
+@cache
+def _part(kind: str) -> Callable[[Context], Arguments]:
+    def part(context: Context) -> Arguments:
+        return _parsed(context, kind)
+
+    return part
+
+
+def _parsed(context: Context, kind: str) -> Arguments:
+    table = context.trace.table(kind)
+    numbers = table.columns["inputs"] if "inputs" in table.columns else table.origin.get("args")
+    if numbers is None or not len(numbers):
+        return Arguments(np.full(len(table), NOTHING, np.int64), [], np.zeros(0, np.int64))
+    found = np.sort(distinct(numbers[numbers != NO_STRING]).astype(np.int64))
+    places = np.full(int(found[-1]) + 2 if len(found) else 1, NOTHING, np.int64)
+    places[found] = np.arange(len(found))
+    strings = context.trace.strings
+    return Arguments(places[numbers], [parse(strings[number]) for number in found.tolist()], found)
+
+
+def _column(table: Table, key: str) -> Floats:
+    """The argument where a column has it."""
+    found = np.full(len(table), np.nan)
+    present = table.origin.get("present")
+    for place, arg in enumerate(KINDS.get(table.kind, ())):
+        if arg.key != key or arg.type in (BOOL, I32X3) or present is None:
+            continue
+        column = table.columns.get(arg.column)
+        column = table.origin.get(arg.column) if column is None else column
+        if column is None and arg.column == "external_id":
+            column = table.columns.get("id")  # ops: it is their id
+        if column is not None and arg.type == SIGNED_U32:
+            column = column.view(np.int32)
+        if column is not None:
+            found = np.where(present >> np.uint64(FIRST_ARG_BIT + place) & np.uint64(1) != 0, column, found)
+    return found
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or value is None:
+        return np.nan
+    if isinstance(value, (int, float)):
+        return float(value) if abs(value) < 1e300 else np.nan
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return np.nan
+    return np.nan

@@ -1,0 +1,1 @@
+"""Defines how a view is declared, and the result table that it returns."""

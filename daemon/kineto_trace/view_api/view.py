@@ -1,0 +1,147 @@
+"""Views: analyses with a name, a description and columns with units, for Python, `kinetoctl report` and SQL.
+
+Theory of operation
+    A view is a function with the decorator @view. Of one trace it computes its columns; over several traces the
+    results of the ranks are put under each other, with the rank in front. A view over all ranks of a job has a
+    second function, `reduce`: the first one then computes of each trace what the second needs, any small value that
+    can be pickled (it may come from another process or host), so that memory is bounded by one rank's trace.
+
+    Options are keyword arguments with defaults. The figures are right by default. A view that knows `compat` gives
+    those of the TensorBoard profiler plug-in or of HTA where these differ, by the rules of these tools.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result, make_table
+
+_PACKED = ""  # no column is called so
+
+RANK = columns(("rank", "int", "", "rank of the process in its job"))
+
+
+class Compat(StrEnum):
+    """Whose figures to give where they differ."""
+
+    NONE = "none"
+    PLUGIN = "plugin"  # the TensorBoard profiler plug-in (torch-tb-profiler)
+    HTA = "hta"  # Holistic Trace Analysis (traceinsight)
+
+
+class Answer(NamedTuple):
+    """The columns of a view (arrays or lists), and what the reader must know of them."""
+
+    values: Mapping[str, Any]
+    notes: Sequence[str] = ()
+
+
+Reduce = Callable[..., Answer]  # of [(rank, partial), …] in the order of ranks, and the options that it names
+
+
+@dataclass(frozen=True)
+class View:
+    """One registered analysis. description: its docstring. reduce: None if it looks at each trace alone."""
+
+    name: str
+    function: Callable[..., Any]
+    columns: tuple[ResultColumn, ...]
+    compat: frozenset[Compat]
+    reduce: Reduce | None
+
+    @property
+    def description(self) -> str:
+        """What it computes, by which rule."""
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Its options and their defaults."""
+        functions = [self.function] + ([self.reduce] if self.reduce else [])
+        return {
+            name: parameter.default
+            for function in functions
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and name != "compat"
+        }
+
+    @property
+    def result_columns(self) -> tuple[ResultColumn, ...]:
+        """The columns of its results."""
+        return self.columns if self.reduce else (*RANK, *self.columns)
+
+    def partial(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Any:
+        """What one trace contributes. Raises ViewError for an unknown option or compat."""
+        self.check(compat, options)
+        return self.function(context, **self._chosen(self.function, compat, options))
+
+    def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
+        """The result of the contributions of all ranks: (rank, partial), put in the order of ranks."""
+        ordered = sorted(partials, key=lambda entry: entry[0])
+        if self.reduce is not None:
+            answer = self.reduce(ordered, **self._chosen(self.reduce, compat, options))
+            return make_result(self.name, self.columns, answer.values, answer.notes)
+        notes: list[str] = []
+        tables = []
+        for rank, answer in ordered:
+            table = self.packed(answer).values[_PACKED]
+            numbers = pa.array(np.full(table.num_rows, rank, np.int64))
+            tables.append(make_table(self.name, self.result_columns, {"rank": numbers, **_columns_of(table)}))
+            notes += [note if len(ordered) == 1 else f"rank {rank}: {note}" for note in answer.notes]
+        if not tables:
+            return make_result(self.name, self.result_columns, {column.name: [] for column in self.result_columns})
+        return Result(self.name, self.result_columns, pa.concat_tables(tables), tuple(notes))
+
+    def packed(self, partial: Any) -> Any:
+        """The contribution of a trace in the form in which it travels best: an Answer as one Arrow table."""
+        if self.reduce is not None or _PACKED in partial.values:
+            return partial
+        return Answer({_PACKED: make_table(self.name, self.columns, partial.values)}, tuple(partial.notes))
+
+    def __call__(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Result:
+        """The result for one trace. Raises ViewError."""
+        partial = self.partial(context, compat=compat, **options)
+        return self.combine([(context.rank, partial)], compat=compat, **options)
+
+    def _chosen(self, function: Callable[..., Any], compat: Compat, options: Mapping[str, Any]) -> dict[str, Any]:
+        known = inspect.signature(function).parameters
+        chosen = {name: value for name, value in options.items() if name in known}
+        return {**chosen, "compat": Compat(compat)} if "compat" in known else chosen
+
+    def check(self, compat: Compat, options: Mapping[str, Any]) -> None:
+        """Raises ViewError for an unknown option or compat."""
+        unknown = sorted(set(options) - set(self.options))
+        if unknown:
+            known = ", ".join(self.options) or "it has none"
+            raise ViewError(f"view {self.name} has no option {', '.join(unknown)}; there are: {known}")
+        if compat != Compat.NONE and compat not in self.compat:
+            known = ", ".join(sorted(self.compat)) or "none"
+            raise ViewError(f"view {self.name} has no figures of {compat}; it can follow: {known}")
+
+
+VIEWS: dict[str, View] = {}  # by name; kineto_trace.analysis.view_catalog fills it
+
+
+def view(
+    name: str, schema: tuple[ResultColumn, ...], *, compat: Sequence[Compat] = (), reduce: Reduce | None = None
+) -> Callable[[Callable[..., Any]], View]:
+    """Registers the decorated function, which takes a Context and its options, as a view."""
+
+    def register(function: Callable[..., Any]) -> View:
+        if name in VIEWS:
+            raise ValueError(f"two views are called {name}")
+        VIEWS[name] = View(name, function, schema, frozenset(compat), reduce)
+        return VIEWS[name]
+
+    return register
+
+
+def _columns_of(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))

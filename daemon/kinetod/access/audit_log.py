@@ -1,0 +1,127 @@
+"""The audit log: one JSON object per line for each request, to the journal or to a file of its own.
+
+Theory of operation
+    `write` never blocks: lines go to a file in a thread, in order, at most MAX_WAITING of them; without a file they
+    go through logging, which is the journal (priority notice) or standard error. A line that cannot be written to the
+    file goes there too, so that none is lost without a trace. The file is opened again with each reload (SIGHUP), as
+    logrotate wants it, is for its owner only, and is never reached over a link.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetod.base.errors import StartError
+from kinetod.base.logs import NOTICE
+from kinetod.base.safe_text import clean
+from kinetod.permissions.role_policy import Caller
+
+log = logging.getLogger("kinetod.audit")
+
+MAX_WAITING = 10_000
+MAX_TEXT_CHARS = 500
+_REOPEN = object()
+_END = object()
+
+
+class AuditLog:
+    """Where the lines go. Use `close` at the end."""
+
+    def __init__(self, path: Path | None, clock: Callable[[], int] = time.time_ns) -> None:
+        """Opens the file. Blocking. Raises StartError."""
+        self._clock = clock
+        self._path = path
+        self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        log.setLevel(NOTICE)  # whatever else is logged
+        if path is not None:
+            try:
+                file = _opened(path)
+            except OSError as exc:
+                raise StartError(f"the audit log {path} cannot be written: {exc.strerror}") from exc
+            self._thread = threading.Thread(target=self._write_lines, args=(file,), name="audit", daemon=True)
+            self._thread.start()
+
+    def write(self, call: str, decision: str, caller: Caller | None, /, **facts: Any) -> None:
+        """One line. decision: allowed, denied, or the reason code of another refusal; empty facts are left out."""
+        now_ns = self._clock()
+        line = json.dumps(
+            {"time_ns": now_ns, "call": call, "decision": decision, **_who(caller), **_shown(facts)},
+            ensure_ascii=True,
+            separators=(",", ":"),
+        )
+        if self._thread is None:
+            log.log(NOTICE, "%s", line)
+            return
+        try:
+            self._queue.put_nowait(line)
+        except queue.Full:
+            log.log(NOTICE, "%s", line)
+
+    def reopen(self) -> None:
+        """The file may have been moved away."""
+        if self._thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(_REOPEN)
+
+    def close(self) -> None:
+        """Writes what waits. Blocking."""
+        if self._thread is not None:
+            self._queue.put(_END)
+            self._thread.join()
+            self._thread = None
+
+    def _write_lines(self, file: int) -> None:
+        while (line := self._queue.get()) is not _END:
+            if line is _REOPEN:
+                file = self._reopened(file)
+                continue
+            try:
+                _write_all(file, line.encode() + b"\n")
+            except OSError as exc:
+                log.error("the audit log %s cannot be written: %s", self._path, exc.strerror)
+                log.log(NOTICE, "%s", line)
+        os.close(file)
+
+    def _reopened(self, old: int) -> int:
+        assert self._path is not None
+        try:
+            new = _opened(self._path)
+        except OSError as exc:
+            log.error("the audit log %s cannot be opened again, the old file stays: %s", self._path, exc.strerror)
+            return old
+        os.close(old)
+        return new
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags, 0o600)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _who(caller: Caller | None) -> dict[str, Any]:
+    if caller is None:
+        return {}
+    who: dict[str, Any] = {"via": str(caller.via), "uid": caller.uid, "user": caller.user, "pid": caller.pid}
+    who |= {"certificate": caller.name, "address": caller.address, "roles": sorted(map(str, caller.roles))}
+    return {name: value for name, value in who.items() if value not in ("", None)}
+
+
+def _shown(facts: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {}
+    for name, value in facts.items():
+        if value not in ("", None, [], {}):
+            shown[name] = clean(value, MAX_TEXT_CHARS) if isinstance(value, str) else value
+    return shown

@@ -1,0 +1,101 @@
+"""How many calls a caller has at a time, and what floods of them come to.
+
+Theory of operation
+    `entered` comes before anything of a call is read, by what the connection alone says: a uid, a certificate that
+    `access.certificates` names, else an address. So a call whose request never comes is counted as well.
+
+    A refused request still costs the loop some 0.2 ms. So whoever is refused for sending too many is not read from
+    for PENALTY_S for each: what it sends beyond its limits takes less than half a hundredth of the daemon's time, and
+    piles up on its own side. Its refusals are counted in the audit log (`log_tally`), not listed.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kinetod.access.audit_log import AuditLog
+from kinetod.access.callers import Auth, Callers, Standing
+from kinetod.base import metrics
+from kinetod.base.errors import Exhausted, KinetodError, Reason
+from kinetod.base.fair_slots import payer
+from kinetod.base.log_tally import Tally
+from kinetod.permissions.caller_limits import RequestRate, Shares
+from kinetod.permissions.role_policy import Caller
+
+PENALTY_S = 0.05
+FLOODS = frozenset({Reason.TOO_MANY_REQUESTS, Reason.TOO_MANY_CALLS})
+
+
+class Doorkeeper:
+    """Lets calls in. hold, vouch: see `Front`."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        calls: Shares,
+        rate: RequestRate,
+        audit: AuditLog,
+        *,
+        hold: Callable[[str, float], None],
+        vouch: Callable[[str, str], None] = lambda _connection, _user: None,
+    ) -> None:
+        self._callers = callers
+        self._calls = calls
+        self._rate = rate
+        self._audit = audit
+        self._hold = hold
+        self._vouch = vouch
+        self._tally = Tally(self._write)
+
+    async def introduced(self, connection: str, auth: Auth) -> None:
+        """Finds out whose call it is where only a token says so. Raises Exhausted."""
+        if user := await self._callers.introduce(connection, auth):
+            self._vouch(connection, user)
+
+    @contextlib.contextmanager
+    def entered(self, method: str, connection: str, auth: Auth, *, ungated: bool) -> Iterator[None]:
+        """Holds one of the caller's calls. ungated: of a method that passes no gate. Raises Exhausted."""
+        standing = self._callers.standing(connection, auth)
+        payer.set(standing.key)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._calls.one(standing.key, standing.who, admin=standing.admin))
+                if ungated:  # counted apart: a probe is not kept waiting by what the same user asks for elsewhere
+                    self._rate.take(f"{standing.key} {method}", standing.who)
+            except Exhausted as exc:
+                self.flooded(method, connection, standing, exc)
+                raise
+            if ungated:
+                self._tally.note((standing.key, method), self._line(method, "allowed", standing))
+            yield
+
+    def flooded(self, call: str, connection: str, who: Standing | Caller, error: KinetodError) -> None:
+        """A request was refused since there are too many of them."""
+        metrics.limited(str(error.reason))
+        line = self._line(call, "refused", who, reason=str(error.reason))
+        self._tally.note((who.key, call, error.reason), line)
+        self._hold(connection, PENALTY_S)
+
+    def unknown(self, call: str, connection: str, auth: Auth) -> None:
+        """A call was refused before it was known whose it is. Raises Exhausted if there are too many of them."""
+        standing = self._callers.standing(connection, auth)
+        try:
+            self._rate.take(f"{standing.key} unknown", standing.who)
+        except Exhausted as exc:
+            self.flooded(call, connection, standing, exc)
+            raise
+
+    def close(self) -> None:
+        """Writes what is counted and not written."""
+        self._tally.flush()
+
+    @staticmethod
+    def _line(call: str, decision: str, who: Standing | Caller, **facts: Any) -> dict[str, Any]:
+        caller = who if isinstance(who, Caller) else None
+        named = {} if caller is not None else {"via": str(who.via), "uid": who.uid, "address": who.address}
+        return {"call": call, "decision": decision, "caller": caller, **named, **facts}
+
+    def _write(self, line: Any) -> None:
+        facts = dict(line)
+        call, decision, caller = facts.pop("call"), facts.pop("decision"), facts.pop("caller", None)
+        self._audit.write(call, decision, caller, **facts)

@@ -1,0 +1,1 @@
+"""Accepts client connections, identifies the peer and limits the connection before gRPC sees it."""

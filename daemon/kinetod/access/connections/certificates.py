@@ -1,0 +1,145 @@
+"""The server's certificate and the authority of its clients, read again when the files change.
+
+gRPC asks at each handshake, in a thread of its own. Files that do not belong together, as in the middle of a renewal,
+are not taken: the certificates in use stay until what is there is whole.
+"""
+
+import contextlib
+import logging
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from kinetod.base.errors import StartError
+
+log = logging.getLogger(__name__)
+
+LOOK_PERIOD_S = 1.0  # how often to look at the files at most
+MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files: the server's chain and its key, and the authorities that sign clients."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Pem:
+    certificate: bytes
+    key: bytes
+    client_ca: bytes
+
+    def config(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.client_ca)
+
+
+class Certificates:
+    """What is in force now."""
+
+    def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads the files. Blocking. Raises StartError."""
+        self._files = files
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._looked = clock()
+        self._stamp = self._stamps()
+        try:
+            self._pem = _read(files)
+        except (OSError, ValueError) as exc:
+            raise StartError(f"TLS cannot be used: {exc}") from exc
+
+    def credentials(self, *, of_clients: bool = True) -> grpc.ServerCredentials:
+        """For a port. of_clients: those without a certificate of the authority do not get in; else nobody shows one."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._pem.config(),
+            self._fetch,  # type: ignore[arg-type]  # None is documented: what is in use stays
+            require_client_authentication=of_clients,
+        )
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """New certificates if there are any; called by gRPC in its threads."""
+        return self._pem.config() if self.look() else None
+
+    def look(self) -> bool:
+        """Reads the files again if they have changed; whether other certificates are in force now. Blocking."""
+        with self._lock:
+            now = self._clock()
+            if now - self._looked < LOOK_PERIOD_S:
+                return False
+            self._looked = now
+            stamp = self._stamps()
+            if stamp == self._stamp:
+                return False
+            try:
+                pem = _read(self._files)
+            except (OSError, ValueError) as exc:
+                log.warning("the new TLS files are not taken, those in use stay: %s", exc)
+                return False  # and are looked at again: they may be half-way
+            self._stamp = stamp
+            changed, self._pem = pem != self._pem, pem
+            if changed:
+                log.info("new TLS certificates are in use, from %s", self._files.certificate)
+            return changed
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        def stamp(path: Path) -> tuple[int, int, int]:
+            try:
+                status = path.stat()
+            except OSError:
+                return (0, 0, 0)
+            return (status.st_ino, status.st_mtime_ns, status.st_size)
+
+        return tuple(map(stamp, (self._files.certificate, self._files.key, self._files.client_ca)))
+
+
+def _read(files: TlsFiles) -> _Pem:
+    """Raises OSError, ValueError: also if the parts do not fit."""
+    pem = _Pem(*(_content(path) for path in (files.certificate, files.key, files.client_ca)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(cadata=pem.client_ca.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as exc:
+        raise ValueError(f"{files.client_ca} holds no certificates ({_words(exc)})") from exc
+    with contextlib.ExitStack() as stack:
+        certificate, key = (_in_memory(data, stack) for data in (pem.certificate, pem.key))
+        try:
+            context.load_cert_chain(certificate, key, password=_no_password)
+        except (ssl.SSLError, ValueError) as exc:
+            raise ValueError(
+                f"{files.certificate} and {files.key} are no certificate with its key ({_words(exc)})"
+            ) from exc
+    return pem
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def _in_memory(data: bytes, stack: contextlib.ExitStack) -> str:
+    """A path for the ssl module, which reads keys from files only; what is checked is then what is used."""
+    fd = os.memfd_create("pem", os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    os.write(fd, data)
+    return f"/proc/self/fd/{fd}"
+
+
+def _no_password() -> str:
+    raise ValueError("the key needs a passphrase; store it without one, readable for the daemon only")
+
+
+def _words(exc: Exception) -> str:
+    return getattr(exc, "reason", None) or str(exc)

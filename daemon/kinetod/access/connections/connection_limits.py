@@ -1,0 +1,265 @@
+"""How many connections the peers of the front have, how fast they make them, and who is not read from for a while.
+
+One peer cannot keep others out:
+- it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most
+  `max_per_peer` that speak, and sends at most BYTES_PER_SECOND. An eighth of all connections is kept for peers that
+  have none, one for administrators;
+- it begins at most CALLS_A_REQUEST times as many calls as it may make requests. gRPC does not see the others before
+  that (`proxied_connection`), so a flood of calls waits on its maker's side at no cost: to refuse one takes the loop
+  0.2 ms;
+- what it was held for it does not send all at once afterwards: its connections are read from again one by one, every
+  RELEASE_S, and so are those that it makes at the same time beyond AT_ONCE; each may end the peace for all of them;
+- what it is closed or held for is logged once, then counted: a flood of connections is none of the log.
+A peer that has a uid is one peer, however many connections it has; without one, each connection is held by itself,
+since a whole cluster may be behind one address. Where callers show tokens, `forwarded_ports` says whose connections go.
+"""
+
+import asyncio
+import collections
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kinetod.access.connections.forwarded_ports import Tunnels
+from kinetod.access.peers import Peer
+from kinetod.base import metrics
+from kinetod.base.log_tally import Tally
+from kinetod.permissions.caller_limits import Debts, RequestRate, full, less
+from kinetod.permissions.role_policy import Via
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 4096  # of all peers
+CONNECTIONS_PER_SECOND = 32  # of one user; the burst is four times as many
+ADDRESS_CONNECTIONS_PER_SECOND = 128  # of one address, behind which many may be
+BYTES_PER_SECOND = 4 << 20  # the largest request has 1 MiB
+BURST_BYTES = 16 << 20
+CALLS_A_REQUEST = 4  # that a peer may begin for each request that it may make; the others would be refused
+# So many seconds' worth of calls may begin at once, and after a pause; or so many calls, where that is more.
+BURST_CALLS_S, BURST_CALLS = 0.2, 8
+NEXT_CALLS_S, NEXT_CALLS = 0.04, 1
+MAX_HOLD_S = 30.0
+RELEASE_S = 0.005
+AT_ONCE = 8  # connections that a peer joins at the same time without being held
+
+
+class Held(Protocol):
+    """A connection that can be held."""
+
+    peer: Peer
+    name: str
+    user: str
+
+    def end(self) -> None:
+        """Closes it."""
+
+    def hold(self) -> None:
+        """Reads nothing from it."""
+
+    def release(self) -> None:
+        """Reads again."""
+
+
+class _Group:
+    """Connections that are held together. held: those that are, in the order in which they are let go again."""
+
+    def __init__(self) -> None:
+        self.connections: set[Held] = set()
+        self.held: dict[Held, None] = {}
+        self.until: float | None = None  # None: nothing is held
+
+    def hold_all(self) -> None:
+        """Those that are read from come last in the order."""
+        for each in self.connections - self.held.keys():
+            self.hold(each)
+
+    def hold(self, connection: Held) -> None:
+        """One of them."""
+        self.held[connection] = None
+        connection.hold()
+
+    def discard(self, connection: Held) -> None:
+        """It is gone."""
+        self.connections.discard(connection)
+        self.held.pop(connection, None)
+
+
+class Crowd:
+    """Counts. is_admin: a peer that is never kept out."""
+
+    def __init__(
+        self,
+        *,
+        max_per_peer: Callable[[], int],
+        requests_per_second: Callable[[], int],
+        is_admin: Callable[[Peer], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_per_peer = max_per_peer
+        self._requests_per_second = requests_per_second
+        self._is_admin = is_admin
+        self._clock = clock
+        self._rate = RequestRate(lambda: CONNECTIONS_PER_SECOND, clock)
+        self._address_rate = RequestRate(lambda: ADDRESS_CONNECTIONS_PER_SECOND, clock)
+        self._open: collections.Counter[str] = collections.Counter()
+        self._speaking: collections.Counter[str] = collections.Counter()
+        self._sent = Debts(clock, MAX_CONNECTIONS)  # in bytes
+        self._joined = Debts(clock, MAX_CONNECTIONS)  # connections
+        self._begun = Debts(clock, MAX_CONNECTIONS)  # calls
+        self._groups: dict[str, _Group] = {}  # of those that speak, by whom they are held with
+        self._tunnels = Tunnels()
+        self._tally = Tally(_log)
+
+    @property
+    def speaking(self) -> int:
+        """Connections that have said something."""
+        return self._speaking.total()
+
+    def may_open(self, peer: Peer) -> bool:
+        """Whether this peer may make one more connection."""
+        if self._is_admin(peer):
+            return True
+        rate = self._rate if peer.uid is not None else self._address_rate
+        if rate.late_s(peer.key):
+            self._refused(peer, "CONNECTION_RATE", "it makes too many a second")
+            return False
+        held, used = self._open[peer.key], self._open.total()
+        if full(held, used, own=MAX_CONNECTIONS, in_all=MAX_CONNECTIONS, admin=False) is not None:
+            self._refused(peer, "CONNECTIONS", f"there are {used}")
+            return False
+        return True
+
+    def opened(self, peer: Peer) -> None:
+        """It has made one."""
+        self._open[peer.key] += 1
+
+    def may_speak(self, connection: Held) -> bool:
+        """Whether a connection that has said something may go on; it counts from now on if so."""
+        key, admin = connection.peer.key, self._is_admin(connection.peer)
+        held, used = self._speaking[key], self._speaking.total()
+        if tunnelled := connection.peer.via is Via.KUBERNETES:
+            self._tunnels.make_room(key, self._max_per_peer())
+            held = self._tunnels.count(key)  # without those that are being ended
+        if full(held, used, own=self._max_per_peer(), in_all=MAX_CONNECTIONS, admin=admin) is not None:
+            why = f"it has {held} of {self._max_per_peer()} (access.max_connections), all together have {used}"
+            self._refused(connection.peer, "CONNECTIONS", why)
+            return False
+        self._speaking[key] += 1
+        if tunnelled:
+            self._tunnels.add(connection)
+        return True
+
+    def closed(self, connection: Held, *, spoke: bool) -> None:
+        """A connection is gone."""
+        less(self._open, connection.peer.key)
+        if spoke:
+            less(self._speaking, connection.peer.key)
+        self._tunnels.remove(connection)
+        name = _group(connection)
+        if (group := self._groups.get(name)) is not None:
+            group.discard(connection)
+            if not group.connections and group.until is None:
+                del self._groups[name]
+
+    def joined(self, connection: Held) -> None:
+        """It has said something: it may be joined to gRPC, unless its peer is held or has joined many just now."""
+        name = _group(connection)
+        group = self._groups.setdefault(name, _Group())
+        group.connections.add(connection)
+        if self._is_admin(connection.peer):
+            return
+        many = self._joined.add(name, 1, 1 / RELEASE_S) > AT_ONCE
+        if many or group.until is not None:
+            group.hold(connection)
+            self._hold_until(name, group, RELEASE_S if group.until is None else 0.0)
+
+    def may_begin(self, connection: Held) -> int:
+        """How many calls a connection may begin now."""
+        if self._is_admin(connection.peer):
+            return sys.maxsize
+        begun = self._begun.add(_group(connection), 0, self._calls_per_second)
+        return max(0, int(self._burst_calls - begun))
+
+    @property
+    def _calls_per_second(self) -> int:
+        return CALLS_A_REQUEST * self._requests_per_second()
+
+    @property
+    def _burst_calls(self) -> float:
+        return max(BURST_CALLS, BURST_CALLS_S * self._calls_per_second)
+
+    def hold_back(self, connection: Held) -> None:
+        """It would begin more calls than it may: it is held until there is room for some."""
+        rate = self._calls_per_second
+        room = self._burst_calls - self._begun.add(_group(connection), 0, rate)
+        self._slowed(connection, "CALLS", "begins too many calls a second")
+        self.hold(connection, max(0.0, max(NEXT_CALLS, rate * NEXT_CALLS_S) - room) / rate)
+
+    def received(self, connection: Held, size: int, calls: int) -> None:
+        """So many bytes came, and calls began in them."""
+        if self._is_admin(connection.peer):
+            return
+        group = _group(connection)
+        if calls:
+            self._begun.add(group, calls, self._calls_per_second)
+        sent = self._sent.add(group, size, BYTES_PER_SECOND)
+        if sent > BURST_BYTES:
+            self._slowed(connection, "BYTES", "sends too much")
+            self.hold(connection, (sent - BURST_BYTES) / BYTES_PER_SECOND)
+
+    def hold(self, connection: Held, seconds: float) -> None:
+        """Reads nothing of this peer for so long, after what it is held for already; at most MAX_HOLD_S."""
+        if self._is_admin(connection.peer):
+            return
+        name = _group(connection)
+        group = self._groups.setdefault(name, _Group())
+        group.hold_all()
+        self._hold_until(name, group, seconds)
+
+    def _hold_until(self, name: str, group: _Group, seconds: float) -> None:
+        now, until = self._clock(), group.until
+        group.until = min(now + MAX_HOLD_S, (now if until is None else max(now, until)) + seconds)
+        if until is None:
+            asyncio.get_running_loop().call_later(seconds, self._due, name)
+
+    def _due(self, name: str) -> None:
+        group = self._groups[name]
+        assert group.until is not None
+        left = group.until - self._clock()
+        if left <= 0 and group.held:
+            first = next(iter(group.held))
+            del group.held[first]
+            first.release()
+            group.until = max(group.until, self._clock() + RELEASE_S)  # it may have been held again at once
+            left = group.until - self._clock()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self._due, name)
+            return
+        group.until = None
+        if not group.connections:
+            del self._groups[name]
+
+    def unknown(self, door: str, why: str) -> None:
+        """Somebody whom nobody can name was refused at that address."""
+        self._tally.note((door, why), {"text": f"a connection to {door} was refused: {why}"})
+
+    def _refused(self, peer: Peer, limit: str, why: str) -> None:
+        self._limited(peer.key, limit, f"a connection of {peer.key} was refused: {why}")
+
+    def _slowed(self, connection: Held, limit: str, why: str) -> None:
+        self._limited(_group(connection), limit, f"{connection.peer.key} {why} and is read more slowly")
+
+    def _limited(self, who: str, limit: str, text: str) -> None:
+        metrics.limited(limit)
+        self._tally.note((who, limit), {"text": text})
+
+
+def _group(connection: Held) -> str:
+    return connection.peer.key if connection.peer.uid is not None else connection.name
+
+
+def _log(line: Mapping[str, Any]) -> None:
+    more = f" ({line['count']} more)" if "count" in line else ""
+    log.warning("%s%s", line.get("text", "more connections were refused"), more)

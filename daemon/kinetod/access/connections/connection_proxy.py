@@ -1,0 +1,341 @@
+"""Where clients connect: every connection is identified and counted before gRPC sees it.
+
+Theory of operation
+    gRPC for Python shows nothing of a Unix peer and limits no connections. So the daemon itself listens at the
+    addresses of `server.listen`, and gRPC at Unix sockets in a folder that only the daemon's user can enter. A
+    connection is accepted, its peer identified by the kernel (`peers`), and joined to one of our own to gRPC, whose
+    end is bound to a name in the abstract namespace that is random and new each time. That name is what gRPC's
+    `context.peer()` shows; `peer` finds the one who is behind it. A client needs no token and no library of ours.
+
+    Whoever could bind such a name first would have to guess it; whoever connects to gRPC's own sockets has no name
+    that we know and is refused as not identified.
+
+    One peer cannot keep others out:
+    - a connection is not passed on before its first byte; the oldest of a peer's silent ones is closed when it has
+      more than MAX_SILENT_PER_PEER, and each after FIRST_BYTE_S. A peer with silent ones can still connect;
+    - how many connections a peer has, how fast it makes them, how much it sends and how many calls it begins is
+      limited (`connection_limits`);
+    - gRPC closes those that do not finish the handshake (see `rpc.server`);
+    - neither direction holds more than some HIGH_WATER_BYTES: a side that is not read is not read from
+      (`proxied_connection`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetod.access.connections.connection_limits import Crowd
+from kinetod.access.connections.proxied_connection import Client, log_failure
+from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix, with_groups
+from kinetod.agents.link import remove_stale_socket
+from kinetod.base.errors import StartError
+from kinetod.config.settings import ListenAddress
+from kinetod.permissions.role_policy import Via
+
+log = logging.getLogger(__name__)
+
+MAX_SILENT_PER_PEER = 64
+MAX_LOOKED_UP = 256  # connections over loopback whose user is being found out
+BACKLOG = 4096  # the kernel's usual most: a flood is accepted and closed faster than it comes
+ACCEPT_S = 0.0002  # at a time: some ten connections that are closed at once; calls wait for it a few times
+RETRY_ACCEPT_S = 0.2
+PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET = "plain", "tls", "tls-token"  # gRPC's own, in the private folder
+_SOCKETS = (PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET)
+
+
+class PrivateFolder:
+    """The folder of gRPC's own sockets, and names for them that are short however long its path is."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder, or takes the one that a killed daemon left. Raises StartError."""
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            status = os.fstat(self._fd)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise StartError(f"{path} is open to others than this user; remove it")
+            for name in _SOCKETS:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._fd)
+        except OSError as exc:
+            raise StartError(f"cannot make the folder {path}: {exc.strerror}") from exc
+        self._path = path
+
+    def socket_path(self, name: str) -> str:
+        """Of one socket; good in this process only."""
+        return f"/proc/self/fd/{self._fd}/{name}"
+
+    def close(self) -> None:
+        """Removes it."""
+        for name in _SOCKETS:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+        os.close(self._fd)
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """One address to listen at. tls: who it is comes from a certificate; tokens: from a Kubernetes token instead."""
+
+    address: ListenAddress
+    tls: bool = False
+    tokens: bool = False
+
+    @property
+    def upstream(self) -> str:
+        """The socket of gRPC's that connections go to."""
+        if not self.tls:
+            return PLAIN_SOCKET
+        return TLS_TOKEN_SOCKET if self.tokens else TLS_SOCKET
+
+
+class Front:
+    """Listens for clients."""
+
+    def __init__(
+        self,
+        doors: Iterable[Door],
+        folder: PrivateFolder,
+        *,
+        socket_mode: int,
+        lets_in: Callable[[Peer], bool],
+        max_per_peer: Callable[[], int],
+        requests_per_second: Callable[[], int],
+        is_admin: Callable[[Peer], bool],
+    ) -> None:
+        """lets_in: whether a local peer may connect at all; is_admin: it is never kept out by limits."""
+        self._doors = list(doors)
+        self._folder = folder
+        self._socket_mode = socket_mode
+        self._lets_in = lets_in
+        self.crowd = Crowd(max_per_peer=max_per_peer, requests_per_second=requests_per_second, is_admin=is_admin)
+        self._listeners: list[_Listener] = []
+        self._named: dict[str, Client] = {}
+        self._lookups = ThreadPoolExecutor(1, "peers")
+        self._looked_up = 0
+        self._silent: dict[str, dict[Client, None]] = {}  # by peer, oldest first
+        self._open: set[Client] = set()
+
+    async def start(self) -> None:
+        """Raises StartError."""
+        for door in self._doors:
+            for sock in await _bound(door.address, self._socket_mode):
+                self._listeners.append(_Listener(sock, door, self._accepted))
+
+    def mend(self) -> list[str]:
+        """Makes sockets again that somebody has removed; says what cannot be mended."""
+        problems = []
+        for number, listener in enumerate(self._listeners):
+            path = listener.door.address.path
+            if path is None or path.is_socket():
+                continue
+            try:
+                sock = _bound_unix(path, self._socket_mode)
+            except StartError as exc:
+                problems.append(f"clients cannot connect: {path} is gone; {exc}")
+                continue
+            log.warning("the socket %s was gone; it has been made again", path)
+            listener.close()
+            self._listeners[number] = _Listener(sock, listener.door, self._accepted)
+        return problems
+
+    def peer(self, name: str) -> Peer | None:
+        """Who is behind a connection that gRPC shows as `name`."""
+        client = self._named.get(name)
+        return client.peer if client is not None else None
+
+    def hold(self, name: str, seconds: float) -> None:
+        """Reads nothing of the peer that gRPC shows as `name` for so long."""
+        if (client := self._named.get(name)) is not None:
+            self.crowd.hold(client, seconds)
+
+    def vouch(self, name: str, user: str) -> None:
+        """The connection that gRPC shows as `name` has shown a token of this user."""
+        if (client := self._named.get(name)) is not None:
+            client.user = user
+
+    def stop_accepting(self) -> None:
+        """No new connections."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for door in self._doors:
+            if door.address.path is not None:
+                with contextlib.suppress(OSError):
+                    door.address.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.stop_accepting()
+        for client in list(self._open):
+            client.end()
+        self._lookups.shutdown(wait=False)
+
+    # connections
+
+    def _accepted(self, sock: socket.socket, door: Door) -> None:
+        if door.address.path is not None:
+            try:
+                peer = of_unix(sock)
+                if not self.crowd.may_open(peer):
+                    sock.close()
+                    return
+                peer = with_groups(peer, sock)
+            except (OSError, Unidentified) as exc:
+                self.crowd.unknown(str(door.address), str(exc))
+                sock.close()
+                return
+            self._admit(sock, door, peer)
+        elif self._looked_up >= MAX_LOOKED_UP:
+            sock.close()
+        else:
+            task = asyncio.create_task(self._accept_tcp(sock, door))
+            task.add_done_callback(log_failure)
+
+    async def _accept_tcp(self, sock: socket.socket, door: Door) -> None:
+        self._looked_up += 1
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            near, far = sock.getsockname()[:2], sock.getpeername()[:2]
+            if door.tokens:
+                peer = Peer(via=Via.KUBERNETES, address=far[0])
+            elif door.tls:
+                peer = Peer(via=Via.TLS, address=far[0])
+            else:
+                peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
+        except (OSError, Unidentified) as exc:
+            log.warning("a connection to %s was refused: %s", door.address, exc)
+            sock.close()
+            return
+        finally:
+            self._looked_up -= 1
+        if self.crowd.may_open(peer):
+            self._admit(sock, door, peer)
+        else:
+            sock.close()
+
+    def _admit(self, sock: socket.socket, door: Door, peer: Peer) -> None:
+        if peer.uid is not None and not self._lets_in(peer):
+            log.warning("a connection of %s was refused", peer.key)
+            sock.close()
+            return
+        self.crowd.opened(peer)
+        silent = self._silent.setdefault(peer.key, {})
+        if len(silent) >= MAX_SILENT_PER_PEER:
+            next(iter(silent)).end()
+            silent = self._silent.setdefault(peer.key, {})
+        client = Client(self, peer, self._folder.socket_path(door.upstream), in_clear=not door.tls)
+        silent[client] = None
+        self._open.add(client)
+        task = asyncio.create_task(client.start(sock))
+        task.add_done_callback(log_failure)
+
+    def spoke(self, client: Client) -> bool:
+        """The first byte has come; whether the connection may go on."""
+        self._no_longer_silent(client)
+        client.counted = self.crowd.may_speak(client)
+        return client.counted
+
+    def _no_longer_silent(self, client: Client) -> None:
+        silent = self._silent.get(client.peer.key, {})
+        silent.pop(client, None)
+        if not silent:
+            self._silent.pop(client.peer.key, None)
+
+    def named(self, client: Client, name: str) -> None:
+        """gRPC will know the connection by this name."""
+        self._named[name] = client
+
+    def ending(self, client: Client) -> None:
+        """A connection is being closed."""
+        self._no_longer_silent(client)
+
+    def ended(self, client: Client) -> None:
+        """A connection is closed."""
+        if client not in self._open:
+            return
+        self._open.discard(client)
+        self._no_longer_silent(client)
+        self._named.pop(client.name, None)
+        self.crowd.closed(client, spoke=client.counted)
+
+
+class _Listener:
+    """One listening socket on the loop."""
+
+    def __init__(self, sock: socket.socket, door: Door, accepted: Callable[[socket.socket, Door], None]) -> None:
+        self._sock = sock
+        self.door = door
+        self._accepted = accepted
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._acceptable)
+
+    def _acceptable(self) -> None:
+        end = time.monotonic() + ACCEPT_S
+        while time.monotonic() < end:
+            try:
+                sock, _address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:  # out of descriptors or memory: try again soon instead of spinning
+                log.error("cannot accept clients: %s; trying again", exc.strerror)
+                self._loop.remove_reader(self._sock.fileno())
+                self._loop.call_later(RETRY_ACCEPT_S, self._resume)
+                return
+            sock.setblocking(False)
+            self._accepted(sock, self.door)
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.add_reader(self._sock.fileno(), self._acceptable)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+
+async def _bound(address: ListenAddress, socket_mode: int) -> list[socket.socket]:
+    """Listening sockets. Raises StartError."""
+    if address.path is not None:
+        return [_bound_unix(address.path, socket_mode)]
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    try:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _name, where in dict.fromkeys(found):
+            sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+    except OSError as exc:
+        for sock in sockets:
+            sock.close()
+        raise StartError(f"cannot listen on {address}: {exc.strerror or exc}; is it in use?") from exc
+    return sockets
+
+
+def _bound_unix(path: Path, mode: int) -> socket.socket:
+    remove_stale_socket(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    old_mask = os.umask(0o777 & ~mode)
+    try:
+        sock.bind(str(path))
+        sock.listen(BACKLOG)
+    except OSError as exc:
+        sock.close()
+        raise StartError(f"cannot listen on {path}: {exc.strerror}; is it in use?") from exc
+    finally:
+        os.umask(old_mask)
+    return sock

@@ -1,0 +1,224 @@
+"""A client's connection joined to one of ours to gRPC, and what is held back of what the client says.
+
+Theory of operation
+    gRPC is connected to when the first byte has come. From then on what one end receives goes to the other one; a side
+    that is not read is not read from. Of a connection in the clear the calls are seen that the client begins
+    (`http2_streams`): those beyond what `connection_limits` grants wait here, at most what was read at once, and
+    nothing more is read meanwhile.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from typing import Protocol, cast
+
+from kinetod.access.connections.connection_limits import Crowd
+from kinetod.access.connections.http2_streams import Streams
+from kinetod.access.peers import Peer
+
+log = logging.getLogger(__name__)
+
+FIRST_BYTE_S = 5.0
+LINGER_S = 10.0
+HIGH_WATER_BYTES = 1 << 20
+
+
+class Keeper(Protocol):
+    """Who keeps the connections."""
+
+    crowd: Crowd
+
+    def spoke(self, client: "Client") -> bool:
+        """The first byte has come; whether the connection may go on."""
+
+    def named(self, client: "Client", name: str) -> None:
+        """gRPC will know the connection by this name."""
+
+    def ending(self, client: "Client") -> None:
+        """A connection is being closed."""
+
+    def ended(self, client: "Client") -> None:
+        """A connection is closed."""
+
+
+class _Half(asyncio.Protocol):
+    """One of the two ends."""
+
+    def __init__(self, client: "Client") -> None:
+        self.client = client
+        self.transport: asyncio.Transport | None = None
+        self._paused: set[str] = set()  # for which reasons
+
+    def pause(self, reason: str) -> None:
+        """Reads nothing until no reason is left."""
+        self._paused.add(reason)
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self, reason: str) -> None:
+        """One reason less."""
+        self._paused.discard(reason)
+        if not self._paused and self.transport is not None:
+            self.transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(HIGH_WATER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        self.client.received(self, data)
+
+    def pause_writing(self) -> None:
+        self.client.other(self).pause("its other end is slow")
+
+    def resume_writing(self) -> None:
+        self.client.other(self).resume("its other end is slow")
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.transport = None
+        self.client.half_lost(self)
+
+
+class Client:
+    """A client's connection and ours to gRPC. in_clear: what it says is not encrypted."""
+
+    def __init__(self, keeper: Keeper, peer: Peer, upstream: str, *, in_clear: bool) -> None:
+        self.peer = peer
+        self.name = self.user = ""
+        self.counted = False
+        self._keeper = keeper
+        self._upstream = upstream
+        self._near, self._far = _Half(self), _Half(self)
+        self._streams = Streams() if in_clear else None
+        self._waiting = b""  # what it has said and gRPC has not got
+        self._joining = self._joined = self._held = self._ended = False
+        self._timer = asyncio.get_running_loop().call_later(FIRST_BYTE_S, self.end)
+
+    async def start(self, sock: socket.socket) -> None:
+        """Waits for the first byte."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._near, sock)
+        except OSError:
+            sock.close()
+            self._keeper.ended(self)
+            return
+        if self._ended:
+            self._close()
+
+    def other(self, half: _Half) -> _Half:
+        """The other end."""
+        return self._far if half is self._near else self._near
+
+    def received(self, half: _Half, data: bytes) -> None:
+        """What one end says goes to the other one."""
+        if half is self._far:
+            if self._near.transport is not None:
+                self._near.transport.write(data)
+            return
+        self._waiting += data
+        if self._joined:
+            self._go_on()
+        elif not self._ended:
+            self._near.pause("joining")
+            if not self.name:
+                self._first_bytes()
+
+    def _first_bytes(self) -> None:
+        self._timer.cancel()
+        if not self._keeper.spoke(self):
+            self.end()
+            return
+        self.name = f"unix-abstract:kinetod-{secrets.token_hex(16)}"
+        self._keeper.crowd.joined(self)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Connects to gRPC, or passes on what waits, unless it is held."""
+        if self._held or self._ended:
+            return
+        if self._joined:
+            self._pass_on()
+        elif not self._joining:
+            self._joining = True
+            task = asyncio.create_task(self._join())
+            task.add_done_callback(log_failure)
+
+    async def _join(self) -> None:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            sock.bind("\0" + self.name.partition(":")[2])
+            self._keeper.named(self, self.name)
+            await loop.sock_connect(sock, self._upstream)
+            await loop.create_unix_connection(lambda: self._far, sock=sock)
+        except OSError as exc:
+            log.error("a client cannot be joined to gRPC: %s", exc)
+            sock.close()
+            self.end()
+            return
+        if self._ended:
+            self._close()
+            return
+        self._joined = True
+        self._near.resume("joining")
+        self._go_on()
+
+    def _pass_on(self) -> None:
+        if self._far.transport is None:
+            return
+        crowd, size, calls = self._keeper.crowd, len(self._waiting), 0
+        if self._streams is not None:
+            size, calls = self._streams.cut(self._waiting, crowd.may_begin(self))
+        self._far.transport.write(self._waiting[:size])
+        self._waiting = self._waiting[size:]
+        crowd.received(self, size, calls)
+        if self._waiting:
+            crowd.hold_back(self)
+
+    def hold(self) -> None:
+        """Reads nothing of the client."""
+        self._held = True
+        self._near.pause("held")
+
+    def release(self) -> None:
+        """Reads again, unless what waits is too much still."""
+        self._held = False
+        self._near.resume("held")
+        self._go_on()
+
+    def end(self) -> None:
+        """Closes both ends once what they have been given is sent, or cannot be within LINGER_S."""
+        if self._ended:
+            return
+        self._ended = True
+        self._timer.cancel()
+        self._keeper.ending(self)
+        self._close()
+
+    def _close(self) -> None:
+        open_ones = [half.transport for half in (self._near, self._far) if half.transport is not None]
+        for transport in open_ones:
+            transport.close()
+        if open_ones:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._abort)
+
+    def _abort(self) -> None:
+        for half in (self._near, self._far):
+            if half.transport is not None:
+                half.transport.abort()
+
+    def half_lost(self, half: _Half) -> None:
+        """One end is closed for good. gRPC has no use for the rest of what a client said that has gone."""
+        self.end()
+        if half is self._near:
+            self._abort()
+        if self._near.transport is None and self._far.transport is None:
+            self._timer.cancel()
+            self._keeper.ended(self)
+
+
+def log_failure(task: "asyncio.Task[None]") -> None:
+    """For the end of a task that nobody waits for."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a client's connection failed", exc_info=error)

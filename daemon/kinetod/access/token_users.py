@@ -1,0 +1,143 @@
+"""Callers who show a Kubernetes token: who they are, and whose pods on this node they may trace.
+
+Theory of operation
+    A user is who the API server says (TokenReview); what they may trace are the pods into which it would let them
+    `kubectl exec` (SubjectAccessReview: create pods/exec on that very pod). Only pods of this node are asked about,
+    and where a request names pods only these. Where the API server does not answer, nobody is let in.
+
+    All forwarded ports end at one address, so nobody is counted by it: a call's token is looked at first, in turns by
+    connection, and the call then counts for its user. Tokens that are nobody's count together, by the address.
+
+    Whatever belongs to somebody here belongs to a number: captures, quotas, limits. The store gives each user of
+    Kubernetes one beyond those of Linux (Store.number_of), and keeps it.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+
+from kinetod.access.peers import Peer
+from kinetod.base.errors import Exhausted, NotIdentified, NotPermitted, Reason
+from kinetod.base.fair_slots import FairSlots, payer
+from kinetod.base.safe_text import clean
+from kinetod.kubernetes.api_server import ApiError
+from kinetod.kubernetes.node_pods import NodePods
+from kinetod.kubernetes.token_reviews import Reviews, User
+from kinetod.permissions.caller_limits import less
+from kinetod.permissions.role_policy import Caller, Role
+
+TOKEN_KEY = "authorization"  # noqa: S105  # the name of gRPC metadata
+MAX_TOKEN_CHARS = 64 << 10
+REVIEWS_AT_ONCE = 4  # of the API server's threads; the others are for those who are known
+INTRODUCED_AT_ONCE = 16  # of one connection
+_PREFIX = "Bearer "
+_MAX_NAME_CHARS = 256
+
+
+class KubernetesUsers:
+    """Finds out about them. number_of: a user's number on this host; audiences: see `access.kubernetes_audiences`."""
+
+    def __init__(
+        self,
+        reviews: Reviews,
+        pods: NodePods,
+        *,
+        number_of: Callable[[str], Awaitable[int]],
+        audiences: Callable[[], Sequence[str]],
+    ) -> None:
+        self._reviews = reviews
+        self._pods = pods
+        self._number_of = number_of
+        self._audiences = audiences
+        self._turns = FairSlots(REVIEWS_AT_ONCE, spare=1)
+        self._introducing = Counter[str]()  # calls that wait for that, by connection
+
+    async def introduce(self, connection: str, auth: Mapping[str, Iterable[bytes]]) -> str:
+        """Asks whose token this is, in turns by connection; the name, or "". `known` has it then. Raises Exhausted."""
+        with contextlib.suppress(NotIdentified):
+            token, audiences = _token(auth), self._audiences()
+            if self._introducing[connection] >= INTRODUCED_AT_ONCE:
+                raise Exhausted(
+                    Reason.TOO_MANY_CALLS,
+                    f"{self._introducing[connection]} calls of this connection wait until their tokens are checked",
+                )
+            payer.set(connection)
+            self._introducing[connection] += 1
+            try:
+                async with self._turns.turn():
+                    await self._reviews.user(token, audiences)
+            except ApiError:  # the call itself will say so
+                return ""
+            finally:
+                less(self._introducing, connection)
+        return self.known(auth)
+
+    def known(self, auth: Mapping[str, Iterable[bytes]]) -> str:
+        """The name of the user whose token this was a moment ago, or ""."""
+        with contextlib.suppress(NotIdentified):
+            user = self._reviews.known_user(_token(auth), self._audiences())
+            return clean(user.name, _MAX_NAME_CHARS) if user is not None else ""
+        return ""
+
+    async def caller(self, peer: Peer, auth: Mapping[str, Iterable[bytes]], wanted: Collection[str] | None) -> Caller:
+        """Who shows this token. wanted: the UIDs of pods that are meant, empty: all on this node; None: no pods.
+
+        What is refused to somebody who is known is in the caller's `refusal`. Raises NotIdentified, NotPermitted.
+        """
+        try:
+            user = await self._reviews.user(_token(auth), self._audiences())
+        except ApiError as exc:
+            raise NotPermitted(Reason.KUBERNETES_UNAVAILABLE, f"who calls cannot be found out: {exc}") from exc
+        if user is None:
+            raise NotIdentified(
+                Reason.NOT_IDENTIFIED,
+                "the API server does not know this token: it may have expired, or be meant for others "
+                "(access.kubernetes_audiences)",
+            )
+        name, may_exec, refusal = clean(user.name, _MAX_NAME_CHARS), frozenset[str](), None
+        try:
+            may_exec = await self._may_exec(user, wanted) if wanted is not None else may_exec
+        except NotPermitted as exc:
+            refusal = exc
+        except ApiError as exc:
+            text = f"what the Kubernetes user {name} may trace cannot be found out: {exc}"
+            refusal = NotPermitted(Reason.KUBERNETES_UNAVAILABLE, text)
+        return Caller(
+            uid=await self._number_of(user.name),
+            user=name,
+            roles=frozenset({Role.PODS}),
+            via=peer.via,
+            address=peer.address,
+            pods=may_exec,
+            refusal=refusal,
+        )
+
+    async def _may_exec(self, user: User, wanted: Collection[str]) -> frozenset[str]:
+        """Of the wanted pods. Raises ApiError; NotPermitted if there are such pods, and none of them may be entered."""
+        known = await self._pods.current(wanted)
+        asked = [uid for uid in known if not wanted or uid in wanted]
+        answers = await asyncio.gather(*(self._reviews.may_exec(user, *known[uid]) for uid in asked))
+        allowed = frozenset(uid for uid, may in zip(asked, answers, strict=True) if may)
+        if wanted and asked and not allowed:
+            raise NotPermitted(
+                Reason.POD_EXEC_NEEDED,
+                f"the Kubernetes user {clean(user.name, _MAX_NAME_CHARS)} may not create pods/exec on "
+                f"{'this pod' if len(asked) == 1 else f'any of these {len(asked)} pods'}; whoever may is who may trace "
+                "it: `kubectl auth can-i create pods --subresource=exec` tells",
+            )
+        return allowed
+
+
+def _token(auth: Mapping[str, Iterable[bytes]]) -> str:
+    """Raises NotIdentified."""
+    for value in auth.get(TOKEN_KEY, ()):
+        text = value.decode("ascii", "replace")
+        token = text.removeprefix(_PREFIX).strip()
+        if text.startswith(_PREFIX) and token and len(token) <= MAX_TOKEN_CHARS:
+            return token
+    raise NotIdentified(
+        Reason.NOT_IDENTIFIED,
+        "callers are known by a Kubernetes token here, and none was shown: send the metadata `authorization: Bearer "
+        "TOKEN`, or let kinetoctl do it (--kube, or KINETO_TOKEN_FILE)",
+    )

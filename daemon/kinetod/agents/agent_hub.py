@@ -1,0 +1,354 @@
+"""The agents that are connected: who they are, what they said, and which capture their frames belong to.
+
+Theory of operation
+    An agent that the daemon brought into its process (live attach) is there for captures only: when it has had
+    none for `keep_ns`, and nobody holds it for one that is about to start, its link is closed and it leaves by
+    itself. Agents that came by themselves stay.
+    One agent per process: one that connects by itself takes the place of an attached one, never the reverse.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Protocol, Union
+
+from kineto_agent.protocol import wire
+
+from kinetod import __version__
+from kinetod.agents.link import Connection
+from kinetod.attach.attach_types import AttachCode, Attached, AttachError
+from kinetod.base import metrics
+from kinetod.base.safe_text import clean
+from kinetod.processes.identity import Identity, ProcessKey
+
+log = logging.getLogger(__name__)
+
+MAX_INCOMPATIBLE = 1024
+IDENTITY_LINGER_S = 5.0
+FRESH_S = 1.0
+RECENT_S = 3.0
+_INT32_MAX = 2**31 - 1
+_MAX_SOURCES = 32
+_MAX_TYPES = 64
+
+CaptureFrame = Union[wire.State, wire.Arena, wire.Result, wire.Rejected]
+
+
+class CaptureListener(Protocol):
+    """The daemon's side of one capture in one process. Called on the event loop; must not block or raise."""
+
+    def on_frame(self, message: CaptureFrame, fd: int | None) -> None:
+        """A frame of this capture. The listener owns `fd`."""
+
+    def on_gone(self, died: bool, reason: str) -> None:
+        """The link has ended; `died` if the process did too."""
+
+
+class Agent:
+    """One connected agent that speaks our protocol version."""
+
+    def __init__(self, connection: Connection, hello: wire.Hello) -> None:
+        self.connection = connection
+        self.identity: Identity = connection.identity
+        self.hello = hello
+        self._listeners: dict[str, CaptureListener] = {}
+        self._described: asyncio.Future[None] | None = None
+        self._answered_at = float("-inf")
+        self.keep_ns = 0  # how long an attached agent stays without a capture
+        self._holders = 0
+        self._leaving: asyncio.TimerHandle | None = None
+
+    @property
+    def attached(self) -> Attached | None:
+        """How the daemon brought it in; None: it came by itself."""
+        return self.connection.attached
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps an attached agent until the end of the block, for a capture that is about to start."""
+        self._holders += 1
+        self._stay_or_leave()
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            self._stay_or_leave()
+
+    def _stay_or_leave(self) -> None:
+        """Starts the time that an attached agent has without a capture, or ends it."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        if self.attached is None or self._holders or self._listeners or self.connection.closed:
+            return
+        self._leaving = asyncio.get_running_loop().call_later(self.keep_ns / 1e9, self._leave)
+
+    def _leave(self) -> None:
+        self._leaving = None
+        self.connection.close("it is not needed any more, and leaves the process")
+
+    @property
+    def key(self) -> ProcessKey:
+        """The process."""
+        return self.identity.key
+
+    @property
+    def capture_id(self) -> str:
+        """The capture that this daemon runs in it; empty if none."""
+        return next(iter(self._listeners), "")
+
+    def activity_types(self) -> list[str]:
+        """What its sources offer, as of the last Hello."""
+        return sorted({kind for kinds in self.hello.sources.values() for kind in kinds})
+
+    def send(self, message: wire.Message) -> bool:
+        """False if the link is gone."""
+        return self.connection.send(message)
+
+    def attach(self, capture_id: str, listener: CaptureListener) -> None:
+        """Routes this capture's frames to `listener` until `detach`."""
+        self._listeners[capture_id] = listener
+        self._stay_or_leave()
+
+    def detach(self, capture_id: str) -> None:
+        """Ends `attach`."""
+        if self._listeners.pop(capture_id, None) is not None:
+            self._stay_or_leave()
+
+    def ask(self) -> "asyncio.Future[None]":
+        """Sends Describe (once for all who wait); done when the fresh Hello is here or the link is gone."""
+        if self._described is None or self._described.done():
+            self._described = asyncio.get_running_loop().create_future()
+            if not self.send(wire.Describe()):
+                self._answered()
+        return self._described
+
+    def is_asked(self) -> bool:
+        """Whether an answer is still outstanding."""
+        return self._described is not None and not self._described.done()
+
+    def _answered(self) -> None:
+        if self._described is not None and not self._described.done():
+            self._described.set_result(None)
+
+    def answered_within(self, seconds: float) -> bool:
+        """Whether it has answered so lately."""
+        return asyncio.get_running_loop().time() - self._answered_at <= seconds
+
+    def greet(self, hello: wire.Hello) -> None:
+        """Takes a fresh Hello."""
+        self.hello = hello
+        self._answered_at = asyncio.get_running_loop().time()
+        self._answered()
+
+    def frame(self, message: CaptureFrame, fd: int | None) -> None:
+        """Routes one frame; what belongs to no capture of ours is dropped."""
+        listener = self._listeners.get(message.capture_id)
+        if listener is not None:
+            listener.on_frame(message, fd)
+            return
+        log.debug("%s: %s for a capture that is not running", self.connection, type(message).__name__)
+        if fd is not None:
+            os.close(fd)
+
+    def gone(self, reason: str) -> None:
+        """The connection is closed."""
+        self._answered()
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        died = self.connection.died or not self.identity.alive()
+        for listener in list(self._listeners.values()):
+            listener.on_gone(died, reason)
+
+
+class AgentHub:
+    """All agents; the handler of the link server's connections."""
+
+    def __init__(self) -> None:
+        self._agents: dict[ProcessKey, Agent] = {}
+        self._incompatible: dict[ProcessKey, tuple[Identity, int]] = {}
+        self._awaited: dict[Connection, asyncio.Future[Agent]] = {}
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def agents(self) -> list[Agent]:
+        """Those connected now."""
+        return list(self._agents.values())
+
+    def states(self) -> dict[str, int]:
+        """How many agents are READY, BUSY and INCOMPATIBLE."""
+        busy = sum(bool(agent.capture_id or agent.hello.busy_capture_id) for agent in self._agents.values())
+        return {"READY": len(self._agents) - busy, "BUSY": busy, "INCOMPATIBLE": len(self._incompatible)}
+
+    def get(self, key: ProcessKey) -> Agent | None:
+        """The agent in this process."""
+        return self._agents.get(key)
+
+    def introduction(self, connection: Connection) -> "asyncio.Future[Agent]":
+        """Done when the agent of an adopted connection has said Hello; fails with AttachError if it never does."""
+        waiting = self._awaited.setdefault(connection, asyncio.get_running_loop().create_future())
+        agent = self._agents.get(connection.identity.key)
+        if connection.closed:
+            self._awaited.pop(connection).set_exception(_not_introduced(connection, "it hung up"))
+        elif agent is not None and agent.connection is connection:
+            self._introduce(connection, agent)
+        return waiting
+
+    def incompatible_version(self, key: ProcessKey) -> int | None:
+        """The protocol version of an agent that we cannot talk to, if this process has one."""
+        entry = self._incompatible.get(key)
+        return None if entry is None else entry[1]
+
+    def incompatible(self) -> list[ProcessKey]:
+        """Living processes with such an agent."""
+        self._forget_dead()
+        return list(self._incompatible)
+
+    async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
+        """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
+
+        Who has just answered is not asked. Who has lately, works at a capture, or has not answered an earlier question
+        yet is asked for the next time: whoever lists again and again is to have quick answers, one program that stands
+        still must not hold up every list, and the programs are to be left alone.
+        """
+        waiting = []
+        for agent in agents:
+            if agent.answered_within(FRESH_S):
+                continue
+            later = agent.answered_within(RECENT_S) or bool(agent.capture_id) or agent.is_asked()
+            answer = agent.ask()
+            if not later and not answer.done():
+                waiting.append(answer)
+        if waiting:
+            await asyncio.wait(waiting, timeout=deadline_s)
+
+    # ConnectionHandler
+
+    def on_message(self, connection: Connection, message: wire.Message, fd: int | None) -> None:
+        """One valid frame."""
+        if isinstance(message, wire.Hello):
+            self._hello(connection, message)
+            return
+        agent = self._agents.get(connection.identity.key)
+        if isinstance(message, (wire.State, wire.Arena, wire.Result, wire.Rejected)):
+            if agent is not None and agent.connection is connection:
+                agent.frame(message, fd)
+                return
+            if fd is not None:
+                os.close(fd)
+        connection.fail(f"{type(message).__name__} is not expected from an agent now")
+
+    def _hello(self, connection: Connection, message: wire.Hello) -> None:
+        hello = checked_hello(message)
+        key = connection.identity.key
+        agent = self._agents.get(key)
+        if agent is not None and agent.connection is connection:
+            agent.greet(hello)
+            return
+        if agent is not None and connection.attached is not None and agent.attached is None:
+            self._introduce(connection, agent)
+            connection.refuse("the process has an agent that connected by itself")
+            return
+        if agent is not None:
+            agent.connection.close("the same process has connected again")
+        connection.accept_handshake()
+        agent = self._agents[key] = Agent(connection, hello)
+        self._drop_incompatible(key)
+        agent.send(wire.Welcome(__version__))
+        if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
+            agent.send(wire.Cancel(hello.busy_capture_id, False))
+        how = "has connected" if agent.attached is None else f"was brought in by {agent.attached.method}"
+        log.info("%s %s: kineto_agent %s, %s", connection, how, hello.agent_version, hello.framework or "no torch")
+        self._introduce(connection, agent)
+
+    def _introduce(self, connection: Connection, agent: Agent) -> None:
+        waiting = self._awaited.pop(connection, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(agent)
+
+    def on_version_mismatch(self, connection: Connection, theirs: int) -> None:
+        """Remembers the process, so that calls about it can say what is wrong."""
+        log.warning("%s speaks protocol version %d, this daemon %d", connection, theirs, wire.PROTOCOL_VERSION)
+        metrics.link_refused("version")
+        key = connection.identity.key
+        if len(self._incompatible) >= MAX_INCOMPATIBLE:
+            self._forget_dead()
+        if len(self._incompatible) < MAX_INCOMPATIBLE:
+            self._drop_incompatible(key)
+            self._incompatible[key] = (connection.identity, theirs)
+        connection.refuse(f"kinetod {__version__} speaks protocol version {wire.PROTOCOL_VERSION}, not {theirs}")
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """The end of one connection."""
+        identity = connection.identity
+        waiting = self._awaited.pop(connection, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(_not_introduced(connection, reason))
+        agent = self._agents.get(identity.key)
+        if agent is not None and agent.connection is connection:
+            del self._agents[identity.key]
+            agent.gone(reason)
+            log.info("%s is gone: %s", connection, reason)
+        entry = self._incompatible.get(identity.key)
+        if entry is not None and entry[0] is identity:
+            return
+        if not connection.greeted:  # nobody listened; many of these must not hold descriptors
+            identity.close()
+        else:  # whoever listened has its turn first: the pidfd tells how the process ended
+            asyncio.get_running_loop().call_later(IDENTITY_LINGER_S, identity.close)
+
+    def check_alive(self) -> None:
+        """For kernels without pidfd: notices dead processes whose socket somebody else still holds."""
+        for agent in self.agents():
+            if agent.identity.pidfd is None and not agent.identity.alive():
+                agent.connection.died = True
+                agent.connection.close("the process ended")
+        self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        for key, (identity, _version) in list(self._incompatible.items()):
+            if not identity.alive():
+                self._drop_incompatible(key)
+
+    def _drop_incompatible(self, key: ProcessKey) -> None:
+        entry = self._incompatible.pop(key, None)
+        if entry is not None:
+            entry[0].close()
+
+
+def _not_introduced(connection: Connection, reason: str) -> AttachError:
+    pid = connection.identity.pid
+    if connection.died or not connection.identity.alive():
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the agent started in it")
+    return AttachError(
+        AttachCode.FAILED,
+        f"the agent got into process {pid} but did not start there: {reason}; set KINETO_AGENT_LOG in a process of "
+        "that kind and look there",
+    )
+
+
+def checked_hello(hello: wire.Hello) -> wire.Hello:
+    """The same with text and numbers in the ranges that the rest of the daemon relies on."""
+    return hello._replace(
+        agent_version=clean(hello.agent_version, 64),
+        python_version=clean(hello.python_version, 64),
+        framework=clean(hello.framework, 128),
+        rank=_small(hello.rank),
+        world_size=_small(hello.world_size),
+        job_id=clean(hello.job_id, 128),
+        iterations=max(-1, hello.iterations),
+        sources={
+            clean(name, 64): [clean(kind, 64) for kind in kinds[:_MAX_TYPES]]
+            for name, kinds in list(hello.sources.items())[:_MAX_SOURCES]
+        },
+        argv=[clean(argument, 4096) for argument in hello.argv],
+        busy_capture_id=clean(hello.busy_capture_id, 64),
+    )
+
+
+def _small(value: int | None) -> int | None:
+    return value if value is not None and 0 <= value <= _INT32_MAX else None

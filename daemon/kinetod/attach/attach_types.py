@@ -1,0 +1,145 @@
+"""What attaching is made of: the values that its parts exchange, and how it can fail.
+
+Theory of operation
+    attach_pool.py (in the daemon)  asks a warm helper process for one attach, with a deadline
+    attach_worker.py (the process)     inspects the target, refuses or chooses a method, runs it, hands back the channel
+    a method                    makes the target run the bootstrap: pending_call, native_thread
+    bootstrap (in the target)   makes a socketpair, names its ends by a memfd, receives the agent, runs it
+
+    A method ends when the interpreter or the new thread has the code; it does not wait for it to run. The
+    channel says whether it ran. So a method may be followed by another with the same bootstrap: its token makes
+    sure that it runs once. When the channel is there, or the deadline has passed, `finish` is called.
+"""
+
+import socket
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from kinetod.processes.credentials import REPLACED
+
+if TYPE_CHECKING:
+    from kinetod.attach.inspect.target_image import TargetImage
+    from kinetod.processes.credentials import Credentials
+    from kinetod.processes.identity import ProcessKey
+
+MAX_BOOTSTRAP_BYTES = 3072  # it travels through one page of the target
+
+
+class AttachCode(StrEnum):
+    """Why a process has got no agent. All are documented in docs/errors.md."""
+
+    NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
+    TRACED = "ATTACH_TRACED"  # another tracer holds it
+    # kernel thread, pid 1, zombie, stopped, frozen, uninterruptible, ourselves; or it does not let us in
+    UNSUITABLE = "ATTACH_UNSUITABLE"
+    UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
+    LIMIT = "ATTACH_LIMIT"  # too little memory, address space, threads or descriptors are left to it
+    SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
+    TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not come round
+    GONE = "ATTACH_GONE"  # it ended meanwhile
+    REPLACED = "ATTACH_REPLACED"  # it executed another program, or changed its rights, since the attach was allowed
+    FAILED = "ATTACH_FAILED"  # anything else
+
+
+class AttachError(Exception):
+    """The process is as it was. `reason` says what, which and what to do next."""
+
+    def __init__(self, code: AttachCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+def replaced(pid: int, difference: str) -> AttachError:
+    """The error for a process that is not what was approved any more. difference: in which respect."""
+    return AttachError(
+        AttachCode.REPLACED,
+        f"process {pid} is not what the attach was allowed for: {REPLACED} or changed its rights meanwhile "
+        f"({difference}); nothing was traced. Look whose it is now, then try again",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Code for the target. The token grows with every attach on this machine (Unix ns)."""
+
+    token: int
+    source: bytes  # ASCII, for Python 3.9 and later, at most MAX_BOOTSTRAP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What handing over the code took."""
+
+    tid: int = 0  # 0: no thread was stopped
+    stopped_ns: int = 0  # the longest time that a thread stood still
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What one attach did."""
+
+    method: str
+    stopped_ns: int
+    latency_ns: int  # from the request until the bootstrap's channel was there
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """What was allowed: to enter the process while it has these credentials, for an administrator or another user."""
+
+    credentials: "Credentials"
+    administrator: bool = False
+
+
+class Deadline:
+    """A point in monotonic time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; 0 when it has passed."""
+        return max(0.0, self._at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return self.left_s == 0.0
+
+
+class Helpers(Protocol):
+    """Who attaches for the daemon: its own helper processes, or the attach helper service."""
+
+    async def start(self) -> None:
+        """Gets them ready. Raises OSError."""
+
+    def pids(self) -> set[int]:
+        """Of the daemon's processes among them."""
+
+    async def attach(
+        self, key: "ProcessKey", approval: "Approval", *, deadline_s: float
+    ) -> "tuple[Attached, socket.socket]":
+        """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
+
+    async def stop(self) -> None:
+        """Frees what they hold."""
+
+
+class Method(Protocol):
+    """One way to make a Python process run the bootstrap. Blocking; used in the helper process only."""
+
+    name: str
+
+    def hand_over(self, target: "TargetImage", bootstrap: Bootstrap, deadline: Deadline) -> Stop:
+        """Raises AttachError; then the target is as it was and has not got the code."""
+
+    def problem(self) -> AttachError | None:
+        """Why what was handed over does not run and will not; None: it runs, has run, or may still do so."""
+
+    def finish(self) -> None:
+        """The code has run, or is given up: take back what waits for it. Idempotent, raises nothing, waits ≤ 50 ms."""

@@ -1,0 +1,140 @@
+"""The code that a method makes the target run: it opens the private channel and runs what comes over it.
+
+Theory of operation
+    It runs on a native thread that python_stub.c has made, with globals of its own in which it finds sys.modules: not
+    on any thread of the program, and not in its `__main__`. It claims the token, makes the socket pair and the memfd
+    whose name tells which end is the daemon's, waits at most CHANNEL_WAIT_S for one packet, closes the daemon's end
+    and the memfd, and executes the packet: the loader of `kineto_agent.bootstrap.loader`, which is given the channel
+    and
+    the descriptors that came along. The loader's answer, if it is one, is the agent's own work, done on this thread.
+
+    `sys._kineto_attach` is all that stays: the last token, so that a bootstrap which comes late or twice does
+    nothing, and what the loader keeps for the next attach. "open" there is what a child forked meanwhile must close;
+    one fork hook for the life of the process does so.
+
+    A program may close descriptors that it did not open, and use their numbers anew. os.socketpair and the like give
+    the GIL away and have it back up to 5 ms later: by then their numbers may be the program's. So descriptors are made,
+    looked at (device and inode), received and closed by system calls that keep the GIL (`syscall` through _ctypes), in
+    a turn with it that has just begun: Python code of the program cannot come in between. And each is moved, by
+    F_DUPFD, to the high end of the table, where a program that opens as many as it has closed does not come: the lowest
+    numbers are given first. Waiting and reading is done with such a number alone; at worst it is closed.
+
+    No import statement: builtins.__import__ may be the program's, and so may a module of that name in its folder.
+    What is needed are modules that every interpreter has imported since its start, and _socket and _ctypes, which are
+    taken from where the interpreter has its own.
+"""
+
+import re
+
+from kinetod.attach.attach_types import MAX_BOOTSTRAP_BYTES, Bootstrap
+
+LACKING = "standard library: no "  # and a module that it should have
+CHANNEL_WAIT_S = 10  # for the daemon to find the channel and send the agent; then it is closed
+
+AT_THE_END = 24  # so many numbers at the end of the table of descriptors are for us
+FIRST_NUMBER = 64 - AT_THE_END  # of the smallest table
+
+# Calls by number: socketpair, fcntl, fstat, memfd_create, recvmsg, close and openat. 0x80005 is
+# SOCK_SEQPACKET | SOCK_CLOEXEC, 1030 F_DUPFD_CLOEXEC, 2 MSG_PEEK, 0x40000040 MSG_CMSG_CLOEXEC | MSG_DONTWAIT, 5
+# FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI, 0x1000000 CO_FUTURE_ANNOTATIONS.
+_SOURCE = """\
+__name__='kineto_boot'
+def boot(k):
+ y,p,F,X,I=[modules[n]for n in('sys','posix','_frozen_importlib','_frozen_importlib_external','_imp')]
+ B,E=F.BuiltinImporter,X.ExtensionFileLoader
+ def ext(S):
+  h=modules.get(S)
+  l=getattr(h,'__loader__',0)
+  if l is B or type(l)is E:return h
+  c=B.find_spec(S)
+  for d in['%s/%s/python%d.%d/lib-dynload'%(y.base_exec_prefix,y.platlibdir,*y.version_info[:2])]+y.path:
+   for e in I.extension_suffixes():
+    f='%s/%s'%(d,S+e)
+    if not c and d.endswith('/lib-dynload')and X._path_isfile(f):c=X.spec_from_file_location(S,f,loader=E(S,f))
+  if not c:raise ImportError('LACKING'+S)
+  N=F.module_from_spec(c)
+  c.loader.exec_module(N)
+  if h:modules[S]=h
+  else:modules.pop(S,h)
+  return N
+ s=y.__dict__.setdefault('_kineto_attach',{'tokens':{},'open':[]})
+ n=s['tokens'];m=object()
+ if n.setdefault(k,m)is not m or max(list(n))>k:return
+ for x in list(n):
+  if x<k:n.pop(x,m)
+ T,N=ext('_ctypes'),ext('_socket')
+ class L(T._SimpleCData):_type_='l'
+ class C(T.CFuncPtr):_flags_=5;_restype_=L
+ C=C(T.dlsym(T.dlopen(None,2),'syscall'))
+ W,D,Z,M,R,O,Y=(53,72,5,319,47,3,257)if p.uname()[4]=='x86_64'else(199,25,80,279,212,57,56)
+ o=s['open']
+ fresh=lambda:p.stat('/')
+ def same(x):
+  q=bytes(144)
+  return C(Z,x,q)==0 and q[:16]
+ def up(x):
+  i=same(x);u=C(D,x,1030,HIGH)
+  if u<0:return x
+  if same(x)==i:C(O,x)
+  return u
+ class Held:
+  def __init__(h,x):h.x=x;h.i=same(x);o.append(h)
+  def close(h):
+   if h in o:o.remove(h)
+   x,h.x=h.x,None
+   if x is None:return
+   if type(x)is not int:x=x.detach()
+   fresh()
+   if same(x)==h.i:C(O,x)
+ def close(*a):
+  for h in a or o[:]:h.close()
+ def opened(f):
+  fresh()
+  x=C(Y,-100,f,0x80000)
+  if x<0:raise OSError(f)
+  return Held(up(x))
+ if 'fork' not in s:
+  s['fork']=1
+  p.register_at_fork(after_in_child=close)
+ fresh()
+ q=bytes(8)
+ if C(W,1,0x80005,0,q):raise OSError('no socketpair')
+ r,v=[Held(up(x))for x in memoryview(q).cast('i')]
+ f=Held(up(C(M,b'kineto-%d-%d'%(k,v.x),1)))
+ d=[]
+ try:
+  a=r.x=N.socket(1,5,0,r.x)
+  try:
+   a.settimeout(WAIT)
+   a.recv(1,2)
+   g,e=bytes(65536),bytes(64)
+   P=bytes.__basicsize__-1
+   n=lambda*x:b''.join(x.to_bytes(8,'little')for x in x)
+   j=n(id(g)+P,65536)
+   j=n(0,0,id(j)+P,1,id(e)+P,64,0),j
+   fresh()
+   if same(a.fileno())!=r.i:return close(r)
+   g=g[:C(R,a.fileno(),j[0],0x40000040)]
+   d=[Held(up(x))for x in memoryview(e[16:e[0]]).cast('i')]
+  finally:close(v,f)
+  n={'__name__':'kineto_loader','__builtins__':__builtins__,'modules':modules,'opened':opened,'turns':turns}
+  exec(compile(g,'<kineto-loader>','exec',0x1000000),n)
+  return n['load'](s,a,[h.x for h in d])
+ except BaseException as x:
+  try:
+   if same(a.fileno())==r.i:a.send(b'E'+repr(x).encode()[:500])
+  except Exception:pass
+  close(r,*d)
+work=boot(TOKEN)
+if work:work()
+"""
+
+
+def make(token: int, first_number: int = FIRST_NUMBER) -> Bootstrap:
+    """The bootstrap of one attach. token: greater than that of any attach before (Unix ns). first_number: ours are
+    from there on where the limit allows it.
+    """
+    words = {"TOKEN": token, "WAIT": CHANNEL_WAIT_S, "HIGH": first_number, "LACKING": LACKING}
+    source = re.sub("|".join(words), lambda word: str(words[word[0]]), _SOURCE).encode("ascii")
+    assert len(source) <= MAX_BOOTSTRAP_BYTES, len(source)
+    return Bootstrap(token, source)

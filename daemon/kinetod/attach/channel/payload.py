@@ -1,0 +1,197 @@
+"""What travels over the private channel into the target: the agent, and the collector library.
+
+Theory of operation
+    One packet: the texts of `kineto_agent.bootstrap.standard_library` and `loader` with a header behind them, and
+    sealed memfds.
+    They are made once per process and shared by all targets; the seals keep a target from changing what another one
+    will run.
+
+    The agent's modules are sent twice, in pieces of some lines (see the loader for why): as text, for any CPython, and
+    compiled, for targets that run the same CPython as this process.
+
+    The target answers with one packet: "K", the agent runs; or "E" and the exception. What comes after belongs to
+    the link. That answer is waited for here, so that a failure has a reason.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import marshal
+import os
+import platform
+import re
+import select
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
+from pathlib import Path
+
+import kineto_agent
+
+from kinetod.attach.attach_types import AttachCode, AttachError, Deadline
+from kinetod.attach.inspect import standstill
+
+_LOADER = "kineto_agent.bootstrap.loader"
+_STANDARD = "kineto_agent.bootstrap.standard_library"
+_LEFT_OUT = (
+    "kineto_agent.__main__",
+    "kineto_agent.bootstrap.inject",
+    "kineto_agent.bootstrap.startup",
+    _LOADER,
+    _STANDARD,
+)
+# An import statement like others to the interpreter; the bootstrap compiles the packet with its effect.
+_FUTURE = re.compile(r"^from __future__ import annotations\b.*\n", re.MULTILINE)
+_PIECE_LINES = 40  # compiled in about half a millisecond
+_MARSHAL_VERSION = 2  # every Python reads it
+_MAX_PACKET_BYTES = 64 * 1024  # what the bootstrap makes room for
+_MAX_ANSWER_BYTES = 1024
+_LOOK_EVERY_S = 0.25  # whether it has been stopped or frozen meanwhile
+_ELF_HEADER = struct.Struct("<4sBB10xHH")  # magic, class, byte order, (rest of e_ident), e_type, e_machine
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+_ELF_CLASS_64 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The packet and the descriptors that go with it."""
+
+    packet: bytes
+    descriptors: tuple[int, ...]
+
+
+def send(channel: socket.socket, pid: int, deadline: Deadline) -> None:
+    """Send the agent and wait until it runs. pid: as this process sees it. Raises AttachError."""
+    check_machine(pid)
+    payload = agent()
+    channel.settimeout(max(deadline.left_s, 0.001))
+    try:
+        socket.send_fds(channel, [payload.packet], payload.descriptors)
+    except TimeoutError:
+        raise _timeout(pid) from None
+    except OSError as exc:
+        raise _ended(pid) from exc
+    finally:
+        channel.settimeout(None)
+    _await_answer(channel, pid, deadline)
+
+
+def _await_answer(channel: socket.socket, pid: int, deadline: Deadline) -> None:
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    while not poller.poll(min(_LOOK_EVERY_S, deadline.left_s) * 1000):
+        standstill.check(pid)
+        if deadline.passed:
+            raise _timeout(pid)
+    try:
+        answer = channel.recv(_MAX_ANSWER_BYTES)
+    except OSError as exc:
+        raise _ended(pid) from exc
+    if answer == b"K":
+        return
+    if not answer:
+        raise _ended(pid)
+    told = "".join(char for char in answer[1:].decode("utf-8", "replace") if char.isprintable())
+    raise AttachError(AttachCode.FAILED, f"the agent cannot run in process {pid}: {told}")
+
+
+def _ended(pid: int) -> AttachError:
+    if not Path(f"/proc/{pid}").exists():
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded")
+    reason = f"process {pid} closed the agent's channel while the agent was being loaded (or is ending); try again"
+    return AttachError(AttachCode.UNSUITABLE, reason)
+
+
+def _timeout(pid: int) -> AttachError:
+    reason = f"process {pid} has not loaded the agent in time: it gives other threads no share of the GIL; try again"
+    return AttachError(AttachCode.TIMEOUT, reason)
+
+
+def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
+    """Raises AttachError unless the process runs code for the machine that the collector was built for."""
+    try:
+        with (proc / str(pid) / "exe").open("rb") as file:
+            magic, elf_class, _order, _type, machine = _ELF_HEADER.unpack(file.read(_ELF_HEADER.size))
+    except (OSError, struct.error) as exc:
+        raise AttachError(AttachCode.GONE, f"the program of process {pid} cannot be read: {exc}") from exc
+    if magic != b"\x7fELF" or elf_class != _ELF_CLASS_64 or machine != _MACHINES.get(platform.machine()):
+        reason = f"process {pid} runs code of another machine (ELF machine {machine}), this is {platform.machine()}"
+        raise AttachError(AttachCode.UNSUPPORTED, reason)
+
+
+@functools.cache
+def agent() -> Payload:
+    """The installed agent; the same at every call. Raises AttachError when it cannot be had."""
+    sources = _sources()
+    files = {
+        "sources": marshal.dumps({name: _in_pieces(*entry) for name, entry in sources.items()}, _MARSHAL_VERSION),
+        "code": marshal.dumps({name: _compiled(name, *entry) for name, entry in sources.items()}, _MARSHAL_VERSION),
+    }
+    library = _folder() / "_native" / "libkineto_collector.so"
+    if library.exists():
+        files["library"] = library.read_bytes()
+    texts = [(_folder() / "bootstrap" / f"{name}.py").read_text() for name in ("standard_library", "loader")]
+    loader = "".join(_FUTURE.sub("", text) for text in texts)
+    header = {
+        "version": kineto_agent.__version__,
+        "digest": hashlib.sha256(b"".join([loader.encode(), *files.values()])).hexdigest(),
+        "cache_tag": sys.implementation.cache_tag,
+        "magic": importlib.util.MAGIC_NUMBER,
+        "descriptors": list(files),
+    }
+    packet = f"{loader}\nHEADER = {header!r}\n".encode()
+    assert len(packet) <= _MAX_PACKET_BYTES, len(packet)
+    return Payload(packet, tuple(sealed_memfd(f"kineto-{name}", data) for name, data in files.items()))
+
+
+def _folder() -> Path:
+    return Path(kineto_agent.__file__).parent
+
+
+def _sources() -> dict[str, tuple[bool, str]]:
+    """Module name -> (is a package, its text)."""
+    found = {}
+    for path in sorted(_folder().rglob("*.py")):
+        parts = ("kineto_agent", *path.relative_to(_folder()).with_suffix("").parts)
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        if not name.startswith(_LEFT_OUT):
+            found[name] = (is_package, path.read_text("utf-8"))
+    return found
+
+
+def _in_pieces(is_package: bool, text: str) -> tuple[bool, list[tuple[int, str]]]:
+    return is_package, list(pieces(text))
+
+
+def pieces(text: str) -> Iterator[tuple[int, str]]:
+    """(first line, text): whole statements, together the module. A statement longer than a piece is one by itself."""
+    lines = text.splitlines(keepends=True)
+    begin = end = 0
+    for statement in ast.parse(text).body:
+        decorators = getattr(statement, "decorator_list", [])
+        first = min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+        assert statement.end_lineno is not None
+        if end > begin and statement.end_lineno - begin > _PIECE_LINES:
+            yield begin + 1, "".join(lines[begin:end])
+            begin = first
+        end = statement.end_lineno
+    yield begin + 1, "".join(lines[begin:end])
+
+
+def _compiled(name: str, is_package: bool, text: str) -> tuple[bool, list[bytes]]:
+    code = [compile("\n" * (line - 1) + piece, f"<{name}>", "exec", dont_inherit=True) for line, piece in pieces(text)]
+    return is_package, [marshal.dumps(each) for each in code]
+
+
+def sealed_memfd(name: str, data: bytes) -> int:
+    """The descriptor of a new memfd that nobody can change any more."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    fcntl(descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+    return descriptor

@@ -1,0 +1,293 @@
+"""The collector of another process: cupti_native.Collector by packets to its kc_serve (agent/native/remote/serve.h).
+
+Theory of operation
+    One packet out, one packet back, under a lock, each with a time limit. The other process is not trusted: an answer
+    that is not exactly what was asked for ends the connection. After that, and after a time-out, every call fails
+    like a collector that has nothing to record, and `on_end` has been called once.
+"""
+
+import array
+import ctypes
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import NamedTuple, TypeVar
+
+from kineto_agent.sources.cupti import cuda_devices
+from kineto_agent.sources.cupti.collector_binding import Collector, Config, DetachResult, Enabled, Others, StopResult
+from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_interface import Counts
+
+_REQUEST = struct.Struct("=4sII")  # magic, command, sequence
+_ANSWER = struct.Struct("=4sIIiII")  # magic, command, sequence, code, result bytes, text bytes
+_REQUEST_MAGIC, _ANSWER_MAGIC = b"KSRQ", b"KSAN"
+_PACKET_BYTES = 8192
+_INT, _UINT = struct.Struct("=i"), struct.Struct("=I")
+_FDS_SPACE = socket.CMSG_SPACE(4 * _INT.size)
+
+(
+    _ABI, _OPEN, _PREPARE, _KEEP_CALLS, _SUBSCRIBE, _RECORD_CALLS, _YIELD, _START, _COUNTS, _STOP, _DETACH, _CLOSE,
+    _RESULT_TEXT, _DEVICE, _LEAVE, _OTHERS,
+) = range(1, 17)  # fmt: skip
+
+_LIMIT_S = 10.0  # opening a library and backing an arena with memory on a busy machine
+_SYSTEM = -2
+_NOT_ASKED = -1
+_ENDED = "its collector's thread has ended"
+
+_Struct = TypeVar("_Struct", bound=ctypes.Structure)
+
+
+class RemoteEnded(Exception):
+    """The process, or its collector's thread, is gone or talks nonsense. The text says which."""
+
+
+class _Answer(NamedTuple):
+    code: int
+    result: bytes
+    text: str
+    fd: int  # -1: none
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
+    """Command, sequence, code, result, text. Raises RemoteEnded."""
+    if len(packet) < _ANSWER.size:
+        raise RemoteEnded(f"its collector sent a packet of {len(packet)} bytes")
+    magic, command, sequence, code, result_bytes, text_bytes = _ANSWER.unpack_from(packet)
+    if magic != _ANSWER_MAGIC or _ANSWER.size + result_bytes + text_bytes != len(packet):
+        raise RemoteEnded("its collector sent a packet that is no answer")
+    body = packet[_ANSWER.size :]
+    return command, sequence, code, body[:result_bytes], body[result_bytes:].decode("utf-8", "replace")
+
+
+def read_greeting(packet: bytes) -> None:
+    """Checks the first packet of kc_serve. Raises RemoteEnded when it is no greeting or of another version."""
+    command, sequence, code, result, text = _parsed(packet)
+    if command != _ABI or sequence != 0 or len(result) != _UINT.size:
+        raise RemoteEnded("its collector did not greet")
+    if code != 0:
+        raise RemoteEnded(text or f"its collector refused with {code}")
+    _check_abi(result)
+
+
+def _check_abi(result: bytes) -> None:
+    (abi,) = _UINT.unpack(result)
+    if abi != Collector.ABI:
+        raise RemoteEnded(f"its collector has interface {abi}, this daemon needs {Collector.ABI}: restart the process")
+
+
+class RemoteCollector(Collector):
+    """The collector at the other end of `channel`, which this object owns. Raises SourceError where a reason is given.
+
+    on_end: called once, on the calling thread, when the connection has ended by itself.
+    """
+
+    def __init__(self, channel: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
+        self._channel = channel
+        self._channel.setblocking(False)
+        self._on_end = on_end
+        self._lock = Lock()
+        self._sequence = 0
+        self._why = ""  # it has ended, and why
+        self._arena_fd = -1
+
+    @property
+    def ended(self) -> str:
+        """Why nothing can be asked any more; "" while it can."""
+        return self._why
+
+    def fileno(self) -> int:
+        """To wait for the other end's going."""
+        return self._channel.fileno()
+
+    # ------------------------------------------------------------ packets
+
+    def _ask(self, command: int, argument: bytes = b"", limit_s: float = _LIMIT_S, size: int | None = None) -> _Answer:
+        """size: of the result. Raises RemoteEnded."""
+        with self._lock:
+            if self._why:
+                raise RemoteEnded(self._why)
+            try:
+                return self._exchange(command, argument, time.monotonic() + limit_s, size)
+            except (RemoteEnded, OSError) as exc:
+                self._why = _ENDED if isinstance(exc, ConnectionError) else str(exc)
+                self._channel.close()
+                reason = self._why
+        self._on_end()
+        raise RemoteEnded(reason)
+
+    def _exchange(self, command: int, argument: bytes, deadline: float, size: int | None) -> _Answer:
+        self._sequence = self._sequence % 0xFFFFFFFF + 1
+        self._wait(select.POLLOUT, deadline)
+        self._channel.send(_REQUEST.pack(_REQUEST_MAGIC, command, self._sequence) + argument, socket.MSG_NOSIGNAL)
+        while True:
+            self._wait(select.POLLIN, deadline)
+            packet, ancillary, flags, _ = self._channel.recvmsg(
+                _PACKET_BYTES, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            )
+            answer = self._checked(packet, _descriptors(ancillary), flags, command)
+            if answer is not None:
+                if size is not None and len(answer.result) not in (0, size):
+                    raise RemoteEnded(f"its collector sent {len(answer.result)} bytes of result instead of {size}")
+                return answer
+
+    def _checked(self, packet: bytes, fds: list[int], flags: int, command: int) -> _Answer | None:
+        """The answer, None if it is the greeting."""
+        try:
+            if not packet:
+                raise RemoteEnded(_ENDED)
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise RemoteEnded("its collector sent more than was asked for")
+            theirs, sequence, code, result, text = _parsed(packet)
+            if sequence == 0:
+                read_greeting(packet)
+                return None
+            if (theirs, sequence) != (command, self._sequence):
+                raise RemoteEnded("its collector answered something else")
+            if len(fds) > 1 or (fds and (command != _PREPARE or code != 0)):
+                raise RemoteEnded("its collector sent descriptors that nobody asked for")
+            return _Answer(code, result, text, fds.pop() if fds else -1)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _wait(self, event: int, deadline: float) -> None:
+        poller = select.poll()
+        poller.register(self._channel, event)
+        if not poller.poll(max(deadline - time.monotonic(), 0) * 1000):
+            raise RemoteEnded("its collector does not answer")
+
+    def _asked(self, command: int, argument: bytes = b"", size: int = 0) -> _Answer:
+        """Like _ask, for calls that must succeed. Raises SourceError."""
+        try:
+            answer = self._ask(command, argument, size=size)
+        except RemoteEnded as exc:
+            raise SourceError("COLLECTOR_GONE", f"the process cannot be recorded any more: {exc}") from exc
+        if answer.code < 0:
+            raise SourceError(self.REASONS.get(answer.code, "SOURCE_FAILED"), answer.text or f"error {answer.code}")
+        if len(answer.result) != size:
+            raise SourceError("SOURCE_FAILED", "the collector gave no result")
+        return answer
+
+    def _quietly(self, command: int, argument: bytes = b"", size: int = 0, limit_s: float = _LIMIT_S) -> _Answer:
+        """Like _ask; a collector that is gone answers nothing."""
+        try:
+            return self._ask(command, argument, limit_s, size)
+        except RemoteEnded as exc:
+            return _Answer(_SYSTEM, b"", str(exc), -1)
+
+    def _structure(
+        self, kind: type[_Struct], command: int, argument: bytes = b"", limit_s: float = _LIMIT_S
+    ) -> _Struct:
+        """A result structure; zeros where there is none."""
+        answer = self._quietly(command, argument, ctypes.sizeof(kind), limit_s)
+        return kind.from_buffer_copy(answer.result) if answer.result else kind()
+
+    # ------------------------------------------------------------ cupti_native.Collector
+
+    def open(self, path: str) -> int:
+        """Open libcupti; gives its version number."""
+        _check_abi_of(self)
+        version: int = _UINT.unpack(self._asked(_OPEN, os.fsencode(path), _UINT.size).result)[0]
+        return version
+
+    def prepare(self, config: Config) -> int:
+        """Make the arena; gives a descriptor of ours for it, valid until close()."""
+        answer = self._asked(_PREPARE, bytes(config))
+        if answer.fd < 0:
+            raise SourceError("ARENA_FAILED", "the collector gave no arena")
+        self._close_arena()
+        self._arena_fd = answer.fd
+        return self._arena_fd
+
+    def keep_calls(self, domain: int, patterns: Sequence[str]) -> None:
+        """Choose the API calls of a domain (1 driver, 2 runtime) to record, by fnmatch patterns."""
+        joined = b"".join(pattern.encode() + b"\0" for pattern in patterns) + b"\0"
+        self._asked(_KEEP_CALLS, _UINT.pack(domain) + joined)
+
+    def subscribe(self) -> int:
+        """Take CUPTI's only subscriber; gives CUPTI's result: 39 if another tool has it. After prepare()."""
+        answer = self._quietly(_SUBSCRIBE, size=_INT.size)
+        result: int = _INT.unpack(answer.result)[0] if answer.result else _NOT_ASKED
+        return result
+
+    def others(self) -> Others:
+        """Who else uses CUPTI; zeros when nothing is recorded."""
+        return self._structure(Others, _OTHERS)
+
+    def record_calls(self) -> str:
+        """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
+        answer = self._quietly(_RECORD_CALLS)
+        return answer.text if answer.code < 0 else ""
+
+    def yield_subscriber(self) -> None:
+        """Let go of the subscriber."""
+        self._quietly(_YIELD)
+
+    def start(self, kinds: Sequence[int]) -> Enabled:
+        """Begin to record; never raises."""
+        answer = self._quietly(_START, struct.pack(f"={len(kinds)}I", *kinds), _INT.size * len(kinds))
+        results = struct.unpack(f"={len(kinds)}i", answer.result) if answer.result else (0,) * len(kinds)
+        return Enabled(answer.code, dict(zip(kinds, results, strict=True)), answer.text)
+
+    def counts(self) -> Counts:
+        """Zeros when nothing is recorded."""
+        return self._structure(Counts, _COUNTS)
+
+    def stop(self, limit_ms: int) -> StopResult:
+        """Zeros when nothing was recorded. When the process is gone or does not answer, `timed_out`."""
+        result = self._structure(StopResult, _STOP, _UINT.pack(limit_ms), limit_ms / 1000 + _LIMIT_S)
+        if self._why:
+            result.timed_out = 1
+        return result
+
+    def detach(self, limit_ms: int) -> DetachResult:
+        """Take CUPTI out of the process at the end of its next CUDA call."""
+        return self._structure(DetachResult, _DETACH, _UINT.pack(limit_ms), limit_ms / 1000 + _LIMIT_S)
+
+    def close(self) -> None:
+        """Free the arena, unless CUPTI still uses it."""
+        self._close_arena()
+        self._quietly(_CLOSE)
+
+    def result_text(self, result: int) -> str:
+        """CUPTI's own words for one of its results."""
+        return self._quietly(_RESULT_TEXT, _INT.pack(result)).text
+
+    # ------------------------------------------------------------ beyond it
+
+    def device(self, index: int, attributes: bytes) -> bytes:
+        """As Collector.device; nothing if the process is gone."""
+        return self._quietly(_DEVICE, _UINT.pack(index) + attributes, cuda_devices.FACTS.size).result
+
+    def leave(self, limit_s: float = _LIMIT_S) -> None:
+        """End whatever is recorded, take CUPTI out and let the thread end. Nothing can be asked afterwards."""
+        self._quietly(_LEAVE, limit_s=limit_s)
+        with self._lock:
+            self._why = self._why or "it has been left"
+            self._channel.close()
+        self._close_arena()
+
+    def _close_arena(self) -> None:
+        fd, self._arena_fd = self._arena_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _check_abi_of(collector: RemoteCollector) -> None:
+    try:
+        _check_abi(collector._asked(_ABI, size=_UINT.size).result)
+    except RemoteEnded as exc:
+        raise SourceError("COLLECTOR_MISSING", str(exc)) from exc

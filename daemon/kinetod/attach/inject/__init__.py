@@ -1,0 +1,1 @@
+"""Stops one thread of the target, makes it call one function and lets it go."""

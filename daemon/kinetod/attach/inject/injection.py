@@ -1,0 +1,308 @@
+"""Makes one thread of the target call one function: a single stop, and nothing to undo from outside.
+
+Theory of operation
+    1. Without a stop: facts, a place for the trampoline in a code cave, an address for the region. Nothing is written:
+       by execve the process may have become another user's.
+    2. One thread is stopped, its point checked. Bad: it is let go, and it is tried again a little later. Good: it is
+       compared with what was approved (user, rights, program). From here on all that is written goes to that memory:
+       by a descriptor that was opened for it, or through the thread (ptrace.py). An execve by another of its threads
+       makes both fail.
+    3. The trampoline goes into its cave, the frame goes below its stack's red zone, then its registers are set to the
+       trampoline, once, and it is let go. Whoever kills us before has changed nothing that matters, after that the
+       thread restores itself.
+    4. Without a stop: the mailbox is read until the result is there.
+    A lock (flock on the target's /proc/PID/stat, held by this process's life at most) keeps a second daemon out: two
+    must not write code into the same cave at once.
+"""
+
+import contextlib
+import errno
+import fcntl
+import gc
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, Stop
+from kinetod.attach.inject import trampoline
+from kinetod.attach.inject.arch import Machine, Point, this_machine
+from kinetod.attach.inject.ptrace import LostError, StoppedThread, StuckError, in_own_thread, translate
+from kinetod.attach.inject.thread_policy import Policy, read_facts, refuse_unsuitable, thread_state
+from kinetod.attach.inject.trampoline import Frame, Placed, Work
+from kinetod.attach.inspect import standstill
+from kinetod.attach.inspect.target_image import Mapping, TargetImage
+from kinetod.attach.inspect.target_memory import gone
+
+# Regions lie side by side from here on, between heap and libraries: they share page tables and are in nobody's way.
+_ANCHOR = 0x6B69_6E65_0000
+_RETRY_S = 0.0003
+_FAST_RETRY_S, _FAST_RETRIES = 0.00001, 200  # most threads come to a good point soon
+_RETRY_STEPS = 7  # pauses of different lengths, so as not to fall in step with a loop of the target
+_POLL_S = 30e-6
+_SLOW_POLL_S = 0.001
+_SLOW_AFTER_S = 0.02
+_TRIES_BETWEEN_LOOKS = 16
+_LOOK_EVERY_S = 0.05  # whether it has been stopped or frozen meanwhile
+_LOCK_RETRY_S = 0.005
+_MAX_MAP_FAILURES = 8
+_CODES_NEEDED = 2  # the trampoline and the first of a plan
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The call that the target makes."""
+
+    function: int
+    arguments: tuple[int, ...]
+    payload: bytes = b""
+    check: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a method makes its call: the region's address comes first, then the request for it."""
+
+    policy: Policy
+    request: Callable[[int, tuple[int, ...]], Request]  # of the region's address and those of `codes`
+    codes: tuple[
+        bytes, ...
+    ] = ()  # constant code besides the trampoline: the first is needed, others where there is room
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the trampoline reports."""
+
+    stop: Stop
+    initialised: bool  # the check passed and the function was called
+    result: int  # of the function: 64 bits, unsigned
+
+
+class BadPointError(Exception):
+    """The thread stopped where it must not be redirected."""
+
+
+def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> Outcome:
+    """Raises AttachError. TIMEOUT: no thread came to a good point in time, or the one redirected does not run."""
+    with _exclusive(image, deadline):
+        while True:
+            try:
+                return in_own_thread(lambda: _HandOver(image, plan, deadline).run())
+            except StuckError as error:
+                standstill.check(image.pid)
+                if deadline.passed:
+                    raise AttachError(
+                        AttachCode.TIMEOUT,
+                        f"process {image.pid} could not be stopped ({error}): is the machine overloaded? Try again",
+                    ) from None
+
+
+class _HandOver:
+    """One hand-over. Runs in a thread of its own, see ptrace.py."""
+
+    def __init__(self, image: TargetImage, plan: Plan, deadline: Deadline) -> None:
+        self._image, self._plan, self._deadline = image, plan, deadline
+        self._machine: Machine = this_machine()
+        facts = read_facts(image)
+        refuse_unsuitable(image, facts)
+        self._see_signals = not facts.filtered  # a filter may kill for rt_sigpending
+        self._attempts = 0
+        self._longest_stop_ns = 0
+        self._last = "no thread is at a point where it may be used"
+
+    def run(self) -> Outcome:
+        for _failure in range(_MAX_MAP_FAILURES):
+            placed = self._place()
+            work = self._work(placed)
+            tid, frame = self._redirect_any(work, placed)
+            outcome = self._await_result(tid, work, frame)
+            if outcome is not None:
+                return outcome
+            self._image.refresh()  # the address was taken meanwhile
+        raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no address was free for one page")
+
+    def _place(self) -> tuple[Placed, ...]:
+        """The trampoline first. It is written in the stop."""
+        placed: list[Placed] = []
+        for code in (trampoline.TRAMPOLINE[self._machine.name], *self._plan.codes):
+            try:
+                placed.append(trampoline.find_place(self._image, code, placed))
+            except AttachError:
+                if len(placed) < _CODES_NEEDED:
+                    raise
+                break
+        return tuple(placed)
+
+    def _work(self, placed: tuple[Placed, ...]) -> Work:
+        region = free_address(self._image.maps, trampoline.region_bytes(self._machine))
+        request = self._plan.request(region, tuple(place.address for place in placed[1:]))
+        if len(request.payload) > trampoline.MAX_PAYLOAD_BYTES:
+            raise AttachError(AttachCode.FAILED, f"{len(request.payload)} bytes are too much for one page")
+        return Work(
+            region=region,
+            nonce=secrets.randbits(63) | 1,
+            function=request.function,
+            arguments=request.arguments,
+            payload=request.payload,
+            check=request.check,
+            see_signals=self._see_signals,
+        )
+
+    def _redirect_any(self, work: Work, placed: tuple[Placed, ...]) -> tuple[int, Frame]:
+        while True:
+            if self._attempts % _TRIES_BETWEEN_LOOKS == 0:
+                standstill.check(self._image.pid)  # one that is frozen could be redirected, but would not run
+            for tid in self._plan.policy.candidates():
+                frame = self._try(tid, work, placed)
+                if frame is not None:
+                    return tid, frame
+                if self._deadline.passed:
+                    break
+            if self._deadline.passed:
+                raise AttachError(
+                    AttachCode.TIMEOUT,
+                    f"process {self._image.pid} came to no point where it could be entered"
+                    f" ({self._attempts} tries; the last: {self._last}); try again",
+                )
+            pause_s = _FAST_RETRY_S if self._attempts < _FAST_RETRIES else _RETRY_S
+            time.sleep(pause_s * (1 + self._attempts % _RETRY_STEPS))
+
+    def _try(self, tid: int, work: Work, placed: tuple[Placed, ...]) -> Frame | None:
+        self._attempts += 1
+        thread = StoppedThread(self._image.pid, tid)
+        collecting = gc.isenabled()
+        gc.disable()  # not while the target stands
+        try:
+            # Now too: what it takes is at hand in the stop then, which lasts half as long.
+            thread.check(self._image.approved)
+            with thread:
+                return self._redirect(thread, work, placed)
+        except StuckError:
+            raise
+        except (LostError, BadPointError) as error:
+            self._last = str(error)
+        except OSError as error:
+            self._last = str(error)
+            if error.errno != errno.ESRCH:
+                raise translate(self._image.pid, error) from None
+        finally:
+            if collecting:
+                gc.enable()
+            self._longest_stop_ns = max(self._longest_stop_ns, thread.stopped_ns)
+        if thread_state(self._image, self._image.pid) == "X":
+            raise gone(self._image.pid)
+        return None
+
+    def _redirect(self, thread: StoppedThread, work: Work, placed: tuple[Placed, ...]) -> Frame:
+        memory = self._image.memory
+        point = self._machine.point(thread, memory)
+        if point is None or not self._plan.policy.accepts(thread.tid, point):
+            where = f"pc {point.pc:#x}" if point is not None else "in a call that it must not be taken out of"
+            raise BadPointError(f"thread {thread.tid}: {where}")
+        old_mask = thread.signal_mask()
+        resumption = self._machine.resumption(point)
+        frame = trampoline.build_frame(self._machine, thread, point, resumption, work, old_mask)
+        self._check_stack(point, frame)
+        thread.check(self._image.approved)
+        for place in placed:
+            if memory.read(place.address, len(place.code)) != place.code:
+                self._write_code(thread, place)
+        if memory.writes:
+            memory.write(frame.parameters, frame.data)
+        else:
+            thread.write(frame.parameters, frame.data)
+        self._machine.redirect(thread, point, placed[0].address, frame.parameters, frame.saved)
+        with contextlib.suppress(OSError):  # killed at this moment
+            # after: else a death in between would leave them blocked
+            thread.set_signal_mask(trampoline.BLOCKED_SIGNALS | old_mask)
+        return frame
+
+    def _write_code(self, thread: StoppedThread, place: Placed) -> None:
+        if self._image.memory.writes:
+            with contextlib.suppress(OSError):  # a kernel may forbid it (proc_mem.force_override)
+                self._image.memory.write(place.address, place.code)
+                return
+        thread.poke(place.address, place.code + bytes(-len(place.code) % 8))
+
+    def _check_stack(self, point: Point, frame: Frame) -> None:
+        mapping = self._image.mapping_at(point.sp - 1)
+        if mapping is not None and "w" in mapping.permissions:
+            grows = mapping.path == "[stack]"  # the kernel enlarges it as the thread touches it
+            if (frame.parameters if grows else frame.lowest) >= mapping.start:
+                return
+        self._image.refresh()
+        raise BadPointError(f"not enough stack at {point.sp:#x}")
+
+    def _await_result(self, tid: int, work: Work, frame: Frame) -> Outcome | None:
+        """None: the region could not be mapped there, another address may do."""
+        began = time.monotonic()
+        look_at = began + _LOOK_EVERY_S
+        while True:
+            found = trampoline.read_result(self._image, work)
+            if found is not None:
+                stop = Stop(tid, self._longest_stop_ns, self._attempts)
+                return Outcome(stop, initialised=found[0] == trampoline.DONE, result=found[1])
+            error = trampoline.read_error(self._image, work, frame)
+            if error == errno.EEXIST:
+                return None
+            if error:
+                raise AttachError(
+                    AttachCode.LIMIT,
+                    f"process {self._image.pid} cannot map a page: {os.strerror(error)}; raise its limit of addresses"
+                    " ('ulimit -v')",
+                )
+            if thread_state(self._image, self._image.pid) == "X":
+                raise gone(self._image.pid)
+            if time.monotonic() >= look_at:
+                standstill.check(self._image.pid)
+                look_at = time.monotonic() + _LOOK_EVERY_S
+            if self._deadline.passed:
+                raise AttachError(
+                    AttachCode.TIMEOUT,
+                    f"thread {tid} of process {self._image.pid} has the code but did not run it in time: is the"
+                    " machine overloaded? Try again",
+                )
+            time.sleep(_POLL_S if time.monotonic() - began < _SLOW_AFTER_S else _SLOW_POLL_S)
+
+
+def free_address(maps: list[Mapping], size: int) -> int:
+    """A hole of that many bytes, a page-aligned address; raises AttachError when there is none."""
+    highest = max((mapping.start for mapping in maps if mapping.path != "[vsyscall]"), default=0)
+    address = _ANCHOR if highest > _ANCHOR else _middle_of_largest_hole(maps)
+    for mapping in maps:
+        if mapping.end <= address:
+            continue
+        if mapping.start >= address + size:
+            return address
+        address = mapping.end
+    raise AttachError(AttachCode.FAILED, "the address space of the process is full")
+
+
+def _middle_of_largest_hole(maps: list[Mapping]) -> int:
+    holes = [(after.start - before.end, before.end) for before, after in zip(maps, maps[1:], strict=False)]
+    size, start = max(holes, default=(0, trampoline.PAGE << 8))
+    return start + size // 2 & -trampoline.PAGE
+
+
+@contextlib.contextmanager
+def _exclusive(image: TargetImage, deadline: Deadline) -> Iterator[None]:
+    try:
+        lock = os.open(image.proc / "stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        raise gone(image.pid) from None
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if deadline.passed:
+                    raise AttachError(
+                        AttachCode.TIMEOUT, f"another attach to process {image.pid} is going on; try again"
+                    ) from None
+                time.sleep(_LOCK_RETRY_S)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,1 @@
+"""Looks at a target process and its files and changes nothing."""

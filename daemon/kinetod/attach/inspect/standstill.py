@@ -1,0 +1,35 @@
+"""Whether a process stands still as a whole, so that nothing which is handed to it runs."""
+
+from pathlib import Path
+
+from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.inspect.process_inspection import read_status
+from kinetod.processes.cgroups import frozen_by
+from kinetod.processes.identity import PROC
+
+D_STATE = "it waits in the kernel and cannot be interrupted (state D): a device or a network file system"
+D_STATE_ADVICE = "try again; if it stays so, look at that device"
+
+
+def stopped(pid: int) -> tuple[str, str]:
+    """What is said of a process that job control has stopped, and what to do."""
+    return "it is stopped (SIGSTOP or Ctrl-Z)", f"let it go on: kill -CONT {pid}"
+
+
+def frozen(file: str) -> tuple[str, str]:
+    """The same of one that a control group freezes, by that file."""
+    thaw = f"`echo {'THAWED' if file.endswith('freezer.state') else '0'} > {file}`"
+    return "its control group is frozen", f"let it go on: {thaw}, or `docker unpause`, where that has paused it"
+
+
+def check(pid: int, proc: Path = PROC) -> None:
+    """Raises AttachError if it is stopped or frozen. Reads nothing that a process could make wait."""
+    state = read_status(proc / str(pid)).get("State", "?")[:1]
+    file = frozen_by(pid, proc) if state in "SD" else ""  # a frozen one is D in version 1, S in version 2
+    if state == "T":
+        what, advice = stopped(pid)
+    elif file:
+        what, advice = frozen(file)
+    else:
+        return
+    raise AttachError(AttachCode.UNSUITABLE, f"process {pid} cannot be attached to: {what}; {advice}")

@@ -1,0 +1,267 @@
+"""What a target process is made of: mappings, modules, the Python interpreter in it. Looks, changes nothing."""
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.inspect.elf_symbols import Elf, NotElfError
+from kinetod.attach.inspect.target_memory import Memory, gone, not_permitted
+from kinetod.processes import credentials
+from kinetod.processes.credentials import Credentials
+
+PROC = Path("/proc")
+OLDEST_PYTHON = (3, 9)
+# All that the methods call; every CPython that exports symbols at all has them.
+PYTHON_SYMBOLS = (
+    "Py_AddPendingCall",
+    "PyRun_StringFlags",
+    "Py_IsInitialized",
+    "PyInterpreterState_Main",
+    "PyThreadState_New",
+)
+_LIBPYTHON = re.compile(r"libpython(\d)\.(\d+)[a-z]*\.(so|dylib)")
+_PYTHON_NAME = re.compile(r"python(\d)\.(\d+)")
+_INTERPRETER_NAME = re.compile(r"(python|pypy)[\d.]*[a-z]*(-[a-z]+)?( \(deleted\))?")
+_C_LIBRARY = re.compile(r"(libc|libpthread|libdl)[-.]|ld-musl-")
+_LOADER = re.compile(r"ld[-.]|ld-")
+_OLD_VERSION = re.compile(rb"(?<![\d.])(2\.7\.\d+|3\.(?:[5-9]|10)\.\d+)\+?\0")
+_MAX_TEXT_SCAN_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One line of /proc/PID/maps."""
+
+    start: int
+    end: int
+    permissions: str  # "r-xp"
+    offset: int  # bytes into the file
+    path: str  # "" for anonymous memory
+
+    @property
+    def is_file(self) -> bool:
+        """Whether a file lies below."""
+        return self.path.startswith("/")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonImage:
+    """The module that holds the interpreter."""
+
+    path: str
+    version: tuple[int, int, int]  # major, minor, micro; micro 0 when it is not known
+    elf: Elf
+
+    def symbol(self, name: str) -> tuple[int, int] | None:
+        """Address and size (bytes) of an exported symbol."""
+        return self.elf.lookup(name)
+
+    def address(self, name: str) -> int:
+        """Of an exported symbol; raises AttachError when there is none."""
+        found = self.symbol(name)
+        if found is None:
+            raise AttachError(AttachCode.UNSUPPORTED, f"{self.path} exports no {name}")
+        return found[0]
+
+
+def _found(pid: int, proc: Path) -> Credentials:
+    try:
+        return credentials.read(pid, proc=proc)
+    except ProcessLookupError:
+        raise gone(pid) from None
+
+
+def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
+    """All mappings by rising address; raises AttachError."""
+    try:
+        text = os.fsdecode((proc / str(pid) / "maps").read_bytes())
+    except PermissionError:
+        raise not_permitted(pid) from None
+    except (FileNotFoundError, ProcessLookupError):
+        raise gone(pid) from None
+    maps = []
+    for line in text.split("\n")[:-1]:  # a path may hold what str.splitlines would take for an end of a line
+        fields = line.split(None, 5)
+        path = fields[5] if len(fields) > 5 else ""
+        try:
+            start, end = (int(address, 16) for address in fields[0].split("-"))
+            maps.append(Mapping(start, end, fields[1], int(fields[2], 16), path))
+        except (ValueError, IndexError):
+            raise AttachError(
+                AttachCode.UNSUPPORTED, f"the kernel's list of mappings of process {pid} is not understood"
+            ) from None
+    if not maps:
+        raise gone(pid)
+    return maps
+
+
+class TargetImage:
+    """A process at one moment. `python` is None when it is no Python process.
+
+    Raises AttachError: GONE, NOT_PERMITTED, or UNSUPPORTED for an interpreter that cannot be used.
+    """
+
+    def __init__(self, pid: int, proc: Path = PROC, *, approved: Credentials | None = None) -> None:
+        """approved: what it must be in every stop; None: what it was when nobody had opened its memory yet."""
+        self.pid = pid
+        self.approved = approved or _found(pid, proc)
+        self.proc = proc / str(pid)
+        self.memory = Memory(pid)
+        self.maps = read_maps(pid, proc)
+        try:
+            self.exe = str((self.proc / "exe").readlink())
+        except PermissionError:
+            raise not_permitted(pid) from None
+        except OSError:
+            raise gone(pid) from None
+        self.modules = _modules(self.maps)
+        self._elves: dict[str, Elf | None] = {}
+        self._refuse_32_bit()
+        self.python = self._find_python()
+
+    def refresh(self) -> None:
+        """Read the mappings again."""
+        self.maps = read_maps(self.pid, self.proc.parent)
+
+    def elf(self, path: str) -> Elf | None:
+        """The module's image; None when it is no module or has no dynamic symbols."""
+        if path not in self._elves:
+            self._elves[path] = None
+            if path in self.modules:
+                try:
+                    self._elves[path] = Elf(self.memory, self.modules[path])
+                except (NotElfError, OSError):
+                    self._elves[path] = None
+        return self._elves[path]
+
+    def mapping_at(self, address: int) -> Mapping | None:
+        """The mapping that holds this address."""
+        low, high = 0, len(self.maps)
+        while low < high:
+            middle = (low + high) // 2
+            if self.maps[middle].end <= address:
+                low = middle + 1
+            else:
+                high = middle
+        found = self.maps[low] if low < len(self.maps) else None
+        return found if found is not None and found.start <= address else None
+
+    def symbol_in(self, path_prefixes: tuple[str, ...], name: str) -> tuple[int, int] | None:
+        """Address and size of a symbol of the first module whose file name starts with one of the prefixes."""
+        for path in self.modules:
+            if PurePosixPath(path).name.startswith(path_prefixes) and (found := self._lookup(path, name)):
+                return found
+        return None
+
+    def libc_symbol(self, name: str) -> int:
+        """Address of a symbol of the C library (or libpthread, libdl beside it); raises AttachError."""
+        for path in self.modules:
+            if _C_LIBRARY.match(PurePosixPath(path).name) and (found := self._lookup(path, name)):
+                return found[0]
+        found = self._lookup(self.exe, name)  # linked statically, its symbols exported
+        if found is not None:
+            return found[0]
+        raise AttachError(AttachCode.UNSUPPORTED, f"process {self.pid} has no C library that exports {name}")
+
+    @cached_property
+    def loader_modules(self) -> frozenset[str]:
+        """The C library and the dynamic loader."""
+        names = {path: PurePosixPath(path).name for path in self.modules}
+        return frozenset(path for path, name in names.items() if _C_LIBRARY.match(name) or _LOADER.match(name))
+
+    def exports(self, path: str, name: str) -> bool:
+        """Whether that module defines the symbol."""
+        return self._lookup(path, name) is not None
+
+    def _lookup(self, path: str, name: str) -> tuple[int, int] | None:
+        image = self.elf(path)
+        try:
+            return image.lookup(name) if image is not None else None
+        except OSError:  # unloaded meanwhile
+            return None
+
+    def _refuse_32_bit(self) -> None:
+        base = self.modules.get(self.exe)
+        if base is not None and self.memory.read(base, 5)[4] != 2:
+            raise AttachError(
+                AttachCode.UNSUPPORTED, f"process {self.pid} is a 32-bit program; only 64 bits are served"
+            )
+
+    def _find_python(self) -> PythonImage | None:
+        named = [path for path in self.modules if _LIBPYTHON.search(path)]
+        embedding = [path for path in self.modules if path.startswith("/") and path not in (self.exe, *named)]
+        for path in (self.exe, *named, *embedding):
+            image = self.elf(path)
+            if image is None or not all(self._lookup(path, name) for name in PYTHON_SYMBOLS[:2]):
+                continue
+            return self._usable_python(path, image)
+        name = PurePosixPath(self.exe).name
+        if named or _INTERPRETER_NAME.fullmatch(name):
+            raise AttachError(
+                AttachCode.UNSUPPORTED,
+                f"process {self.pid} runs {name}, which is no CPython with exported symbols (stripped, or PyPy);"
+                " start it with the agent, see 'kinetoctl run --help'",
+            )
+        return None
+
+    def _usable_python(self, path: str, image: Elf) -> PythonImage:
+        version = self._python_version(path, image)
+        if version[:2] < OLDEST_PYTHON:
+            raise AttachError(
+                AttachCode.UNSUPPORTED,
+                f"process {self.pid} runs Python {version[0]}.{version[1]}; the agent needs"
+                f" {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or later",
+            )
+        for name in PYTHON_SYMBOLS:
+            if not self._lookup(path, name):
+                raise AttachError(
+                    AttachCode.UNSUPPORTED, f"the interpreter {path} of process {self.pid} exports no {name}"
+                )
+        return PythonImage(path, version, image)
+
+    def _python_version(self, path: str, image: Elf) -> tuple[int, int, int]:
+        found = image.lookup("Py_Version")  # from 3.11 on
+        if found is not None:
+            packed = self.memory.u64(found[0])
+            return packed >> 24 & 0xFF, packed >> 16 & 0xFF, packed >> 8 & 0xFF
+        match = _LIBPYTHON.search(path) or _PYTHON_NAME.search(PurePosixPath(path).name)
+        if match:
+            return int(match[1]), int(match[2]), 0
+        text = self._find_text(path, _OLD_VERSION)  # linked into a program of another name
+        if text is None:
+            return 0, 0, 0
+        major, minor, micro = text.split(".")
+        return int(major), int(minor), int(micro)
+
+    def _find_text(self, path: str, pattern: re.Pattern[bytes]) -> str | None:
+        for mapping in self.maps:
+            if mapping.path == path and mapping.end - mapping.start <= _MAX_TEXT_SCAN_BYTES:
+                try:
+                    match = pattern.search(self.memory.read(mapping.start, mapping.end - mapping.start))
+                except OSError:
+                    continue
+                if match:
+                    return match[1].decode()
+        return None
+
+
+def _modules(maps: list[Mapping]) -> dict[str, int]:
+    """Path -> address of the ELF header, of every file that is mapped from its start and has code."""
+    modules: dict[str, int] = {}
+    start: Mapping | None = None
+    for mapping in maps:
+        if not mapping.path:
+            continue
+        if start is None or mapping.path != start.path or mapping.offset == 0:
+            start = mapping if mapping.offset == 0 else None
+        if start is not None and "x" in mapping.permissions:
+            modules.setdefault(start.path, start.start)
+    return modules
+
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("live attach knows little-endian machines only")

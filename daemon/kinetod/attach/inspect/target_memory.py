@@ -1,0 +1,147 @@
+"""The memory of another process."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import struct
+from pathlib import Path
+
+from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.base.libc import LIBC
+
+_LAST_ADDRESS = (1 << 63) - 1  # of user space at the very most; the kernel takes no larger offset
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+LIBC.process_vm_readv.restype = ctypes.c_ssize_t
+LIBC.process_vm_writev.restype = ctypes.c_ssize_t
+
+
+class Iovec(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def gone(pid: int) -> AttachError:
+    """The error for a process that has no memory any more."""
+    return AttachError(
+        AttachCode.GONE,
+        f"process {pid} has ended (or executes another program now, or has no memory of its own, as a kernel thread)",
+    )
+
+
+def not_permitted(pid: int) -> AttachError:
+    """The error for a process that the kernel does not let us trace; names what may be in the way."""
+    scope = "0"
+    with contextlib.suppress(OSError):
+        scope = YAMA.read_text().strip()
+    if scope != "0":
+        why = f"kernel.yama.ptrace_scope is {scope}: only its parent or a process with CAP_SYS_PTRACE may"
+    else:
+        why = "it belongs to another user or has other capabilities"
+    return AttachError(
+        AttachCode.NOT_PERMITTED,
+        f"the kernel does not permit this daemon to read the memory of process {pid}: {why};"
+        " run kinetod as root or give it CAP_SYS_PTRACE",
+    )
+
+
+def _unmapped(address: int, pid: int) -> OSError:
+    return OSError(errno.EIO, "Unmapped", f"{address:#x} of process {pid}")
+
+
+class Memory:
+    """Reads and writes by /proc/PID/mem, which is the memory of the program that runs as this is made: after an execve
+    it is at its end.
+
+    Where the mode of that file is in the way (with CAP_SYS_PTRACE but without CAP_DAC_OVERRIDE), it is read only, and
+    what must be written is written through a stopped thread; without CAP_DAC_READ_SEARCH too it is read by
+    process_vm_readv. Only /proc/PID/mem and ptrace write through the protection of a page (a private copy of code is
+    made).
+
+    Every method raises AttachError when the process has ended or may not be traced, and OSError where nothing is
+    mapped.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = -1
+        self.writes = True  # else only through a stopped thread
+        try:
+            self._fd = self._opened(os.O_RDWR)
+            if self._fd < 0:
+                self.writes = False
+                self._fd = self._opened(os.O_RDONLY)
+            if self._fd < 0:
+                with contextlib.suppress(OSError):  # EFAULT: permitted, nothing lies there
+                    self.read(0, 1)
+        except (FileNotFoundError, ProcessLookupError):
+            raise gone(pid) from None
+
+    def _opened(self, mode: int) -> int:
+        """-1: the mode of the file is in the way."""
+        try:
+            return os.open(f"/proc/{self.pid}/mem", mode | os.O_CLOEXEC)
+        except PermissionError:
+            return -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read(self, address: int, size: int) -> bytes:
+        """Exactly `size` bytes."""
+        if not 0 <= address <= _LAST_ADDRESS:  # calculated from what the process says
+            raise _unmapped(address, self.pid)
+        if self._fd < 0:
+            buffer = ctypes.create_string_buffer(size)
+            _transfer(LIBC.process_vm_readv, self.pid, address, buffer, size)
+            return buffer.raw
+        data = os.pread(self._fd, size, address)
+        if not data and size:  # an unmapped address is EIO, a memory that is no more is the end of the file
+            raise gone(self.pid)
+        if len(data) != size:
+            raise _unmapped(address, self.pid)
+        return data
+
+    def write(self, address: int, data: bytes) -> None:
+        """All of it, where this `writes`."""
+        written = os.pwrite(self._fd, data, address)
+        if not written and data:
+            raise gone(self.pid)
+        if written != len(data):
+            raise _unmapped(address, self.pid)
+
+    def u32(self, address: int) -> int:
+        """An unsigned 32-bit number."""
+        return int(struct.unpack("<I", self.read(address, 4))[0])
+
+    def u64(self, address: int) -> int:
+        """An unsigned 64-bit number."""
+        return int(struct.unpack("<Q", self.read(address, 8))[0])
+
+
+def write_of(tid: int, address: int, data: bytes) -> None:
+    """All of it, into the memory of whatever has that number. Raises as Memory does."""
+    _transfer(LIBC.process_vm_writev, tid, address, ctypes.create_string_buffer(data, len(data)), len(data))
+
+
+def _transfer(
+    call: "ctypes._NamedFuncPointer", pid: int, address: int, buffer: "ctypes.Array[ctypes.c_char]", size: int
+) -> None:
+    local, remote = Iovec(ctypes.addressof(buffer), size), Iovec(address, size)
+    done = call(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    if done == size:
+        return
+    code = ctypes.get_errno() if done < 0 else errno.EIO
+    if code == errno.EPERM:
+        raise not_permitted(pid)
+    if code == errno.ESRCH:
+        raise gone(pid)
+    raise OSError(code, os.strerror(code), f"{address:#x} of process {pid}")

@@ -1,0 +1,151 @@
+"""The method for a CUDA process without Python: a thread of its own there that serves the collector.
+
+Theory of operation
+    1. A new thread of the target runs collector_stub.c: it makes a channel as a bootstrap does (a socket pair, and a
+       memfd whose name tells which end is ours) and waits for one packet.
+    2. We take our end and send one byte, with the collector library as a sealed memfd. The thread opens it by
+       /proc/self/fd, so no path and no mount namespace matters, and calls kc_serve, which greets. A thread that cannot
+       says why, in dlopen's words.
+    3. The daemon gives the channel to a process of its own (proxy_agent.py), where the agent's logic runs.
+
+    The library is never unloaded. The memfd's name has its digest: where the very same one is loaded already, it is
+    used again, since two collectors with one CUPTI would get each other's buffers.
+"""
+
+import contextlib
+import functools
+import hashlib
+import select
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from kineto_agent.sources.cupti.collector_binding import LIBRARY
+
+from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, Stop
+from kinetod.attach.channel.payload import sealed_memfd
+from kinetod.attach.channel.private_channel import await_channel
+from kinetod.attach.channel.remote_collector import RemoteEnded, read_greeting
+from kinetod.attach.inject.arch import this_machine
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.methods.collector_code import CODE
+from kinetod.attach.methods.native_thread import start_thread
+
+METHOD = "collector"
+# struct collector_argument: dlopen, dlsym, dlerror, pthread_self, pthread_detach, kc_serve, wait, three texts
+_ARGUMENT = struct.Struct("=6Qq64s32s16s")
+_WAIT_MS = 10_000  # of the thread, for us
+_REFUSED = b"E"
+_PACKET = b"K"
+_MAX_ANSWER_BYTES = 8192
+
+
+class Library(NamedTuple):
+    """The collector as it travels."""
+
+    fd: int  # a sealed memfd of this process
+    name: str
+
+
+@functools.cache
+def library(path: str = LIBRARY) -> Library:
+    """The installed collector; the same at every call. Raises AttachError if there is none."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as exc:
+        raise AttachError(
+            AttachCode.FAILED, f"the daemon has no collector to bring along ({exc}): install kinetod from a wheel"
+        ) from exc
+    name = f"kineto-collector-{hashlib.sha256(data).hexdigest()[:16]}"
+    return Library(sealed_memfd(name, data), name)
+
+
+def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop, socket.socket]:
+    """Starts the collector's thread; gives the channel to it, which the caller owns. Raises AttachError."""
+    found = target.symbol_in((f"memfd:{library().name}",), "kc_serve")
+    stop = start_thread(target, CODE[this_machine().name], argument(target, token, found[0] if found else 0), deadline)
+    channel = await_channel(target.pid, token, deadline, target.approved)
+    if channel is None:
+        raise AttachError(
+            AttachCode.TIMEOUT,
+            f"process {target.pid} has got a new thread, which did not open its channel in time (is the process "
+            "stopped?); the thread ends by itself, try again",
+        )
+    try:
+        deliver(channel, target.pid, None if found else library().fd, deadline)
+    except BaseException:
+        channel.close()
+        raise
+    return stop, channel
+
+
+def argument(target: TargetImage, token: int, serve: int = 0) -> bytes:
+    """What collector_thread is given. serve: address of kc_serve where it is loaded already. Raises AttachError."""
+    try:
+        opens, finds = target.libc_symbol("dlopen"), target.libc_symbol("dlsym")
+    except AttachError as exc:
+        raise AttachError(
+            AttachCode.UNSUPPORTED,
+            f"process {target.pid} cannot load a library ({exc.reason}): it is linked statically. Link it dynamically, "
+            "or trace its kernels with the vendor's tools",
+        ) from exc
+    return _ARGUMENT.pack(
+        opens,
+        finds,
+        _optional(target, "dlerror"),
+        *_detaching(target),
+        serve,
+        _WAIT_MS,
+        b"kineto-%d-" % token,
+        b"/proc/self/fd/",
+        b"kc_serve",
+    )
+
+
+def _optional(target: TargetImage, name: str) -> int:
+    with contextlib.suppress(AttachError):
+        return target.libc_symbol(name)
+    return 0
+
+
+def _detaching(target: TargetImage) -> tuple[int, int]:
+    """pthread_self and pthread_detach: without both the thread's stack stays when it ends."""
+    both = _optional(target, "pthread_self"), _optional(target, "pthread_detach")
+    return both if all(both) else (0, 0)
+
+
+def deliver(channel: socket.socket, pid: int, library_fd: int | None, deadline: Deadline) -> None:
+    """Sends the library (None: the thread has it) and waits until it is served. Raises AttachError."""
+    try:
+        socket.send_fds(channel, [_PACKET], [] if library_fd is None else [library_fd], socket.MSG_NOSIGNAL)
+        poller = select.poll()
+        poller.register(channel, select.POLLIN)
+        if not poller.poll(deadline.left_s * 1000):
+            raise AttachError(
+                AttachCode.TIMEOUT,
+                f"process {pid} has not loaded the collector in time: is another of its threads loading a library? "
+                "Try again",
+            )
+        answer = channel.recv(_MAX_ANSWER_BYTES)
+    except OSError as exc:
+        raise _ended(pid) from exc
+    if not answer:
+        raise _ended(pid)
+    if answer.startswith(_REFUSED):
+        words = "".join(char for char in answer[1:].decode("utf-8", "replace") if char.isprintable())
+        raise AttachError(AttachCode.FAILED, f"process {pid} cannot load the collector: {words or 'for no reason'}")
+    try:
+        read_greeting(answer)
+    except RemoteEnded as exc:
+        raise AttachError(AttachCode.FAILED, f"process {pid}: {exc}") from exc
+
+
+def _ended(pid: int) -> AttachError:
+    if not Path(f"/proc/{pid}").exists():
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the collector was loaded")
+    return AttachError(
+        AttachCode.FAILED,
+        f"process {pid} does not serve its collector: another kinetod has it, or the process was forked from one that "
+        "was traced, where CUPTI does not work",
+    )

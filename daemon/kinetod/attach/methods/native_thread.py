@@ -1,0 +1,77 @@
+"""Starts a thread of our own in the target: pthread_create on constant code, with an argument in the region's page."""
+
+from collections.abc import Callable
+
+from kinetod.attach.attach_types import AttachError, Bootstrap, Deadline, Stop
+from kinetod.attach.inject.injection import Outcome, Plan, Request, hand_over
+from kinetod.attach.inject.thread_policy import NativeThreadPolicy
+from kinetod.attach.inject.trampoline import PAYLOAD_OFFSET, SPARE_OFFSET
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.methods import python_entry
+from kinetod.attach.methods.pending_call import python_of, starting_or_ending
+from kinetod.attach.methods.python_entry import Handed
+
+_Argument = Callable[[int, tuple[int, ...]], bytes]  # of its own address and those of the codes
+
+
+class NativeThread:
+    """Implements interface.Method. The thread takes the GIL, runs the bootstrap and ends."""
+
+    name = "native_thread"
+
+    def __init__(self) -> None:
+        self.handed: Handed | None = None  # the last one
+
+    def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
+        """Raises AttachError."""
+        self.finish()
+        python = python_of(target)
+
+        def argument(page: int, placed: tuple[int, ...]) -> bytes:
+            self.handed = Handed(target, page)
+            return python_entry.argument(target, python, python_entry.THREAD, page, placed, bootstrap.source)
+
+        outcome = _start(target, python_entry.codes(), argument, deadline, python.address("Py_IsInitialized"))
+        if not outcome.initialised:
+            raise starting_or_ending(target)
+        return _checked(target, outcome)
+
+    def problem(self) -> AttachError | None:
+        """Why what was handed over does not run."""
+        return self.handed.problem() if self.handed is not None else None
+
+    def finish(self) -> None:
+        """A thread that has not got the GIL yet does nothing any more."""
+        if self.handed is not None:
+            self.handed.cancel()
+        self.handed = None
+
+
+def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Deadline) -> Stop:
+    """Start a thread on machine code, its first parameter the address of a copy of `argument`. Raises AttachError.
+
+    The code: position-independent and constant (it is shared by all attaches to this process, and stays), at most
+    some hundred bytes, its last byte not zero, on aarch64 its first instruction `bti c`. The argument: at most 4032
+    bytes; it stays too, writable. All signals are blocked in the thread. It is joinable: the code should begin by
+    pthread_detach(pthread_self()).
+    """
+    return _checked(image, _start(image, (code,), lambda _page, _placed: argument, deadline, 0))
+
+
+def _start(
+    image: TargetImage, codes: tuple[bytes, ...], argument: _Argument, deadline: Deadline, check: int
+) -> Outcome:
+    create = image.libc_symbol("pthread_create")
+
+    def request(region: int, placed: tuple[int, ...]) -> Request:
+        address = region + PAYLOAD_OFFSET
+        return Request(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address, placed), check)
+
+    return hand_over(image, Plan(NativeThreadPolicy(image), request, codes), deadline)
+
+
+def _checked(image: TargetImage, outcome: Outcome) -> Stop:
+    error = outcome.result & 0xFFFFFFFF
+    if error:
+        raise python_entry.no_thread(image.pid, error)
+    return outcome.stop

@@ -1,0 +1,78 @@
+"""Runs the bootstrap by a pending call: the main thread executes it between two bytecodes.
+
+The call is python_stub.c, which starts a thread for the bootstrap: no Python is run on the main thread.
+"""
+
+import time
+
+from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline, Stop
+from kinetod.attach.inject.injection import Plan, Request, hand_over
+from kinetod.attach.inject.thread_policy import PendingCallPolicy
+from kinetod.attach.inject.trampoline import PAYLOAD_OFFSET
+from kinetod.attach.inspect.target_image import PythonImage, TargetImage
+from kinetod.attach.methods import python_entry
+from kinetod.attach.methods.python_entry import Handed
+
+_QUEUE_FULL_RETRY_S = 0.02
+_MAX_QUEUE_FULL = 10  # every one costs the target a page
+
+
+class PendingCall:
+    """Implements interface.Method."""
+
+    name = "pending_call"
+
+    def __init__(self) -> None:
+        self.handed: Handed | None = None  # the last one
+
+    def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
+        """Raises AttachError."""
+        self.finish()
+        python = python_of(target)
+        add, check = python.address("Py_AddPendingCall"), python.address("Py_IsInitialized")
+
+        def request(region: int, placed: tuple[int, ...]) -> Request:
+            page = region + PAYLOAD_OFFSET
+            self.handed = Handed(target, page)
+            argument = python_entry.argument(target, python, python_entry.PENDING, page, placed, bootstrap.source)
+            return Request(add, (placed[0], page), argument, check)
+
+        plan = Plan(PendingCallPolicy(target), request, python_entry.codes())
+        for _attempt in range(_MAX_QUEUE_FULL):
+            outcome = hand_over(target, plan, deadline)
+            if not outcome.initialised:
+                raise starting_or_ending(target)
+            if outcome.result & 0xFFFFFFFF == 0:
+                return outcome.stop
+            if deadline.left_s < _QUEUE_FULL_RETRY_S:
+                break
+            time.sleep(_QUEUE_FULL_RETRY_S)
+            target.refresh()
+        raise AttachError(
+            AttachCode.FAILED,
+            f"the queue of pending calls of process {target.pid} is full: its main thread does not come round",
+        )
+
+    def problem(self) -> AttachError | None:
+        """Why what was handed over does not run."""
+        return self.handed.problem() if self.handed is not None else None
+
+    def finish(self) -> None:
+        """A call that is still in the queue does nothing any more."""
+        if self.handed is not None:
+            self.handed.cancel()
+        self.handed = None
+
+
+def python_of(target: TargetImage) -> PythonImage:
+    """Raises AttachError when it is no Python process."""
+    if target.python is None:
+        raise AttachError(AttachCode.UNSUPPORTED, f"process {target.pid} ({target.exe}) has no Python interpreter")
+    return target.python
+
+
+def starting_or_ending(target: TargetImage) -> AttachError:
+    """The error for an interpreter that is not initialised."""
+    return AttachError(
+        AttachCode.UNSUITABLE, f"the Python interpreter of process {target.pid} is starting or ending; try again"
+    )

@@ -1,0 +1,1 @@
+"""Decides whether a process may be attached to and whether it can be."""

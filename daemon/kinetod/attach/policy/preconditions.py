@@ -1,0 +1,440 @@
+"""Whether a process may and can be attached to: one table of rules, for the attach and for `kinetoctl doctor`.
+
+Theory of operation
+    `examine` gathers plain values about the process and about us, without touching it. Each rule looks at them and
+    finds OK, NOTE (works, but), PROBLEM (would fail; has the attach's code) or UNKNOWN (may not be looked at).
+    `check` raises the first PROBLEM; diagnosis.py shows all findings. Rules are ordered so that the first PROBLEM is
+    the one that explains the others.
+
+    Only `check` reads seccomp filters, since that takes a stop (seccomp_reader.py); the rule is the same.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from kineto_protos.units import format_size
+
+from kinetod.attach.attach_types import AttachCode, AttachError, Deadline
+from kinetod.attach.inspect import process_inspection, standstill
+from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Access, OwnFacts, ProcessFacts
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.policy import seccomp_reader
+from kinetod.attach.policy.seccomp_check import DEADLY, Filter, SeccompError, forbidden
+from kinetod.processes.credentials import Credentials
+
+NEWEST_TRIED = (3, 15)
+HOST_INIT = 1
+# Channel (3), agent and library that come over it (3), its wake-up and arenas, with room for a second attach.
+NEEDED_DESCRIPTORS = 16
+_USUAL_DESCRIPTORS = 1024
+START_WITH_AGENT = "start it with the agent: `kinetoctl run -- <command>`"
+_FREE_THREADED_OFFSET, _COOKIE = 16, b"xdebugpy"  # _Py_DebugOffsets, from 3.13 on
+# What an attach with a first, small trace takes: 4.4 MiB of memory, 154 MiB of addresses (at times 208; heaps and
+# stacks of two threads), 28 MiB of data segments were measured; with room for the program beside it.
+NEEDED_MEMORY_BYTES = 12 << 20
+_HEAPS_BYTES, _THREADS_STACKS = 232 << 20, 3
+_DATA_BYTES = 24 << 20
+_NO_SHRINKING_BYTES = 832 << 20  # half of it: three sources with the usual limit of 128 MiB and their names
+_D_STATE_PAUSE_S = 0.01
+LOOK_S = 0.1  # at a process in state D, by doctor
+_OTHER_PYTHONS = {"pypy": "PyPy", "graalpy": "GraalPy", "jython": "Jython"}
+_MAX_CALLS_NAMED = 4
+# Programs that run a program's code translated: by their own file, or by the library that they put into its process.
+_VALGRIND = r"(?:\w+|exp-bbv)-(?:amd64|arm64|x86)-(?:linux|freebsd|solaris|darwin)"
+_TRANSLATORS = (
+    ("Valgrind", re.compile(_VALGRIND)),
+    ("QEMU", re.compile(r"qemu-\w+(?:-static)?")),
+    ("Box64", re.compile(r"box64\w*")),
+    ("FEX", re.compile(r"FEX\w*")),
+    ("Pin", re.compile(r"pinbin|libpin\w*\.so")),
+    ("DynamoRIO", re.compile(r"libdynamorio\.so.*")),
+)
+
+
+class Status(StrEnum):
+    """The names of pb.CheckStatus."""
+
+    OK = "OK"
+    NOTE = "NOTE"
+    PROBLEM = "PROBLEM"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found. code: of a PROBLEM, what an attach fails with."""
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+    code: AttachCode = AttachCode.FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """All that the rules look at. Without an image, `image_problem` may say why."""
+
+    process: ProcessFacts
+    own: OwnFacts
+    image: TargetImage | None = None
+    image_problem: AttachError | None = None
+    filters: tuple[Filter, ...] | None = None  # None: not read
+    moves: bool = False  # it was in state D at every look, but ran in between
+
+
+Rule = Callable[[Subject], Finding]
+
+
+def check(pid: int, image: TargetImage | None, patience_s: float = LOOK_S) -> None:
+    """Raises AttachError with the first reason not to attach; without an image only those that need none.
+
+    patience_s: for a process that waits in the kernel.
+    """
+    subject = replace(examine(pid, patience_s), image=image)
+    _raise_first(subject, RULES)
+    if image is None:
+        return
+    _raise_first(subject, IMAGE_RULES)
+    if _filters_matter(subject):
+        filters = seccomp_reader.read_filters(
+            pid, subject.process.seccomp, subject.own.machine, approved=image.approved
+        )
+        subject = replace(subject, filters=tuple(filters))
+    _raise_first(subject, (seccomp,))
+
+
+def suitable_image(pid: int, patience_s: float = LOOK_S, approved: Credentials | None = None) -> TargetImage:
+    """The image of a process that can be attached to. approved: as TargetImage has it. Raises AttachError."""
+    try:
+        image = TargetImage(pid, approved=approved)
+    except AttachError:
+        check(pid, None)  # may know better why
+        raise
+    check(pid, image, patience_s)
+    return image
+
+
+def examine(pid: int, patience_s: float = LOOK_S) -> Subject:
+    """Raises AttachError if there is no such process. patience_s: how long one in state D is looked at."""
+    deadline = Deadline(patience_s)
+    try:
+        process = first = process_inspection.read_process(pid)
+        while process.state == "D" and not process.frozen_by and process.switches == first.switches:
+            if deadline.passed:
+                break
+            time.sleep(_D_STATE_PAUSE_S)
+            process = process_inspection.read_process(pid)
+    except ProcessLookupError as exc:
+        raise AttachError(AttachCode.GONE, f"there is no process {pid} on this host (any more)") from exc
+    return Subject(process=process, own=process_inspection.read_own(), moves=process.switches != first.switches)
+
+
+def _raise_first(subject: Subject, rules: tuple[Rule, ...]) -> None:
+    for rule in rules:
+        finding = rule(subject)
+        if finding.status is Status.PROBLEM:
+            text = f"process {subject.process.pid} ({subject.process.name}) cannot be attached to: {finding.detail}"
+            raise AttachError(finding.code, f"{text}; {finding.advice}" if finding.advice else text)
+
+
+def _problem(name: str, code: AttachCode, detail: str, advice: str = "") -> Finding:
+    return Finding(name, Status.PROBLEM, detail, advice, code)
+
+
+def process(subject: Subject) -> Finding:
+    """Is it a process that has a life to look into?"""
+    found, own = subject.process, subject.own
+    unsuitable = AttachCode.UNSUITABLE
+    if found.process_pid != found.pid:
+        detail = f"{found.pid} is the number of a thread of process {found.process_pid}"
+        return _problem("process", unsuitable, detail, f"name process {found.process_pid}")
+    if found.kernel_thread:
+        return _problem("process", unsuitable, "it is a thread of the kernel", "name a program's process")
+    if found.pid == HOST_INIT and own.host_pid_namespace:
+        return _problem("process", unsuitable, "it is the host's init", "name a program's process")
+    if found.pid in own.pids:
+        detail = "it is the daemon itself or a process of its own"
+        return _problem("process", unsuitable, detail, "name another process")
+    if found.state in "ZX" or found.exiting:
+        detail = _ended(found) if found.state == "Z" else "it is ending"
+        return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists the others")
+    if found.frozen_by:
+        return _problem("process", unsuitable, *standstill.frozen(found.frozen_by))
+    if found.state == "D" and not subject.moves:
+        return _problem("process", unsuitable, standstill.D_STATE, standstill.D_STATE_ADVICE)
+    if found.state == "T":
+        return _problem("process", unsuitable, *standstill.stopped(found.pid))
+    return Finding("process", Status.OK, f"{found.name}, state {found.state}")
+
+
+def _ended(found: ProcessFacts) -> str:
+    if found.thread_count > 1:
+        return "its main thread has ended, which alone runs what is handed to the interpreter"
+    return "it has ended and waits for its parent to collect it (zombie)"
+
+
+def tracer(subject: Subject) -> Finding:
+    """A process has one tracer at most."""
+    found = subject.process
+    if not found.tracer_pid:
+        return Finding("tracer", Status.OK, "none")
+    name = f"{found.tracer_name or 'process'} (pid {found.tracer_pid})"
+    return _problem("tracer", AttachCode.TRACED, f"{name} traces it", "end that tool or let it detach")
+
+
+def executable(subject: Subject) -> Finding:
+    """Is it a program that we know how to enter?"""
+    found = subject.process.executable
+    if found is None or not found.bits:
+        return Finding("executable", Status.UNKNOWN, "its file may not be read")
+    detail = f"{found.path}{' (deleted)' if found.deleted else ''}, {found.bits} bits, {found.machine}"
+    unsupported = AttachCode.UNSUPPORTED
+    if found.bits != 64:
+        return _problem("executable", unsupported, f"{found.path} is a 32-bit program", "run the 64-bit one")
+    if found.machine not in (X86_64, AARCH64) or found.machine != subject.own.machine:
+        return _problem("executable", unsupported, f"{found.path} is a program for {found.machine}", START_WITH_AGENT)
+    name = PurePosixPath(found.path).name.lower()
+    translator = _translator(subject)
+    if translator:
+        what = f"{translator} runs it, whose translated code cannot be entered"
+        return _problem("executable", unsupported, what, f"run it without {translator}, or {START_WITH_AGENT}")
+    for prefix, title in _OTHER_PYTHONS.items():
+        if name.startswith(prefix):
+            advice = "run the program with CPython"
+            return _problem("executable", unsupported, f"it runs {title}; only CPython is known", advice)
+    if found.frozen:
+        advice = "run the program from its sources, or call kineto_agent.start() in it"
+        what = f"{found.path} was packed with {found.frozen}: its standard library is not all there"
+        return _problem("executable", unsupported, what, advice)
+    if subject.process.shadow_stack:
+        advice = "start it without (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)"
+        return _problem("executable", unsupported, f"{found.path} runs with a user shadow stack", advice)
+    return Finding("executable", Status.OK, detail)
+
+
+def _translator(subject: Subject) -> str:
+    """What runs the program's code translated: stopped threads are then at points of its own, not of the program."""
+    found = subject.process.executable
+    paths = [found.path if found else "", *(subject.image.modules if subject.image else ())]
+    names = [PurePosixPath(path).name for path in paths]
+    return next((title for title, pattern in _TRANSLATORS if any(map(pattern.fullmatch, names))), "")
+
+
+def permission(subject: Subject) -> Finding:
+    """The kernel's own answer. Explained by the rules owner, ptrace_scope and capabilities."""
+    answer = subject.process.access
+    if answer is Access.ALLOWED:
+        return Finding("permission", Status.OK, "the kernel lets the daemon trace it")
+    if answer is Access.UNKNOWN:
+        return Finding("permission", Status.UNKNOWN, "the kernel gave no answer")
+    reasons = [rule(subject) for rule in (owner, ptrace_scope)]
+    for reason in reasons:
+        if reason.status is Status.PROBLEM:
+            return replace(reason, name="permission")
+    detail = "the kernel does not let the daemon trace it"
+    if "CAP_SYS_PTRACE" in subject.own.capabilities:
+        advice = "a security module (SELinux deny_ptrace, AppArmor) or a foreign user namespace? See the kernel's log"
+    else:
+        advice = _run_with("CAP_SYS_PTRACE")
+    return _problem("permission", AttachCode.NOT_PERMITTED, detail, advice)
+
+
+def owner(subject: Subject) -> Finding:
+    """Same user and dumpable, or CAP_SYS_PTRACE."""
+    found, own = subject.process, subject.own
+    theirs = ", ".join(str(uid) for uid in dict.fromkeys(found.uids[:3]))
+    refused = found.access is Access.REFUSED and "CAP_SYS_PTRACE" not in own.capabilities
+    if set(found.uids[:3]) != {own.uid}:
+        detail = f"it runs as uid {theirs}, the daemon as uid {own.uid}"
+        if refused:
+            advice = f"ask a daemon of uid {found.uids[1]}, or the system's daemon, run by root"
+            return _problem("owner", AttachCode.NOT_PERMITTED, detail, advice)
+        return Finding("owner", Status.OK, detail)
+    if found.dumpable is False and refused:
+        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its rights, or says so)"
+        return _problem("owner", AttachCode.NOT_PERMITTED, detail, _run_with("CAP_SYS_PTRACE"))
+    return Finding("owner", Status.OK, f"it runs as uid {theirs}, like the daemon")
+
+
+def ptrace_scope(subject: Subject) -> Finding:
+    """Yama's rule."""
+    scope, allowed = subject.own.ptrace_scope, subject.process.access is Access.ALLOWED
+    privileged = "CAP_SYS_PTRACE" in subject.own.capabilities
+    name = "ptrace_scope"
+    if scope is None:
+        return Finding(name, Status.OK, "no Yama in this kernel")
+    if scope >= 3:
+        advice = "set kernel.yama.ptrace_scope to a lower value: that takes a reboot"
+        return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: nobody may trace", advice)
+    if scope == 0 or privileged or allowed:
+        return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope and privileged else ''}")
+    who = "a parent of it" if scope == 1 else "an administrator"
+    advice = f"{_run_with('CAP_SYS_PTRACE')}{', or set kernel.yama.ptrace_scope to 0' if scope == 1 else ''}"
+    return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: only {who} may trace it", advice)
+
+
+def capabilities(subject: Subject) -> Finding:
+    """What the daemon lacks, and what that costs."""
+    name, own = "capabilities", subject.own.capabilities
+    if subject.process.access is Access.ALLOWED and not subject.process.files_visible:
+        detail = "the daemon may trace the process, but not see its open files, of which it takes one"
+        return _problem(name, AttachCode.NOT_PERMITTED, detail, _run_with("CAP_DAC_READ_SEARCH"))
+    costs = {
+        "CAP_SYS_PTRACE": "other users' and protected processes",
+        "CAP_SYS_ADMIN": "processes with a seccomp filter",
+    }
+    lacking = [f"without {each}: no {cost}" for each, cost in costs.items() if each not in own]
+    if not own & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
+        lacking.append("without CAP_DAC_READ_SEARCH: no other users' processes")
+    if not lacking:
+        return Finding(name, Status.OK, "the daemon has all that matter")
+    return Finding(name, Status.OK, "; ".join(lacking))
+
+
+def descriptors(subject: Subject) -> Finding:
+    """The agent opens some files and sockets in the process."""
+    name, free, limit = "descriptors", subject.process.free_descriptors, subject.process.descriptor_limit
+    if free is None:
+        return Finding(name, Status.UNKNOWN, "its limit and open files may not be seen")
+    if free < NEEDED_DESCRIPTORS:
+        detail = f"it has {max(free, 0)} free descriptors of {limit}; an agent needs up to {NEEDED_DESCRIPTORS}"
+        return _problem(name, AttachCode.LIMIT, detail, _more_descriptors(subject.process))
+    return Finding(name, Status.OK, f"{free} of {limit} are free")
+
+
+def _more_descriptors(found: ProcessFacts) -> str:
+    """The soft limit cannot exceed the hard one, which root alone may raise."""
+    wanted = max(2 * found.descriptor_limit, _USUAL_DESCRIPTORS)
+    if wanted <= found.hard_descriptor_limit:
+        return f"raise its limit: `prlimit --pid {found.pid} --nofile={wanted}:`"
+    return f"raise both of its limits, as root: `prlimit --pid {found.pid} --nofile={wanted}:{wanted}`"
+
+
+def memory(subject: Subject) -> Finding:
+    """What a trace takes must not make the kernel kill, nor the program's next allocation fail."""
+    rooms, told = subject.process.rooms, []
+    heaps = _THREADS_STACKS * rooms.stack_bytes
+    for room, needed, what in (
+        (rooms.memory, NEEDED_MEMORY_BYTES, "of memory"),
+        (rooms.addresses, heaps + _HEAPS_BYTES, "of addresses, mostly reserved and not used"),
+        (rooms.data, heaps + _DATA_BYTES, "of data segments"),
+    ):
+        if room is None:
+            continue
+        told.append(str(room))
+        if room.left_bytes < needed:
+            detail = f"{room}; an agent and a small trace take up to {format_size(needed)} {what}"
+            return _problem("memory", AttachCode.LIMIT, detail, room.advice)
+    if not told:
+        return Finding("memory", Status.UNKNOWN, "no limit may be seen")
+    if any(room.left_bytes < _NO_SHRINKING_BYTES for room in (rooms.memory, rooms.addresses) if room is not None):
+        return Finding("memory", Status.NOTE, "; ".join(told), "the buffers of a capture may be shrunk to fit")
+    return Finding("memory", Status.OK, "; ".join(told))
+
+
+def threads(subject: Subject) -> Finding:
+    """The agent starts some."""
+    room = subject.process.rooms.threads
+    if room is None:
+        return Finding("threads", Status.OK, "no limit of threads is near")
+    wanted = process_inspection.NEEDED_THREADS
+    detail = f"it may start {max(room.left, 0)} more threads below {room.limit}; an attach wants {wanted}"
+    return _problem("threads", AttachCode.LIMIT, detail, room.advice)
+
+
+def _run_with(capability: str) -> str:
+    return f"run kinetod as root, or with {capability}"
+
+
+def interpreter(subject: Subject) -> Finding:
+    """CPython with exported symbols, or a CUDA program without Python."""
+    name, unsupported = "interpreter", AttachCode.UNSUPPORTED
+    image = subject.image
+    if subject.image_problem is not None:
+        return _problem(name, subject.image_problem.code, subject.image_problem.reason)
+    if image is None:
+        return Finding(name, Status.UNKNOWN, "its memory may not be read")
+    if image.python is None:
+        if uses_cuda(image):
+            return Finding(name, Status.NOTE, "no Python interpreter: GPU activities only, no Python stacks")
+        detail = "it has neither a Python interpreter (CPython 3.9 or later) nor CUDA"
+        return _problem(name, unsupported, detail, "name the process that does the work: `kinetoctl ps --all`")
+    version = ".".join(map(str, image.python.version if image.python.version[2] else image.python.version[:2]))
+    kind = "static" if image.python.path == image.exe else "shared"
+    detail = f"CPython {version} in {image.python.path} ({kind}), all symbols found"
+    if _is_free_threaded(image):
+        advice = f"run it with the usual build of Python {version}, or {START_WITH_AGENT}"
+        return _problem(name, unsupported, f"{image.python.path} is a free-threaded build of Python", advice)
+    if image.python.version[:2] > NEWEST_TRIED:
+        return Finding(name, Status.NOTE, detail, "newer than what this kinetod was tried with")
+    return Finding(name, Status.OK, detail)
+
+
+def uses_cuda(image: TargetImage) -> bool:
+    """Whether the CUDA driver is loaded."""
+    return any(PurePosixPath(path).name.startswith("libcuda.so") for path in image.modules)
+
+
+def _is_free_threaded(image: TargetImage) -> bool:
+    runtime = image.python.symbol("_PyRuntime") if image.python else None
+    if runtime is None:
+        return False
+    try:
+        head = image.memory.read(runtime[0], _FREE_THREADED_OFFSET + 8)
+    except OSError:
+        return False
+    return head.startswith(_COOKIE) and any(head[_FREE_THREADED_OFFSET:])
+
+
+def _filters_matter(subject: Subject) -> bool:
+    return subject.process.seccomp.mode == process_inspection.SECCOMP_FILTER and not _same_filters_as_ours(subject)
+
+
+def _same_filters_as_ours(subject: Subject) -> bool:
+    """The target, we and our common init have equally many filters: then they are init's, since none is ever lost."""
+    own, theirs = subject.own, subject.process
+    same_namespace = theirs.foreign_namespaces is not None and "pid" not in theirs.foreign_namespaces
+    return same_namespace and theirs.seccomp.filters > 0 and theirs.seccomp == own.seccomp == own.init_seccomp
+
+
+def seccomp(subject: Subject) -> Finding:
+    """A filter that kills would end the process for a call that we bring in."""
+    found, own, name = subject.process.seccomp, subject.own, "seccomp"
+    refuse = AttachCode.SECCOMP
+    if found.mode == 0:
+        return Finding(name, Status.OK, "no filter")
+    if found.mode == process_inspection.SECCOMP_STRICT:
+        return _problem(name, refuse, "it is in strict seccomp mode and may only read, write and exit")
+    count = f"{found.filters} filter{'s' if found.filters != 1 else ''}" if found.filters else "filters"
+    if _same_filters_as_ours(subject):
+        return Finding(name, Status.OK, f"{count}, the same as the daemon's own")
+    if subject.filters is None:
+        if "CAP_SYS_ADMIN" in own.capabilities and own.seccomp.mode == 0:
+            detail = f"{count}; an attach reads them first (a stop of about 0.1 ms) and refuses if they are in the way"
+            return Finding(name, Status.NOTE, detail)
+        detail = f"{count} that the daemon may not read; one that kills would end the process, so it is left alone"
+        advice = "run kinetod with CAP_SYS_ADMIN and without a seccomp filter of its own (a privileged container)"
+        return _problem(name, refuse, detail, f"{advice}, or {START_WITH_AGENT}")
+    if any(each.looks_at_the_caller for each in subject.filters):
+        detail = f"{count}, one of which looks at where in the program a call is made"
+        return _problem(name, refuse, detail, START_WITH_AGENT)
+    try:
+        calls = forbidden(subject.filters, own.machine)
+    except SeccompError as exc:
+        return _problem(name, refuse, f"{count}, one of which is not understood: {exc}", START_WITH_AGENT)
+    if not calls:
+        return Finding(name, Status.OK, f"{count}, which allow all that an agent does")
+    deadly = any(call.action.kind in DEADLY for call in calls)
+    named = ", ".join(map(str, calls[:_MAX_CALLS_NAMED])) + (" and more" if len(calls) > _MAX_CALLS_NAMED else "")
+    detail = f"{count}, which forbid what an agent does{', at the price of its life' if deadly else ''}: {named}"
+    return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
+
+
+# In the order in which they explain things. The second part needs the image.
+RULES: tuple[Rule, ...] = (process, tracer, executable, permission, capabilities, descriptors, memory, threads)
+IMAGE_RULES: tuple[Rule, ...] = (interpreter,)

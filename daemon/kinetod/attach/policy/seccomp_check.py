@@ -1,0 +1,213 @@
+"""What a seccomp filter would do to the system calls that we bring into a process.
+
+Theory of operation
+    A filter is a classic BPF program over struct seccomp_data: the call's number, the machine, the instruction
+    pointer, six arguments. Its 32-bit result is an action and 16 bits of data; of several filters the strictest
+    action counts. `Filter.run` follows the kernel's rules (seccomp_check_filter and what the checks guarantee:
+    jumps only go forward, so every program ends); a program that breaks them is refused, never guessed at.
+
+    `forbidden` runs the table of `attach_syscalls` through the filters. KILL and TRAP would end the process, so any of
+    them counts; so does a supervisor's decision (USER_NOTIF), which nobody knows beforehand. A call that only
+    fails counts where we cannot do without it.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kinetod.attach.inspect.process_inspection import AARCH64, X86_64
+from kinetod.attach.policy.attach_syscalls import CALLS, Call
+
+MAX_INSTRUCTIONS = 4096  # BPF_MAXINSNS
+INSTRUCTION = struct.Struct("<HBBI")  # struct sock_filter: code, jump if true, jump if false, k
+_DATA = struct.Struct("<iIQ6Q")  # struct seccomp_data
+_WORD = struct.Struct("<I")
+_ARCHITECTURES = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}  # AUDIT_ARCH_*
+_U32, _U64 = 2**32 - 1, 2**64 - 1
+_SOMEWHERE = 0x7F00_0000_1000  # an instruction pointer; `looks_at_the_caller` says whether it matters
+_IP_WORDS = (8, 12)
+_ACTION_MASK, _DATA_MASK = 0xFFFF0000, 0x0000FFFF
+_ENOSYS = 38
+
+# Instruction classes and the bits beside them (linux/bpf_common.h)
+_LD, _LDX, _ST, _STX, _ALU, _JMP, _RET, _MISC = range(8)
+_IMM, _ABS, _MEM, _LEN = 0x00, 0x20, 0x60, 0x80  # where a load takes its word from
+_USE_X, _RET_A, _TAX, _TXA, _JA, _DIVIDE = 0x08, 0x16, 0x07, 0x87, 0x05, 0x34
+
+
+class SeccompError(Exception):
+    """A program that the kernel would not have taken."""
+
+
+class ActionKind(IntEnum):
+    """SECCOMP_RET_*. Unknown ones are treated as KILL_PROCESS, as the kernel does."""
+
+    KILL_PROCESS = 0x80000000
+    KILL_THREAD = 0x00000000
+    TRAP = 0x00030000
+    ERRNO = 0x00050000
+    USER_NOTIF = 0x7FC00000
+    TRACE = 0x7FF00000
+    LOG = 0x7FFC0000
+    ALLOW = 0x7FFF0000
+
+
+DEADLY = frozenset((ActionKind.KILL_PROCESS, ActionKind.KILL_THREAD, ActionKind.TRAP))
+_STRICTEST_FIRST = tuple(ActionKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What becomes of a call. data: the error number of ERRNO."""
+
+    kind: ActionKind
+    data: int = 0
+
+    def __str__(self) -> str:
+        return f"ERRNO({self.data})" if self.kind is ActionKind.ERRNO else self.kind.name
+
+
+def _action(result: int) -> Action:
+    try:
+        return Action(ActionKind(result & _ACTION_MASK), result & _DATA_MASK)
+    except ValueError:
+        return Action(ActionKind.KILL_PROCESS)
+
+
+class Filter:
+    """One program."""
+
+    def __init__(self, program: bytes) -> None:
+        """program: an array of struct sock_filter. Raises SeccompError."""
+        if not program or len(program) % INSTRUCTION.size or len(program) > MAX_INSTRUCTIONS * INSTRUCTION.size:
+            raise SeccompError(f"a filter of {len(program)} bytes")
+        self._program = list(INSTRUCTION.iter_unpack(program))
+
+    def __len__(self) -> int:
+        return len(self._program)
+
+    @property
+    def looks_at_the_caller(self) -> bool:
+        """Whether the instruction pointer is read."""
+        return any(code == _LD | _ABS and k in _IP_WORDS for code, _, _, k in self._program)
+
+    def run(self, data: bytes) -> int:
+        """The 32-bit result for one struct seccomp_data. Raises SeccompError."""
+        try:
+            return self._run(data)
+        except (IndexError, KeyError, struct.error) as exc:
+            raise SeccompError(f"no valid filter: {exc!r}") from exc
+
+    def _run(self, data: bytes) -> int:
+        a = x = position = 0
+        memory = [0] * 16
+        while True:
+            code, if_true, if_false, k = self._program[position]
+            position += 1
+            kind = code & 0x07
+            if kind == _JMP:
+                if code == _JA:
+                    position += k
+                else:
+                    position += if_true if _COMPARISONS[code & ~_USE_X](a, x if code & _USE_X else k) else if_false
+            elif kind == _LD:
+                a = _load(code, k, data, memory)
+            elif kind == _RET:
+                return a if code == _RET_A else _constant(code, k)
+            elif kind == _ALU:
+                operand = x if code & _USE_X else k
+                if code & ~_USE_X == _DIVIDE and operand == 0:
+                    return 0  # as the kernel's programs do
+                a = _ARITHMETIC[code & ~_USE_X](a, operand) & _U32
+            elif kind == _LDX:
+                x = _load(code, k, data, memory)
+            elif code in (_ST, _STX):
+                memory[k] = a if code == _ST else x
+            elif code == _TAX:
+                x = a
+            elif code == _TXA:
+                a = x
+            else:
+                raise KeyError(hex(code))
+
+
+_COMPARISONS: dict[int, Callable[[int, int], bool]] = {
+    0x15: lambda a, b: a == b,
+    0x25: lambda a, b: a > b,
+    0x35: lambda a, b: a >= b,
+    0x45: lambda a, b: a & b != 0,
+}
+_ARITHMETIC: dict[int, Callable[[int, int], int]] = {
+    0x04: lambda a, b: a + b,
+    0x14: lambda a, b: a - b,
+    0x24: lambda a, b: a * b,
+    _DIVIDE: lambda a, b: a // b,
+    0x44: lambda a, b: a | b,
+    0x54: lambda a, b: a & b,
+    0x64: lambda a, b: a << (b & 31),
+    0x74: lambda a, b: a >> (b & 31),
+    0x84: lambda a, _b: -a,
+    0xA4: lambda a, b: a ^ b,
+}
+
+
+def _load(code: int, k: int, data: bytes, memory: list[int]) -> int:
+    """The word of LD or LDX."""
+    source = code & ~0x07
+    if source == _ABS and code & 0x07 == _LD and k % 4 == 0:
+        word: int = _WORD.unpack_from(data, k)[0]
+        return word
+    if source == _MEM:
+        return memory[k]
+    return {_IMM: k, _LEN: len(data)}[source]
+
+
+def _constant(code: int, k: int) -> int:
+    if code != _RET:
+        raise KeyError(hex(code))
+    return k
+
+
+def evaluate(filters: Sequence[Filter], number: int, arguments: Sequence[int], machine: str) -> Action:
+    """What becomes of one call under all filters (oldest first, as the kernel numbers them). Raises SeccompError."""
+    padded = ([value & _U64 for value in arguments] + [0] * 6)[:6]
+    data = _DATA.pack(number, _ARCHITECTURES[machine], _SOMEWHERE, *padded)
+    newest_first = [_action(each.run(data)) for each in reversed(filters)]
+    return min(newest_first, key=lambda action: _STRICTEST_FIRST.index(action.kind), default=Action(ActionKind.ALLOW))
+
+
+@dataclass(frozen=True, slots=True)
+class Forbidden:
+    """A call that the filters would not let us make."""
+
+    name: str
+    action: Action
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.action})"
+
+
+def forbidden(filters: Sequence[Filter], machine: str, calls: Sequence[Call] = CALLS) -> list[Forbidden]:
+    """The calls that stand in the way, those that would end the process first. Raises SeccompError."""
+    found = [each for call in calls for each in _objections(filters, machine, call)]
+    return sorted(found, key=lambda each: _STRICTEST_FIRST.index(each.action.kind))
+
+
+def _objections(filters: Sequence[Filter], machine: str, call: Call) -> Iterator[Forbidden]:
+    number = call.x86_64 if machine == X86_64 else call.aarch64
+    if number is None:
+        return
+    for arguments in call.arguments:
+        action = evaluate(filters, number, arguments, machine)
+        if not _harmless(action, call):
+            yield Forbidden(call.name, action)
+            return
+
+
+def _harmless(action: Action, call: Call) -> bool:
+    if action.kind in (ActionKind.ALLOW, ActionKind.LOG):
+        return True
+    if action.kind is ActionKind.TRACE:  # without a tracer the call fails with ENOSYS
+        return _ENOSYS in call.tolerated
+    return action.kind is ActionKind.ERRNO and action.data in call.tolerated

@@ -1,0 +1,226 @@
+"""Who may ask the attach helper, and whose processes it touches: a file that only root can write.
+
+Theory of operation
+    The front end decides what a user of it may do; it serves a network and can be broken into. So the helper asks
+    nobody: it knows its callers by the kernel's word, and a target's owner by /proc. The file is read again for
+    every request. One that is missing, wrong or writable by others refuses everything.
+
+    A process counts as a user's if all its user ids (real, effective, saved, of the file system) are allowed: a
+    program that changes its rights is none of the one who started it. Root's processes are the host's services and
+    the containers' programs; by default only those in a PID namespace of their own are allowed.
+
+    A process is protected if the kernel would not let its own user trace it: it changes its user or group, is not
+    dumpable, has capabilities on the host, or is in a user namespace that is neither its user's nor a container's. Such
+    a one is entered for administrators of the front end only, if at all. The processes of this service's own user and
+    of those who ask it are never entered: whoever breaks into one part must not get the rights of another.
+"""
+
+import contextlib
+import fcntl
+import os
+import pwd
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kinetod.processes.credentials import Credentials
+
+DEFAULT_FILE = Path("/etc/kinetod/attach.toml")
+MAX_FILE_BYTES = 64 << 10
+ANYBODY = "*"
+ORDINARY_USERS = "1000-4294967294"  # below are the accounts of the host's services
+NEVER, IN_CONTAINERS, ADMINISTRATORS, ALWAYS = "never", "containers", "administrators", "always"
+_MAX_UID = 2**32 - 2
+_NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2), Linux 4.11
+
+
+class PolicyError(Exception):
+    """The file cannot be used; nobody gets anything. The text names it and says what to do."""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    callers: list[str | int] = msgspec.field(default_factory=lambda: ["kineto"])
+    users: list[str | int] = msgspec.field(default_factory=lambda: [ORDINARY_USERS])
+    denied_users: list[str | int] = []
+    root: str = IN_CONTAINERS
+    protected: str = ADMINISTRATORS
+    kubelet_socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Uids:
+    """Some users: ranges of numbers, both ends included; `everybody` is everybody but root."""
+
+    everybody: bool = False
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def __contains__(self, uid: int) -> bool:
+        return (self.everybody and uid != 0) or any(low <= uid <= high for low, high in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a process is. container: it is in another PID namespace than this service, which is in the host's.
+    protected: why its own user could not trace it; empty: the kernel would let that user.
+    """
+
+    uids: tuple[int, ...]
+    container: bool
+    protected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """root: NEVER, IN_CONTAINERS or ALWAYS. protected: NEVER, ADMINISTRATORS or ALWAYS. kubelet_socket: what a front
+    end gets connections to; None: to nothing.
+    """
+
+    callers: Uids
+    users: Uids
+    denied: Uids
+    root: str
+    path: Path = DEFAULT_FILE
+    kubelet_socket: Path | None = None
+    protected: str = ADMINISTRATORS
+    own_uid: int = field(default_factory=os.geteuid)
+
+    def refuses_caller(self, uid: int) -> str:
+        """Why this user gets nothing; empty: it is served."""
+        if uid == 0 or uid in self.callers:
+            return ""
+        return f"uid {uid} may not ask the attach helper; `callers` in {self.path} names those who may"
+
+    def refuses_owner(self, owner: Owner, *, administrator: bool = False) -> str:
+        """Why a process is left alone; empty: it is not. administrator: one has asked the front end for it."""
+        if why := self._refuses_uids(owner):
+            return why
+        if not owner.protected or self.protected == ALWAYS or (self.protected == ADMINISTRATORS and administrator):
+            return ""
+        whom = "for administrators only" if self.protected == ADMINISTRATORS else "for nobody"
+        return f"it is protected: {owner.protected}; such processes are entered {whom} (protected in {self.path})"
+
+    def _refuses_uids(self, owner: Owner) -> str:
+        for uid in dict.fromkeys(owner.uids):
+            if uid == 0:
+                if self.root == ALWAYS or (self.root == IN_CONTAINERS and owner.container):
+                    continue
+                which = "outside of containers " if self.root == IN_CONTAINERS else ""
+                return f"processes of root {which}are left alone (root = {self.root!r} in {self.path})"
+            if uid == self.own_uid:
+                return f"uid {uid} is the attach helper itself"
+            if uid in self.callers:
+                return f"uid {uid} is who asks, and none of its own processes is entered"
+            if uid in self.denied or uid not in self.users:
+                return f"processes of uid {uid} are left alone (users and denied_users in {self.path})"
+        return "" if owner.uids else "its owner cannot be told"
+
+
+def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = None) -> Policy:
+    """Raises PolicyError."""
+    text = _read(path)
+    try:
+        file = msgspec.toml.decode(text, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise PolicyError(f"{path}: {exc}") from exc
+    if file.root not in (NEVER, IN_CONTAINERS, ALWAYS):
+        raise PolicyError(f"{path}: root: must be {NEVER!r}, {IN_CONTAINERS!r} or {ALWAYS!r}, not {file.root!r}")
+    if file.protected not in (NEVER, ADMINISTRATORS, ALWAYS):
+        raise PolicyError(
+            f"{path}: protected: must be {NEVER!r}, {ADMINISTRATORS!r} or {ALWAYS!r}, not {file.protected!r}"
+        )
+    look_up = uid_of or (lambda name: pwd.getpwnam(name).pw_uid)
+    lists = {}
+    for name in ("callers", "users", "denied_users"):
+        try:
+            lists[name] = _uids(getattr(file, name), look_up)
+        except ValueError as exc:
+            raise PolicyError(f"{path}: {name}: {exc}") from exc
+    if lists["callers"].everybody:
+        raise PolicyError(f"{path}: callers: must name users; everybody would be root")
+    socket = Path(file.kubelet_socket) if file.kubelet_socket else None
+    if socket is not None and not socket.is_absolute():
+        raise PolicyError(f"{path}: kubelet_socket: must be an absolute path, not {file.kubelet_socket!r}")
+    return Policy(lists["callers"], lists["users"], lists["denied_users"], file.root, path, socket, file.protected)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as exc:
+        raise PolicyError(f"{path}: {exc.strerror}; without it nobody is served") from exc
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise PolicyError(f"{path} is no file")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise PolicyError(f"{path} can be written by others than root; chown root {path}; chmod 0644 {path}")
+        text = os.read(descriptor, MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise PolicyError(f"{path}: {exc.strerror}; without it nobody is served") from exc
+    finally:
+        os.close(descriptor)
+    if len(text) > MAX_FILE_BYTES:
+        raise PolicyError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
+    return text
+
+
+def _uids(entries: list[str | int], look_up: Callable[[str], int]) -> Uids:
+    """Names, numbers, ranges "1000-60000", and "*". Raises ValueError."""
+    ranges = []
+    for entry in entries:
+        if entry == ANYBODY:
+            continue
+        ranges.append(_range(str(entry), look_up))
+    return Uids(everybody=ANYBODY in entries, ranges=tuple(ranges))
+
+
+def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
+    low, dash, high = entry.partition("-")
+    if low.isascii() and low.isdecimal() and (not dash or (high.isascii() and high.isdecimal())):
+        first, last = int(low), int(high or low)
+        if not first <= last <= _MAX_UID:
+            raise ValueError(f"{entry!r} is no range of user ids")
+        return first, last
+    try:
+        uid = look_up(entry)
+    except KeyError:
+        raise ValueError(f"there is no user {entry!r}") from None
+    return uid, uid
+
+
+def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> Owner:
+    """Of a process with these credentials."""
+    container = False
+    with contextlib.suppress(OSError):  # what cannot be read is not believed to be a container
+        container = (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink()
+    return Owner(rights.uids, container, _protected(pid, rights, container, proc))
+
+
+def _protected(pid: int, rights: Credentials, container: bool, proc: Path) -> str:
+    if rights.changes_rights:
+        return "it can change its user or group"
+    if rights.dumpable is False:
+        return "it is not dumpable"
+    elsewhere = False
+    with contextlib.suppress(OSError):
+        elsewhere = (proc / str(pid) / "ns/user").readlink() != (proc / "self/ns/user").readlink()
+    if elsewhere:
+        own = container or _namespace_owner(pid, proc) == rights.uid
+        return "" if own else "it is in a user namespace of another user's"
+    return "it has capabilities" if rights.capabilities and rights.uid != 0 else ""
+
+
+def _namespace_owner(pid: int, proc: Path) -> int:
+    """Who has made its user namespace; -1: cannot be told."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(proc / str(pid) / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            (uid,) = struct.unpack("=I", fcntl.ioctl(descriptor, _NS_GET_OWNER_UID, bytes(4)))
+            return int(uid)
+        finally:
+            os.close(descriptor)
+    return -1

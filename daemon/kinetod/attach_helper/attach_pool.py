@@ -1,0 +1,318 @@
+"""Warm processes that attach: started ahead of time, given a deadline, replaced when they die.
+
+Theory of operation
+    Each helper has a SOCK_SEQPACKET socketpair as its standard input: one packet is one request, one packet is
+    its answer, which carries the channel to the target by SCM_RIGHTS. A helper does one attach at a time. A
+    target is never hurt by the death of a helper, so one that overruns its deadline is simply killed.
+
+    `count` helpers are kept warm, since the start of an interpreter takes longer than an attach. For the same reason
+    many targets at once wait for a warm one first; where that takes longer than WAIT_FOR_WARM_S they get more of
+    them, up to MAX_HELPERS; those end with their attach.
+"""
+
+import array
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from kineto_protos.units import format_duration
+
+from kinetod.agents.link import descriptors
+from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
+from kinetod.attach.inspect import standstill
+from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS
+from kinetod.base.safe_text import clean
+from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
+from kinetod.supervise import child
+
+log = logging.getLogger(__name__)
+
+COMMAND = child.python("kinetod.attach_helper.attach_worker")
+MAX_HELPERS = 8
+MAX_ANSWER_BYTES = 64 << 10
+WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
+LOOK_S = 2.0  # 5 ms are usual; the start of a helper, where none is warm, takes 0.3 s
+KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
+_EXIT_S = 2.0
+_CMSG_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # one is the most; more are closed
+
+
+class Crashed(Exception):
+    """A helper ended, or said what it should not. how: its exit status."""
+
+    how = ""
+
+
+class DeadBefore(Crashed):
+    """A helper had ended before it was asked: another one can be."""
+
+
+class TooLate(Exception):
+    """A helper was killed at the deadline of what it did."""
+
+
+class _Helper:
+    """One process. Used by one attach at a time."""
+
+    def __init__(self, process: Process, sock: socket.socket) -> None:
+        self.process = process
+        self._sock = sock
+        self._stderr = asyncio.create_task(child.log_errors(process, log, "attach helper"))
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> "_Helper":
+        """Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    async def ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """One request, one answer and its descriptor, which the caller owns. Raises Crashed, DeadBefore."""
+        try:
+            self._sock.send(json.dumps(request).encode(), socket.MSG_NOSIGNAL)
+        except OSError as exc:
+            raise DeadBefore(str(exc)) from exc
+        try:
+            await self._readable()
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            data, ancillary, _, _ = self._sock.recvmsg(MAX_ANSWER_BYTES, _CMSG_SPACE, flags)  # recv_fds has no flags
+        except OSError as exc:
+            raise Crashed(str(exc)) from exc
+        fds = descriptors(ancillary)
+        try:
+            answer = json.loads(data) if data else None
+            if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
+                raise Crashed("it answered something else" if data else "it ended")
+            return answer, fds.pop() if fds else None
+        except (ValueError, RecursionError) as exc:
+            raise Crashed(str(exc)) from exc
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._sock, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._sock)
+
+    async def stop(self, *, kill: bool) -> str:
+        """Ends it; says how it ended. Its socket is closed, so it ends by itself once it has nothing to do."""
+        self._sock.close()
+        return await child.end(self.process, patience_s=0.0 if kill else _EXIT_S, readers=[self._stderr])
+
+
+class AttachHelpers:
+    """The helpers; attaches beyond MAX_HELPERS wait for a free one."""
+
+    def __init__(self, count: int = 2, *, command: Sequence[str] = COMMAND) -> None:
+        self._count = count
+        self._command = command
+        self._idle: list[_Helper] = []
+        self._freed = asyncio.Event()  # one has become idle
+        self._busy: set[_Helper] = set()
+        self._slots = asyncio.Semaphore(max(count, MAX_HELPERS))
+        self._starting = 0
+        self._background: set[asyncio.Task[object]] = set()
+        self._requests = 0
+        self._token = 0
+        self._stopped = False
+
+    def pids(self) -> set[int]:
+        """Of the helpers that run now."""
+        return {helper.process.pid for helper in (*self._idle, *self._busy)}
+
+    async def start(self) -> None:
+        """Warms all helpers up. Raises OSError if none can be started."""
+        self._idle = list(await asyncio.gather(*(_Helper.start(self._command) for _ in range(self._count))))
+
+    async def attach(
+        self, key: ProcessKey, approval: Approval, *, deadline_s: float, boot_time_ns: int = BOOT_TIME_NS
+    ) -> tuple[Attached, socket.socket]:
+        """Brings the agent into a process. The channel is the caller's. Raises AttachError.
+
+        boot_time_ns: from which the key's start time is reckoned.
+        """
+        async with self._slots:
+            return await self._attach(key, approval, deadline_s, boot_time_ns)
+
+    async def _attach(
+        self, key: ProcessKey, approval: Approval, deadline_s: float, boot_time_ns: int
+    ) -> tuple[Attached, socket.socket]:
+        try:
+            request = self._request(key, approval, deadline_s, boot_time_ns)
+            answer, fd = await self._answer(request, deadline_s + KILL_GRACE_S)
+        except OSError as exc:
+            raise AttachError(
+                AttachCode.FAILED, f"process {key.pid}: the daemon cannot start an attach helper: {exc.strerror}"
+            ) from exc
+        except TooLate:
+            standstill.check(key.pid)
+            raise AttachError(
+                AttachCode.TIMEOUT,
+                f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
+                "--attach-deadline); it is as it was. Is it stuck in a call that holds the interpreter, or "
+                "does it give it away for microseconds only, again and again? Try again",
+            ) from None
+        except Crashed as exc:
+            log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
+            raise AttachError(
+                AttachCode.FAILED,
+                f"the helper that attached to process {key.pid} crashed ({exc.how}); the process goes on, the daemon's "
+                "log may say more. Try again",
+            ) from exc
+        return _outcome(answer, fd, key)
+
+    async def ask(self, question: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
+        """Something else than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed."""
+        async with self._slots:
+            answer, fd = await self._answer({"id": self._number(), **question}, deadline_s)
+        if fd is not None:
+            os.close(fd)
+        return answer
+
+    async def device_graphs(self, key: ProcessKey) -> str:
+        """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
+        question = {"do": DEVICE_GRAPHS, "boot_time_ns": BOOT_TIME_NS, "targets": [[key.pid, key.start_time_ns]]}
+        try:
+            return str((await self.ask(question, deadline_s=LOOK_S))["file"])
+        except TooLate as exc:
+            raise OSError(f"looking at its files took longer than {LOOK_S:g} s") from exc
+        except Crashed as exc:
+            raise OSError(f"looking at its files failed: {exc}") from exc
+
+    async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
+        """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""
+        while helper := await self._warm():  # it may have ended meanwhile
+            with contextlib.suppress(DeadBefore):
+                return await self._answer_by(helper, request, deadline_s)
+        return await self._answer_by(await _Helper.start(self._command), request, deadline_s)
+
+    async def _warm(self) -> _Helper | None:
+        """An idle helper, or one that becomes idle soon."""
+        if not self._idle and self._busy:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_FOR_WARM_S):
+                    while not self._idle:
+                        self._freed.clear()
+                        await self._freed.wait()
+        return self._idle.pop() if self._idle else None
+
+    async def _answer_by(
+        self, helper: _Helper, request: Mapping[str, Any], deadline_s: float
+    ) -> tuple[dict[str, Any], int | None]:
+        self._busy.add(helper)
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await helper.ask(request)
+        except TimeoutError:
+            await helper.stop(kill=True)
+            raise TooLate from None
+        except Crashed as exc:
+            exc.how = await helper.stop(kill=False)  # killing what has just ended would hide its exit status
+            raise
+        except BaseException:
+            await helper.stop(kill=True)
+            raise
+        else:
+            self._give_back(helper)
+        finally:
+            self._busy.discard(helper)
+            self._refill()
+        return answer
+
+    def _number(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def _request(self, key: ProcessKey, approval: Approval, deadline_s: float, boot_time_ns: int) -> dict[str, Any]:
+        self._token = max(self._token + 1, time.time_ns())
+        return {
+            "id": self._number(),
+            "pid": key.pid,
+            "start_time_ns": key.start_time_ns,
+            "boot_time_ns": boot_time_ns,  # start times are reckoned from it, and it moves when the clock is set
+            "approved": approval.credentials.to_dict(),
+            "deadline_s": deadline_s,
+            "token": self._token,
+        }
+
+    def _give_back(self, helper: _Helper) -> None:
+        if self._stopped or len(self._idle) >= self._count:
+            self._in_background(helper.stop(kill=False))
+        else:
+            self._idle.append(helper)
+            self._freed.set()
+
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work, name="attach helper")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _refill(self) -> None:
+        """Replaces helpers that have ended, also those that nobody has asked since, in the background."""
+        for helper in [each for each in self._idle if each.process.returncode is not None]:
+            self._idle.remove(helper)
+            self._in_background(helper.stop(kill=True))
+        while not self._stopped and len(self._idle) + len(self._busy) + self._starting < self._count:
+            self._starting += 1
+            self._in_background(self._start_one())
+
+    async def _start_one(self) -> None:
+        try:
+            helper = await _Helper.start(self._command)
+        except OSError as exc:
+            log.error("an attach helper cannot be started: %s", exc.strerror)
+        else:
+            self._give_back(helper)
+        finally:
+            self._starting -= 1
+
+    async def stop(self) -> None:
+        """Ends the idle helpers; those at work end with their attach."""
+        self._stopped = True
+        while self._background:
+            await asyncio.wait(self._background)
+        helpers, self._idle = self._idle, []
+        await asyncio.gather(*(helper.stop(kill=False) for helper in helpers))
+
+
+def _outcome(answer: Mapping[str, Any], fd: int | None, key: ProcessKey) -> tuple[Attached, socket.socket]:
+    """What an answer says. Takes the descriptor over."""
+    if answer.get("ok") is True and fd is not None:
+        attached = Attached(
+            method=clean(str(answer.get("method", "")), 40),
+            stopped_ns=_count(answer.get("stopped_ns")),
+            latency_ns=_count(answer.get("latency_ns")),
+        )
+        return attached, socket.socket(fileno=fd)
+    if fd is not None:
+        os.close(fd)
+    try:
+        code = AttachCode(str(answer.get("code")))
+    except ValueError:
+        code = AttachCode.FAILED
+    reason = clean(str(answer.get("reason", "")), 1000) or f"the helper did not say why process {key.pid} has no agent"
+    raise AttachError(code, reason)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else 0

@@ -1,0 +1,167 @@
+"""`python -m kinetod.attach_helper.attach_worker`: the process that attaches, kept warm by `helpers.AttachHelpers`.
+
+Theory of operation
+    Standard input is a SOCK_SEQPACKET socket. One packet is one request, a JSON object:
+        {"id", "pid", "start_time_ns", "boot_time_ns", "approved", "deadline_s", "token"}
+    and one packet its answer:
+        {"id", "ok": true, "method", "stopped_ns", "latency_ns"} and the channel's descriptor (SCM_RIGHTS)
+        {"id", "ok": false, "code", "reason"}
+    With "do" it is something else than an attach, which the attach service lets a helper do because reading a hostile
+    process can block (`worker_queries.py`); the answer is {"id", "ok": true, …}.
+    The process ends when the socket is closed. It may be killed at any moment: the target goes on.
+
+    All that an attach needs is imported before the first request, and the agent that travels is packed.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinetod.attach.attach_types import AttachCode, Attached, AttachError, Deadline, replaced
+from kinetod.attach_helper import worker_queries
+from kinetod.processes import credentials
+from kinetod.processes.credentials import Credentials
+from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
+
+MAX_REQUEST_BYTES = 4096
+OOM_SCORE_ADJ = -1000  # in the short time that a thread stands still, its tracer should not be the victim
+_LEFT_AS_THEY_ARE = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One attach. The token is the bootstrap's; approved: what the process must be, as long as it is touched."""
+
+    key: ProcessKey
+    approved: Credentials
+    deadline: Deadline
+    token: int
+    boot_time_ns: int = BOOT_TIME_NS
+    received_ns: int = 0  # monotonic
+
+    def check_process(self) -> Credentials:
+        """What the process is, with all that only we may see. Raises AttachError if it is not what was approved."""
+        with contextlib.suppress(OSError):
+            found = credentials.read(self.key.pid)
+            if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
+                if difference := self.approved.difference(found):
+                    raise replaced(self.key.pid, difference)
+                return found
+        raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
+
+    def explained(self, error: AttachError) -> AttachError:
+        """The same error, unless the process has become another one meanwhile, which explains it."""
+        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
+            try:
+                self.check_process()
+            except AttachError as better:
+                return better
+        return error
+
+
+Attempt = Callable[[Request], tuple[Attached, socket.socket]]
+
+
+def parse(data: bytes) -> tuple[int, Request]:
+    """The id and the request in a packet. Raises ValueError."""
+    fields = json.loads(data)
+    try:
+        request = Request(
+            key=ProcessKey(int(fields["pid"]), int(fields["start_time_ns"])),
+            approved=Credentials.from_dict(fields["approved"]),
+            deadline=Deadline(float(fields["deadline_s"])),
+            token=int(fields["token"]),
+            boot_time_ns=int(fields.get("boot_time_ns", BOOT_TIME_NS)),
+            received_ns=time.monotonic_ns(),
+        )
+        return int(fields["id"]), request
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"no request: {exc!r}") from exc
+
+
+def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket | None]:
+    """Carries one request out."""
+    fields = json.loads(data)
+    if "do" in fields:
+        return {"id": int(fields["id"]), "ok": True, **worker_queries.answer(fields)}, None
+    number, request = parse(data)
+    pid = request.key.pid
+    try:
+        if pid in (os.getpid(), os.getppid()):
+            raise AttachError(
+                AttachCode.UNSUITABLE,
+                f"process {pid} is kinetod itself or its attach helper, which cannot be traced; name another process",
+            )
+        request.check_process()
+        attached, channel = attempt(request)
+    except AttachError as exc:
+        error = request.explained(exc)
+        return {"id": number, "ok": False, "code": error.code, "reason": error.reason}, None
+    except Exception as exc:  # noqa: BLE001  # of this process, which goes on; the daemon logs its standard error
+        traceback.print_exc()
+        reason = (
+            f"attaching to process {pid} failed unexpectedly ({type(exc).__name__}); the daemon's log has the details"
+        )
+        return {"id": number, "ok": False, "code": AttachCode.FAILED, "reason": reason}, None
+    said = {"method": attached.method, "stopped_ns": attached.stopped_ns, "latency_ns": attached.latency_ns}
+    return {"id": number, "ok": True, **said}, channel
+
+
+def serve(sock: socket.socket, attempt: Attempt) -> None:
+    """Answers requests until the socket is closed. Raises ValueError on a packet that is no request."""
+    while True:
+        try:
+            data = sock.recv(MAX_REQUEST_BYTES)
+        except ConnectionError:
+            return
+        if not data:
+            return
+        fields, channel = answer(data, attempt)
+        with channel or contextlib.nullcontext():
+            try:
+                socket.send_fds(sock, [json.dumps(fields).encode()], [channel.fileno()] if channel else [])
+            except (BrokenPipeError, ConnectionError):
+                return  # the daemon is gone; the agent leaves when its channel is closed
+
+
+def _quiet_signals() -> None:
+    """A Ctrl-C in the daemon's terminal is the daemon's matter."""
+    for number in signal.valid_signals() - _LEFT_AS_THEY_ARE:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def main() -> int:
+    """Serves on standard input; the exit status is 2 if that is no such socket."""
+    from kinetod.attach_helper.attempt import attach, warm_up
+
+    _quiet_signals()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+    try:
+        sock = socket.socket(fileno=0)
+        if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            raise OSError("it is another kind of socket")
+    except OSError as exc:
+        print(f"standard input is no sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
+        return 2
+    warm_up()
+    with sock:
+        serve(sock, attach)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""What stands in the way of tracing a process, and what a trace would hold: `kinetoctl doctor`.
+
+Theory of operation
+    The rules of preconditions.py, all of them, and some more that an attach does not ask. Nothing is stopped and
+    nothing is written; the process's memory is read through /proc/PID/mem.
+
+    `python -m kinetod.attach_helper.diagnosis` answers one question (JSON on standard input) on standard output. The
+    daemon looks at processes only this way: what a hostile process maps or opens can block whoever looks at it, and a
+    process of ours can be killed then (diagnosis_runner.py).
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from kineto_agent.sources.cupti import libcupti
+from kineto_agent.sources.cupti.known_versions import RELEASES
+from kineto_agent.system import env
+
+from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.inspect import cupti_version, device_graph_code, process_inspection
+from kinetod.attach.inspect.process_inspection import PROC, MappedFacts
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.policy.preconditions import (
+    Finding,
+    Status,
+    Subject,
+    capabilities,
+    descriptors,
+    examine,
+    executable,
+    interpreter,
+    memory,
+    owner,
+    permission,
+    process,
+    ptrace_scope,
+    seccomp,
+    threads,
+    tracer,
+    uses_cuda,
+)
+from kinetod.profilers import profiler_findings as profilers
+
+AGENT, PENDING_CALL, COLLECTOR = "agent", "pending-call", "collector"
+_READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownAgent:
+    """What the daemon knows of the process's agent. state: READY, BUSY, INCOMPATIBLE; empty: it has none."""
+
+    state: str = ""
+    version: str = ""
+    attached: bool = False
+    capture_id: str = ""
+    attaching: bool = True  # whether the daemon brings agents in at all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """method: how a capture would get in; empty: not at all."""
+
+    method: str
+    findings: tuple[Finding, ...] = field(default_factory=tuple)
+
+
+def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
+    """Looks at a process. Raises AttachError (GONE) if there is none."""
+    agent = agent or KnownAgent()
+    subject = _with_image(examine(pid))
+    mapped = process_inspection.read_mapped(pid)
+    who = (process, owner, permission, ptrace_scope, capabilities, tracer)
+    findings = [rule(subject) for rule in (*who, _namespaces, descriptors, memory, threads, executable, interpreter)]
+    findings += [seccomp(subject), _libc(mapped), _agent(agent)]
+    usable = agent.state in (_READY, _BUSY)
+    if usable:
+        findings = [_not_needed(finding) for finding in findings]
+    blocked = any(finding.status is Status.PROBLEM for finding in findings)
+    method = _method(subject, usable=usable, blocked=blocked)
+    findings += [
+        method,
+        _cuda(mapped),
+        _cupti(subject, mapped),
+        _cuda_graphs(subject, mapped),
+        _profilers(mapped),
+        _torch(mapped),
+    ]
+    chosen = "" if method.status is Status.PROBLEM else method.detail.partition(":")[0]
+    return Diagnosis(method=chosen, findings=tuple(findings))
+
+
+def _with_image(subject: Subject) -> Subject:
+    """As far as the process has one and we may see it."""
+    if any(rule(subject).status is Status.PROBLEM for rule in (executable, permission)):
+        return subject
+    if subject.process.kernel_thread or subject.process.state in "ZX":
+        return subject
+    try:
+        return replace(subject, image=TargetImage(subject.process.pid))
+    except AttachError as exc:
+        return replace(subject, image_problem=exc)
+
+
+def _not_needed(finding: Finding) -> Finding:
+    """An agent is there: what would prevent attaching does not matter, but a process that stands still does."""
+    if finding.status is not Status.PROBLEM or finding.name == "process":
+        return finding
+    return replace(finding, status=Status.NOTE, advice="not needed: the process has an agent")
+
+
+def _namespaces(subject: Subject) -> Finding:
+    found = subject.process
+    if found.foreign_namespaces is None:
+        return Finding("namespaces", Status.UNKNOWN, "they may not be read")
+    if not found.foreign_namespaces:
+        return Finding("namespaces", Status.OK, "the daemon's own")
+    detail = f"its own {', '.join(found.foreign_namespaces)}"
+    if len(found.namespace_pids) > 1:
+        detail += f"; inside its pid is {found.namespace_pids[-1]}"
+    return Finding("namespaces", Status.OK, detail)
+
+
+def _libc(mapped: MappedFacts | None) -> Finding:
+    if mapped is None:
+        return Finding("libc", Status.UNKNOWN, "its mappings may not be read")
+    if mapped.libc == "glibc":
+        return Finding("libc", Status.OK, "glibc")
+    if mapped.libc == "musl":
+        return Finding("libc", Status.NOTE, "musl: this kinetod was tried with glibc only")
+    return Finding("libc", Status.NOTE, "no shared C library: linked statically?")
+
+
+def _agent(agent: KnownAgent) -> Finding:
+    name = "agent"
+    origin = "brought in by the daemon" if agent.attached else "part of the process"
+    if agent.state == _READY:
+        return Finding(name, Status.OK, f"kineto-agent {agent.version}, {origin}")
+    if agent.state == _BUSY:
+        detail = f"kineto-agent {agent.version}, {origin}, at work for capture {agent.capture_id}"
+        return Finding(name, Status.NOTE, detail, "wait for that capture's end or cancel it")
+    if agent.state == _INCOMPATIBLE:
+        detail = "there is one that speaks another protocol version than this daemon"
+        advice = "install the same version of kineto-agent and kinetod and restart the older one"
+        return Finding(name, Status.PROBLEM, detail, advice, AttachCode.FAILED)
+    if not agent.attaching:
+        advice = "start kinetod without --no-attach, or the process with the agent: `kinetoctl run -- <command>`"
+        return Finding(name, Status.PROBLEM, "none, and this daemon brings none in", advice, AttachCode.FAILED)
+    return Finding(name, Status.OK, "none yet: a capture brings it in")
+
+
+def _method(subject: Subject, *, usable: bool, blocked: bool) -> Finding:
+    image = subject.image
+    if blocked or (image is None and not usable):
+        return Finding("method", Status.PROBLEM, "none: a capture would not get in", "see the problems above")
+    if usable:
+        return Finding("method", Status.OK, f"{AGENT}: the one that is there")
+    assert image is not None
+    if image.python is None:
+        assert uses_cuda(image)  # else the interpreter's rule has a problem
+        return Finding("method", Status.OK, f"{COLLECTOR}: GPU activities, by a thread of its own")
+    detail = f"{PENDING_CALL}: one thread is stopped for about 0.3 ms, another one than the main thread if possible"
+    if _main_thread_waits(subject.process.pid):
+        detail += "; the main thread waits in a system call: unless it comes back soon, native-thread is next"
+    return Finding("method", Status.OK, detail)
+
+
+def _main_thread_waits(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return not (PROC / str(pid) / "task" / str(pid) / "syscall").read_text().startswith("running")
+    return False
+
+
+def _cuda(mapped: MappedFacts | None) -> Finding:
+    if mapped is None:
+        return Finding("cuda", Status.UNKNOWN, "its mappings may not be read")
+    parts = [*mapped.cuda, *(f"{path} open" for path in mapped.gpu_files if path[-1].isdigit())]
+    if mapped.cuda:
+        return Finding("cuda", Status.OK, ", ".join(parts))
+    return Finding("cuda", Status.NOTE, "not loaded: no GPU activities (now)" + (f"; {parts[0]}" if parts else ""))
+
+
+def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
+    name, image = "cupti", subject.image
+    if mapped is None or image is None:
+        return Finding(name, Status.UNKNOWN, "its mappings may not be read")
+    if mapped.cupti:
+        function = image.symbol_in(("libcupti.so",), cupti_version.FUNCTION)
+        version = cupti_version.in_memory(image.memory, function) if function else None
+        return _cupti_finding(f"{mapped.cupti}, loaded", version)
+    if not mapped.cuda:
+        return Finding(name, Status.NOTE, "not loaded, like CUDA")
+    found = _installed_cupti(subject.process.pid, mapped)
+    if found is None:
+        advice = f"install the CUPTI of its CUDA version, or start it with {env.CUPTI_LIBRARY}"
+        detail = "not loaded, and not found where it usually lies; the agent also looks along Python's own paths"
+        return Finding(name, Status.UNKNOWN, detail, advice)
+    path, file = found
+    return _cupti_finding(f"{path}, not loaded yet", cupti_version.in_file(file))
+
+
+def _cupti_finding(where: str, version: int | None) -> Finding:
+    if version is None:
+        return Finding("cupti", Status.UNKNOWN, f"{where}, of a version that cannot be told from outside")
+    if version in RELEASES:
+        return Finding("cupti", Status.OK, f"{where}, of CUDA {RELEASES[version]} (version {version})")
+    advice = "GPU activities need a kinetod that knows it: a newer one"
+    return Finding("cupti", Status.NOTE, f"{where}, of version {version}, which this kinetod does not know", advice)
+
+
+def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
+    """Whether it has graphs cannot be seen from outside; what its device code does, and a capture before, can."""
+    name = "cuda_graphs"
+    if mapped is None:
+        return Finding(name, Status.UNKNOWN, "its mappings may not be read")
+    if not mapped.cuda:
+        return Finding(name, Status.OK, "not without CUDA")
+    if file := device_graph_code.find(subject.process.pid):
+        detail = f"device code in {file} launches graphs: with CUPTI in the process that could end the program"
+        return Finding(name, Status.NOTE, detail, "a capture leaves CUPTI alone: no GPU activities")
+    if mapped.cupti_stays:
+        detail = (
+            "a capture has recorded launches of graphs, or could not exclude it: CUPTI stays until the process ends"
+        )
+        return Finding(
+            name, Status.NOTE, detail, "launches of graphs take slightly longer already; more captures add nothing"
+        )
+    detail = (
+        "if it launches any during a capture, CUPTI stays attached afterwards, since detaching would end the program"
+    )
+    return Finding(name, Status.OK, detail)
+
+
+def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
+    """As the process names it, and where we can open it."""
+    root = PROC / str(pid) / "root"
+    environ = process_inspection.environment(pid) or {}
+    if explicit := environ.get(env.CUPTI_LIBRARY):
+        return explicit, root / explicit.lstrip("/")
+    packages = []
+    if "/torch/" in mapped.torch:  # NVIDIA's wheels lie beside it
+        packages.append(mapped.torch.partition("/torch/")[0])
+    found = libcupti.installed(packages, environ, str(root))
+    return (found, root / found.lstrip("/")) if found else None
+
+
+def _profilers(mapped: MappedFacts | None) -> Finding:
+    if mapped is None:
+        return Finding(profilers.NAME, Status.UNKNOWN, "its mappings may not be read")
+    return profilers.of_libraries(mapped.profilers)
+
+
+def _torch(mapped: MappedFacts | None) -> Finding:
+    if mapped is None:
+        return Finding("torch", Status.UNKNOWN, "its mappings may not be read")
+    if not mapped.torch:
+        return Finding("torch", Status.OK, "not loaded")
+    detail = f"loaded ({mapped.torch}); whether its profiler is at work cannot be seen from outside"
+    return Finding("torch", Status.NOTE, detail, "while torch.profiler records, a capture gets no CUDA calls")
+
+
+def encode(diagnosis: Diagnosis) -> bytes:
+    """As one JSON object."""
+    return json.dumps(asdict(diagnosis)).encode()
+
+
+def decode(data: bytes) -> Diagnosis:
+    """Raises ValueError."""
+    try:
+        fields = json.loads(data)
+        findings = tuple(
+            Finding(each["name"], Status(each["status"]), each["detail"], each["advice"], AttachCode(each["code"]))
+            for each in fields["findings"]
+        )
+        return Diagnosis(method=fields["method"], findings=findings)
+    except (KeyError, TypeError, RecursionError) as exc:
+        raise ValueError(f"no diagnosis: {exc!r}") from exc
+
+
+def answer(question: bytes, look: Callable[[int, KnownAgent], Diagnosis] = diagnose) -> bytes:
+    """question: {"pid": …, "agent": {…}}. Raises ValueError, AttachError."""
+    fields = json.loads(question)
+    return encode(look(int(fields["pid"]), KnownAgent(**fields["agent"])))
+
+
+def main() -> int:
+    """One question on standard input, one answer on standard output; 3 if there is no such process."""
+    with contextlib.suppress(OSError):
+        os.nice(5)  # the program that is looked at goes first
+    try:
+        sys.stdout.buffer.write(answer(sys.stdin.buffer.read()))
+    except AttachError as exc:
+        sys.stderr.write(exc.reason)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Asks a process of its own to look at a target: whatever blocks or crashes there, the daemon goes on."""
+
+import asyncio
+import json
+import logging
+from asyncio.subprocess import PIPE
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from kinetod.attach.attach_types import AttachCode
+from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode
+from kinetod.base.safe_text import clean
+from kinetod.supervise import child
+
+log = logging.getLogger(__name__)
+
+COMMAND = child.python("kinetod.attach_helper.diagnosis")
+DEADLINE_S = 10.0  # 0.15 s is usual
+AT_ONCE = 4
+_NO_SUCH_PROCESS = 3
+
+
+class DiagnosisProcess:
+    """Starts one process for each question, at most AT_ONCE."""
+
+    def __init__(self, *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) -> None:
+        self._command = command
+        self._deadline_s = deadline_s
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
+        """Raises ProcessLookupError if there is no such process."""
+        async with self._slots:
+            process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+            question = json.dumps({"pid": pid, "agent": asdict(agent)}).encode()
+            try:
+                said, errors = await asyncio.wait_for(process.communicate(question), self._deadline_s)
+            except TimeoutError:
+                log.warning("looking at process %d took longer than %g s", pid, self._deadline_s)
+                return _no_answer(
+                    f"looking at it took longer than {self._deadline_s:g} s: what it maps does not answer"
+                )
+            finally:
+                await child.end(process)
+        if process.returncode == _NO_SUCH_PROCESS:
+            raise ProcessLookupError(errors.decode("utf-8", "replace"))
+        try:
+            return decode(said)
+        except ValueError:
+            text = clean(errors.decode("utf-8", "replace"), 4000)
+            log.error("looking at process %d failed with exit status %s: %s", pid, process.returncode, text)
+            return _no_answer("looking at it failed; the daemon's log has the details")
+
+
+def _no_answer(why: str) -> Diagnosis:
+    return Diagnosis(method="", findings=(Finding("process", Status.PROBLEM, why, "", AttachCode.FAILED),))

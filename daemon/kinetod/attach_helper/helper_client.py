@@ -1,0 +1,320 @@
+"""The front end's side of the attach helper service: what `AttachHelpers` does, without rights of one's own.
+
+Theory of operation
+    One connection for each thing that is asked: a Unix socket connects in microseconds, nothing has to be kept alive
+    over restarts of the other side, and hanging up is how an attach is given up. The service must be root's or one's
+    own (SO_PEERCRED; for a socket that systemd passes it is root).
+
+    What cannot be asked degrades: facts that are not had are left out, a diagnosis says that the helper is missing,
+    an attach fails with what to do.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from kinetod.agents.link import descriptors
+from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
+from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach_helper import diagnosis, messages
+from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
+from kinetod.base.safe_text import clean, clean_code
+from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
+from kinetod.processes.process_info import PrivateFacts
+from kinetod.profilers.profiler_scan import Profiler
+
+log = logging.getLogger(__name__)
+
+START_GRACE_S = 20.0  # the first caller after a while waits for the service's start
+ANSWER_GRACE_S = 2.0  # beyond what the service itself allows
+LOOK_DEADLINE_S = 5.0
+DIAGNOSE_DEADLINE_S = 15.0
+KUBELET_DEADLINE_S = 5.0
+DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
+_UCRED = struct.Struct("3i")
+Said = TypeVar("Said", messages.Seen, messages.Found)
+_CMSG_SPACE = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # one is the most; more are closed
+
+
+class Unreachable(Exception):
+    """The service does not answer. The text says why, and what to do."""
+
+
+class HelperService:
+    """Asks the service that listens on `path`."""
+
+    def __init__(self, path: Path, *, start_grace_s: float = START_GRACE_S) -> None:
+        self._path = path
+        self._start_grace_s = start_grace_s
+
+    def pids(self) -> set[int]:
+        """None: its processes are not ours, and it refuses to enter them by itself."""
+        return set()
+
+    async def start(self) -> None:
+        """Says in the log whether it is there; it may come later."""
+        if not self._path.is_socket():
+            log.warning("%s", self._unreachable("there is no such socket"))
+
+    async def stop(self) -> None:
+        """Nothing is kept."""
+
+    async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
+        """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
+        deadline_ms = min(max(1, round(deadline_s * 1000)), messages.MAX_DEADLINE_MS)
+        asked = messages.Attach(
+            target=_target(key),
+            approved=msgspec.convert(approval.credentials.to_dict(), messages.Approved),
+            administrator=approval.administrator,
+            boot_time_ns=BOOT_TIME_NS,
+            deadline_ms=deadline_ms,
+        )
+        try:
+            async with _Conversation(self._path, deadline_s + self._start_grace_s + ANSWER_GRACE_S) as service:
+                said, descriptor = await service.ask(asked)
+        except Unreachable as exc:
+            raise AttachError(AttachCode.FAILED, f"process {key.pid}: {self._unreachable(str(exc))}") from exc
+        if isinstance(said, messages.Attached) and descriptor is not None:
+            attached = Attached(method=clean(said.method, 40), stopped_ns=said.stopped_ns, latency_ns=said.latency_ns)
+            return attached, socket.socket(fileno=descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+        raise _refusal(said, key.pid)
+
+    async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
+        """Raises ProcessLookupError if there is no such process."""
+        try:
+            key = ProcessKey(pid, await asyncio.to_thread(start_time_ns, pid))
+        except OSError as exc:
+            raise ProcessLookupError(f"there is no process {pid}") from exc
+        known = messages.Agent(
+            state=clean(agent.state, 128),
+            version=clean(agent.version, 128),
+            attached=agent.attached,
+            capture_id=clean(agent.capture_id, 128),
+            attaching=agent.attaching,
+        )
+        asked = messages.Diagnose(target=_target(key), boot_time_ns=BOOT_TIME_NS, agent=known)
+        try:
+            async with _Conversation(self._path, DIAGNOSE_DEADLINE_S + self._start_grace_s) as service:
+                said, _ = await service.ask(asked)
+        except Unreachable as exc:
+            return _no_diagnosis("attach_helper", self._unreachable(str(exc)))
+        if isinstance(said, messages.Diagnosed):
+            try:
+                return diagnosis.decode(msgspec.json.encode(said.diagnosis))
+            except ValueError as exc:
+                return _no_diagnosis("attach_helper", f"its answer is not understood: {exc}")
+        error = _refusal(said, pid)
+        if error.code is AttachCode.GONE:
+            raise ProcessLookupError(error.reason)
+        return _no_diagnosis("attach_helper", error.reason, error.code)
+
+    async def private_facts(self, keys: Iterable[ProcessKey]) -> dict[ProcessKey, PrivateFacts]:
+        """Of those processes that it may look at; none if it cannot be asked, which the log says."""
+        wanted = {key.pid: key for key in keys}
+        seen = await self._about(wanted.values(), messages.Look, messages.Seen, "rank, job and GPUs of")
+        return {wanted[each.pid]: _private(each) for said in seen for each in said.facts if each.pid in wanted}
+
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+        """The processes that it has looked into, and the tools in them; none if it cannot be asked (the log says)."""
+        keys = await asyncio.to_thread(_keys, pids)
+        found = await self._about(keys, messages.Search, messages.Found, "other profilers in")
+        tools = [Profiler(product=each.product, pid=each.pid, gpus=each.gpus) for said in found for each in said.tools]
+        return {pid for said in found for pid in said.searched}, tools
+
+    async def _about(
+        self,
+        keys: Iterable[ProcessKey],
+        question: type[messages.Look | messages.Search],
+        wanted: type[Said],
+        what: str,
+    ) -> list[Said]:
+        """The answers about so many processes. what: they say of processes; what is not had is in the log."""
+        answers: list[Said] = []
+        if not (asked := list(keys)):
+            return answers
+        try:
+            async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
+                for batch in _batches(asked, messages.MAX_PROCESSES):
+                    targets = tuple(map(_target, batch))
+                    said, _ = await service.ask(question(targets=targets, boot_time_ns=BOOT_TIME_NS))
+                    if isinstance(said, wanted):
+                        answers.append(said)
+                    else:
+                        log.warning("%s some processes are not known: %s", what, _refusal(said, 0).reason)
+        except Unreachable as exc:
+            log.warning("%s other users' processes are not known: %s", what, self._unreachable(str(exc)))
+        return answers
+
+    async def device_graphs(self, key: ProcessKey) -> str:
+        """The file of a process whose device code launches CUDA graphs; "" if none is seen. Raises OSError."""
+        asked = messages.DeviceCode(target=_target(key), boot_time_ns=BOOT_TIME_NS)
+        try:
+            async with _Conversation(self._path, DEVICE_CODE_DEADLINE_S) as service:
+                said, _ = await service.ask(asked)
+        except Unreachable as exc:
+            raise OSError(self._unreachable(str(exc))) from exc
+        if isinstance(said, messages.Launches):
+            return said.file
+        raise OSError(_refusal(said, key.pid).reason)
+
+    async def kubelet(self) -> socket.socket:
+        """A connection to the kubelet, which is the caller's. Raises Unreachable."""
+        async with _Conversation(self._path, KUBELET_DEADLINE_S) as service:
+            said, descriptor = await service.ask(messages.Kubelet())
+        if isinstance(said, messages.Connected) and descriptor is not None:
+            return socket.socket(fileno=descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+        raise Unreachable(_refusal(said, 0).reason)
+
+    async def problem(self) -> str:
+        """Why it cannot be asked; empty: it answers. It is asked about ourselves, of whom it says nothing."""
+        targets = (_target(ProcessKey(os.getpid(), start_time_ns(os.getpid()))),)
+        try:
+            async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
+                said, _ = await service.ask(messages.Look(targets=targets, boot_time_ns=BOOT_TIME_NS))
+        except Unreachable as exc:
+            return self._unreachable(str(exc))
+        return "" if isinstance(said, messages.Seen) else _refusal(said, os.getpid()).reason
+
+    def _unreachable(self, why: str) -> str:
+        return (
+            f"the attach helper cannot be asked ({self._path}: {why}); look at `systemctl status "
+            "kinetod-attach.socket kinetod-attach.service`"
+        )
+
+
+def toolkit(path: Path, key: ProcessKey, *, boot_time_ns: int, deadline_s: float = START_GRACE_S) -> messages.Tools:
+    """What a proxy must know of its process. Blocking. Raises Unreachable, AttachError."""
+
+    async def ask() -> messages.Answer:
+        async with _Conversation(path, deadline_s) as service:
+            said, _ = await service.ask(messages.Toolkit(target=_target(key), boot_time_ns=boot_time_ns))
+            return said
+
+    said = asyncio.run(ask())
+    if isinstance(said, messages.Tools):
+        return said
+    raise _refusal(said, key.pid)
+
+
+class _Conversation:
+    """A connection. Raises Unreachable, also when the deadline has passed."""
+
+    def __init__(self, path: Path, deadline_s: float) -> None:
+        self._path = path
+        self._end = asyncio.get_running_loop().time() + deadline_s
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+    async def __aenter__(self) -> "_Conversation":
+        try:
+            async with asyncio.timeout_at(self._end):
+                await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
+            _pid, uid, _gid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            if uid not in (0, os.geteuid()):
+                raise Unreachable(f"it is a socket of uid {uid}, neither root's nor one's own")
+        except BaseException as exc:
+            self._sock.close()
+            if isinstance(exc, TimeoutError):
+                raise Unreachable("it does not answer") from exc
+            if isinstance(exc, OSError):
+                raise Unreachable(exc.strerror or str(exc)) from exc
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._sock.close()
+
+    async def ask(self, asked: messages.Request) -> tuple[messages.Answer, int | None]:
+        """One request, one answer and its descriptor, which the caller owns."""
+        try:
+            async with asyncio.timeout_at(self._end):
+                await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
+                packet, fds = await self._receive()
+        except TimeoutError as exc:
+            raise Unreachable("it does not answer") from exc
+        except OSError as exc:
+            raise Unreachable(exc.strerror or str(exc)) from exc
+        try:
+            if not packet:
+                raise Unreachable("it hung up")
+            said = messages.answer(packet)
+            brings = isinstance(said, messages.Attached | messages.Connected)
+            keep = fds.pop() if brings and len(fds) == 1 else None
+            return said, keep
+        except messages.BadMessage as exc:
+            raise Unreachable(str(exc)) from exc
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _receive(self) -> tuple[bytes, list[int]]:
+        loop = asyncio.get_running_loop()
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        while True:
+            try:
+                data, ancillary, _, _ = self._sock.recvmsg(messages.MAX_ANSWER_BYTES + 1, _CMSG_SPACE, flags)
+                return data, descriptors(ancillary)
+            except BlockingIOError:
+                readable = asyncio.Event()
+                loop.add_reader(self._sock, readable.set)
+                try:
+                    await readable.wait()
+                finally:
+                    loop.remove_reader(self._sock)
+
+
+def _keys(pids: Iterable[int]) -> list[ProcessKey]:
+    """Of those that are there. Blocking."""
+    keys = []
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            keys.append(ProcessKey(pid, start_time_ns(pid)))
+    return keys
+
+
+def _target(key: ProcessKey) -> messages.Target:
+    return messages.Target(key.pid, key.start_time_ns)
+
+
+def _batches(keys: Sequence[ProcessKey], size: int) -> Iterable[Sequence[ProcessKey]]:
+    return (keys[at : at + size] for at in range(0, len(keys), size))
+
+
+def _private(each: messages.PrivateFacts) -> PrivateFacts:
+    return PrivateFacts(
+        gpus=each.gpus,
+        rank=each.rank,
+        world_size=each.world_size,
+        job_id=clean(each.job_id, 128),
+        job_step=clean(each.job_step, 32),
+        is_python=each.is_python,
+        own_user_namespace=each.own_user_namespace,
+        uid=each.uid,
+        program=clean(each.program, 128),
+    )
+
+
+def _refusal(said: messages.Answer, pid: int) -> AttachError:
+    if not isinstance(said, messages.Refused):
+        return AttachError(AttachCode.FAILED, f"the attach helper answered something else about process {pid}")
+    code, reason = clean_code(said.code, ""), clean(said.reason, 1000)
+    if code in {each.value for each in AttachCode}:
+        return AttachError(AttachCode(code), reason)
+    kind = AttachCode.NOT_PERMITTED if code == "CALLER" else AttachCode.FAILED
+    return AttachError(kind, f"process {pid}: the attach helper refuses this daemon: {reason}")
+
+
+def _no_diagnosis(name: str, why: str, code: AttachCode = AttachCode.FAILED) -> Diagnosis:
+    advice = "an administrator can change the policy of the attach helper" if code is AttachCode.NOT_PERMITTED else ""
+    return Diagnosis(method="", findings=(Finding(name, Status.PROBLEM, why, advice, code),))

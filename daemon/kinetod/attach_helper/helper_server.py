@@ -1,0 +1,466 @@
+"""The attach helper service: takes requests of the front end, decides by itself, lets helper processes do the work.
+
+Theory of operation
+    One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file
+    is read for each request. Before a process is touched its start time and its owner are checked, by our policy and
+    against what the front end has decided about. What was found then goes to the helper process, which compares it in
+    the stop in which it enters the process (injection.py), so that an execve meanwhile, by which the process becomes
+    another user's, is seen. When the agent is in, the same is checked once more.
+
+    Nothing here reads a target's memory or files: helper processes do (`helpers.AttachHelpers`), which are killed at
+    their deadlines; those that attach and those that look are apart, so that neither waits for the other. When the
+    caller hangs up, what is done for it is given up.
+
+    Every use is logged: who asked, for what, about which process of whom, and what came of it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
+from kinetod.attach_helper import messages
+from kinetod.attach_helper.allow_list import Policy, PolicyError, load, owner
+from kinetod.attach_helper.attach_pool import AttachHelpers, Crashed, TooLate
+from kinetod.attach_helper.diagnosis import KnownAgent
+from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
+from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
+from kinetod.base.safe_text import clean
+from kinetod.processes import credentials
+from kinetod.processes.credentials import Credentials
+from kinetod.processes.identity import ProcessKey, start_time_ns
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+REQUEST_S = 30.0  # how long a connection may say nothing
+SEND_S = 5.0
+WARM_UP_S = 30.0
+KUBELET_S = 2.0  # it listens, or it does not
+LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
+WARM_HELPERS = 2
+_UCRED = struct.Struct("3i")
+_PROC = Path("/proc")
+
+T = TypeVar("T")
+
+
+class _HungUp(Exception):
+    pass
+
+
+class Denied(Exception):
+    """What is asked is refused. The text is the caller's answer."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """By the kernel."""
+
+    pid: int
+    uid: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> "Caller":
+        """The one that connected."""
+        pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return cls(pid, uid)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of uid {self.uid}"
+
+
+class AttachService:
+    """Serves connections. `load_policy` is called for each request; `helpers` and `lookers` are started here."""
+
+    def __init__(
+        self,
+        load_policy: Callable[[], Policy] = load,
+        *,
+        helpers: AttachHelpers | None = None,
+        lookers: AttachHelpers | None = None,
+        proc: Path = _PROC,
+    ) -> None:
+        self._load_policy = load_policy
+        self._helpers = helpers or AttachHelpers(WARM_HELPERS)
+        self._lookers = lookers or AttachHelpers(1)
+        self._diagnosis = DiagnosisProcess()
+        self._proc = proc
+        self._connections: set[asyncio.Task[None]] = set()
+        self._idle_since = time.monotonic()
+
+    async def start(self) -> None:
+        """Warms the helpers up; the one that looks has answered then. Raises OSError."""
+        await asyncio.gather(self._helpers.start(), self._lookers.start())
+        with contextlib.suppress(TooLate, Crashed):  # a later one may do better
+            await self._lookers.ask({"do": LOOK, "boot_time_ns": 0, "targets": []}, deadline_s=WARM_UP_S)
+        self._idle_since = time.monotonic()
+
+    async def stop(self) -> None:
+        """Hangs up on everybody."""
+        for connection in list(self._connections):
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(self._helpers.stop(), self._lookers.stop())
+
+    def idle_s(self) -> float:
+        """Seconds since there was a connection."""
+        return 0.0 if self._connections else time.monotonic() - self._idle_since
+
+    def accepted(self, sock: socket.socket) -> None:
+        """Takes a connection over."""
+        sock.setblocking(False)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("%s was refused: too many connections", Caller.of(sock))
+            sock.close()
+            return
+        task = asyncio.create_task(self._connection(sock), name="attach connection")
+        self._connections.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._idle_since = time.monotonic()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a connection failed", exc_info=error)
+
+    async def _connection(self, sock: socket.socket) -> None:
+        with sock:
+            caller = Caller.of(sock)
+            with contextlib.suppress(_HungUp, TimeoutError, OSError):
+                await _Connection(self, sock, caller).serve()
+
+    def policy_for(self, caller: Caller) -> Policy:
+        """Raises Denied."""
+        try:
+            policy = self._load_policy()
+        except PolicyError as exc:
+            log.error("%s was refused: %s", caller, exc)
+            raise Denied("CALLER", f"the attach helper serves nobody: {exc}") from exc
+        if why := policy.refuses_caller(caller.uid):
+            log.warning("%s was refused: %s", caller, why)
+            raise Denied("CALLER", why)
+        return policy
+
+    def check(
+        self, caller: Caller, policy: Policy, key: ProcessKey, boot_time_ns: int, *, administrator: bool = True
+    ) -> Credentials:
+        """Whether the process still is the one that is named, and may be touched. Raises Denied.
+
+        administrator: for whom the front end asks; what only looks at a process is done for everybody whom it asks for.
+        """
+        try:
+            before = start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns)
+            found = credentials.read(key.pid, proc=self._proc)
+            if not before == start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns) == key.start_time_ns:
+                raise ProcessLookupError
+        except (OSError, ValueError):
+            raise Denied(
+                AttachCode.GONE, f"process {key.pid} has ended; `kinetoctl ps --all` lists the others"
+            ) from None
+        if key.pid == os.getpid() or _is_child(key.pid, self._proc):
+            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the attach helper itself; name another process")
+        if key.pid == caller.pid:
+            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is who asks; name another process")
+        if why := policy.refuses_owner(owner(key.pid, found, self._proc), administrator=administrator):
+            raise Denied(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
+        return found
+
+    async def attach(
+        self, caller: Caller, policy: Policy, asked: messages.Attach
+    ) -> tuple[messages.Attached, socket.socket]:
+        """Raises Denied, AttachError."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        approved = Credentials.from_dict(msgspec.structs.asdict(asked.approved))
+
+        def check() -> Credentials:
+            return self.check(caller, policy, key, asked.boot_time_ns, administrator=asked.administrator)
+
+        found = check()
+        _same(key, approved, found)
+        attached, channel = await self._helpers.attach(
+            key, Approval(found), deadline_s=asked.deadline_ms / 1000, boot_time_ns=asked.boot_time_ns
+        )
+        try:
+            _same(key, found, check())
+        except BaseException:
+            channel.close()  # the agent leaves
+            raise
+        said = messages.Attached(method=attached.method, stopped_ns=attached.stopped_ns, latency_ns=attached.latency_ns)
+        return said, channel
+
+    async def diagnose(self, caller: Caller, policy: Policy, asked: messages.Diagnose) -> messages.Diagnosed:
+        """Raises Denied."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        before = self.check(caller, policy, key, asked.boot_time_ns)
+        agent = KnownAgent(**msgspec.structs.asdict(asked.agent))
+        try:
+            found = await self._diagnosis.diagnose(key.pid, agent)
+        except ProcessLookupError as exc:
+            raise Denied(AttachCode.GONE, f"process {key.pid} has ended") from exc
+        _same(key, before, self.check(caller, policy, key, asked.boot_time_ns))
+        return messages.Diagnosed(diagnosis=asdict(found))
+
+    async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
+        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        if not (allowed := self._allowed(caller, policy, asked)):
+            return messages.Seen(facts=())
+        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
+        return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFacts, ...]))
+
+    async def search(self, caller: Caller, policy: Policy, asked: messages.Search) -> messages.Found:
+        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        if not (allowed := self._allowed(caller, policy, asked)):
+            return messages.Found(searched=(), tools=())
+        said = await self._ask({"do": SEARCH, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
+        tools = msgspec.convert(said["tools"], tuple[messages.Tool, ...])
+        return messages.Found(searched=tuple(said["searched"]), tools=tools)
+
+    def _allowed(self, caller: Caller, policy: Policy, asked: messages.Look | messages.Search) -> list[list[int]]:
+        """Pid and start time of those that may be looked at."""
+        allowed = []
+        for target in asked.targets:
+            with contextlib.suppress(Denied):
+                self.check(caller, policy, ProcessKey(target.pid, target.start_time_ns), asked.boot_time_ns)
+                allowed.append([target.pid, target.start_time_ns])
+        return allowed
+
+    async def toolkit(self, caller: Caller, policy: Policy, asked: messages.Toolkit) -> messages.Tools:
+        """Raises Denied."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        found = self.check(caller, policy, key, asked.boot_time_ns)
+        targets = [[key.pid, key.start_time_ns]]
+        said = await self._ask({"do": TOOLKIT, "boot_time_ns": asked.boot_time_ns, "targets": targets})
+        self._still(key, found)
+        return messages.Tools(cupti=said["cupti"], environ=said["environ"])
+
+    async def device_code(self, caller: Caller, policy: Policy, asked: messages.DeviceCode) -> messages.Launches:
+        """Raises Denied."""
+        key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
+        found = self.check(caller, policy, key, asked.boot_time_ns)
+        targets = [[key.pid, key.start_time_ns]]
+        said = await self._ask({"do": DEVICE_GRAPHS, "boot_time_ns": asked.boot_time_ns, "targets": targets})
+        self._still(key, found)
+        return messages.Launches(file=said["file"])
+
+    def _still(self, key: ProcessKey, found: Credentials) -> None:
+        """Whether what was read is of what was checked. Raises AttachError."""
+        with contextlib.suppress(ProcessLookupError):
+            _same(key, found, credentials.read(key.pid, proc=self._proc))
+
+    async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
+        """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
+        path = policy.kubelet_socket
+        if path is None:
+            reason = f"nobody is connected to the kubelet; kubelet_socket in {policy.path} says where it listens"
+            raise Denied(AttachCode.NOT_PERMITTED, reason)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            async with asyncio.timeout(KUBELET_S):
+                await asyncio.get_running_loop().sock_connect(sock, str(path))
+        except BaseException as exc:
+            sock.close()
+            if not isinstance(exc, OSError):  # a TimeoutError is one
+                raise
+            why = exc.strerror or f"it does not answer within {KUBELET_S:g} s"
+            raise Denied(AttachCode.FAILED, f"{path}: {why}; is the folder of the node mounted?") from exc
+        return messages.Connected(), sock
+
+    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._lookers.ask(question, deadline_s=LOOK_S)
+        except TooLate:
+            reason = f"looking at these processes took longer than {LOOK_S:g} s: what one of them maps does not answer"
+        except (OSError, Crashed) as exc:
+            reason = f"looking at these processes failed: {exc}"
+        raise Denied(AttachCode.FAILED, reason)
+
+
+@dataclass(slots=True)
+class _Looks:
+    """How many processes were asked about in one connection, and how many were looked at."""
+
+    asked: int = 0
+    seen: int = 0
+
+
+class _Connection:
+    """One caller."""
+
+    def __init__(self, service: AttachService, sock: socket.socket, caller: Caller) -> None:
+        self._service = service
+        self._sock = sock
+        self._caller = caller
+        self._loop = asyncio.get_running_loop()
+        self._looks: dict[str, _Looks] = {}
+
+    async def serve(self) -> None:
+        """Until it hangs up, says nothing for long, or what is none of the messages."""
+        try:
+            await self._serve()
+        finally:
+            for kind, looks in self._looks.items():  # once: a list of processes takes many questions
+                if looks.asked:
+                    log.info("%s by %s: %d of %d processes seen", kind, self._caller, looks.seen, looks.asked)
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                async with asyncio.timeout(REQUEST_S):
+                    packet = await self._receive()
+                # Not before: closing a socket with a packet that was not read would lose the refusal.
+                policy = self._service.policy_for(self._caller)
+                await self._carry_out(policy, messages.request(packet))
+        except Denied as exc:
+            await self._send(messages.Refused(code=exc.code, reason=str(exc)[:4000]))
+        except messages.WrongVersion as exc:
+            log.warning("%s was refused: %s", self._caller, exc)
+            await self._send(messages.Refused(code="VERSION", reason=str(exc)))
+        except messages.BadMessage as exc:
+            log.warning("%s was refused: %s", self._caller, clean(str(exc), 500))
+            await self._send(messages.Refused(code="REQUEST", reason=clean(str(exc), 500)))
+
+    async def _receive(self) -> bytes:
+        packet = await self._loop.sock_recv(self._sock, messages.MAX_REQUEST_BYTES + 1)
+        if not packet:
+            raise _HungUp
+        return packet
+
+    async def _carry_out(self, policy: Policy, asked: messages.Request) -> None:
+        began = time.monotonic()
+        service, caller, channel = self._service, self._caller, None
+        said: messages.Answer
+        try:
+            if isinstance(asked, messages.Attach):
+                said, channel = await self._unless_it_hangs_up(service.attach(caller, policy, asked))
+            elif isinstance(asked, messages.Diagnose):
+                said = await self._unless_it_hangs_up(service.diagnose(caller, policy, asked))
+            elif isinstance(asked, messages.Look):
+                said = await self._unless_it_hangs_up(service.look(caller, policy, asked))
+            elif isinstance(asked, messages.Search):
+                said = await self._unless_it_hangs_up(service.search(caller, policy, asked))
+            elif isinstance(asked, messages.Toolkit):
+                said = await self._unless_it_hangs_up(service.toolkit(caller, policy, asked))
+            elif isinstance(asked, messages.DeviceCode):
+                said = await self._unless_it_hangs_up(service.device_code(caller, policy, asked))
+            else:
+                said, channel = await self._unless_it_hangs_up(service.kubelet(policy))
+        except Denied as exc:
+            said = messages.Refused(code=exc.code, reason=str(exc)[:4000])
+        except AttachError as exc:
+            said = messages.Refused(code=exc.code, reason=exc.reason[:4000])
+        except _HungUp:
+            self._note(asked, "given up: the caller hung up", began)
+            raise
+        try:
+            self._note(asked, _result(said), began, seen=_seen(said))
+            await self._send(said, channel)
+        finally:
+            if channel is not None:
+                channel.close()
+
+    async def _unless_it_hangs_up(self, work: Coroutine[Any, Any, T]) -> T:
+        """A caller that says something before its answer breaks the protocol, and is treated the same."""
+        doing = asyncio.create_task(work)
+        listening = asyncio.create_task(self._receive())
+        try:
+            await asyncio.wait((doing, listening), return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            raise _HungUp
+        finally:
+            for task in (doing, listening):
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(doing, listening, return_exceptions=True)
+
+    def _note(self, asked: messages.Request, result: str, began: float, *, seen: int = 0) -> None:
+        kind = type(asked).__name__.lower()
+        if isinstance(asked, messages.Look | messages.Search):
+            looks = self._looks.setdefault(kind, _Looks())
+            # who asks about itself only wants to know whether anybody answers
+            looks.asked += sum(target.pid != self._caller.pid for target in asked.targets)
+            looks.seen += seen
+            return
+        took_ms = (time.monotonic() - began) * 1000
+        if isinstance(asked, messages.Kubelet):  # often, and about no process
+            log.debug("%s by %s: %s in %.0f ms", kind, self._caller, result, took_ms)
+            return
+        whose = _describe(asked.target.pid)
+        level = logging.INFO if not result.startswith("refused") else logging.WARNING
+        log.log(
+            level,
+            "%s by %s to process %d (%s): %s in %.0f ms",
+            kind, self._caller, asked.target.pid, whose, result, took_ms,
+        )  # fmt: skip
+
+    async def _send(self, said: messages.Answer, channel: socket.socket | None = None) -> None:
+        """Raises OSError, TimeoutError."""
+        packet = messages.encode(said)
+        descriptors = [channel.fileno()] if channel is not None else []
+        async with asyncio.timeout(SEND_S):
+            while True:
+                try:
+                    socket.send_fds(self._sock, [packet], descriptors, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                    return
+                except BlockingIOError:
+                    await _writable(self._sock)
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(sock)
+
+
+def _result(said: messages.Answer) -> str:
+    if isinstance(said, messages.Refused):
+        return f"refused {said.code}: {clean(said.reason, 500)}"
+    if isinstance(said, messages.Attached):
+        return f"done by {said.method}, one thread stood for {said.stopped_ns / 1e6:.2f} ms"
+    return "done"
+
+
+def _seen(said: messages.Answer) -> int:
+    if isinstance(said, messages.Seen):
+        return len(said.facts)
+    return len(said.searched) if isinstance(said, messages.Found) else 0
+
+
+def _same(key: ProcessKey, approved: Credentials, found: Credentials) -> None:
+    """Raises AttachError if the process is another one by now."""
+    if difference := approved.difference(found):
+        raise replaced(key.pid, difference)
+
+
+def _is_child(pid: int, proc: Path) -> bool:
+    """Of this process: one of its helpers, where their user (root, in a container) does not tell them."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid()
+    return False
+
+
+def _describe(pid: int) -> str:
+    """Owner and name, as far as it is still there."""
+    with contextlib.suppress(OSError, IndexError):
+        name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+        return f"uid {credentials.read(pid).uid}, {clean(name, 32)}"
+    return "ended"

@@ -1,0 +1,176 @@
+"""What can go wrong in the daemon, and every reason code that a caller may see.
+
+KinetodError
+├── InvalidRequest        the caller's request makes no sense
+├── NotFound              what the caller named does not exist
+├── AlreadyExists         the caller's key is taken
+├── NotIdentified         nobody knows who the caller is
+├── NotPermitted          the caller may not do this
+├── Precondition          right request, wrong state of target, store or capture
+├── Exhausted             a limit of this host is reached
+├── OutOfRange            an offset beyond the end
+├── DataLoss              a stored file is not what was written
+└── Stopping              the daemon is going down
+StartError                the daemon cannot start (never reaches a caller)
+
+The classes map to gRPC status codes in `kinetod.rpc.error_status`; the codes are documented in docs/errors.md.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from kineto_trace.base.visible_text import one_line
+
+
+class Reason(StrEnum):
+    """Reason codes of refused calls (google.rpc.ErrorInfo.reason)."""
+
+    INVALID_FIELD = "INVALID_FIELD"
+    NO_SUCH_PROCESS = "NO_SUCH_PROCESS"
+    NO_MATCH = "NO_MATCH"
+    NO_SUCH_CAPTURE = "NO_SUCH_CAPTURE"
+    NO_SUCH_TARGET = "NO_SUCH_TARGET"
+    NO_SUCH_FILE = "NO_SUCH_FILE"
+    NOT_YOUR_PROCESS = "NOT_YOUR_PROCESS"
+    NOT_IDENTIFIED = "NOT_IDENTIFIED"
+    UNKNOWN_CERTIFICATE = "UNKNOWN_CERTIFICATE"
+    NO_ROLE = "NO_ROLE"
+    ROLE_NEEDED = "ROLE_NEEDED"
+    POD_EXEC_NEEDED = "POD_EXEC_NEEDED"
+    KUBERNETES_UNAVAILABLE = "KUBERNETES_UNAVAILABLE"
+    NO_AGENT = "NO_AGENT"
+    ATTACH_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # these are the codes of attach.interface.AttachCode
+    ATTACH_TRACED = "ATTACH_TRACED"
+    ATTACH_UNSUITABLE = "ATTACH_UNSUITABLE"
+    ATTACH_UNSUPPORTED = "ATTACH_UNSUPPORTED"
+    ATTACH_LIMIT = "ATTACH_LIMIT"
+    ATTACH_SECCOMP = "ATTACH_SECCOMP"
+    ATTACH_TIMEOUT = "ATTACH_TIMEOUT"
+    ATTACH_GONE = "ATTACH_GONE"
+    ATTACH_REPLACED = "ATTACH_REPLACED"
+    ATTACH_FAILED = "ATTACH_FAILED"
+    AGENT_INCOMPATIBLE = "AGENT_INCOMPATIBLE"
+    BUSY = "BUSY"
+    STORE_NOT_WRITABLE = "STORE_NOT_WRITABLE"
+    CAPTURE_RUNNING = "CAPTURE_RUNNING"
+    CAPTURE_PINNED = "CAPTURE_PINNED"
+    CAPTURE_NOT_ARMED = "CAPTURE_NOT_ARMED"
+    CAPTURE_STARTED = "CAPTURE_STARTED"
+    OBJECT_STORE_FAILED = "OBJECT_STORE_FAILED"
+    IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+    TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+    TOO_MANY_CALLS = "TOO_MANY_CALLS"
+    TOO_MANY_STREAMS = "TOO_MANY_STREAMS"
+    TOO_MANY_CAPTURES = "TOO_MANY_CAPTURES"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+    TOO_MANY_TARGETS = "TOO_MANY_TARGETS"
+    TOO_MANY_WATCHERS = "TOO_MANY_WATCHERS"
+    LOW_DISK = "LOW_DISK"
+    OFFSET_BEYOND_END = "OFFSET_BEYOND_END"
+    FILE_DAMAGED = "FILE_DAMAGED"
+    DAEMON_STOPPING = "DAEMON_STOPPING"
+    INTERNAL = "INTERNAL"
+
+
+class VerdictReason(StrEnum):
+    """Reason codes of target verdicts that the daemon gives (Target.reason_code)."""
+
+    AGENT_SILENT = "AGENT_SILENT"
+    AGENT_STUCK = "AGENT_STUCK"
+    AGENT_LOST = "AGENT_LOST"
+    AGENT_INCOMPATIBLE = "AGENT_INCOMPATIBLE"
+    AGENT_ERROR = "AGENT_ERROR"
+    BUSY = "BUSY"
+    BAD_ARENA = "BAD_ARENA"
+    NOTHING_RECORDED = "NOTHING_RECORDED"
+    ITERATIONS_NOT_REACHED = "ITERATIONS_NOT_REACHED"
+    RECORDS_DROPPED = "RECORDS_DROPPED"
+    RECORDS_UNREADABLE = "RECORDS_UNREADABLE"
+    TARGET_EXITED = "TARGET_EXITED"
+    TARGET_REPLACED = "TARGET_REPLACED"
+    NO_MEMORY = "NO_MEMORY"
+    MEMORY_SHORT = "MEMORY_SHORT"
+    TRACE_LIMIT = "TRACE_LIMIT"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+    DISK_FULL = "DISK_FULL"
+    STORE_IO = "STORE_IO"
+    CLOCK_SET = "CLOCK_SET"
+    CANCELLED = "CANCELLED"
+    NOT_STARTED = "NOT_STARTED"
+    DAEMON_STOPPED = "DAEMON_STOPPED"
+    DAEMON_RESTARTED = "DAEMON_RESTARTED"
+    DECODE_FAILED = "DECODE_FAILED"
+    DECODE_TIMEOUT = "DECODE_TIMEOUT"
+    FILE_DAMAGED = "FILE_DAMAGED"
+    FILE_INCOMPLETE = "FILE_INCOMPLETE"
+    INTERNAL = "INTERNAL"
+
+
+class KinetodError(Exception):
+    """A call that is refused. The text says what happened, to which object, and what to do next."""
+
+    def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.audited: Mapping[str, Any] = {}  # for the audit log alone
+        self.metadata: Mapping[str, str] = {name: str(value) for name, value in metadata.items()}
+
+
+class InvalidRequest(KinetodError):
+    """The request makes no sense; `metadata["field"]` is the dotted path of the field."""
+
+
+class NotFound(KinetodError):
+    """No such process, capture, target or file."""
+
+
+class AlreadyExists(KinetodError):
+    """An idempotency key was used for another request before."""
+
+
+class NotIdentified(KinetodError):
+    """The connection says nothing about who is at its other end."""
+
+
+class NotPermitted(KinetodError):
+    """The target belongs to somebody else, or the caller's roles do not allow this."""
+
+
+class Precondition(KinetodError):
+    """The target, the store or the capture is not in the state that this call needs."""
+
+
+class Exhausted(KinetodError):
+    """A limit of this host is reached; try again later or raise the limit."""
+
+
+class OutOfRange(KinetodError):
+    """An offset lies beyond the end of the file."""
+
+
+class DataLoss(KinetodError):
+    """A stored file is missing or was changed."""
+
+
+class Stopping(KinetodError):
+    """The daemon is stopping and takes no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.DAEMON_STOPPING, "the daemon is stopping; try again once it is back")
+
+
+class StartError(Exception):
+    """The daemon cannot start; the text goes to its standard error."""
+
+
+def invalid(field: str, problem: str) -> InvalidRequest:
+    """The error for one wrong field: `field` is its dotted path, `problem` starts after a colon."""
+    return InvalidRequest(Reason.INVALID_FIELD, f"{field}: {problem}", field=field)
+
+
+def check_shown(field: str, text: str) -> None:
+    """Raises InvalidRequest for a text with controls: names are shown to others, in terminals and logs."""
+    if one_line(text) != text:
+        raise invalid(field, f"has control characters, got '{one_line(text[:80])}'")

@@ -1,0 +1,328 @@
+"""What the daemon counts about itself, for Prometheus. All collectors live here; others call the functions.
+
+Theory of operation
+    The functions only change numbers in memory: cheap, from any thread, whether somebody scrapes or not. What is
+    read when somebody scrapes is in daemon_metrics.py, host_metrics.py and gpu_metrics.py; metrics_server.py serves
+    all of it.
+
+    Labels have few values: never a pid, a capture or a user. What an agent or another process may choose (reason
+    codes, names of sources) goes through `_Few`, which makes "OTHER" of what comes after the first MAX_VALUES.
+"""
+
+import contextlib
+import platform
+import time
+from collections.abc import Iterable, Iterator
+
+import prometheus_client
+from kineto_protos.v1 import profiler_pb2 as pb
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+
+from kinetod import __version__
+from kinetod.base.errors import Reason, VerdictReason
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
+
+MAX_VALUES = 64
+OTHER = "OTHER"
+_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LONG_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_STOP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1)
+
+REGISTRY = CollectorRegistry(auto_describe=True)
+ProcessCollector(registry=REGISTRY)
+
+
+class _Few:
+    """Bounds the values of a label that others choose."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._values = set(known)
+        self._room = MAX_VALUES
+
+    def __call__(self, value: str) -> str:
+        if value not in self._values:
+            if self._room == 0:
+                return OTHER
+            self._room -= 1
+            self._values.add(value)
+        return value
+
+
+_few_reasons = _Few(str(code) for codes in (VerdictReason, Reason) for code in codes)
+_few_sources = _Few()
+
+_BUILD = Info("kineto_build", "The running daemon: its version and its Python's.", registry=REGISTRY)
+_BUILD.info({"version": __version__, "python_version": platform.python_version()})
+
+_CAPTURES = Counter("kineto_captures", "Captures that have ended.", ["status"], registry=REGISTRY)
+_CAPTURE_S = Histogram(
+    "kineto_capture_duration_seconds",
+    "From the request for a capture until its last target has its verdict.",
+    ["status"],
+    buckets=_LONG_S,
+    registry=REGISTRY,
+)
+_TARGETS = Counter(
+    "kineto_targets", "Processes whose capture has ended, by verdict.", ["verdict", "reason"], registry=REGISTRY
+)
+_START_S = Histogram(
+    "kineto_capture_start_seconds",
+    "From the request until a process collects: attaching, waiting for an iteration or a start time, warming up.",
+    buckets=_WAIT_S,
+    registry=REGISTRY,
+)
+_RECORDS = Counter("kineto_records", "Records taken by captures that have ended.", ["source"], registry=REGISTRY)
+_DROPPED = Counter(
+    "kineto_records_dropped", "Records lost since buffers were full, in ended captures.", ["source"], registry=REGISTRY
+)
+_RAW_BYTES = Counter("kineto_raw_bytes", "Raw records of captures that have ended.", ["source"], registry=REGISTRY)
+
+_ATTACHES = Counter("kineto_attaches", "Agents brought into processes.", ["method"], registry=REGISTRY)
+_ATTACH_FAILURES = Counter(
+    "kineto_attach_failures", "Processes that an agent could not be brought into.", ["reason"], registry=REGISTRY
+)
+_ATTACH_S = Histogram(
+    "kineto_attach_duration_seconds",
+    "From the request until our code ran in the process.",
+    ["method"],
+    buckets=_FAST_S,
+    registry=REGISTRY,
+)
+_STOPPED_S = Histogram(
+    "kineto_attach_stopped_seconds",
+    "The longest time that a thread of the process stood still in an attach.",
+    ["method"],
+    buckets=_STOP_S,
+    registry=REGISTRY,
+)
+
+_STORED = Counter("kineto_stored_bytes", "Bytes of finished trace files.", ["format"], registry=REGISTRY)
+_UPLOADED = Counter("kineto_uploaded_bytes", "Bytes uploaded and verified.", registry=REGISTRY)
+_UPLOAD_S = Histogram("kineto_upload_duration_seconds", "Uploading one capture.", buckets=_LONG_S, registry=REGISTRY)
+_UPLOAD_FAILURES = Counter("kineto_upload_failures", "Uploads that failed, each try.", ["reason"], registry=REGISTRY)
+_UPLOADS_WAITING = Gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.", registry=REGISTRY)
+_PRUNED = Counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"], registry=REGISTRY)
+_PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"], registry=REGISTRY)
+
+_HOOKS = Counter(
+    "kineto_hook_calls",
+    "Tries to tell a command or an address that a capture has ended; dropped: it will not be told.",
+    ["hook", "result"],
+    registry=REGISTRY,
+)
+_HOOK_S = Histogram("kineto_hook_duration_seconds", "One try of a hook.", ["hook"], buckets=_LONG_S, registry=REGISTRY)
+_HOOKS_WAITING = Gauge("kineto_hooks_waiting", "Hooks that are under way or wait for a turn or try.", registry=REGISTRY)
+
+_DECODE_WAIT_S = Histogram(
+    "kineto_decode_queue_seconds", "How long a target waits for a decode worker.", buckets=_WAIT_S, registry=REGISTRY
+)
+_DECODE_S = Histogram(
+    "kineto_decode_duration_seconds", "Decoding one target.", ["outcome"], buckets=_LONG_S, registry=REGISTRY
+)
+_DECODE_WAITING = Gauge("kineto_decode_waiting", "Targets that wait for a decode worker.", registry=REGISTRY)
+_CRASHES = Counter("kineto_decode_worker_crashes", "Decode workers that crashed.", registry=REGISTRY)
+
+_REFUSED = Counter(
+    "kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"], registry=REGISTRY
+)
+_THROTTLED = Counter(
+    "kineto_link_throttled", "How often an agent that sent too much was read more slowly.", registry=REGISTRY
+)
+
+_CALLS = Counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method", "code"], registry=REGISTRY)
+_CALL_S = Histogram(
+    "kineto_grpc_request_duration_seconds", "gRPC calls.", ["method"], buckets=_FAST_S, registry=REGISTRY
+)
+_LIMITED = Counter(
+    "kineto_limited_requests",
+    "Requests and connections that were refused since one caller, or all together, had too many.",
+    ["limit"],
+    registry=REGISTRY,
+)
+_CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls under way.", ["method"], registry=REGISTRY)
+
+LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
+for _reason in LINK_REASONS:
+    _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
+for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION_RATE", "BYTES", "CALLS"):
+    _LIMITED.labels(_limit)
+for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
+    _CAPTURES.labels(_status)
+for _hook in ("command", "webhook"):
+    for _result in ("ok", "failed", "timeout", "dropped"):
+        _HOOKS.labels(_hook, _result)
+
+
+# captures
+
+
+def capture_ended(capture: pb.Capture) -> None:
+    """A capture has its status, and all its targets their verdicts."""
+    status = pb.CaptureStatus.Name(capture.status).removeprefix("CAPTURE_STATUS_")
+    _CAPTURES.labels(status).inc()
+    _CAPTURE_S.labels(status).observe(max(0, capture.ended_ns - capture.created_ns) / 1e9)
+    for target in capture.targets:
+        _target_ended(target)
+
+
+def _target_ended(target: pb.Target) -> None:
+    verdict = pb.Verdict.Name(target.verdict).removeprefix("VERDICT_")
+    _TARGETS.labels(verdict, _few_reasons(target.reason_code)).inc()
+    if target.collecting_ns and target.requested_ns:
+        _START_S.observe(max(0, target.collecting_ns - target.requested_ns) / 1e9)
+    for counts in target.counts:
+        source = _few_sources(counts.source)
+        _RECORDS.labels(source).inc(max(0, counts.records))
+        _DROPPED.labels(source).inc(max(0, counts.dropped))
+        _RAW_BYTES.labels(source).inc(max(0, counts.bytes))
+    for file in target.files:
+        _STORED.labels(file.format).inc(max(0, file.size_bytes))
+
+
+# attaching
+
+
+def attached(method: str, latency_ns: int, stopped_ns: int) -> None:
+    """An agent was brought in."""
+    _ATTACHES.labels(method).inc()
+    _ATTACH_S.labels(method).observe(latency_ns / 1e9)
+    _STOPPED_S.labels(method).observe(stopped_ns / 1e9)
+
+
+def attach_failed(reason: str) -> None:
+    """It could not be; a code of attach.interface.AttachCode."""
+    _ATTACH_FAILURES.labels(reason).inc()
+
+
+# store
+
+
+def uploaded(size_bytes: int, seconds: float) -> None:
+    """One capture is uploaded and verified."""
+    _UPLOADED.inc(size_bytes)
+    _UPLOAD_S.observe(seconds)
+
+
+def upload_failed(reason: str) -> None:
+    """One try failed; `reason` is a code."""
+    _UPLOAD_FAILURES.labels(_few_reasons(reason)).inc()
+
+
+def uploads_waiting(count: int) -> None:
+    """Captures that should be uploaded and are not yet."""
+    _UPLOADS_WAITING.set(count)
+
+
+def pruned(reason: str, size_bytes: int) -> None:
+    """Retention removed one capture; `reason`: age, bytes, user, …"""
+    _PRUNED_CAPTURES.labels(_few_reasons(reason)).inc()
+    _PRUNED.labels(_few_reasons(reason)).inc(size_bytes)
+
+
+# hooks
+
+
+def hook_called(hook: str, result: str, seconds: float) -> None:
+    """One try has ended: ok, failed or timeout."""
+    _HOOKS.labels(hook, result).inc()
+    _HOOK_S.labels(hook).observe(seconds)
+
+
+def hook_dropped(hook: str) -> None:
+    """A hook is not told of a capture: too many wait, or the daemon stops."""
+    _HOOKS.labels(hook, "dropped").inc()
+
+
+def hooks_waiting(count: int) -> None:
+    """Hooks that have not come to an end."""
+    _HOOKS_WAITING.set(count)
+
+
+# decoding
+
+
+class Decode:
+    """One target's decoding: it waits for a worker until `begins`."""
+
+    def __init__(self) -> None:
+        self.asked = time.perf_counter()
+        self.began: float | None = None
+        _DECODE_WAITING.inc()
+
+    def begins(self) -> None:
+        """It has a worker."""
+        self.began = time.perf_counter()
+        _DECODE_WAITING.dec()
+        _DECODE_WAIT_S.observe(self.began - self.asked)
+
+    def ends(self, outcome: str) -> None:
+        """Whatever became of it: "ok" or "failed"."""
+        if self.began is None:
+            _DECODE_WAITING.dec()
+        else:
+            _DECODE_S.labels(outcome).observe(time.perf_counter() - self.began)
+
+
+@contextlib.contextmanager
+def decode() -> Iterator[Decode]:
+    """Around the decoding of one target, the waiting included."""
+    job = Decode()
+    outcome = "failed"
+    try:
+        yield job
+        outcome = "ok"
+    finally:
+        job.ends(outcome)
+
+
+def worker_crashed() -> None:
+    """A decode worker died at its work."""
+    _CRASHES.inc()
+
+
+# the link
+
+
+def link_refused(reason: str) -> None:
+    """A connection was refused or cut; one of LINK_REASONS."""
+    _REFUSED.labels(reason).inc()
+
+
+def link_throttled() -> None:
+    """An agent sent too much and is read more slowly."""
+    _THROTTLED.inc()
+
+
+# calls
+
+
+def limited(limit: str) -> None:
+    """A request was refused: a reason code. A connection was: CONNECTIONS, CONNECTION_RATE; or slowed: BYTES, CALLS."""
+    _LIMITED.labels(_few_reasons(limit)).inc()
+
+
+class Call:
+    """One gRPC call. `code` is what it ends with unless it is set before."""
+
+    def __init__(self) -> None:
+        self.code = "OK"
+
+
+@contextlib.contextmanager
+def call(method: str) -> Iterator[Call]:
+    """Around a gRPC call: `method` is one of the service's, `code` a name of gRPC's status codes."""
+    made = Call()
+    began = time.perf_counter()
+    _CALLS_RUNNING.labels(method).inc()
+    try:
+        yield made
+    except BaseException:  # the caller hung up, or the call was aborted
+        if made.code == "OK":
+            made.code = "CANCELLED"
+        raise
+    finally:
+        _CALLS_RUNNING.labels(method).dec()
+        _CALLS.labels(method, made.code).inc()
+        _CALL_S.labels(method).observe(time.perf_counter() - began)

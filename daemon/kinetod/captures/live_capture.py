@@ -1,0 +1,34 @@
+"""A capture that has not ended."""
+
+import asyncio
+from pathlib import Path
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.captures.arming import Arming
+from kinetod.captures.target.target_run import TargetRun
+from kinetod.captures.watchers import Watchers
+
+
+class Running:
+    """What there is of it beside its public state."""
+
+    def __init__(self, capture: pb.Capture, *, unlimited: bool = False) -> None:
+        self.capture = capture
+        self.live_bytes = 0  # of records, written so far
+        self.unlimited = unlimited  # an administrator's: held to no share of the store
+        self.watchers = Watchers(capture)
+        self.runs: list[TargetRun] = []
+        self.arming: Arming | None = None  # None: it began at once
+        self.task: asyncio.Task[None] | None = None
+        self.unsaved: dict[int, Path | None] = {}  # numbers of targets whose verdict is not stored, and their garbage
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is armed and not started."""
+        return self.arming is not None and self.arming.waits
+
+    @property
+    def started_by(self) -> pb.StartCaptureRequest | None:
+        """The request that has started it, if it was armed."""
+        return self.arming.request if self.arming is not None else None

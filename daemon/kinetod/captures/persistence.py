@@ -1,0 +1,58 @@
+"""Stores what becomes of captures, also when the disk is full for long."""
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+from kinetod.base.errors import KinetodError
+from kinetod.captures.live_capture import Running
+from kinetod.store.capture_store import Store
+
+log = logging.getLogger(__name__)
+
+TRIES = 5
+RETRY_S = 1.0
+LATE_S = 5.0
+
+
+class Saver:
+    """Writes to the index, again and again if need be; an unsaved end is given anew at a restart."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def target(self, running: Running, number: int, garbage: Path | None) -> None:
+        """Stores a verdict; only then what it makes superfluous may go."""
+        capture = running.capture
+        if not await self._save(self._store.save_target, capture.id, number, capture.targets[number]):
+            running.unsaved[number] = garbage
+            return
+        running.unsaved.pop(number, None)
+        if garbage is not None:
+            await asyncio.to_thread(shutil.rmtree, garbage, ignore_errors=True)
+
+    async def end(self, running: Running) -> bool:
+        """Whether the end could be stored."""
+        return await self._save(self._store.save_end, running.capture)
+
+    async def late(self, running: Running, saved: bool) -> None:
+        """The disk has been full for long: what could not be stored once more, until it can be."""
+        while not saved:
+            await asyncio.sleep(LATE_S)
+            saved = await self.end(running)
+        while running.unsaved:
+            for number, garbage in list(running.unsaved.items()):
+                await self.target(running, number, garbage)
+            await asyncio.sleep(LATE_S if running.unsaved else 0)
+
+    async def _save(self, method: object, *args: object) -> bool:
+        for attempt in range(TRIES):
+            try:
+                await self._store.run(method, *args)  # type: ignore[arg-type]  # the store's own methods
+            except KinetodError as exc:
+                log.error("%s", exc)
+                await asyncio.sleep(RETRY_S if attempt + 1 < TRIES else 0)
+            else:
+                return True
+        return False

@@ -1,0 +1,1 @@
+"""Validates a capture request and resolves its selector to target processes."""

@@ -1,0 +1,336 @@
+"""From a selector to the processes of a capture, or to the error that says why not.
+
+Theory of operation
+    `resolve` finds the processes, refuses what can be refused by looking, and only then brings agents into
+    those that have none, all at once. That takes milliseconds to seconds, so no lock is held; `still_there`
+    looks again, without waiting, when the capture is really made. In between the agents are held, so that
+    an attached one does not leave.
+
+    A process may execute another program at any moment and be another user's by then. So once each target's agent is
+    there, what the process is now is read again and decided about again, also by the kernel's word about who connected.
+    From then on that very link counts: an execve closes it, and one that is made later is another one.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kineto_agent.protocol.wire import PROTOCOL_VERSION
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod import __version__
+from kinetod.agents.agent_hub import Agent
+from kinetod.agents.attacher import Attacher
+from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError, replaced
+from kinetod.attach.inspect.process_inspection import read_status
+from kinetod.attach.inspect.target_memory import gone
+from kinetod.base.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason
+from kinetod.permissions.role_policy import Action, Caller, listed, may, needed, sees_all
+from kinetod.processes.credentials import Credentials
+from kinetod.processes.identity import PROC, ProcessKey
+from kinetod.selection.process_registry import Candidate, Match, Registry, add_agent
+
+MAX_TARGETS = 512  # they travel in one message
+HOW_TO_GET_AN_AGENT = (
+    "start it with `kinetoctl run -- <command>`, with KINETO_AGENT=1 in its environment, with "
+    "`python -m kineto_agent <script>`, or call `import kineto_agent; kineto_agent.start()` in it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """One target. Without an agent that can do it, `problem` says why."""
+
+    key: ProcessKey
+    process: pb.Process
+    agent: Agent | None
+    problem: KinetodError | None = None
+    attached: Attached | None = None  # the agent was brought in for this capture
+    approved: Credentials | None = None  # what was decided about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a capture asks of its targets."""
+
+    match: Match
+    caller: Caller
+    attacher: Attacher | None  # None: only processes that have an agent
+    keep_agent_ns: int
+
+
+async def resolve(
+    registry: Registry, wanted: Wanted, holds: contextlib.ExitStack, *, own_uid: int | None = None
+) -> list[Resolved]:
+    """The targets, by pid. Their agents stay until `holds` is closed.
+
+    Raises KinetodError: for named pids on the first that cannot be traced, else if none is selected.
+    """
+    match, own_uid = wanted.match, registry.own_uid if own_uid is None else own_uid
+    if match.names_pids:
+        found = await _named(registry, wanted, own_uid)
+    else:
+        found = await _selected(registry, wanted, own_uid)
+    if not found:
+        raise _no_match(wanted)
+    if len(found) > MAX_TARGETS:
+        raise Exhausted(
+            Reason.TOO_MANY_TARGETS,
+            f"{match} matches {len(found)} processes, one capture takes at most {MAX_TARGETS}; select fewer",
+        )
+    found = await _with_agents(registry, wanted, found, holds)
+    found = await _decided_again(registry, wanted, found, own_uid)
+    _raise_first(match, found)
+    return found
+
+
+def still_there(registry: Registry, match: Match, targets: Sequence[Resolved]) -> list[Resolved]:
+    """The same targets as they are now. Raises KinetodError for named pids as `resolve` does."""
+    found = [_now(registry, target) for target in targets]
+    _raise_first(match, found)
+    return found
+
+
+def _raise_first(match: Match, found: Sequence[Resolved]) -> None:
+    for resolved in found:
+        if match.names_pids and resolved.problem is not None:
+            raise resolved.problem
+
+
+async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+    candidates = await _each(registry, wanted)
+    for candidate in candidates:
+        if (problem := _checked(registry, wanted, candidate, own_uid).problem) is not None:
+            raise problem
+    found = await registry.narrowed(wanted.match, candidates)
+    return [_checked(registry, wanted, candidate, own_uid) for candidate in found]
+
+
+async def _each(registry: Registry, wanted: Wanted) -> list[Candidate]:
+    """The processes of `pids`. Raises KinetodError if there is one that the caller may not know of."""
+    found = []
+    for pid in sorted(wanted.match.pids):
+        candidate = await registry.candidate(pid)
+        if candidate is None or not candidate.visible_to(wanted.caller):
+            raise no_such_process(wanted.caller, pid, Action.TRACE)
+        found.append(candidate)
+    return found
+
+
+async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+    def usable(candidate: Candidate) -> bool:
+        return candidate.visible_to(wanted.caller) and _forbidden(wanted.caller, candidate, own_uid) is None
+
+    await _each(registry, wanted)  # whose children are meant
+    candidates = await registry.selected(wanted.match, usable, attachable=wanted.attacher is not None)
+    return [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
+
+
+def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: int) -> Resolved:
+    """What can be said by looking; the owner comes first."""
+    process, agent = candidate.process, candidate.agent
+    name = _name(process)
+    problem: KinetodError | None = _forbidden(wanted.caller, candidate, own_uid)
+    if problem is not None:
+        pass
+    elif process.agent_state == pb.AGENT_STATE_INCOMPATIBLE:
+        theirs = registry.incompatible_version(candidate.key)
+        problem = Precondition(
+            Reason.AGENT_INCOMPATIBLE,
+            f"the agent in {name} speaks protocol version {theirs}, this daemon (kinetod {__version__}) version "
+            f"{PROTOCOL_VERSION}; install the same version of kineto-agent and kinetod and restart the older one",
+            pid=process.pid,
+        )
+    elif agent is not None:
+        problem = _busy(process, agent)
+    elif wanted.attacher is None:
+        problem = Precondition(
+            Reason.NO_AGENT,
+            f"{name} has no agent, and bringing one in is switched off (--no-attach of kinetoctl trace or of kinetod); "
+            f"leave that out, or {HOW_TO_GET_AN_AGENT}",
+            pid=process.pid,
+        )
+    return Resolved(candidate.key, process, agent, problem, approved=candidate.facts.credentials)
+
+
+def _forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> NotPermitted | None:
+    return _not_allowed(caller, candidate) or not_yours(candidate.process, own_uid)
+
+
+def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
+    if may(caller, Action.TRACE, candidate.thing()):
+        return None
+    process, name = candidate.process, _name(candidate.process)
+    if process.uid == caller.uid and not candidate.facts.plain:
+        text = (
+            f"{name} runs as {caller}, but the kernel would not let that user trace it: it changes its rights, has "
+            f"capabilities, or has made itself undumpable; {needed(Action.TRACE)} may"
+        )
+    else:
+        text = (
+            f"{name} belongs to {process.user}, and {caller} with the roles {listed(caller.roles)} may not trace it; "
+            f"its own user may, and {needed(Action.TRACE)}"
+        )
+    problem = NotPermitted(Reason.NOT_YOUR_PROCESS, text, pid=process.pid)
+    problem.audited = {"target_uid": process.uid}
+    return problem
+
+
+def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
+    """The error for a process that there is not, that has ended, or that the caller may not know of."""
+    parent, uid = _zombies_parent(pid)
+    if parent and (sees_all(caller, Action.SEE_PROCESS) or uid == caller.uid):
+        return Precondition(
+            Reason.ATTACH_UNSUITABLE,
+            f"process {pid} has ended and waits for its parent, process {parent}, to collect it (zombie); "
+            "`kinetoctl ps --all` lists the others",
+            pid=pid,
+        )
+    if sees_all(caller, Action.SEE_PROCESS):
+        return NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
+    return NotPermitted(
+        Reason.NOT_YOUR_PROCESS,
+        f"process {pid} is none of {caller}, or there is none; {needed(action)} may {action} of another user",
+        pid=pid,
+    )
+
+
+def _zombies_parent(pid: int, proc: Path = PROC) -> tuple[int, int]:
+    """The parent and the user of a process that has ended; (0, 0): it is none."""
+    fields = read_status(proc / str(pid))
+    if fields.get("State", "")[:1] != "Z":
+        return 0, 0
+    return int(fields["PPid"]), int(fields["Uid"].split()[0])
+
+
+def not_yours(process: pb.Process, own_uid: int) -> NotPermitted | None:
+    """The error for a process of a user whom this daemon does not serve."""
+    if own_uid in (0, process.uid):
+        return None
+    return NotPermitted(
+        Reason.NOT_YOUR_PROCESS,
+        f"{_name(process)} belongs to {process.user}, and this daemon serves uid {own_uid} only; ask the daemon of "
+        "that user or the system's (run by root)",
+        pid=process.pid,
+    )
+
+
+def _busy(process: pb.Process, agent: Agent) -> Precondition | None:
+    if not agent.capture_id:
+        return None
+    return Precondition(
+        Reason.BUSY,
+        f"capture {agent.capture_id} is running in {_name(process)}; wait for its end or cancel it",
+        pid=process.pid,
+        capture_id=agent.capture_id,
+    )
+
+
+def _now(registry: Registry, target: Resolved) -> Resolved:
+    if target.problem is not None:
+        return target
+    agent = registry.agent(target.key)
+    if agent is None or agent is not target.agent:  # another one is another program's, for all that we know
+        problem = Precondition(
+            Reason.NO_AGENT,
+            f"the agent in {_name(target.process)} has just gone: the process ended, or the agent was stopped in it; "
+            "try again",
+            pid=target.process.pid,
+        )
+        return replace(target, agent=None, problem=problem)
+    return replace(target, agent=agent, problem=_busy(target.process, agent))
+
+
+# agents for those that have none
+
+
+async def _with_agents(
+    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], holds: contextlib.ExitStack
+) -> list[Resolved]:
+    """Brings the missing agents in, all at once; each failure is its target's problem."""
+
+    def hold(agent: Agent) -> None:
+        if not agent.capture_id:
+            agent.keep_ns = wanted.keep_agent_ns
+        holds.enter_context(agent.held())
+
+    async def one(target: Resolved) -> Resolved:
+        if target.problem is not None:
+            return target
+        if target.agent is not None:
+            hold(target.agent)
+            return target
+        assert wanted.attacher is not None  # else it has a problem
+        if target.approved is None:
+            return replace(target, problem=_attach_problem(target, gone(target.key.pid)))
+        approval = Approval(target.approved, sees_all(wanted.caller, Action.TRACE))
+        try:
+            agent = await wanted.attacher.attach(target.key, approval)
+        except AttachError as exc:
+            return replace(target, problem=_attach_problem(target, await _explained(registry, target, exc)))
+        hold(agent)
+        add_agent(target.process, agent)
+        return replace(target, agent=agent, attached=agent.attached)
+
+    return list(await asyncio.gather(*(one(target) for target in targets)))
+
+
+async def _explained(registry: Registry, target: Resolved, error: AttachError) -> AttachError:
+    """The same error, unless the process has become another one meanwhile, which explains it."""
+    found = await registry.whose(target.key) if error.code is AttachCode.FAILED else None
+    difference = target.approved.difference(found) if found is not None and target.approved is not None else ""
+    return replaced(target.key.pid, difference) if difference else error
+
+
+async def _decided_again(
+    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], own_uid: int
+) -> list[Resolved]:
+    """The same targets with the problem of those that are not what was decided about, or not the caller's any more."""
+    open_ones = [target.key.pid for target in targets if target.problem is None]
+    now = {each.key: each for each in await registry.candidates(open_ones)} if open_ones else {}
+
+    def decided(target: Resolved) -> Resolved:
+        if target.problem is not None or target.agent is None or target.approved is None:
+            return target
+        found = now.get(target.key)
+        if found is None or found.facts.credentials is None:
+            return replace(target, agent=None, problem=_attach_problem(target, gone(target.key.pid)))
+        problem: KinetodError | None = _forbidden(wanted.caller, found, own_uid)
+        if problem is None:
+            difference = target.approved.difference(found.facts.credentials)
+            if not difference and target.agent.identity.uid != target.approved.uid:
+                difference = f"its agent connected as uid {target.agent.identity.uid}"
+            if not difference:
+                return target
+            problem = _attach_problem(target, replaced(target.key.pid, difference))
+            problem.audited = {"target_uid": found.facts.uid}
+        target.process.uid, target.process.user = found.facts.uid, found.facts.user  # whose it really is
+        return replace(target, agent=None, problem=problem)
+
+    return [decided(target) for target in targets]
+
+
+def _attach_problem(target: Resolved, error: AttachError) -> KinetodError:
+    kind = NotPermitted if error.code is AttachCode.NOT_PERMITTED else Precondition
+    return kind(Reason(error.code.value), error.reason, pid=target.process.pid)
+
+
+def _no_match(wanted: Wanted) -> NotFound:
+    if wanted.attacher is None:
+        text = (
+            f"no process with an agent matches {wanted.match}; `kinetoctl ps` lists those that have one, others: "
+            f"{HOW_TO_GET_AN_AGENT}"
+        )
+    else:
+        text = (
+            f"no process that has an agent or uses a GPU, and no Python process by its command, rank, job or pod, "
+            f"matches {wanted.match}; `kinetoctl ps --all` lists them, and --pid takes any"
+        )
+    return NotFound(Reason.NO_MATCH, text)
+
+
+def _name(process: pb.Process) -> str:
+    text = " ".join(process.command)
+    return f"process {process.pid} ({text if len(text) <= 60 else text[:57] + '…'})"

@@ -1,0 +1,1 @@
+"""Decodes, judges, serves and keeps what captures have recorded."""

@@ -1,0 +1,289 @@
+"""Warm processes that decode: started ahead of time, given a deadline, replaced when they die.
+
+A trace may be anything that a target sent, and decoding it may crash, hang or be taken over: that must not be the
+daemon, and must not reach another capture. So each job is confined to its own folder (`sandbox`), and a folder that has
+ended its decoder, or the daemon, MAX_TRIES times is not tried again, however often the daemon starts.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kineto_protos.units import format_duration
+
+from kinetod.base import metrics
+from kinetod.base.errors import VerdictReason
+from kinetod.base.fair_slots import FairSlots
+from kinetod.base.safe_text import clean, clean_code
+from kinetod.sandbox import decode_tries
+from kinetod.sandbox.confined_jobs import MAX_ANSWER_BYTES
+from kinetod.sandbox.output_limit import WATCH_S, Output, Overrun
+from kinetod.supervise import child
+
+log = logging.getLogger(__name__)
+
+COMMAND = child.python("kinetod.captures.result.decode_worker")
+FATAL_ROUNDS = 3
+SPARE_KEPT_S = 600.0
+RAW_KEPT = "the raw records are kept in"  # of a reason: the folder stays
+_EXIT_S = 2.0
+
+
+class DecodeError(Exception):
+    """A target's records could not be decoded."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a decoder may take. required: whether one that cannot be confined as documented decodes nothing."""
+
+    memory_bytes: int = 1 << 30
+    required: bool = False
+
+
+class _Crashed(Exception):
+    """The worker is of no use any more."""
+
+
+class _Died(Exception):
+    """The job's own process ended without an answer; the worker that it was forked from goes on."""
+
+
+class _Worker:
+    """One process. Used by one job at a time."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._stderr = asyncio.create_task(child.log_errors(process, log, "decode worker"))
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> "_Worker":
+        return cls(
+            await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES)
+        )
+
+    async def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """One job, one answer. Raises _Crashed, _Died."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            await self.process.stdin.drain()
+            answer = json.loads(await self.process.stdout.readline())
+        except (OSError, ValueError, RecursionError) as exc:
+            raise _Crashed(str(exc)) from exc
+        if not isinstance(answer, dict) or answer.get("id") != job["id"]:
+            raise _Crashed("it answered something else")
+        if "died" in answer:
+            raise _Died(clean(str(answer["died"]), 200))
+        return answer
+
+    async def stop(self, *, kill: bool) -> str:
+        """Ends it; says how it ended."""
+        return await child.end(self.process, patience_s=0.0 if kill else _EXIT_S, readers=[self._stderr])
+
+
+class WorkerPool:
+    """Jobs wait for a free worker, in turns by whose they are (`limits.fair`); `count` workers are kept when idle.
+
+    That of the spare turn is kept for SPARE_KEPT_S after it was needed last: to start one takes longer than most jobs,
+    and whoever has the spare turn would wait for it.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        command: Sequence[str] = COMMAND,
+        bounds: Callable[[], Bounds] = Bounds,
+        room: Callable[[], int] = lambda: 1 << 62,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """room: free bytes of the disk beyond its reserve; asked in threads."""
+        self._count = count
+        self._room = room
+        self._clock = clock
+        self._spare_used_at = float("-inf")
+        self._outputs: dict[Path, Output] = {}
+        self._command = command
+        self._bounds = bounds
+        self._idle: list[_Worker] = []
+        self._slots = FairSlots(count, spare=1)
+        self._jobs = 0
+        self._busy = 0
+        self._fatal_rounds = 0  # in a row in which all workers were dead
+
+    def pids(self) -> set[int]:
+        """Of the workers that are idle now."""
+        return {worker.process.pid for worker in self._idle}
+
+    def written(self, folder: Path) -> int:
+        """What decoders at work have written below a folder. From any thread."""
+        return sum(output.bytes for path, output in list(self._outputs.items()) if path.is_relative_to(folder))
+
+    async def start(self) -> None:
+        """Warms all workers up."""
+        self._idle = list(await asyncio.gather(*(_Worker.start(self._command) for _ in range(self._count))))
+
+    async def tend(self) -> bool:
+        """Replaces workers that have died, and ends the spare one in time.
+
+        False if none can be started, or if all of them die again and again.
+        """
+        dead = [worker for worker in self._idle if worker.process.returncode is not None]
+        self._idle = [worker for worker in self._idle if worker not in dead]  # at once: jobs look there meanwhile
+        self._fatal_rounds = self._fatal_rounds + 1 if len(dead) >= self._count else 0
+        for worker in dead:
+            log.warning("decode worker %d died (%s)", worker.process.pid, await worker.stop(kill=True))
+        try:
+            while len(self._idle) + self._busy < self._count:
+                self._idle.append(await _Worker.start(self._command))
+        except OSError as exc:
+            log.error("decode workers do not start: %s", exc.strerror)
+            return False
+        await self._end_spare()
+        return self._fatal_rounds < FATAL_ROUNDS
+
+    async def convert(self, target_dir: Path, formats: Sequence[str], *, deadline_ns: int) -> dict[str, Any]:
+        """The worker's `conversion` object for a target's folder. Raises DecodeError."""
+        with metrics.decode() as job:
+            return await self._convert(target_dir, formats, deadline_ns, job)
+
+    async def _convert(
+        self, target_dir: Path, formats: Sequence[str], deadline_ns: int, job: metrics.Decode
+    ) -> dict[str, Any]:
+        async with self._working():
+            job.begins()
+            crash = ""
+            while await self._may_try(target_dir):
+                try:
+                    conversion = await self._try(target_dir, formats, deadline_ns)
+                except (_Crashed, _Died) as exc:
+                    log.error("decoding %s crashed its worker (%s)", target_dir, exc)
+                    crash = str(exc)
+                    metrics.worker_crashed()
+                except DecodeError as exc:
+                    if exc.code != VerdictReason.DECODE_TIMEOUT:
+                        decode_tries.forget(target_dir)
+                    raise
+                except asyncio.CancelledError:
+                    decode_tries.take_back(target_dir)  # the daemon is being stopped; that is nobody's fault
+                    raise
+                else:
+                    decode_tries.forget(target_dir)
+                    return conversion
+            why = f"the decoder crashed ({crash})" if crash else "decoding it ended its process or the daemon before"
+            raise DecodeError(
+                VerdictReason.DECODE_FAILED,
+                f"{why}; after {decode_tries.MAX_TRIES} tries it is not tried again; {RAW_KEPT} {target_dir}/raw",
+            )
+
+    async def _may_try(self, target_dir: Path) -> bool:
+        """Notes the try on disk first: whoever starts after us knows of it, whatever becomes of us."""
+        try:
+            return await asyncio.to_thread(decode_tries.begin, target_dir)
+        except OSError as exc:
+            raise DecodeError(
+                VerdictReason.STORE_IO,
+                f"cannot note that decoding begins ({exc.strerror}); {RAW_KEPT} {target_dir}/raw",
+            ) from exc
+
+    @contextlib.asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        async with self._slots.turn():
+            self._busy += 1
+            if self._busy > self._count:
+                self._spare_used_at = self._clock()
+            try:
+                yield
+            finally:
+                self._busy -= 1
+
+    async def _try(self, target_dir: Path, formats: Sequence[str], deadline_ns: int) -> dict[str, Any]:
+        worker = await self._take()
+        self._jobs += 1
+        bounds = self._bounds()
+        job = {
+            "id": self._jobs,
+            "target_dir": str(target_dir),
+            "formats": list(formats),
+            "memory_bytes": bounds.memory_bytes,
+            "cpu_s": (deadline_ns // 10**9 + 1) * (os.cpu_count() or 1),
+            "required": bounds.required,
+        }
+        try:
+            answer = await asyncio.wait_for(self._watched(worker, job, target_dir), deadline_ns / 1e9)
+        except TimeoutError:
+            await worker.stop(kill=True)
+            raise DecodeError(
+                VerdictReason.DECODE_TIMEOUT,
+                f"decoding took longer than {format_duration(deadline_ns)} (kinetod --decode-deadline); "
+                f"{RAW_KEPT} {target_dir}/raw",
+            ) from None
+        except _Crashed as exc:
+            how = await worker.stop(kill=False)  # killing what has just ended would hide its exit status
+            raise _Crashed(how) from exc
+        except _Died:
+            self._idle.append(worker)
+            raise
+        except BaseException:
+            await worker.stop(kill=True)
+            raise
+        self._idle.append(worker)
+        return _conversion(answer, target_dir)
+
+    async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
+        """Its answer. Raises DecodeError if it writes too much, _Crashed, _Died."""
+        output = self._outputs[target_dir] = Output(target_dir, self._room)
+        asking = asyncio.create_task(worker.ask(job))
+        try:
+            while not (await asyncio.wait({asking}, timeout=WATCH_S))[0]:
+                with contextlib.suppress(OSError):  # of a folder that is gone, or a disk that does not answer
+                    await asyncio.to_thread(output.look)
+            return asking.result()
+        except Overrun as exc:
+            raise DecodeError(exc.code, f"{exc}; {RAW_KEPT} {target_dir}/raw") from exc
+        finally:
+            asking.cancel()
+            del self._outputs[target_dir]
+
+    async def _take(self) -> _Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.returncode is None:
+                return worker
+            await worker.stop(kill=True)
+        return await _Worker.start(self._command)
+
+    async def _end_spare(self) -> None:
+        """Ends the worker of the spare turn once nobody has needed it for long."""
+        while self._idle and len(self._idle) + self._busy > self._count:
+            if self._clock() - self._spare_used_at < SPARE_KEPT_S:
+                return
+            await self._idle.pop(0).stop(kill=False)
+
+    async def stop(self) -> None:
+        """Ends the idle workers; those at work end with their jobs."""
+        workers, self._idle = self._idle, []
+        await asyncio.gather(*(worker.stop(kill=False) for worker in workers))
+
+
+def _conversion(answer: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
+    conversion = answer.get("conversion")
+    if answer.get("ok") is True and isinstance(conversion, dict):
+        return conversion
+    code = clean_code(str(answer.get("reason_code", "")), VerdictReason.DECODE_FAILED)
+    reason = clean(str(answer.get("reason", "")), 1000) or "the decoder gave no reason"
+    raise DecodeError(code, f"{reason}; {RAW_KEPT} {target_dir}/raw")

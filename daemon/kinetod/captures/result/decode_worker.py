@@ -1,0 +1,37 @@
+"""The decode worker as the daemon starts it: warm, never outliving its daemon, a confined process for each job."""
+
+import gc
+import os
+import signal
+import sys
+
+from kinetod.sandbox.confined_jobs import die_with_parent, serve
+
+_NICE = 5  # a third of what others get who want the processor: the programs that are traced, and the daemon's answers
+# No library shall start a thread before we fork, nor take address space that counts as the decoder's memory.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+
+
+def main() -> int:
+    """Runs until the end of standard input."""
+    die_with_parent()
+    os.nice(_NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
+    os.environ.update(_ENVIRONMENT)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+    from kineto_trace.conversion.worker_job import answer, warm_up
+
+    warm_up()
+    gc.collect()
+    gc.freeze()  # what is here for good is not looked through again in each child, nor copied for that
+    return serve(sys.stdin.buffer, answers, answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""How a target and a capture end, from what is known. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from kineto_agent.protocol import wire
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.base.errors import VerdictReason
+from kinetod.base.safe_text import clean, clean_code
+
+_REASON_CHARS = 1024
+
+
+class Outcome(Enum):
+    """How far the collection came."""
+
+    DONE = "done"
+    PARTIAL = "partial"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why and how the collection in one target ended. `code` and `reason` are empty for DONE."""
+
+    outcome: Outcome
+    code: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """A target's verdict."""
+
+    verdict: pb.Verdict
+    code: str
+    reason: str
+
+
+DONE = Ending(Outcome.DONE)
+_AGENT_CODES = {"TARGET_EXITING": VerdictReason.TARGET_EXITED.value}
+
+
+def ending_of_result(result: wire.Result) -> Ending:
+    """What the agent says of the end."""
+    try:
+        outcome = Outcome(result.outcome)
+    except ValueError:
+        return Ending(
+            Outcome.FAILED, VerdictReason.AGENT_ERROR, f"the agent sent an unknown outcome {result.outcome!r:.40}"
+        )
+    if outcome is Outcome.DONE:
+        return DONE
+    code = clean_code(_AGENT_CODES.get(result.reason_code, result.reason_code), VerdictReason.AGENT_ERROR)
+    return Ending(outcome, code, clean(result.reason, _REASON_CHARS) or f"the agent says no more than {code}")
+
+
+def ending_of_rejection(rejected: wire.Rejected) -> Ending:
+    """The agent will not do it."""
+    code = clean_code(rejected.reason_code, VerdictReason.AGENT_ERROR)
+    reason = clean(rejected.reason, _REASON_CHARS) or f"the agent says no more than {code}"
+    if rejected.busy_capture_id and rejected.busy_capture_id not in reason:
+        reason += f" (capture {clean(rejected.busy_capture_id, 64)})"
+    return Ending(Outcome.FAILED, code, reason)
+
+
+def iterations_not_reached(pid: int, start: wire.Start, allowed_ns: int) -> Ending:
+    """The wanted iterations did not come in the time that is allowed."""
+    place = f" from {start.start_iteration} on" if start.start_iteration is not None else ""
+    reason = (
+        f"process {pid} did not get through {start.iterations} iterations{place} in the {format_duration(allowed_ns)} "
+        "that this daemon allows (kinetod --max-duration)"
+    )
+    return Ending(Outcome.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason)
+
+
+def user_profiler_goes_on(pid: int, allowed_ns: int) -> Ending:
+    """The program's own profiler was waited for in vain."""
+    waited = format_duration(allowed_ns)
+    reason = f"the own torch.profiler of process {pid} did not end within {waited}; trace again after it"
+    return Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason)
+
+
+def agent_stuck(pid: int, state: pb.TargetState) -> Ending:
+    """The agent did not get on."""
+    name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
+    reason = f"the agent of process {pid} did not get out of {name} in time"
+    return Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason)
+
+
+def target_exited(pid: int, *, begun: bool) -> Ending:
+    """The process is no more. begun: the capture, or it waited for its start."""
+    when = "during the capture" if begun else "before the capture was started"
+    return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, f"process {pid} ended {when}")
+
+
+def worse(ending: Ending, found_later: Ending) -> Ending:
+    """A trace that was whole is not any more; what had already gone wrong stays the reason."""
+    return found_later if ending.outcome is Outcome.DONE else ending
+
+
+def final(
+    ending: Ending,
+    *,
+    recorded: bool,
+    dropped: int,
+    unreadable: int = 0,
+    cut: Sequence[str] = (),
+    decode_error: tuple[str, str] | None = None,
+) -> Final:
+    """The verdict. `recorded`: records of the window are there; `decode_error`: code and text, if it failed.
+
+    cut: what is to be said of files beside the trace that are not whole.
+    """
+    if ending.outcome is Outcome.CANCELLED:
+        return Final(pb.VERDICT_CANCELLED, ending.code, ending.reason)
+    if ending.outcome is Outcome.FAILED or (ending.outcome is Outcome.PARTIAL and not recorded):
+        nothing = "" if ending.outcome is Outcome.FAILED else "; nothing was recorded until then"
+        return Final(pb.VERDICT_FAILED, ending.code, ending.reason + nothing)
+    if decode_error is not None:
+        also = f" (before that: {ending.reason})" if ending.reason else ""
+        return Final(pb.VERDICT_FAILED, decode_error[0], decode_error[1] + also)
+    lost = (
+        f"records lost since the buffers were full: {dropped}; ask for a larger buffer limit, a shorter capture or "
+        "fewer activity types"
+    )
+    if ending.outcome is Outcome.PARTIAL:
+        parts = [ending.reason, *([lost] if dropped else []), *cut]
+        return Final(pb.VERDICT_PARTIAL, ending.code, "; ".join(parts))
+    if cut:
+        parts = [*cut, *([lost] if dropped else [])]
+        return Final(pb.VERDICT_PARTIAL, VerdictReason.FILE_INCOMPLETE, "; ".join(parts))
+    if dropped:
+        return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_DROPPED, lost)
+    if unreadable:
+        reason = f"records that could not be decoded and are not in the trace: {unreadable}; the warnings say more"
+        return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_UNREADABLE, reason)
+    return Final(pb.VERDICT_DONE, "", "")
+
+
+def capture_status(verdicts: Iterable[pb.Verdict]) -> pb.CaptureStatus:
+    """The whole capture's status from its targets' verdicts."""
+    found = set(verdicts)
+    if pb.VERDICT_UNSPECIFIED in found:
+        return pb.CAPTURE_STATUS_RUNNING
+    if found == {pb.VERDICT_DONE}:
+        return pb.CAPTURE_STATUS_DONE
+    if found & {pb.VERDICT_DONE, pb.VERDICT_PARTIAL}:
+        return pb.CAPTURE_STATUS_PARTIAL
+    if found == {pb.VERDICT_CANCELLED}:
+        return pb.CAPTURE_STATUS_CANCELLED
+    return pb.CAPTURE_STATUS_FAILED

@@ -1,0 +1,172 @@
+"""How much memory the buffers of a capture may take in a process, so that the kernel never kills for it.
+
+Theory of operation
+    The buffers are charged to the process and its control groups as they are written to, and are not given back
+    before the end. Before the agent is asked, `MemoryShare.take` looks at what is left below every limit. At most half
+    of it is for the buffers, and LEAST_LEFT_BYTES are never: the program goes on allocating. What other captures
+    were promised below the same limit counts as gone. If the usual buffers do not fit, the buffer limit is halved
+    until they do; if the least does not fit, the capture is refused.
+
+    While it records, `shortage` looks again: the program, or its neighbours in the group, may have grown. It ends the
+    collection as long as there is still room for the records of the next moments, and the buffers are freed.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kineto_agent.protocol import wire
+from kineto_protos.units import format_size
+
+from kinetod.base.errors import VerdictReason
+from kinetod.captures.request.capture_spec import MIN_BUFFER_BYTES
+from kinetod.captures.result.verdict import Ending, Outcome
+from kinetod.processes.memory_limits import MemoryWatch, Room, address_room, file_room, memory_room
+
+LEAST_LEFT_BYTES = 4 << 20
+LOOK_EVERY_S = 0.5
+_NEXT_MOMENTS_SHARE, _NEXT_MOMENTS_BYTES = 4, 16 << 20  # of the buffers; a busy source fills some 10 MiB in 0.1 s
+_STRINGS_BYTES = 16 << 20  # beside the buffers of a source, at most, and never more than those
+# What a source takes whatever the limit: two buffers of 4 MiB, 1 MiB of names, and CUPTI's own.
+_LEAST_BYTES = {"cupti": 32 << 20}
+_MOST_BYTES = {"python_stacks": 8 << 20}  # 64 buffers of 64 KiB and 4 MiB of names
+# torch's own profiler keeps its events in the process until the end: twice the limit, then it is stopped.
+_PROFILER_OPTIONS, _PROFILER_SHARE = ("stack_trace", "with_modules", "with_flops"), 3
+_ON_REQUEST = frozenset(("memory_snapshot", "cpu_instant_event"))
+_OPTIONS = {"profile_memory": "cpu_instant_event"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The request with the buffers that fit, and what to tell of it; or why not even the least fits."""
+
+    request: wire.Start
+    size: int = 0  # that they take at most
+    warning: str = ""
+    refused: Ending | None = None
+
+
+class Promises:
+    """What captures that run may still take, each below the limit of memory that is the narrowest for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: dict[object, tuple[str, int]] = {}
+
+    def others(self, owner: object, limit: str) -> int:
+        """Promised to others than this one."""
+        with self._lock:
+            return sum(size for each, (name, size) in self._taken.items() if each is not owner and name == limit)
+
+    def note(self, owner: object, limit: str, size: int) -> None:
+        """Replaces what was promised to this one."""
+        with self._lock:
+            self._taken[owner] = limit, size
+
+    def forget(self, owner: object) -> None:
+        """It has given everything back."""
+        with self._lock:
+            self._taken.pop(owner, None)
+
+
+class MemoryShare:
+    """What the buffers of one target may take. `take` and `shortage` read some small files."""
+
+    def __init__(self, promises: Promises, pid: int) -> None:
+        self._promises = promises
+        self._pid = pid
+        self._bytes = 0
+        self._watch: MemoryWatch | None = None
+        self._look_at = 0.0
+
+    def take(self, request: wire.Start, sources: Mapping[str, Sequence[str]]) -> Taken:
+        """Before the agent is asked. sources: of its Hello."""
+        memory, addresses = memory_room(self._pid), address_room(self._pid)
+        left = []
+        if memory is not None:
+            left.append((memory, memory.left_bytes - self._promises.others(self, memory.limit)))
+        for room in (addresses, file_room(self._pid)):  # of this process alone
+            if room is not None:
+                left.append((room, room.left_bytes))
+        taken = fit(request, wanted_sources(request, sources), left)
+        self._bytes = taken.size
+        if memory is not None:
+            self._promises.note(self, memory.limit, taken.size)
+        self._watch = MemoryWatch(self._pid)
+        return taken
+
+    def due(self) -> bool:
+        """Whether it is time to look again."""
+        return self._watch is not None and time.monotonic() >= self._look_at
+
+    def shortage(self) -> Ending | None:
+        """Why the collection has to end now, if it has."""
+        assert self._watch is not None
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        needed = LEAST_LEFT_BYTES + min(self._bytes // _NEXT_MOMENTS_SHARE, _NEXT_MOMENTS_BYTES)
+        room = self._watch.less_than(needed)
+        if room is None:
+            return None
+        reason = (
+            f"the memory of process {self._pid} became short, so the capture was ended before the kernel kills "
+            f"something: {room}; {room.advice}, or ask for a shorter capture"
+        )
+        return Ending(Outcome.PARTIAL, VerdictReason.MEMORY_SHORT, reason)
+
+    def give_back(self) -> None:
+        """The buffers are freed."""
+        self._promises.forget(self)
+        self._watch = None
+
+
+def wanted_sources(request: wire.Start, offered: Mapping[str, Sequence[str]]) -> list[str]:
+    """The sources that this request may start, as far as their activity types tell."""
+    asked = set(request.activity_types) | {kind for option, kind in _OPTIONS.items() if request.options.get(option)}
+    found = []
+    for name, types in offered.items():
+        usual = set(types) - _ON_REQUEST if not request.activity_types else set()
+        if usual or asked & set(types):
+            found.append(name)
+    return found
+
+
+def needed_bytes(request: wire.Start, sources: Sequence[str], limit_bytes: int) -> int:
+    """The most that the buffers and names of these sources take with that buffer limit."""
+    size = limit_bytes + min(limit_bytes, _STRINGS_BYTES)
+    total = sum(max(min(size, _MOST_BYTES.get(name, size)), _LEAST_BYTES.get(name, 0)) for name in sources)
+    profiler = "torch_ops" in sources and any(request.options.get(option) for option in _PROFILER_OPTIONS)
+    return total + (_PROFILER_SHARE - 1) * limit_bytes * profiler
+
+
+def _share(left_bytes: int) -> int:
+    return min(left_bytes // 2, left_bytes - LEAST_LEFT_BYTES)
+
+
+def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, int]]) -> Taken:
+    """Pure. left: limits, with the bytes below each that are not promised to others.
+
+    Those may never be used, so they make buffers smaller, but are no reason to refuse.
+    """
+    limit = request.buffer_limit_bytes
+    if not left:
+        return Taken(request=request, size=needed_bytes(request, sources, limit))
+    room, size = min(left, key=lambda each: each[1])
+    there = f"{format_size(max(size, 0))} are left below {room.limit}"
+    while needed_bytes(request, sources, limit) > _share(size) and limit > MIN_BUFFER_BYTES:
+        limit = max(limit // 2, MIN_BUFFER_BYTES)
+    if needed_bytes(request, sources, limit) > max(_share(size), _share(room.left_bytes)):
+        least = needed_bytes(request, sources, MIN_BUFFER_BYTES)
+        reason = (
+            f"there is too little memory for a trace beside the program: {room}, and this one wants "
+            f"{format_size(max(2 * least, least + LEAST_LEFT_BYTES))}; {room.advice}"
+        )
+        return Taken(request=request, refused=Ending(Outcome.FAILED, VerdictReason.NO_MEMORY, reason))
+    if limit == request.buffer_limit_bytes:
+        return Taken(request=request, size=needed_bytes(request, sources, limit))
+    warning = (
+        f"the buffers were shrunk from {format_size(request.buffer_limit_bytes)} to {format_size(limit)} for each "
+        f"source: {there}; records may be dropped"
+    )
+    fitted = request._replace(buffer_limit_bytes=limit)
+    return Taken(request=fitted, size=needed_bytes(request, sources, limit), warning=warning)

@@ -1,0 +1,130 @@
+"""From a target's folder to checked files and a summary: what a decode worker answers, taken with care."""
+
+import asyncio
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.output_formats import STORED_NAMES
+
+from kinetod.base.errors import VerdictReason
+from kinetod.base.safe_text import clean
+from kinetod.captures.result.decode_pool import DecodeError
+from kinetod.captures.target.services import Services
+from kinetod.store.stored_files import file_digest
+
+_INT64_MAX = 2**63 - 1
+_MAX_WARNINGS = 32
+RAW_FOLDER = "raw"  # in a target's folder
+INFO_FILE = "target.json"
+_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """Files on disk, verified."""
+
+    files: tuple[pb.TraceFile, ...]
+    summary: pb.Summary
+    warnings: tuple[str, ...]
+    unreadable: int  # records that could not be decoded
+    cut: tuple[str, ...]  # files that are not whole, for people
+
+    def apply(self, target: pb.Target) -> None:
+        """Puts them into the public state."""
+        target.files.extend(self.files)
+        target.summary.CopyFrom(self.summary)
+        target.warnings.extend(self.warnings)
+
+
+async def convert(services: Services, target_dir: Path, formats: Sequence[str], *, pid: int) -> Converted:
+    """Decodes in a worker and verifies what it wrote. Raises DecodeError; only the raw records are there then."""
+    loop = asyncio.get_running_loop()
+    try:
+        answer = await services.workers.convert(target_dir, formats, deadline_ns=services.config.decode_deadline_ns)
+        return await loop.run_in_executor(
+            services.executor, checked, answer, target_dir, tuple(formats), services.host, pid
+        )
+    except DecodeError as exc:
+        if await loop.run_in_executor(services.executor, remove_outputs, target_dir):
+            raise
+        raise DecodeError(VerdictReason.STORE_IO, f"{target_dir} was removed before it was decoded") from exc
+
+
+def remove_outputs(target_dir: Path) -> bool:
+    """What a decoder has written before it failed: nobody would ask for it. Whether the raw records are there."""
+    with contextlib.suppress(OSError):
+        for entry in list(target_dir.iterdir()):
+            if entry.name in (RAW_FOLDER, INFO_FILE):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    return (target_dir / RAW_FOLDER).is_dir()
+
+
+def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...], host: str, pid: int) -> Converted:
+    """A worker's answer, verified against the files; their names become those that clients should use."""
+    try:
+        files = tuple(
+            pb.TraceFile(format=format_, name=name, size_bytes=size, sha256=digest)
+            for format_, name, size, digest in answer["files"]
+        )
+        summary = json_format.ParseDict(answer["summary"], pb.Summary(), ignore_unknown_fields=True)
+        unreadable = _count(answer["records_undecoded"])
+        warnings = tuple(clean(str(warning), 500) for warning in answer["warnings"][:_MAX_WARNINGS])
+        cut = tuple(clean(str(problem), 300) for problem in answer["cut"][:_MAX_WARNINGS])
+        traced = bool(answer["traced"])
+    except (KeyError, TypeError, ValueError, RecursionError, json_format.ParseError) as exc:
+        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder's answer is not understood: {exc}") from exc
+    missing = set(formats) - {file.format for file in files}
+    if traced and missing:
+        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote no {', '.join(sorted(missing))} file")
+    for file in files:
+        _verify(file, target_dir)
+    # Clients are told a name that says host and process, as TensorBoard's plug-in wants it.
+    stem = f"{_FILE_NAME.sub('_', host)}_{pid}.{time.time_ns() // 10**6}.pt"
+    for file in files:
+        file.name = f"{stem}.{STORED_NAMES[file.format]}"
+        file.verified_ns = time.time_ns()
+    return Converted(files, summary, warnings, unreadable, cut)
+
+
+def _count(value: Any) -> int:
+    """Raises ValueError."""
+    if type(value) is not int or not 0 <= value <= _INT64_MAX:
+        raise ValueError(f"{value!r:.80} is no number of records")
+    return value
+
+
+def _verify(file: pb.TraceFile, target_dir: Path) -> None:
+    if file.format not in STORED_NAMES:
+        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote an unknown format {file.format!r:.40}")
+    path = target_dir / STORED_NAMES[file.format]
+    try:
+        size, digest = file_digest(path)
+    except OSError as exc:
+        raise DecodeError(VerdictReason.FILE_DAMAGED, f"{path} cannot be read back: {exc.strerror}") from exc
+    if (size, digest) != (file.size_bytes, file.sha256):
+        raise DecodeError(VerdictReason.FILE_DAMAGED, f"{path} is not what was written; is the disk in order?")
+
+
+def overhead_of(values: Mapping[str, Any]) -> pb.Overhead:
+    """The agent's own figures, as far as they are numbers."""
+    overhead = pb.Overhead()
+    for name in ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns"):
+        value = values.get(name)
+        if isinstance(value, int) and 0 <= value <= _INT64_MAX:
+            setattr(overhead, name, int(value))
+    ratio = values.get("step_ratio")
+    if isinstance(ratio, (int, float)) and 0 < ratio < 1e6:
+        overhead.step_ratio = float(ratio)
+    return overhead

@@ -1,0 +1,38 @@
+"""Tells an agent that its program has device code that launches CUDA graphs, before it records anything of the GPU."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from kineto_agent.protocol import wire
+from kineto_agent.sources.interface import DEVICE_GRAPHS
+
+from kinetod.agents.agent_hub import Agent
+from kinetod.base.safe_text import clean
+from kinetod.captures.target.buffer_memory import wanted_sources
+from kinetod.processes.identity import ProcessKey
+
+log = logging.getLogger(__name__)
+
+_SOURCE = "cupti"
+_MAX_PATH_CHARS = 400
+
+
+class DeviceGraphs:
+    """look: finds the file of a process that has such code, "" if it finds none. Raises OSError if it cannot look."""
+
+    def __init__(self, look: Callable[[ProcessKey], Awaitable[str]] | None = None) -> None:
+        self._look = look
+
+    async def noted(self, request: wire.Start, agent: Agent) -> wire.Start:
+        """What the agent is to be sent. Where nobody can look, the request as it is, which the log says."""
+        if self._look is None or _SOURCE not in wanted_sources(request, agent.hello.sources):
+            return request
+        key = agent.identity.key
+        try:
+            file = await self._look(key)
+        except OSError as exc:
+            log.warning("whether process %d launches CUDA graphs from device code is not known: %s", key.pid, exc)
+            return request
+        if not file:
+            return request
+        return request._replace(options={**request.options, DEVICE_GRAPHS: clean(file, _MAX_PATH_CHARS)})

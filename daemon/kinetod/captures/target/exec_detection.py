@@ -1,0 +1,34 @@
+"""Ends of a capture whose process has executed another program meanwhile, or has got other rights.
+
+What was recorded came over a link that the kernel had named before, and an execve closes: it is of the program that
+was allowed to be traced. It is asked once more all the same before anything of it is kept: of a process that is
+another user's now, nothing is.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from kinetod.base.errors import VerdictReason
+from kinetod.captures.result.verdict import Ending, Outcome
+from kinetod.processes.credentials import REPLACED, Credentials
+from kinetod.processes.identity import ProcessKey
+
+Whose = Callable[[ProcessKey], Awaitable[Credentials | None]]
+
+
+async def nobody(_key: ProcessKey) -> Credentials | None:
+    """For where no process can be asked about."""
+    return None
+
+
+async def after_exec(whose: Whose, key: ProcessKey, approved: Credentials | None, ending: Ending) -> Ending:
+    """The same, unless the process is not what was approved any more. whose: what it is now; None: it has ended."""
+    found = await whose(key) if approved is not None and ending.outcome is not Outcome.CANCELLED else None
+    if approved is None or found is None or not (difference := approved.difference(found)):
+        return ending
+    what = f"process {key.pid} is another one now: {REPLACED}"
+    if (approved.uids, approved.gids, approved.capabilities) != (found.uids, found.gids, found.capabilities):
+        reason = f"{what}, or changed its rights ({difference}); nothing of the capture is kept"
+        return Ending(Outcome.FAILED, VerdictReason.TARGET_REPLACED, reason)
+    if ending.outcome is Outcome.DONE:  # the window was over before
+        return ending
+    return Ending(Outcome.PARTIAL, VerdictReason.TARGET_REPLACED, f"{what} during the capture; trace it again")

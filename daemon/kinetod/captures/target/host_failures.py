@@ -1,0 +1,73 @@
+"""Ends that come from this host itself: its disk, its clock."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+from kineto_protos.units import format_duration, format_size
+
+from kinetod.base.errors import VerdictReason
+from kinetod.captures.result.verdict import Ending, Outcome, worse
+from kinetod.captures.target.record_spool import DiskFull, ShareUsed, StoreLost
+from kinetod.processes.identity import Identity, how_it_ended
+
+CLOCK_SET_NS = 250_000_000  # less is adjusted smoothly by time services, or is the time between two readings
+CANNOT_WRITE = (VerdictReason.DISK_FULL, VerdictReason.STORE_IO)
+_READINGS = 3
+_EXIT_STATUS_TRIES = 10
+_EXIT_STATUS_PERIOD_S = 0.03
+
+
+def ending_of_disk(exc: DiskFull) -> Ending:
+    """Nothing more can be written."""
+    if isinstance(exc, StoreLost):
+        return Ending(Outcome.PARTIAL, VerdictReason.STORE_IO, str(exc))
+    if isinstance(exc, ShareUsed):
+        return Ending(Outcome.PARTIAL, VerdictReason.QUOTA_EXCEEDED, str(exc))
+    return Ending(Outcome.PARTIAL, VerdictReason.DISK_FULL, f"{exc}; free space or delete captures")
+
+
+def ending_of_trace_limit(limit_bytes: int) -> Ending:
+    """The target's share of the disk is used up."""
+    limit = format_size(limit_bytes)
+    reason = f"the limit of {limit} of raw records per target was reached (kinetod --max-trace-bytes)"
+    return Ending(Outcome.PARTIAL, VerdictReason.TRACE_LIMIT, reason)
+
+
+def clock_offset_ns() -> int:
+    """How far the wall clock is ahead of the one that nobody sets; of some readings the closest pair."""
+    pairs = []
+    for _ in range(_READINGS):
+        before_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        wall_ns = time.time_ns()
+        took_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - before_ns
+        pairs.append((took_ns, wall_ns - before_ns))
+    return min(pairs)[1]
+
+
+def after_clock(ending: Ending, set_by_ns: int) -> Ending:
+    """The same, unless the clock was set in the window: its records then have two kinds of times."""
+    if abs(set_by_ns) < CLOCK_SET_NS or ending.outcome not in (Outcome.DONE, Outcome.PARTIAL):
+        return ending
+    how = f"{'forward' if set_by_ns > 0 else 'back'} by {format_duration(abs(set_by_ns))}"
+    reason = (
+        f"the clock of this host was set {how} during the capture; what was recorded on the other side of that has "
+        "times outside the window and is not in the trace"
+    )
+    return worse(ending, Ending(Outcome.PARTIAL, VerdictReason.CLOCK_SET, reason))
+
+
+async def with_exit_status(ending: Ending, identity: Identity) -> Ending:
+    """The same; of a process that ended, with how that was."""
+    if ending.code != VerdictReason.TARGET_EXITED:
+        return ending
+    return replace(ending, reason=ending.reason + await exit_status(identity))
+
+
+async def exit_status(identity: Identity) -> str:
+    """How the process ended; known only a moment after its files are closed, and not on every kernel."""
+    for _ in range(_EXIT_STATUS_TRIES):
+        if how := how_it_ended(identity):
+            return f": {how}"
+        await asyncio.sleep(_EXIT_STATUS_PERIOD_S)
+    return ""

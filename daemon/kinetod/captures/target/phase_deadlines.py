@@ -1,0 +1,34 @@
+"""How long an agent may take for each step of a capture. Pure; seconds, times Unix ns."""
+
+from kineto_agent.protocol import wire
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.config.settings import Config
+
+
+def may_wait(start: wire.Start) -> bool:
+    """Whether the agent may wait for the end of the program's own profiler."""
+    return bool(start.options.get("wait_for_user_profiler"))
+
+
+def after_acceptance(start: wire.Start, config: Config, now_ns: int) -> float:
+    """Until an agent that has accepted does anything."""
+    if start.iterations is not None or may_wait(start):
+        return config.max_duration_ns / 1e9
+    return _until_begin(start, config, now_ns)
+
+
+def in_state(state: pb.TargetState, start: wire.Start, config: Config, now_ns: int) -> float:
+    """Until the agent leaves this state."""
+    if state == pb.TARGET_STATE_PROCESS:
+        return config.process_deadline_ns / 1e9
+    if start.iterations is not None:
+        return config.max_duration_ns / 1e9
+    if state == pb.TARGET_STATE_WARMUP:
+        return _until_begin(start, config, now_ns) + start.warmup_ns / 1e9
+    return ((start.duration_ns or 0) + config.agent_deadline_ns) / 1e9
+
+
+def _until_begin(start: wire.Start, config: Config, now_ns: int) -> float:
+    begin_ns = start.start_time_ns - start.warmup_ns
+    return (max(0, begin_ns - now_ns) + config.agent_deadline_ns) / 1e9

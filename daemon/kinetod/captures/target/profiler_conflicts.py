@@ -1,0 +1,55 @@
+"""Says who may be in the way when a target's CUPTI is taken: the other profilers on this host."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from kinetod.captures.result.verdict import Ending
+from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_runner import HostLooker
+from kinetod.processes.profiler_signs import BY_PRODUCT, Holds
+from kinetod.profilers.profiler_findings import named
+from kinetod.profilers.profiler_scan import Profiler, Scan
+
+CUPTI_BUSY = "CUPTI_BUSY"
+DEADLINE_S = 5.0  # the verdict waits for it
+PROC = Path("/proc")
+
+
+class Conflicts:
+    """Adds them to the reason of such an end. store: where captures lie."""
+
+    def __init__(self, store: Path, *, looker: HostLooker | None = None, proc: Path = PROC) -> None:
+        self._question = Question(
+            daemon_pid=os.getpid(), store=str(store), needed_bytes=0, helper=False, only_profilers=True
+        )
+        self._looker = looker or HostLooker(deadline_s=DEADLINE_S)
+        self._proc = proc
+
+    async def explained(self, ending: Ending, uid: int) -> Ending:
+        """uid: the target's user, who is told the pids of that user's processes only. Any other end is as it was."""
+        if ending.code != CUPTI_BUSY:
+            return ending
+        looked = await self._looker.look(self._question)
+        if looked.scan is None:
+            return ending
+        return replace(ending, reason=ending.reason + listed(looked.scan, lambda each: self._owner(each.pid) == uid))
+
+    def _owner(self, pid: int) -> int | None:
+        with contextlib.suppress(OSError):
+            return (self._proc / str(pid)).stat().st_uid
+        return None
+
+
+def listed(found: Scan, visible: Callable[[Profiler], bool]) -> str:
+    """For the end of a reason; empty if there are none. What holds hardware counters only cannot be in the way."""
+    tools: dict[str, list[Profiler]] = {}
+    for each in found.profilers:
+        if BY_PRODUCT[each.product].holds is not Holds.COUNTERS:
+            tools.setdefault(each.product, []).append(each)
+    if not tools:
+        return ""
+    parts = [f"{product} ({named(profilers, visible)})" for product, profilers in tools.items()]
+    return f"; other profilers on this host: {', '.join(parts)}"

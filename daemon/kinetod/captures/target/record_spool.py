@@ -1,0 +1,184 @@
+"""The raw records of one target on their way to disk. Blocking; one call at a time, in any thread."""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kineto_agent.protocol import wire
+from kineto_protos.units import format_size
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.spool.attachments import FORMAT as FILE_FORMAT
+from kineto_trace.spool.raw_records import RawWriter
+
+from kinetod.base.safe_text import clean
+from kinetod.captures.target.arena_reader import ArenaReader, BadArena, Counts
+
+log = logging.getLogger(__name__)
+
+MAX_SOURCES = 8
+_SOURCE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFull(Exception):
+    """No more may be written; the text says why."""
+
+
+class StoreLost(DiskFull):
+    """Nothing can be written, for another reason than that the disk is full."""
+
+
+class ShareUsed(DiskFull):
+    """The user may store no more; the text says why."""
+
+
+class TraceLimit(Exception):
+    """The target's share of the disk is used up."""
+
+
+@dataclass(slots=True)
+class _Source:
+    format: str
+    reader: ArenaReader
+    writer: RawWriter
+    counts: Counts
+    broken: bool = False  # a write failed in the middle: what follows would be unreadable
+
+
+class Spool:
+    """Drains the arenas of one target into its folder."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        buffer_limit_bytes: int,
+        max_trace_bytes: int,
+        min_free_bytes: int,
+        free_bytes: Callable[[], int],
+        check_share: Callable[[], None] = lambda: None,
+    ) -> None:
+        """check_share: raises ShareUsed."""
+        self.directory = directory
+        self._buffer_limit_bytes = buffer_limit_bytes
+        self._max_trace_bytes = max_trace_bytes
+        self._min_free_bytes = min_free_bytes
+        self._free_bytes = free_bytes
+        self._check_share = check_share
+        self._sources: dict[str, _Source] = {}
+
+    def open(self, arena: wire.Arena, fd: int) -> None:
+        """Maps a source's arena and makes its folder; takes `fd`. Raises BadArena, DiskFull."""
+        problem = self._problem(arena)
+        if problem:
+            os.close(fd)
+            raise BadArena(problem)
+        # Sources round their buffers up, and a source may have a small pool beside the large one.
+        reader = ArenaReader(fd, max_buffer_bytes=2 * self._buffer_limit_bytes + (64 << 20))
+        try:
+            writer = RawWriter(
+                self.directory / "raw" / arena.source,
+                source=arena.source,
+                format=clean(arena.format, 64),
+                metadata=arena.metadata,
+            )
+        except OSError as exc:
+            reader.close()
+            raise _translated(exc, self.directory) from exc
+        self._sources[arena.source] = _Source(arena.format, reader, writer, reader.counts())
+
+    def _problem(self, arena: wire.Arena) -> str:
+        if not _SOURCE_NAME.fullmatch(arena.source):
+            return f"the source's name {arena.source!r:.40} is not allowed"
+        if arena.source in self._sources:
+            return f"the source {arena.source} was announced twice"
+        return "too many sources" if len(self._sources) >= MAX_SOURCES else ""
+
+    def write_info(self, info: TargetInfo) -> None:
+        """Replaces target.json. Raises DiskFull."""
+        try:
+            info.write(self.directory)
+        except OSError as exc:
+            raise _translated(exc, self.directory) from exc
+
+    def drain(self, *, target_is_dead: bool = False, last: bool = False) -> None:
+        """Copies what is ready now. Raises DiskFull, TraceLimit, ShareUsed; `last`: keeps no reserve on the disk."""
+        if not last:
+            self._check_share()
+        for source in self._sources.values():
+            if source.broken:
+                continue
+            rest = self._max_trace_bytes - self.bytes_written()
+            if rest <= 0:
+                raise TraceLimit
+            if not last and self._min_free_bytes:
+                rest = min(rest, self._room())
+            try:
+                source.reader.drain(source.writer, target_is_dead=target_is_dead, max_bytes=rest)
+            except OSError as exc:
+                source.broken = True
+                raise _translated(exc, self.directory) from exc
+            finally:
+                source.counts = source.reader.counts()
+
+    def _room(self) -> int:
+        """Bytes until the reserve. Raises DiskFull, StoreLost."""
+        try:
+            room = self._free_bytes() - self._min_free_bytes
+        except OSError as exc:
+            raise _translated(exc, self.directory) from exc
+        if room <= 0:
+            raise DiskFull(
+                f"less than {format_size(self._min_free_bytes)} are free on the disk of {self.directory} "
+                "(kinetod --min-free-bytes)"
+            )
+        return room
+
+    def finish(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
+        """Makes the spool durable; `metadata` by source, from the agent's Result. Raises DiskFull."""
+        for name, source in self._sources.items():
+            try:
+                source.writer.finish(
+                    metadata={**metadata.get(name, {}), "clocks": source.reader.clocks()},
+                    record_bytes=source.reader.record_bytes(),
+                    records=source.counts.records,
+                    dropped=source.counts.dropped,
+                )
+            except OSError as exc:
+                raise _translated(exc, self.directory) from exc
+
+    def counts(self) -> dict[str, Counts]:
+        """By source."""
+        return {name: source.counts for name, source in self._sources.items()}
+
+    def dropped_records(self) -> int:
+        """Of all sources but those whose records are one file: of them the conversion says what is missing."""
+        return sum(each.counts.dropped for each in self._sources.values() if each.format != FILE_FORMAT)
+
+    def bytes_written(self) -> int:
+        """Of all sources."""
+        return sum(source.writer.bytes_written for source in self._sources.values())
+
+    def copied_bytes(self) -> int:
+        """Bytes of records that were copied."""
+        return sum(source.reader.copied_bytes for source in self._sources.values())
+
+    def close(self) -> None:
+        """Unmaps and closes everything; the files stay."""
+        for source in self._sources.values():
+            with contextlib.suppress(OSError, BufferError):  # BufferError: a thread still copies from it
+                source.reader.close()
+            with contextlib.suppress(OSError):
+                source.writer.close()
+
+
+def _translated(exc: OSError, directory: Path) -> DiskFull:
+    if exc.errno in _FULL:
+        return DiskFull(f"the disk is full: {directory}")
+    return StoreLost(f"writing failed ({exc.strerror}): {directory}")

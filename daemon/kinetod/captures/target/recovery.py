@@ -1,0 +1,78 @@
+"""Targets that a daemon left behind when it was killed: decode what was recorded, tell the truth about it."""
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.errors import TraceError
+from kineto_trace.model.target_info import TargetInfo
+
+from kinetod.base.errors import VerdictReason
+from kinetod.captures.request.capture_spec import DEFAULT_FORMATS
+from kinetod.captures.result.decode_pool import DecodeError
+from kinetod.captures.result.verdict import Ending, Outcome, final
+from kinetod.captures.target.conversion import convert
+from kinetod.captures.target.services import Services
+
+log = logging.getLogger(__name__)
+
+
+async def recover_target(
+    services: Services, target: pb.Target, directory: Path, formats: tuple[str, ...], *, armed: bool = False
+) -> Path | None:
+    """Gives the target its verdict; returns what is to be removed once that is stored.
+
+    armed: as far as is known nobody had started the capture.
+    """
+    garbage: Path | None = None
+    reason = "the daemon ended before the capture did (killed, crashed or stopped)"
+    ending = Ending(Outcome.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
+    decode_error: tuple[str, str] | None = None
+    cut: tuple[str, ...] = ()
+    exists = directory.is_dir()
+    recorded = exists and await asyncio.to_thread(_prepare, directory)
+    if armed and not recorded:
+        waited = "the daemon ended (killed, crashed or stopped) while the capture waited to be started"
+        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, waited)
+    elif not exists:
+        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and its folder is gone")
+    elif recorded:
+        try:
+            converted = await convert(services, directory, formats or DEFAULT_FORMATS, pid=target.pid)
+        except DecodeError as exc:
+            decode_error = (exc.code, exc.reason)
+        else:
+            converted.apply(target)
+            cut = converted.cut
+            target.stored_ns = time.time_ns()
+            garbage = directory / "raw"
+    if not recorded:
+        garbage = directory
+    verdict = final(ending, recorded=recorded, dropped=0, cut=cut, decode_error=decode_error)
+    target.verdict = verdict.verdict
+    target.reason_code = verdict.code
+    target.reason = verdict.reason
+    target.state = pb.TARGET_STATE_ENDED
+    target.state_since_ns = time.time_ns()
+    return garbage
+
+
+def _prepare(directory: Path) -> bool:
+    """Whether there are records of the window; notes where the window ended."""
+    spools = list(directory.glob("raw/*/buffers.bin"))
+    if not any(spool.stat().st_size for spool in spools):
+        return False
+    try:
+        info = TargetInfo.read(directory)
+    except TraceError as exc:
+        log.warning("%s: %s", directory, exc)
+        return False
+    if not info.window_start_ns:
+        return False  # only the warm-up
+    if not info.window_end_ns:
+        last_write_ns = max(spool.stat().st_mtime_ns for spool in spools)
+        replace(info, window_end_ns=max(last_write_ns, info.window_start_ns + 1)).write(directory)
+    return True

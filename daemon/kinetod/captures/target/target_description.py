@@ -1,0 +1,78 @@
+"""What is written into target.json: what the daemon knows of a target, and what its agent said at the end."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kineto_agent.protocol import wire
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.model.target_info import TargetInfo
+
+from kinetod.base.safe_text import clean
+
+_MAX_THREADS = 4096
+_MAX_ITERATIONS = 1024
+_MAX_ITERATION = 2**53  # beyond that readers of JSON would round
+_MAX_THREAD_ID = 2**31
+
+
+def describe_target(
+    *,
+    capture_id: str,
+    host: str,
+    process: pb.Process,
+    hello: wire.Hello,
+    start: wire.Start,
+    result: wire.Result | None,
+    window_ns: tuple[int, int],
+    labels: Mapping[str, str],
+    clock: pb.ClockOffset | None = None,
+) -> TargetInfo:
+    """What belongs into target.json now. window_ns: start and end, Unix ns. The result is untrusted.
+
+    clock: this host's, as the caller has measured it.
+    """
+    threads = list((result.threads if result else {}).items())[:_MAX_THREADS]
+    iterations = result.iterations if result else {}
+    return TargetInfo(
+        capture_id=capture_id,
+        host=host,
+        pid=hello.pid,
+        process_name=Path(process.command[0]).name if process.command else "",
+        command=list(process.command),
+        rank=process.rank if process.HasField("rank") else None,
+        world_size=process.world_size if process.HasField("world_size") else None,
+        framework=process.framework,
+        python_version=process.python_version,
+        window_start_ns=window_ns[0],
+        window_end_ns=window_ns[1],
+        threads={int(tid): clean(name, 64) for tid, name in threads if tid.isascii() and tid.isdecimal()},
+        labels=dict(labels),
+        iterations=checked_iterations(iterations),
+        iteration_thread=_thread_id(iterations.get("thread")),
+        options=dict(start.options),
+        clock_offset_ns=clock.offset_ns if clock is not None else None,
+        clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
+        complete=result is not None,
+    )
+
+
+def checked_iterations(iterations: Mapping[str, Any]) -> list[list[int]]:
+    """Number and begin (Unix ns) of the iterations that an agent told of, both ascending; the rest is left out."""
+    starts = iterations.get("starts")
+    found: list[list[int]] = []
+    for entry in starts[:_MAX_ITERATIONS] if isinstance(starts, list) else ():
+        if _is_start(entry) and (not found or (entry[0] > found[-1][0] and entry[1] >= found[-1][1])):
+            found.append(list(entry))
+    return found
+
+
+def _is_start(entry: Any) -> bool:
+    if not isinstance(entry, list) or len(entry) != 2 or not all(type(value) is int for value in entry):
+        return False
+    number, time_ns = entry
+    return bool(0 <= number < _MAX_ITERATION and 0 < time_ns < 2**63)
+
+
+def _thread_id(value: Any) -> int:
+    return value if type(value) is int and 0 < value < _MAX_THREAD_ID else 0

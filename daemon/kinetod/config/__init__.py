@@ -1,0 +1,1 @@
+"""Declares every setting and reads the configuration from options, environment and file."""

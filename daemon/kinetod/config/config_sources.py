@@ -1,0 +1,286 @@
+"""From options, environment, file and defaults to one Config, with where each value came from.
+
+Theory of operation
+    The first that says something counts: option, environment, file, default. Everything that is wrong in the file
+    and the environment is collected and raised at once as a ConfigError. The file is TOML; which line a key is on
+    is found by a second look at its text, only for messages.
+"""
+
+import contextlib
+import difflib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from kinetod.config.settings import Config, default_config_file
+from kinetod.config.settings_table import BY_NAME, CONFIG_VARIABLE, KEYS, RULES, SECTIONS, VARIABLE_PREFIX, Key
+from kinetod.config.value_kinds import ItemError
+
+MAX_FILE_BYTES = 1 << 20
+DEFAULT = "default"
+_ASSIGNMENT = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+_PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
+_HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: `where` is `FILE line N: section.key` or a variable's name."""
+
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `problems` has everything that is wrong."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A usable configuration: `sources` by key name, `warnings` to log, `path` of the file that was read or None."""
+
+    config: Config
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+    path: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What was given at the start and holds for every reload. `options` are parsed values by key name."""
+
+    named_file: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def load(self) -> Loaded:
+        """Reads everything again. Blocking. Raises ConfigError."""
+        return load(self.named_file, self.options, self.environ)
+
+
+def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Loaded:
+    """The configuration. Blocking. Raises ConfigError: also for a named file that is missing."""
+    if named_file is None and (text := environ.get(CONFIG_VARIABLE)):
+        named_file = Path(text)
+    path = named_file or default_config_file(environ=environ)
+    problems: list[Problem] = []
+    file = _read(path, problems, needed=named_file is not None)
+    values, sources = dict[str, Any](), dict[str, str]()
+    for key in KEYS:
+        layers = _layers(key, options, environ, file, problems)  # the last one counts; all of them must be right
+        sources[key.name], values[key.field] = list(layers)[-1]
+    if problems:
+        raise ConfigError(problems)
+    config = _for_its_disk(Config(**values))
+    if problems := [Problem(_blamed(name, sources), text) for rule in RULES for name, text in rule(config)]:
+        raise ConfigError(problems)
+    read = path if file is not None else None
+    return Loaded(config=config, sources=sources, warnings=tuple(_strange_variables(environ)), path=read)
+
+
+def _for_its_disk(config: Config) -> Config:
+    """With the reserve in bytes, of the disk on which the store lies or will be made."""
+    if not config.min_free_percent:
+        return config
+    reserve = 0
+    for path in (config.state_dir, *config.state_dir.parents):
+        with contextlib.suppress(OSError):
+            status = os.statvfs(path)
+            reserve = status.f_blocks * status.f_frsize * config.min_free_percent // 100
+            break
+    return replace(config, min_free_bytes=max(config.min_free_bytes, reserve))
+
+
+def _layers(
+    key: Key, options: Mapping[str, Any], environ: Mapping[str, str], file: "_File | None", problems: list[Problem]
+) -> Iterator[tuple[str, Any]]:
+    """Where the key has a value, and the value; a wrong one is None and a problem."""
+    yield DEFAULT, key.default()
+    if file is not None and key.name in file.values:
+        where = file.at(key.name)
+        problems += file.secrecy(key)
+        value = file.values[key.name]
+        yield where, _checked(lambda: key.kind.check(value), key, where, problems, file)
+    if text := environ.get(key.variable):
+        yield key.variable, _checked(lambda: key.parse(text), key, key.variable, problems)
+    if key.name in options:
+        yield key.option, options[key.name]
+
+
+def _checked(
+    read: Callable[[], Any], key: Key, where: str, problems: list[Problem], file: "_File | None" = None
+) -> Any:
+    try:
+        return read()
+    except ValueError as exc:
+        name = key.name + (exc.path if isinstance(exc, ItemError) else "")
+        problems.append(Problem(f"{file.at(name) if file else where}: {name}", str(exc)))
+        return None
+
+
+def _blamed(name: str, sources: Mapping[str, str]) -> str:
+    """What a rule complains about, with where it was said; `name` is a key's or an item's (`access.roles.ada`)."""
+    key = next((known for known in sources if f"{name}.".startswith(f"{known}.")), "")
+    return f"{sources.get(key, DEFAULT)}: {name}"
+
+
+def reloaded(running: Config, fresh: Config) -> tuple[Config, list[Key], list[Key]]:
+    """What a reload puts in force, the keys that change with it, and those that wait for a restart."""
+    different = [key for key in KEYS if getattr(running, key.field) != getattr(fresh, key.field)]
+    changed = [key for key in different if key.reload]
+    changes = {key.field: getattr(fresh, key.field) for key in changed}
+    return replace(running, **changes), changed, [key for key in different if not key.reload]
+
+
+# environment
+
+
+def _strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    known = {CONFIG_VARIABLE, *(key.variable for key in KEYS)}
+    for name in sorted(environ):
+        if name.startswith(VARIABLE_PREFIX) and name not in known:
+            yield f"the variable {name} means nothing to kinetod{_did_you_mean(name, known)}"
+
+
+# the file
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    values: dict[str, Any]  # by key name, as TOML has them
+    lines: Mapping[str, int]
+    mode: int
+
+    def at(self, name: str) -> str:
+        """The file and, if it was found, the line of a key or of the item's key."""
+        return _at(self.path, self.lines, name)
+
+    def secrecy(self, key: Key) -> Iterator[Problem]:
+        """What is wrong with a secret in this file."""
+        if key.secret and self.values[key.name] and self.mode & stat.S_IROTH:
+            text = f"is a secret, and everybody can read the file (mode {self.mode:04o}); do chmod o-rwx {self.path}"
+            yield Problem(f"{self.at(key.name)}: {key.name}", text)
+
+
+def _at(path: Path, lines: Mapping[str, int], name: str) -> str:
+    while name and name not in lines:
+        name = name[: max(name.rfind("."), name.rfind("["), 0)]
+    return f"{path} line {lines[name]}" if name else str(path)
+
+
+def _read(path: Path, problems: list[Problem], *, needed: bool) -> _File | None:
+    try:
+        data, mode = _bytes(path)
+        text = data.decode()
+        tree = tomllib.loads(text)
+    except FileNotFoundError as exc:
+        if needed:
+            problems.append(Problem(str(path), f"{exc.strerror}; name another file or leave --config out"))
+        return None
+    except OSError as exc:
+        problems.append(Problem(str(path), exc.strerror or str(exc)))
+        return None
+    except UnicodeDecodeError as exc:
+        line = data.count(b"\n", 0, exc.start) + 1
+        problems.append(Problem(f"{path} line {line}", "is not UTF-8 text"))
+        return None
+    except tomllib.TOMLDecodeError as exc:
+        problems.append(_no_toml(path, str(exc)))
+        return None
+    except (ValueError, RecursionError) as exc:
+        what = "values are nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+        problems.append(Problem(str(path), f"is no TOML: {what}"))
+        return None
+    if mode & stat.S_IWOTH:
+        problems.append(Problem(str(path), f"can be changed by everybody (mode {mode:04o}); do chmod o-w {path}"))
+    lines = key_lines(text)
+    values = dict[str, Any]()
+    for name, value in _leaves(tree, ""):
+        if name in BY_NAME:
+            values[name] = value
+        else:
+            problems.append(Problem(f"{_at(path, lines, name)}: {name}", _unknown(name, value)))
+    return _File(path, values, lines, mode)
+
+
+def _bytes(path: Path) -> tuple[bytes, int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # does not wait for a FIFO's writer
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"it is longer than {MAX_FILE_BYTES} bytes")
+    return data, stat.S_IMODE(status.st_mode)
+
+
+def _no_toml(path: Path, message: str) -> Problem:
+    match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message, re.DOTALL)
+    if match is None:
+        return Problem(str(path), f"is no TOML: {message}")
+    return Problem(f"{path} line {match[2]}", f"is no TOML: {match[1]} (column {match[3]})")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Dotted names and values; tables that are values of keys and tables that mean nothing are not looked into."""
+    for name, value in tree.items():
+        path = f"{prefix}.{name}" if prefix else name
+        is_section = any(f"{section}.".startswith(f"{path}.") for section in SECTIONS)
+        if isinstance(value, dict) and is_section and path not in BY_NAME:
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _unknown(name: str, value: object) -> str:
+    if name in SECTIONS:
+        return f"is a section, not a key: write [{name}]"
+    if isinstance(value, dict):
+        return f"there is no such section{_did_you_mean(name, SECTIONS)}"
+    last = name.rpartition(".")[2]
+    elsewhere = [each for each in BY_NAME if each.rpartition(".")[2] == last]
+    return f"there is no such key{_did_you_mean(name, BY_NAME, elsewhere)}"
+
+
+def _did_you_mean(name: str, known: Iterable[str], at_once: Sequence[str] = ()) -> str:
+    nearest = at_once or difflib.get_close_matches(name[:200], list(known), 1, 0.6)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """The line of each key and section by dotted name, as well as can be seen without parsing the whole text."""
+    lines: dict[str, int] = {}
+    section = ""
+    closing = ""  # what ends the text over several lines that we are in
+    for number, line in enumerate(text.split("\n"), 1):
+        if closing:
+            closing = "" if closing in line else closing
+            continue
+        if match := _HEADER.match(line):
+            section = _dotted(match[1])
+            lines.setdefault(section, number)
+        elif match := _ASSIGNMENT.match(line):
+            name = ".".join(filter(None, (section, _dotted(match[1]))))
+            lines.setdefault(name, number)
+        closing = next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
+    return lines
+
+
+def _dotted(text: str) -> str:
+    """The dotted name of a TOML key, `a . "b"` as `a.b`."""
+    return ".".join(part.strip().strip("\"'") for part in _PART.findall(text))

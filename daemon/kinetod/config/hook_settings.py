@@ -1,0 +1,126 @@
+"""The settings about hooks, as rows for the table of all settings."""
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kinetod.base.webhook_signature import secret_in
+from kinetod.config.setting import Key
+from kinetod.config.settings import Config, is_loopback
+from kinetod.config.value_kinds import Choice, Count, Duration, ExistingFile, Kind, ListOf, Maybe, Parsed, SecretFile
+
+ALL = "all"
+STATUSES = ("done", "partial", "failed", "cancelled")
+MAX_WEBHOOKS = 8
+
+
+def checked_webhook(text: str) -> str:
+    """An https address, or an http one of this host. Raises ValueError."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http") or not parts.hostname or not text.isprintable() or " " in text:
+        raise ValueError(f"expected https://host/path, got {text!r:.80}")
+    if "@" in parts.netloc:
+        raise ValueError("has a user or password in it; what proves who sends is hooks.webhook_secret")
+    if parts.fragment:
+        raise ValueError("ends in #…, which is never sent")
+    try:
+        parts.port  # noqa: B018  # raises
+    except ValueError as exc:
+        raise ValueError(f"{text!r:.80}: {exc}") from None
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise ValueError(f"{text!r:.80} is not encrypted and leaves this host; write https://…")
+    return text
+
+
+HOOK_KEYS: tuple[Key, ...] = (
+    Key(
+        name="hooks.on",
+        field="hook_on",
+        kind=ListOf(Choice(ALL, *STATUSES)),
+        meaning="which ends of captures hooks are told of: all, done, partial, failed, cancelled",
+        reload=True,
+    ),
+    Key(
+        name="hooks.command",
+        field="hook_command",
+        kind=ListOf(Kind()),
+        meaning="program that is run when a capture has ended, and its arguments; it gets the capture's JSON on its "
+        "standard input; empty: none",
+        reload=True,
+    ),
+    Key(
+        name="hooks.webhook",
+        field="hook_webhooks",
+        kind=ListOf(Parsed("address", checked_webhook)),
+        meaning="https addresses that get a POST with the capture's JSON when it has ended (http on this host only)",
+        reload=True,
+    ),
+    Key(
+        name="hooks.webhook_secret",
+        field="hook_secret",
+        kind=Maybe(SecretFile()),
+        meaning="file with the secret that webhooks are signed with, or credential:NAME; empty: they are not signed",
+        reload=True,
+    ),
+    Key(
+        name="hooks.webhook_ca",
+        field="hook_ca",
+        kind=Maybe(ExistingFile()),
+        meaning="file (PEM) with the authorities that the certificates of webhooks are checked against; empty: the "
+        "system's",
+        reload=True,
+    ),
+    Key(
+        name="hooks.timeout",
+        field="hook_timeout_ns",
+        kind=Duration(),
+        meaning="how long the command, or one try of a webhook, may take",
+        reload=True,
+    ),
+    Key(
+        name="hooks.retry_for",
+        field="hook_retry_ns",
+        kind=Duration(least_ns=0),
+        meaning="how long a webhook that fails is tried again, with pauses that double from a second; 0: never",
+        reload=True,
+    ),
+    Key(
+        name="hooks.parallel",
+        field="hook_parallel",
+        kind=Count(1, 32),
+        meaning="how many runs of the command, or calls of one address, may be under way at a time; one more for "
+        "a user of whom none is",
+        reload=True,
+    ),
+)
+
+
+def hook_problems(config: Config) -> Iterable[tuple[str, str]]:
+    """What cannot work."""
+    if config.hook_command and (problem := _command_problem(config.hook_command[0])):
+        yield "hooks.command", problem
+    if len(config.hook_webhooks) > MAX_WEBHOOKS:
+        yield "hooks.webhook", f"has {len(config.hook_webhooks)} addresses, {MAX_WEBHOOKS} are the most"
+    if config.hook_secret is not None:
+        try:
+            secret_in(config.hook_secret.read_bytes())
+        except (OSError, ValueError) as exc:
+            yield "hooks.webhook_secret", f"{config.hook_secret} {exc}"
+
+
+def _command_problem(program: str) -> str:
+    """Why it cannot or must not be run; empty: it can."""
+    path = Path(program)
+    if not path.is_absolute():
+        return f"{program!r:.80} is no absolute path; nothing is looked for in PATH, and no shell is involved"
+    try:
+        status = path.stat()
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+    if not stat.S_ISREG(status.st_mode) or not os.access(path, os.X_OK, effective_ids=True):
+        return f"{path} is no program that this user (uid {os.geteuid()}) may run; chmod +x it"
+    if status.st_mode & stat.S_IWOTH:
+        return f"{path} can be changed by everybody (mode {stat.S_IMODE(status.st_mode):04o}); do chmod o-w {path}"
+    return ""

@@ -1,0 +1,201 @@
+"""Reads the GPUs for the daemon: asks the process for a snapshot, with a deadline.
+
+Theory of operation
+    `read` blocks for `deadline_s` at most, whatever the driver does; it is called in threads. Whoever asks while
+    another one does waits for the same answer, and a snapshot that is younger than `max_age_s` serves everybody.
+    A process that is late is left alone, since opening a driver may take many seconds: its answer is taken when it
+    comes, by the next who asks. Only after KILL_S it is killed, and a new one started. One question is asked at a time;
+    who has another one waits for the answer to the first.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kinetod.base.safe_text import clean
+from kinetod.gpus.gpu_types import Library, LibraryState, Question, Snapshot
+from kinetod.supervise import child
+
+log = logging.getLogger(__name__)
+
+COMMAND = child.python("kinetod.gpus.reader_process")
+DEADLINE_S = 1.5
+MAX_AGE_S = 1.0
+KILL_S = 60.0
+RESTART_S = 5.0  # after a crash
+MAX_ANSWER_BYTES = 4 << 20
+_EXIT_S = 1.0
+NAMES = ("nvml", "amdsmi")
+
+
+class _Crashed(Exception):
+    pass
+
+
+class GpuReader:
+    """Snapshots of this host's GPUs. Thread-safe."""
+
+    def __init__(self, *, command: Sequence[str] = COMMAND, clock: Callable[[], float] = time.monotonic) -> None:
+        self._command = command
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: Question | None = None  # whose answer is awaited
+        self._asked_at = float("-inf")
+        self._answer = b""
+        self._snapshots = dict.fromkeys(Question, (Snapshot(), float("-inf")))  # the latest, and when it came
+        self._crashed_at = float("-inf")
+        self._crash = ""
+        self._states: dict[str, Library] = {}
+        self._closed = False
+
+    def pids(self) -> set[int]:
+        """Of the process, while it runs."""
+        process = self._process
+        return set() if process is None or process.returncode is not None else {process.pid}
+
+    def latest(self, max_age_s: float = float("inf"), question: Question = Question.EVERYTHING) -> Snapshot:
+        """What was read last, without asking; an empty one if that is older than this."""
+        snapshot, read_at = self._snapshots[question]
+        return snapshot if self._clock() - read_at <= max_age_s else Snapshot()
+
+    def read(
+        self,
+        *,
+        max_age_s: float = MAX_AGE_S,
+        deadline_s: float = DEADLINE_S,
+        question: Question = Question.EVERYTHING,
+    ) -> Snapshot:
+        """The GPUs as of at most `max_age_s` ago; without GPUs and with the reason if that is not to be had in time."""
+        end = self._clock() + deadline_s
+        if not self._lock.acquire(timeout=deadline_s):
+            return _nothing(LibraryState.LATE, _late(deadline_s))
+        try:
+            if (found := self.latest(max_age_s, question)).time_ns:
+                return found
+            found = self._ask(question, end, deadline_s)
+            self._note(found)
+            return found
+        finally:
+            self._lock.release()
+
+    def _ask(self, question: Question, end: float, deadline_s: float) -> Snapshot:
+        now = self._clock()
+        if self._closed:
+            return _nothing(LibraryState.FAILED, "the daemon is stopping")
+        if now - self._crashed_at < RESTART_S:
+            return _nothing(LibraryState.FAILED, self._crash)
+        if self._asked is not None and now - self._asked_at > KILL_S:
+            self._end()
+        try:
+            while (answered := self._wait_for_answer(question, end)) not in (question, Question.EVERYTHING):
+                if answered is None:
+                    return _nothing(LibraryState.LATE, _late(deadline_s))
+        except _Crashed as exc:
+            self._crashed_at, self._crash = self._clock(), str(exc)
+            return _nothing(LibraryState.FAILED, self._crash)
+        return self._snapshots[question][0]
+
+    def _wait_for_answer(self, question: Question, end: float) -> Question | None:
+        """Asks, unless an answer is still awaited, and takes the answer: to which question. None if it does not come in
+        time. Raises _Crashed.
+        """
+        for _ in range(2):  # a process that had nothing to do may end just now
+            process = self._started()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                if self._asked is None:
+                    os.write(process.stdin.fileno(), question.encode())
+                    self._asked, self._asked_at = question, self._clock()
+                while b"\n" not in self._answer:
+                    if not _readable(process.stdout.fileno(), end - self._clock()):
+                        return None
+                    part = os.read(process.stdout.fileno(), 1 << 16)
+                    self._answer += part
+                    if not part or len(self._answer) > MAX_ANSWER_BYTES:
+                        raise BrokenPipeError
+                return self._take(self._asked)
+            except BrokenPipeError:
+                if how := self._end(_EXIT_S):
+                    raise _Crashed(
+                        f"the process that reads the GPUs failed ({how}); the daemon's log has more"
+                    ) from None
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+                self._end()
+                raise _Crashed(f"the process that reads the GPUs answered nonsense: {exc}") from exc
+        raise _Crashed("the process that reads the GPUs ends at once")
+
+    def _take(self, asked: Question) -> Question:
+        """Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
+        read = msgspec.json.decode(self._answer, type=Snapshot), self._clock()
+        self._answer, self._asked = b"", None
+        self._snapshots |= {asked: read, Question.PROCESSES: read}  # everything has the processes, too
+        return asked
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._process is None:
+            try:
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+                )
+            except OSError as exc:
+                raise _Crashed(f"the process that reads the GPUs cannot be started: {exc.strerror}") from exc
+        return self._process
+
+    def _end(self, patience_s: float = 0.0) -> str:
+        """Ends the process, which may have `patience_s` to end by itself; empty if it had, and was in order."""
+        process, self._process = self._process, None
+        self._answer, self._asked = b"", None
+        if process is None:
+            return ""
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(patience_s)
+            return f"exit status {status}" if status else ""
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver, where no signal reaches it
+            process.wait(_EXIT_S)
+        return "killed"
+
+    def _note(self, found: Snapshot) -> None:
+        """Logs what has changed."""
+        for library in found.libraries:
+            before = self._states.get(library.name)
+            if before is None or before.state != library.state:
+                level = logging.INFO if library.state in (LibraryState.OK, LibraryState.ABSENT) else logging.WARNING
+                log.log(level, "GPUs by %s: %s", library.name, library.detail or library.state.value)
+            self._states[library.name] = library
+
+    def close(self) -> None:
+        """Ends the process. Waits as long as a reading may take at most."""
+        self._closed = True
+        if self._lock.acquire(timeout=2 * DEADLINE_S):
+            self._end()
+            self._lock.release()
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    """Whether there is something to read within that time; unlike select, for any descriptor."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _late(deadline_s: float) -> str:
+    return clean(f"the driver did not answer within {deadline_s:g} s", 200)
+
+
+def _nothing(state: LibraryState, detail: str) -> Snapshot:
+    return Snapshot(libraries=tuple(Library(name=name, state=state, detail=detail) for name in NAMES))

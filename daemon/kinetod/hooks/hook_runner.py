@@ -1,0 +1,256 @@
+"""Tells the hooks of every capture that has ended, beside everything else.
+
+Theory of operation
+    A capture that has ended is copied, and each hook gets a task of its own with that copy; captures are not held up
+    and never learn what became of it. Of one hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; what
+    comes on top of that is dropped, logged and counted. A dead address so fills its own places only.
+
+    All users share these places. Turns go round the users, and a user of whom none runs does not wait for one of whom
+    all run: that is one call more. When all places are taken, the user with most of them gives up the newest that
+    does not run.
+
+    A webhook that fails is tried again after pauses that double, with jitter, until `hooks.retry_for` is over; the
+    place is free meanwhile. A command runs once.
+
+    What waits is not on disk: when the daemon stops, hooks get STOP_S to end, and what is left is logged and counted.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kineto_protos.plain import plain
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.open.trace_source import FLEET_LABEL
+
+from kinetod.base import metrics
+from kinetod.base.fair_slots import FairSlots, payer
+from kinetod.config.hook_settings import ALL
+from kinetod.config.settings import Config, Settings
+from kinetod.hooks.command_hook import CommandHook
+from kinetod.hooks.hook_types import (
+    FLEET_VARIABLE,
+    FOLDER_VARIABLE,
+    HOST_VARIABLE,
+    ID_VARIABLE,
+    STATUS_VARIABLE,
+    Ended,
+    Hook,
+    Outcome,
+    Result,
+)
+from kinetod.hooks.webhook_hook import WebhookHook
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 128  # of one hook, those that run included
+STOP_S = 3.0
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+_PREFIX = "CAPTURE_STATUS_"
+
+
+class HookRunner:
+    """All hooks of this daemon."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder_of: Callable[[str], Path],
+        *,
+        hooks: Callable[[Config], Sequence[Hook]] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """folder_of: where a capture's files are, by its id."""
+        self._settings = settings
+        self._folder_of = folder_of
+        self._hooks = hooks or configured
+        self._jitter = jitter
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._places: dict[str, _Places] = {}
+        self._stopping = asyncio.Event()
+
+    def capture_ended(self, capture: pb.Capture) -> None:
+        """Returns at once and raises nothing."""
+        try:
+            self._begin(capture)
+        except Exception:
+            log.exception("the hooks of capture %s failed", capture.id)
+
+    def _begin(self, capture: pb.Capture) -> None:
+        config = self._settings.current
+        status = pb.CaptureStatus.Name(capture.status).removeprefix(_PREFIX)
+        if ALL not in config.hook_on and status.lower() not in config.hook_on:
+            return
+        hooks = []
+        owner = f"uid {capture.owner_uid}" if capture.HasField("owner_uid") else ""
+        for hook in self._hooks(config):
+            places = self._places_of(hook)
+            if places.taken >= MAX_WAITING and not self._displace(hook, places, owner):
+                self._drop(hook, capture.id)
+            else:
+                hooks.append(hook)
+        if not hooks:
+            return
+        copy = pb.Capture()
+        copy.CopyFrom(capture)
+        for hook in hooks:
+            place = _Place(owner=owner, capture_id=capture.id)
+            self._places_of(hook).held.append(place)
+            task = asyncio.create_task(self._tell(hook, place, copy, status), name=f"hook {hook.name} of {capture.id}")
+            place.task = task
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        metrics.hooks_waiting(self.waiting)
+
+    def _displace(self, hook: Hook, places: "_Places", owner: str) -> bool:
+        """Whether there is a place now, since another user had many more."""
+        place = places.to_give_up(owner)
+        if place is None or place.task is None:
+            return False
+        places.held.remove(place)
+        place.task.cancel()
+        self._drop(hook, place.capture_id)
+        return True
+
+    def _drop(self, hook: Hook, capture_id: str) -> None:
+        log.error("hook %s: %d captures wait for it, capture %s is not told", hook.name, MAX_WAITING, capture_id)
+        metrics.hook_dropped(hook.kind)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have not come to an end."""
+        return sum(places.taken for places in self._places.values())
+
+    def _places_of(self, hook: Hook) -> "_Places":
+        return self._places.setdefault(hook.name, _Places())
+
+    async def _tell(self, hook: Hook, place: "_Place", capture: pb.Capture, status: str) -> None:
+        places = self._places_of(hook)
+        payer.set(place.owner)
+        try:
+            ended = await asyncio.to_thread(self._ended, capture, status)
+            await self._until_told(hook, places, place, ended)
+        except asyncio.CancelledError:
+            if place in places.held:  # else it had to give up its place, which was counted then
+                log.warning("hook %s of capture %s was ended, since the daemon stops", hook.name, capture.id)
+                metrics.hook_dropped(hook.kind)
+            raise
+        except Exception:
+            log.exception("hook %s of capture %s failed", hook.name, capture.id)
+        finally:
+            if place in places.held:
+                places.held.remove(place)
+            metrics.hooks_waiting(self.waiting)
+
+    def _ended(self, capture: pb.Capture, status: str) -> Ended:
+        variables = {
+            ID_VARIABLE: capture.id,
+            STATUS_VARIABLE: status,
+            HOST_VARIABLE: capture.host,
+            FOLDER_VARIABLE: str(self._folder_of(capture.id)),
+            FLEET_VARIABLE: capture.spec.labels.get(FLEET_LABEL, ""),
+        }
+        body = json.dumps(plain(capture), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        return Ended(capture_id=capture.id, status=status, variables=variables, body=body)
+
+    async def _until_told(self, hook: Hook, places: "_Places", place: "_Place", ended: Ended) -> None:
+        loop = asyncio.get_running_loop()
+        began, failures = loop.time(), 0
+        while True:
+            async with places.turn(place, self._settings.current.hook_parallel):
+                outcome = await self._call(hook, ended)
+            if outcome.result is Result.OK:
+                return
+            failures += 1
+            pause_s = max(self._pause_s(failures), outcome.after_s)
+            left_s = self._settings.current.hook_retry_ns / 1e9 - (loop.time() - began)
+            again = outcome.again and pause_s <= left_s and not self._stopping.is_set()
+            log.warning(
+                "hook %s of capture %s, try %d: %s%s",
+                hook.name, ended.capture_id, failures, outcome.text, f"; again in {pause_s:.1f} s" if again else "",
+            )  # fmt: skip
+            if not again:
+                return
+            try:
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            except TimeoutError:
+                continue
+            log.warning("hook %s of capture %s is not tried again, since the daemon stops", hook.name, ended.capture_id)
+            metrics.hook_dropped(hook.kind)
+            return
+
+    async def _call(self, hook: Hook, ended: Ended) -> Outcome:
+        began = asyncio.get_running_loop().time()
+        outcome = await hook.call(ended, self._settings.current.hook_timeout_ns / 1e9)
+        metrics.hook_called(hook.kind, outcome.result, asyncio.get_running_loop().time() - began)
+        return outcome
+
+    def _pause_s(self, failures: int) -> float:
+        longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+        return longest * (0.5 + self._jitter() / 2)
+
+    async def stop(self) -> None:
+        """What runs or waits for its turn gets STOP_S, what pauses nothing."""
+        self._stopping.set()
+        tasks = list(self._tasks)
+        if not tasks:
+            return
+        _, unfinished = await asyncio.wait(tasks, timeout=STOP_S)
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """One capture that a hook is to be told of. owner: whose it is; empty: nobody's."""
+
+    owner: str
+    capture_id: str
+    runs: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+
+class _Places:
+    """The calls of one hook that have not come to an end, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.held: list[_Place] = []
+        self._slots = FairSlots(1)
+
+    @property
+    def taken(self) -> int:
+        """How many there are."""
+        return len(self.held)
+
+    def to_give_up(self, owner: str) -> _Place | None:
+        """The newest that does not run, of the owner with most; None: that one has hardly more than this one."""
+        counts = Counter(place.owner for place in self.held)
+        most, count = counts.most_common(1)[0]
+        if count <= counts[owner] + 1:
+            return None
+        return next((place for place in reversed(self.held) if place.owner == most and not place.runs), None)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, place: _Place, parallel: int) -> AsyncIterator[None]:
+        """Waits for a turn, of which there are so many at a time, and one more for an owner who has none."""
+        self._slots.resize(parallel, spare=1)
+        async with self._slots.turn():
+            place.runs = True
+            try:
+                yield
+            finally:
+                place.runs = False
+
+
+def configured(config: Config) -> list[Hook]:
+    """The hooks of a configuration."""
+    hooks: list[Hook] = [CommandHook(config.hook_command)] if config.hook_command else []
+    return hooks + [WebhookHook(url, config.hook_secret, config.hook_ca) for url in config.hook_webhooks]

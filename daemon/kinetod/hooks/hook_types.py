@@ -1,0 +1,58 @@
+"""What the parts of the hooks say to each other.
+
+A hook is a program or an address that is told of every capture that has ended. Both are processes for the daemon:
+the program itself, or one that sends a request (`webhook_sender`). So whatever hangs is ended at its deadline, and
+nothing that a hook does is felt by captures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+# In the environment of a command.
+ID_VARIABLE = "KINETO_CAPTURE_ID"
+STATUS_VARIABLE = "KINETO_CAPTURE_STATUS"
+HOST_VARIABLE = "KINETO_CAPTURE_HOST"
+FOLDER_VARIABLE = "KINETO_CAPTURE_FOLDER"
+FLEET_VARIABLE = "KINETO_CAPTURE_FLEET"
+VARIABLES = (ID_VARIABLE, STATUS_VARIABLE, HOST_VARIABLE, FOLDER_VARIABLE, FLEET_VARIABLE)
+
+
+class Result(StrEnum):
+    """What became of one try, as the metrics call it."""
+
+    OK = "ok"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A capture that has ended, as hooks are told of it. body: the capture's JSON."""
+
+    capture_id: str
+    status: str  # DONE, PARTIAL, FAILED or CANCELLED
+    variables: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one try. text: what went wrong. again: whether another try may succeed; not before after_s."""
+
+    result: Result
+    text: str = ""
+    again: bool = False
+    after_s: float = 0.0
+
+
+class Hook(Protocol):
+    """One program or address."""
+
+    kind: str  # for the metrics
+    name: str  # for messages, without secrets
+
+    async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+        """One try. Raises nothing."""
+        ...

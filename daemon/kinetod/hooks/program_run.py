@@ -1,0 +1,105 @@
+"""One run of a program that may do what it likes: with a deadline, low priority, and an end to what it prints.
+
+Theory of operation
+    The program gets its input as a file in memory, so that nobody has to feed it, and is the leader of a session of
+    its own. What it prints is read as fast as it comes, and only the end of it is kept. When it has ended, or at the
+    deadline, everything that is still in its process group is ended too: a hook leaves nothing behind.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kinetod.supervise.child import end
+
+NICE = 10  # the programs that are traced, and the daemon's answers, go first
+MAX_OUTPUT_BYTES = 16 << 10
+_TERM_GRACE_S = 2.0
+_REST_S = 0.5  # for the end of the output, once nobody is left who could write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How it ended. status: as asyncio has it, negative for signals; None: at the deadline. output: its end."""
+
+    status: int | None
+    output: bytes
+
+
+async def run_program(argv: Sequence[str], data: bytes, environ: Mapping[str, str], timeout_s: float) -> Exit:
+    """Runs it to its end. Raises OSError if it cannot be started. Cancelled: ends it first."""
+    reader, writer = os.pipe()
+    output = _Output(reader)
+    try:
+        with open(_in_memory(data), "rb") as stdin:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=stdin, stdout=writer, stderr=writer, cwd="/", env=environ, start_new_session=True
+            )
+    except BaseException:
+        os.close(writer)
+        await output.stop()
+        raise
+    os.close(writer)
+    status: int | None = None
+    try:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, process.pid, NICE)
+        await output.start()
+        with contextlib.suppress(TimeoutError):
+            status = await asyncio.wait_for(process.wait(), timeout_s)
+        if status is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        await end(process)
+        await output.stop()
+    return Exit(status=status, output=bytes(output.kept))
+
+
+def _in_memory(data: bytes) -> int:
+    """A descriptor of a file with this content, at its beginning."""
+    descriptor = os.memfd_create("capture", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+class _Output(asyncio.Protocol):
+    """Reads a pipe to its end and keeps the last bytes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = os.fdopen(descriptor, "rb", buffering=0)  # closing it twice is harmless
+        self._transport: asyncio.ReadTransport | None = None
+        self._ended = asyncio.Event()
+        self.kept = bytearray()
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.connect_read_pipe(lambda: self, self._pipe)
+
+    def data_received(self, data: bytes) -> None:
+        self.kept += data
+        del self.kept[:-MAX_OUTPUT_BYTES]
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._ended.set()
+
+    async def stop(self) -> None:
+        """Somebody who left the group may hold the pipe open: that is not waited for."""
+        if self._transport is None:
+            self._pipe.close()
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), _REST_S)
+        self._transport.close()

@@ -1,0 +1,140 @@
+"""Asks a process of its own to look at the host: whatever hangs or crashes there, the daemon goes on."""
+
+import asyncio
+import contextlib
+import logging
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import msgspec
+
+from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.base.safe_text import clean
+from kinetod.host_checks.check_protocol import Line, Question, unpacked
+from kinetod.profilers.dcgm import Profiling
+from kinetod.profilers.profiler_scan import Profiler, Scan
+from kinetod.supervise import child
+
+log = logging.getLogger(__name__)
+
+COMMAND = child.python("kinetod.host_checks.check_process")
+DEADLINE_S = 15.0  # 0.4 s is usual
+MAX_AGE_S = 1.0  # however often somebody asks
+MAX_ANSWER_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the checks found by the deadline. scan: None if it was not reached."""
+
+    findings: tuple[Finding, ...]
+    scan: Scan | None = None
+    dcgm: tuple[Profiling, str] | None = None
+
+
+class Searcher(Protocol):
+    """Who can look into processes that the one that looks may not: the attach helper service."""
+
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+        """The processes that it has looked into, and the tools in them."""
+
+
+class HostLooker:
+    """One process at a time; whoever asks meanwhile, or within MAX_AGE_S, gets the same answer.
+
+    helper: asked about other profilers in what the process may not look into; None: they are known by name only.
+    """
+
+    def __init__(
+        self, *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S, helper: Searcher | None = None
+    ) -> None:
+        self._command = command
+        self._deadline_s = deadline_s
+        self._helper = helper
+        self._lock = asyncio.Lock()
+        self._last: tuple[float, Question, Looked] | None = None  # when, by the loop's clock
+
+    async def look(self, question: Question) -> Looked:
+        """What can be found in time; a check that hangs or crashes is a finding of its own."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if self._last is not None and self._last[1] == question and loop.time() - self._last[0] <= MAX_AGE_S:
+                return self._last[2]
+            give_up_at = loop.time() + self._deadline_s
+            looked = await self._searched(await self._look(question), give_up_at)
+            self._last = (loop.time(), question, looked)
+            return looked
+
+    async def _searched(self, looked: Looked, give_up_at: float) -> Looked:
+        """With what the helper finds by then."""
+        if self._helper is None or looked.scan is None or not looked.scan.hidden:
+            return looked
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                searched, found = await self._helper.profilers(looked.scan.hidden)
+        except TimeoutError:
+            log.warning("the attach helper did not say in time which profilers other users' processes have")
+            return looked
+        return replace(looked, scan=looked.scan.joined(searched, found))
+
+    async def _look(self, question: Question) -> Looked:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES
+            )
+        except OSError as exc:
+            return Looked((_not_made("host", f"the process that looks cannot be started: {exc.strerror}"),))
+        lines: list[Line] = []
+        why = ""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                errors = await _converse(process, msgspec.json.encode(question), lines)
+            why = _failure(process, errors)
+        except TimeoutError:
+            why = f"it did not end within {self._deadline_s:g} s"
+            log.warning("looking at the host: %s: %s", lines[-1].next if lines else "the start", why)
+        except (ValueError, msgspec.DecodeError) as exc:
+            why = f"its answer is nonsense: {clean(str(exc), 200)}"
+        finally:
+            await child.end(process)
+        return _joined(lines, why)
+
+
+async def _converse(process: Process, question: bytes, lines: list[Line]) -> bytes:
+    """Standard error. Raises ValueError, msgspec.DecodeError."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(question)
+        await process.stdin.drain()
+        process.stdin.close()
+    errors = asyncio.create_task(process.stderr.read())
+    try:
+        while line := await process.stdout.readline():
+            lines.append(msgspec.json.decode(line, type=Line))
+        await process.wait()
+        return await errors
+    finally:
+        errors.cancel()
+
+
+def _failure(process: Process, errors: bytes) -> str:
+    if not process.returncode:
+        return ""
+    log.error("looking at the host failed: %s", clean(errors.decode("utf-8", "replace"), 4000))
+    return f"it failed (exit status {process.returncode}); the daemon's log has the details"
+
+
+def _joined(lines: Sequence[Line], why: str) -> Looked:
+    findings: list[Finding] = []
+    for line in lines:
+        findings += unpacked(line.findings)
+    last = lines[-1] if lines else Line(next="host")
+    if why or last.next:
+        findings.append(_not_made(last.next or "host", why or "it ended early"))
+    return Looked(tuple(findings), last.scan, last.dcgm)
+
+
+def _not_made(name: str, why: str) -> Finding:
+    return Finding(name, Status.UNKNOWN, f"this and the checks behind it were not made: {why}")

@@ -1,0 +1,86 @@
+"""The NVIDIA driver's restriction of profiling, and the CUPTI versions of this host."""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kineto_agent.sources.cupti.known_versions import RELEASES
+from kineto_agent.system import env
+
+from kinetod.attach.inspect import cupti_version
+from kinetod.attach.inspect.process_inspection import PROC
+from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.host_checks.check_protocol import Question
+
+# Older drivers echo the module's option, newer and open ones the name inside of the driver.
+_RESTRICTED = re.compile(r"^(?:NVreg_)?(?:RestrictProfilingToAdminUsers|RmProfilingAdminOnly):\s*(\d+)", re.MULTILINE)
+_PATTERNS = (
+    "usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.*",
+    "usr/local/cuda*/targets/*/lib/libcupti.so.*",
+    "usr/local/cuda*/lib64/libcupti.so.*",
+    "opt/cuda*/extras/CUPTI/lib64/libcupti.so.*",
+    "usr/lib/*-linux-gnu/libcupti.so.*",
+    "usr/lib64/libcupti.so.*",
+    "usr/lib*/python3*/*-packages/nvidia/*/lib/libcupti.so.*",
+    "usr/local/lib/python3*/*-packages/nvidia/*/lib/libcupti.so.*",
+)
+_MAX_NAMED = 8
+
+
+def check(_question: Question) -> Iterable[Finding]:
+    """All of them."""
+    return findings()
+
+
+def findings(proc: Path = PROC, root: Path = Path("/")) -> Iterator[Finding]:
+    """root: where the host's files are."""
+    yield _restriction(proc)
+    yield _cupti(installed(root))
+
+
+def _restriction(proc: Path) -> Finding:
+    name = "gpu_counters"
+    try:
+        text = (proc / "driver/nvidia/params").read_text(errors="replace")
+    except OSError:
+        return Finding(name, Status.OK, "no NVIDIA driver, which may restrict them")
+    match = _RESTRICTED.search(text)
+    if match is None:
+        return Finding(name, Status.UNKNOWN, "the driver does not say whether it restricts them")
+    if match[1] == "0":
+        return Finding(name, Status.OK, "the driver lets every user have hardware counters")
+    detail = "the driver gives hardware counters to administrators only; traces need none"
+    advice = "for other tools: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d, and a reboot"
+    return Finding(name, Status.NOTE, detail, advice)
+
+
+def installed(root: Path = Path("/")) -> dict[str, int | None]:
+    """The libcupti of this host: path and version, where that can be told. Each file once."""
+    patterns = [*_PATTERNS, *(f"{path.lstrip('/')}/nvidia/*/lib/libcupti.so.*" for path in sys.path if path)]
+    if explicit := os.environ.get(env.CUPTI_LIBRARY):
+        patterns.insert(0, explicit.lstrip("/"))
+    found: dict[str, int | None] = {}
+    for pattern in patterns:
+        for path in sorted(map(Path.resolve, root.glob(pattern))):
+            if str(path) not in found and path.is_file():
+                found[str(path)] = cupti_version.in_file(path)
+    return found
+
+
+def _cupti(found: dict[str, int | None]) -> Finding:
+    name = "cupti"
+    theirs = "programs have their own in their environments and containers: `kinetoctl doctor PID`"
+    if not found:
+        return Finding(name, Status.OK, f"none where this host's would be; {theirs}")
+    known = [f"{path} (CUDA {RELEASES[version]})" for path, version in found.items() if version in RELEASES]
+    unknown = [path for path, version in found.items() if version is not None and version not in RELEASES]
+    untold = [path for path, version in found.items() if version is None]
+    parts = [*known, *(f"{path} (version {found[path]}, not known)" for path in unknown)]
+    parts += [f"{path} (its version cannot be told from the file)" for path in untold]
+    detail = ", ".join(parts[:_MAX_NAMED]) + (f" and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else "")
+    if unknown:
+        advice = "GPU activities by the unknown ones need a newer kinetod"
+        return Finding(name, Status.NOTE, f"{detail}; {theirs}", advice)
+    return Finding(name, Status.OK, f"{detail}; {theirs}")

@@ -1,0 +1,136 @@
+"""What the daemon may do with processes: its user, capabilities, Yama, seccomp, namespaces, and its Python."""
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetod.attach.inspect import process_inspection
+from kinetod.attach.inspect.process_inspection import PROC, OwnFacts
+from kinetod.attach.policy.preconditions import NEWEST_TRIED, Finding, Status
+from kinetod.host_checks.check_protocol import Question
+
+# The first namespaces' numbers are the same on every Linux (include/linux/proc_ns.h).
+_FIRST = {"pid": 4026531836, "user": 4026531837, "cgroup": 4026531835}
+_COSTS = {
+    "pid": (
+        "the daemon sees the processes of its own container only",
+        "give its container the host's processes (hostPID: true, or --pid=host)",
+    ),
+    "user": (
+        "root in it is nobody outside: other users' processes outside cannot be entered",
+        "run the daemon without a user namespace",
+    ),
+    "cgroup": (
+        "whose batch jobs and containers processes are cannot be seen",
+        "give its container the host's (--cgroupns=host)",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """Ourselves. foreign: those of _FIRST that are not the host's; None: that cannot be told."""
+
+    own: OwnFacts
+    foreign: tuple[str, ...] | None
+    python: tuple[int, int, int] = sys.version_info[:3]
+    has_gil: bool = True
+
+
+def read(proc: Path = PROC) -> Rights:
+    """Of this process, which has the daemon's rights."""
+    foreign: tuple[str, ...] | None = None
+    with contextlib.suppress(OSError):
+        links = {name: str((proc / "self/ns" / name).readlink()) for name in _FIRST}
+        foreign = tuple(name for name, link in links.items() if link != f"{name}:[{_FIRST[name]}]")
+    return Rights(
+        own=process_inspection.read_own(proc), foreign=foreign, has_gil=getattr(sys, "_is_gil_enabled", lambda: True)()
+    )
+
+
+def check(question: Question) -> Iterable[Finding]:
+    """All of them."""
+    return findings(read(), question)
+
+
+def findings(rights: Rights, question: Question) -> Iterator[Finding]:
+    """In the order in which they explain each other."""
+    yield _permissions(rights.own, question)
+    yield _ptrace_scope(rights.own, question)
+    yield _seccomp(rights.own, question)
+    yield _namespaces(rights)
+    yield _python(rights)
+
+
+def _permissions(own: OwnFacts, question: Question) -> Finding:
+    name = "permissions"
+    who = "root" if own.uid == 0 else f"uid {own.uid}"
+    if not question.attaching:
+        advice = "start kinetod without --no-attach, or programs with the agent: `kinetoctl run -- <command>`"
+        return Finding(name, Status.NOTE, f"runs as {who} and brings no agents in (attach.enabled is off)", advice)
+    if question.helper:
+        return Finding(name, Status.OK, f"runs as {who}; the attach helper enters processes for it")
+    lacking = [each for each in ("CAP_SYS_PTRACE", "CAP_SYS_ADMIN") if each not in own.capabilities]
+    if not own.capabilities & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
+        lacking.append("CAP_DAC_READ_SEARCH")
+    if not lacking:
+        return Finding(name, Status.OK, f"runs as {who} with all capabilities that matter")
+    if own.uid != 0 and len(lacking) == 3:
+        return Finding(name, Status.OK, f"runs as {who}, for that user's own processes")
+    costs = {
+        "CAP_SYS_PTRACE": "other users' and protected processes",
+        "CAP_SYS_ADMIN": "processes with a seccomp filter, as in containers",
+        "CAP_DAC_READ_SEARCH": "other users' files in /proc",
+    }
+    detail = "; ".join(f"without {each}: no {costs[each]}" for each in lacking)
+    return Finding(name, Status.NOTE, f"runs as {who} {detail}", "give its container these capabilities")
+
+
+def _ptrace_scope(own: OwnFacts, question: Question) -> Finding:
+    name, scope = "ptrace_scope", own.ptrace_scope
+    exempt = question.helper or "CAP_SYS_PTRACE" in own.capabilities
+    if scope is None:
+        return Finding(name, Status.OK, "no Yama in this kernel")
+    if scope >= 3:
+        advice = "set kernel.yama.ptrace_scope to a lower value: that takes a reboot"
+        return Finding(name, Status.PROBLEM, f"{scope}: nobody may enter a process without an agent", advice)
+    if scope == 0 or exempt:
+        return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope else ''}")
+    advice = "run kinetod as a service (`kinetoctl host install`)"
+    if scope == 1:
+        advice += ", or set kernel.yama.ptrace_scope to 0"
+    return Finding(name, Status.PROBLEM, f"{scope}: the daemon may enter no process without an agent", advice)
+
+
+def _seccomp(own: OwnFacts, question: Question) -> Finding:
+    name = "seccomp"
+    if own.seccomp.mode == 0:
+        return Finding(name, Status.OK, "the daemon has no filter")
+    if question.helper:
+        return Finding(
+            name, Status.OK, "the daemon has a filter; the attach helper, who reads those of others, has none"
+        )
+    detail = "the daemon has a filter, and may not read those of others: processes with other filters are left alone"
+    advice = "run it without (seccomp=unconfined, a privileged container) and with CAP_SYS_ADMIN"
+    return Finding(name, Status.NOTE, detail, advice)
+
+
+def _namespaces(rights: Rights) -> Finding:
+    name = "namespaces"
+    if rights.foreign is None:
+        return Finding(name, Status.UNKNOWN, "they may not be read")
+    if not rights.foreign:
+        return Finding(name, Status.OK, "the host's")
+    costs = [f"its own {each} namespace: {_COSTS[each][0]}" for each in rights.foreign]
+    return Finding(name, Status.NOTE, "; ".join(costs), "; ".join(_COSTS[each][1] for each in rights.foreign))
+
+
+def _python(rights: Rights) -> Finding:
+    name, version = "python", ".".join(map(str, rights.python))
+    if not rights.has_gil:
+        return Finding(name, Status.NOTE, f"kinetod runs on a free-threaded Python {version}, which nobody has tried")
+    if rights.python[:2] > NEWEST_TRIED:
+        return Finding(name, Status.NOTE, f"kinetod runs on Python {version}, newer than what it was tried with")
+    return Finding(name, Status.OK, f"kinetod runs on Python {version}")

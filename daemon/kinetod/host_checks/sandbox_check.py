@@ -1,0 +1,27 @@
+"""Whether decoders of hostile data can be confined on this host."""
+
+from collections.abc import Iterable, Iterator
+
+from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.host_checks.check_protocol import Question
+from kinetod.sandbox.kernel_support import Support, support
+
+_ADVICE = (
+    "Landlock needs Linux 5.13 with `landlock` among lsm= on its command line; a container's or unit's own filter must "
+    "let landlock_* and seccomp through. captures.decode_sandbox says what kinetod does without"
+)
+
+
+def check(_question: Question) -> Iterable[Finding]:
+    """By the kernel, as it answers a child of the daemon."""
+    return findings(support())
+
+
+def findings(found: Support) -> Iterator[Finding]:
+    """One."""
+    name = "sandbox"
+    if found.missing:
+        detail = f"decoders are not confined completely: {'; '.join(found.missing)}"
+        yield Finding(name, Status.NOTE, detail, _ADVICE)
+    else:
+        yield Finding(name, Status.OK, f"decoders are confined by {found.present}")

@@ -1,0 +1,190 @@
+"""The API server, asked with the account that Kubernetes gives to this pod.
+
+Theory of operation
+    Few calls a minute: HTTP/1.1 over connections that are kept, each call in a thread of its own with a deadline. Turns
+    at the threads go round the users: one who has very many pods asked about keeps nobody else waiting. The timeout of
+    a socket is about its next byte only; so at the deadline, and when we are closed, the connection is shut down under
+    the thread that reads it, which is free then. The account is a folder with `token` and `ca.crt`, which the kubelet
+    renews: the token is read for each call, the authority for each connection. Answers are of the API server, whose
+    certificate is checked, and are bounded all the same.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from kinetod.base.fair_slots import FairSlots
+from kinetod.base.safe_text import clean
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+DEADLINE_S = 3.0
+MAX_ANSWER_BYTES = 32 << 20
+THREADS = 8
+SPARE_THREADS = 2  # for users for whom nothing is asked at the moment
+_REFUSED = (401, 403)
+T = TypeVar("T")
+
+
+class ApiError(Exception):
+    """The API server did not answer, or refuses us. The text says why, and what to do."""
+
+
+class Exchange:
+    """One call, which others may end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._over = False
+
+    @contextlib.contextmanager
+    def over(self, sock: socket.socket) -> Iterator[None]:
+        """It goes over this connection. Raises TimeoutError if it is given up, then or meanwhile."""
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:  # of which nobody else can close the number
+            try:
+                self._use(own)
+                yield
+            finally:
+                self._use(None)
+
+    def _use(self, sock: socket.socket | None) -> None:
+        with self._lock:
+            self._sock = sock
+            if self._over:
+                raise TimeoutError("it was given up")
+
+    def give_up(self) -> None:
+        """Whoever reads or writes comes back at once."""
+        with self._lock:
+            self._over = True
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+
+
+class ApiServer:
+    """Asks the API server at `address`. Thread-safe; `close` at the end."""
+
+    def __init__(self, address: tuple[str, int], account: Path = ACCOUNT, *, deadline_s: float = DEADLINE_S) -> None:
+        self._address = address
+        self._account = account
+        self._deadline_s = deadline_s
+        self._threads = ThreadPoolExecutor(THREADS, "kubernetes")
+        self._turns = FairSlots(THREADS - SPARE_THREADS, spare=SPARE_THREADS)
+        self._idle: list[http.client.HTTPSConnection] = []
+        self._under_way: set[Exchange] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Blocking: gives up calls under way. One that connects just now may take the deadline, and again for TLS."""
+        self._closed = True
+        for exchange in tuple(self._under_way):
+            exchange.give_up()
+        self._threads.shutdown(cancel_futures=True)
+        while self._idle:
+            self._idle.pop().close()
+
+    async def get(self, path: str, answer: type[T], *, accept: str = "application/json") -> T:
+        """What lies there. Raises ApiError."""
+        return await self._ask("GET", path, None, answer, {"Accept": accept})
+
+    async def create(self, path: str, resource: Mapping[str, object], answer: type[T]) -> T:
+        """The resource as the API server has completed it. Raises ApiError."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        return await self._ask("POST", path, msgspec.json.encode(resource), answer, headers)
+
+    async def _ask(self, method: str, path: str, body: bytes | None, answer: type[T], headers: dict[str, str]) -> T:
+        loop = asyncio.get_running_loop()
+        exchange = Exchange()
+        self._under_way.add(exchange)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                async with self._turns.turn():
+                    status, said = await loop.run_in_executor(
+                        self._threads, self._call, exchange, method, path, body, headers
+                    )
+        except (OSError, http.client.HTTPException) as exc:
+            if self._closed:
+                raise ApiError(f"{self} is not asked any more: kinetod stops") from exc
+            if isinstance(exc, TimeoutError):
+                raise ApiError(f"{self} does not answer within {self._deadline_s:g} s") from exc
+            raise ApiError(f"{self} cannot be asked: {clean(str(exc) or type(exc).__name__, 300)}") from exc
+        finally:
+            self._under_way.discard(exchange)
+            exchange.give_up()
+        what = path.partition("?")[0].rpartition("/")[2]
+        if status in _REFUSED:
+            raise ApiError(f"{self} refuses kinetod's account for {what} (HTTP {status}); is its ClusterRole bound?")
+        if status not in (200, 201):
+            raise ApiError(
+                f"{self} answers HTTP {status} to {what}: {clean(said[:300].decode('utf-8', 'replace'), 300)}"
+            )
+        try:
+            return msgspec.json.decode(said, type=answer)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise ApiError(f"{self} answers something else than {what}: {exc}") from exc
+
+    def _call(
+        self, exchange: Exchange, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """Blocking. A kept connection may have been closed meanwhile: then a new one is made. Raises OSError."""
+        headers["Authorization"] = f"Bearer {(self._account / 'token').read_text(encoding='ascii').strip()}"
+        while self._idle:
+            connection = self._idle.pop()
+            try:
+                return self._answer(exchange, connection, method, path, body, headers)
+            except TimeoutError:
+                raise
+            except (OSError, http.client.HTTPException):
+                continue
+        context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        host, port = self._address
+        new = http.client.HTTPSConnection(host, port, timeout=self._deadline_s, context=context)
+        new.connect()
+        return self._answer(exchange, new, method, path, body, headers)
+
+    def _answer(
+        self,
+        exchange: Exchange,
+        connection: http.client.HTTPSConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+    ) -> tuple[int, bytes]:
+        """What comes over a connection, which is kept if all went well."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            with exchange.over(connection.sock):
+                connection.request(method, path, body, headers)
+                response = connection.getresponse()
+                said = response.read(MAX_ANSWER_BYTES + 1)
+            if len(said) > MAX_ANSWER_BYTES:
+                raise http.client.HTTPException(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            if not self._closed and connection.sock is not None:  # else the server has asked for its end
+                stack.pop_all()
+                self._idle.append(connection)
+        return response.status, said
+
+    def __str__(self) -> str:
+        host, port = self._address
+        return f"the API server ({host}:{port})"
+
+
+def address_in(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Where Kubernetes says to a pod that it is. Raises ValueError."""
+    host, port = environ.get(HOST_VARIABLE, ""), environ.get(PORT_VARIABLE, "")
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ValueError(f"{HOST_VARIABLE} and {PORT_VARIABLE} do not say where the API server is: is this a pod?")
+    return host, int(port)

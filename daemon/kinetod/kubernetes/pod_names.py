@@ -1,0 +1,156 @@
+"""What the pods and containers on this node are called, by the word of the kubelet and of the API server.
+
+Theory of operation
+    The kernel's control groups say in which container a process is, by ids. The kubelet says by names which container
+    it gave which GPUs. A container that uses some GPUs is the one that was given these, if only one can be it: what is
+    certain is taken first, and no other container can be that one any more. GPUs that nobody was given say nothing:
+    privileged pods use what they like. Where the API server is asked for the pods of this node (access.kubernetes), it
+    says namespace and name of a pod by its UID.
+
+    All of this is for display and joins; it decides nothing.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kinetod.kubernetes.api_server import ApiError
+from kinetod.kubernetes.pod_resources import ContainerRef, KubeletError
+from kinetod.processes.containers import Container, Names
+from kinetod.processes.process_info import ProcessFacts
+
+log = logging.getLogger(__name__)
+
+KEEP_S = 5.0
+RETRY_S = 30.0  # after a failure
+WAIT_S = 0.5  # lists of processes wait no longer for names
+GPUS = Path("/proc/driver/nvidia/gpus")
+Held = Mapping[str, Collection[ContainerRef]]  # by the GPU's UUID
+
+
+class Holders:
+    """Who holds which GPU by the kubelet's word, at most KEEP_S old. What cannot be had is empty, and in the log."""
+
+    def __init__(self, ask: Callable[[], Awaitable[Held]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
+        self._until = float("-inf")
+        self._held: Held = {}
+        self._problem = ""
+
+    async def current(self, wait_s: float = WAIT_S) -> Held:
+        """What it said last, if it does not answer in this time. On one loop only."""
+        if self._clock() >= self._until and self._asking is None:
+            self._asking = asyncio.create_task(self._refresh(), name="pod resources")
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=wait_s)
+        return self._held
+
+    async def _refresh(self) -> None:
+        problem = ""
+        try:
+            self._held = await self._ask()
+        except (KubeletError, OSError) as exc:
+            self._held, problem = {}, str(exc)
+        finally:
+            self._asking = None
+            self._until = self._clock() + (RETRY_S if problem else KEEP_S)
+        if problem and problem != self._problem:
+            log.warning("GPUs are shown without the pods that hold them: %s", problem)
+        self._problem = problem
+
+    def reader(self, loop: asyncio.AbstractEventLoop, deadline_s: float) -> Callable[[], Held]:
+        """The same for other threads than the loop's."""
+
+        def read() -> Held:
+            asked = asyncio.run_coroutine_threadsafe(self.current(deadline_s), loop)
+            with contextlib.suppress(TimeoutError):  # the loop itself is late
+                return asked.result(2 * deadline_s)
+            return {}
+
+        return read
+
+
+def matched(used: Mapping[Container, Collection[str]], held: Held) -> dict[Container, ContainerRef]:
+    """Which of the containers that were given GPUs these ones are that use some, where only one can be it."""
+    possible = {container: _possible(gpus, held) for container, gpus in used.items()}
+    found: dict[Container, ContainerRef] = {}
+    while certain := {next(iter(refs)): each for each, refs in possible.items() if len(refs) == 1}:
+        for ref, container in certain.items():
+            claimed = [each for each, refs in possible.items() if refs == {ref}]
+            if claimed == [container]:
+                found[container] = ref
+            for each in claimed:  # several that say to be the same are none
+                del possible[each]
+        possible = {each: refs - certain.keys() for each, refs in possible.items()}
+    return found
+
+
+def _possible(gpus: Collection[str], held: Held) -> set[ContainerRef]:
+    given = [set(held[gpu]) for gpu in gpus if held.get(gpu)]
+    return set.intersection(*given) if given and len(given) == len(gpus) else set()
+
+
+def called(ref: ContainerRef) -> Names:
+    """As the metrics have them."""
+    return Names(pod=ref.pod, namespace=ref.namespace, container=ref.container)
+
+
+class PodNames:
+    """Names for processes, by their containers. pods: (namespace, name) by UID as the API server says; None: no."""
+
+    def __init__(
+        self,
+        holders: Holders | None,
+        pods: Callable[[], Awaitable[Mapping[str, tuple[str, str]]]] | None = None,
+        *,
+        gpus: Path = GPUS,
+    ) -> None:
+        self._holders = holders
+        self._pods = pods
+        self._gpus = gpus
+
+    async def named(self, processes: Sequence[ProcessFacts]) -> list[ProcessFacts]:
+        """The same, with names where they are known."""
+        names = await self._of(processes)
+        return [replace(each, names=names[each.container]) if each.container in names else each for each in processes]
+
+    async def _of(self, processes: Iterable[ProcessFacts]) -> dict[Container | None, Names]:
+        minors: dict[Container, set[int]] = {}
+        for facts in processes:
+            if facts.container is not None and facts.container.pod_uid:
+                minors.setdefault(facts.container, set()).update(facts.gpus)
+        if not minors:
+            return {}
+        found: dict[Container | None, Names] = {}
+        if self._pods is not None:
+            pods: Mapping[str, tuple[str, str]] = {}
+            with contextlib.suppress(ApiError, TimeoutError):
+                pods = await asyncio.wait_for(self._pods(), WAIT_S)
+            for container in minors:
+                if container.pod_uid in pods:
+                    namespace, name = pods[container.pod_uid]
+                    found[container] = Names(pod=name, namespace=namespace)
+        if self._holders is not None:
+            held = await self._holders.current()
+            uuids = await asyncio.to_thread(uuids_by_minor, self._gpus) if held else {}
+            used = {each: {uuids.get(minor, "") for minor in group} for each, group in minors.items() if group}
+            found |= {container: called(ref) for container, ref in matched(used, held).items()}
+        return found
+
+
+def uuids_by_minor(gpus: Path = GPUS) -> dict[int, str]:
+    """The UUIDs of NVIDIA's GPUs as its driver in the kernel says. Blocking."""
+    found = {}
+    for path in gpus.glob("*/information"):
+        with contextlib.suppress(OSError, ValueError):
+            lines = path.read_text(errors="replace").splitlines()
+            facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            if "GPU UUID" in facts:
+                found[int(facts.get("Device Minor", ""))] = facts["GPU UUID"]
+    return found

@@ -1,0 +1,117 @@
+"""Who has shown a token, and what they may do, by the API server's word: TokenReview and SubjectAccessReview.
+
+What the API server has said, yes or no, counts for KEEP_S. Of tokens only a hash is kept.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kinetod.kubernetes.api_server import ApiServer
+
+KEEP_S = 5.0
+MAX_KEPT = 10_000
+_TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """As the API server knows them; extra as it says it, in JSON."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: str = "{}"
+
+
+class _UserInfo(msgspec.Struct, frozen=True):
+    username: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: dict[str, tuple[str, ...]] = {}
+
+
+class _TokenStatus(msgspec.Struct, frozen=True):
+    authenticated: bool = False
+    user: _UserInfo = _UserInfo()
+    audiences: tuple[str, ...] = ()
+
+
+class _TokenReview(msgspec.Struct, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+class _AccessStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+    denied: bool = False
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+class Reviews:
+    """Asks, and remembers for a moment."""
+
+    def __init__(self, api: ApiServer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._clock = clock
+        self._kept: dict[Hashable, tuple[float, Any]] = {}
+
+    def known_user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
+        """Whose token it was a moment ago; None: nobody's, or it was not asked about."""
+        kept = self._known(_key(token, audiences))
+        return kept[0] if kept is not None else None
+
+    async def user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
+        """Whose token it is; None: nobody's, or it is for others than these audiences. Raises ApiError."""
+        key = _key(token, audiences)
+        if (kept := self._known(key)) is not None:
+            return kept[0]  # type: ignore[no-any-return]  # what was put in below
+        spec = {"token": token, **({"audiences": list(audiences)} if audiences else {})}
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
+        said = (await self._api.create(_TOKENS, review, _TokenReview)).status
+        meant = not audiences or bool(set(audiences) & set(said.audiences))
+        user = None
+        if said.authenticated and said.user.username and meant:
+            extra = msgspec.json.encode(said.user.extra, order="deterministic").decode()
+            user = User(said.user.username, said.user.uid, said.user.groups, extra)
+        self._keep(key, user)
+        return user
+
+    async def may_exec(self, user: User, namespace: str, pod: str) -> bool:
+        """Whether the user may create pods/exec on this pod. Raises ApiError."""
+        key = (user, namespace, pod)
+        if (kept := self._known(key)) is not None:
+            return bool(kept[0])
+        attributes = {"namespace": namespace, "verb": "create", "version": "v1", "resource": "pods"}
+        spec = {
+            "resourceAttributes": {**attributes, "subresource": "exec", "name": pod},
+            "user": user.name,
+            "groups": list(user.groups),
+            "uid": user.uid,
+            "extra": msgspec.json.decode(user.extra),
+        }
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        said = (await self._api.create(_ACCESS, review, _AccessReview)).status
+        allowed = said.allowed and not said.denied
+        self._keep(key, allowed)
+        return allowed
+
+    def _known(self, key: Hashable) -> tuple[Any] | None:
+        until, answer = self._kept.get(key, (float("-inf"), None))
+        return (answer,) if self._clock() < until else None
+
+    def _keep(self, key: Hashable, answer: Any) -> None:
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        self._kept[key] = (self._clock() + KEEP_S, answer)
+
+
+def _key(token: str, audiences: Sequence[str]) -> Hashable:
+    return (hashlib.sha256(token.encode()).digest(), tuple(audiences))

@@ -1,0 +1,172 @@
+"""How much a caller may ask for: requests a second, things that last, captures at a time, stored bytes. Pure but for
+the clock.
+
+Of whatever there is a limit for all callers together, an eighth more is kept for those who have none of it yet, and
+another eighth for administrators: whoever takes all that is to be had still keeps nobody out.
+"""
+
+import collections
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+from kineto_protos.units import format_size
+
+from kinetod.base.errors import Exhausted, Reason
+from kinetod.permissions.role_policy import Caller, Role
+
+BURST_S = 4.0  # so many seconds' worth of requests may come at once
+MAX_CALLERS = 10_000
+RESERVE = 8  # one in so many, see above
+# What a call counts as. These look at many processes, start one, or write to the disk and wait for it.
+COSTS = {
+    "ListProcesses": 2,
+    "WatchHost": 2,
+    "DiagnoseProcess": 4,
+    "DiagnoseHost": 4,
+    "CreateCapture": 2,
+    "PinCapture": 2,
+    "DeleteCapture": 2,
+    "VerifyCapture": 2,
+}
+
+
+class Debts:
+    """What each has taken that the time since has not made good for. Of at most `most` keys."""
+
+    def __init__(self, clock: Callable[[], float], most: int) -> None:
+        self._clock = clock
+        self._most = most
+        self._known: dict[str, tuple[float, float]] = {}  # how much, and when
+
+    def add(self, key: str, amount: float, per_second: float, *, limit: float = math.inf) -> float:
+        """What it is with this amount, which is not added where that would be more than the limit."""
+        now = self._clock()
+        before, at = self._known.pop(key, (0.0, now))
+        before = max(0.0, before - (now - at) * per_second)
+        after = before + amount
+        self._known[key] = (before if after > limit else after, now)
+        if len(self._known) > self._most:
+            del self._known[next(iter(self._known))]  # the one that has taken nothing for the longest time
+        return after
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class RequestRate:
+    """A token bucket for each caller. `per_second` is asked each time; administrators have one too."""
+
+    def __init__(self, per_second: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_second
+        self._asked = Debts(clock, MAX_CALLERS)
+
+    def take(self, key: str, who: object, cost: int = 1) -> None:
+        """Counts a request. who: for the message. Raises Exhausted."""
+        if (late_s := self.late_s(key, cost)) > 0:
+            raise Exhausted(
+                Reason.TOO_MANY_REQUESTS,
+                f"{who} sends more than {self._per_second()} requests a second (access.requests_per_second; one that "
+                f"makes the daemon do much counts as up to {max(COSTS.values())}); wait a moment",
+                retry_after_ms=int(late_s * 1000) + 1,
+            )
+
+    def late_s(self, key: str, cost: int = 1) -> float:
+        """Counts a request, 0; or does not, and says how long it is before one will be."""
+        rate = self._per_second()
+        most = max(cost, rate * BURST_S)
+        asked = self._asked.add(key, cost, rate, limit=most)
+        return max(1e-6, (asked - most) / rate) if asked > most else 0.0
+
+
+class Full(Enum):
+    """Which limit keeps a caller from getting one more."""
+
+    OWN = "of one caller"
+    ALL = "of all callers"
+
+
+def full(held: int, used: int, *, own: int, in_all: int, admin: bool) -> Full | None:
+    """Whether somebody who holds so many of the used ones may have one more; None: yes."""
+    reserve = in_all // RESERVE
+    if admin:
+        return None if used < in_all + 2 * reserve else Full.ALL
+    if held >= own:
+        return Full.OWN
+    return None if used < (in_all if held else in_all + reserve) else Full.ALL
+
+
+class Shares:
+    """Who holds how many of something that lasts: calls, watches, streams. The limits are asked each time."""
+
+    def __init__(
+        self, reason: Reason, what: str, setting: str, *, own: Callable[[], int], in_all: Callable[[], int]
+    ) -> None:
+        """what: of which, in the plural; setting: the key of the limit of one caller."""
+        self._reason = reason
+        self._what = what
+        self._setting = setting
+        self._own = own
+        self._in_all = in_all
+        self._held: collections.Counter[str] = collections.Counter()
+
+    @contextlib.contextmanager
+    def one(self, key: str, who: object, *, admin: bool) -> Iterator[None]:
+        """Holds one for the block. Raises Exhausted."""
+        held, used, own, in_all = self._held[key], self._held.total(), self._own(), self._in_all()
+        why = full(held, used, own=own, in_all=in_all, admin=admin)
+        if why is Full.OWN:
+            raise Exhausted(
+                self._reason,
+                f"{who} has {held} {self._what} at a time, as many as one caller may have ({self._setting}); end one "
+                "of them, or wait for its end",
+            )
+        if why is Full.ALL:
+            raise Exhausted(
+                self._reason,
+                f"{used} {self._what} are under way for all callers, of {in_all}; wait a moment. {self._setting} says "
+                "how many one caller may have",
+            )
+        self._held[key] += 1
+        try:
+            yield
+        finally:
+            less(self._held, key)
+
+
+def less(counter: "collections.Counter[str]", key: str) -> None:
+    """One less of it. Who has none is not kept."""
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
+
+
+def check_captures(caller: Caller, own: int, running: int, *, most_own: int, most: int) -> None:
+    """Whether one more capture may begin. own: those of the running ones that are this caller's. Raises Exhausted."""
+    why = full(own, running, own=most_own, in_all=most, admin=Role.ADMIN in caller.roles)
+    if why is Full.OWN:
+        raise Exhausted(
+            Reason.TOO_MANY_CAPTURES,
+            f"{own} captures of {caller} are running, as many as one user may have "
+            "(access.max_captures_per_user); wait for one to end or cancel it",
+        )
+    if why is Full.ALL:
+        raise Exhausted(
+            Reason.TOO_MANY_CAPTURES,
+            f"{running} captures are running, as many as this daemon allows (kinetod --max-captures); wait for one to "
+            "end or cancel it",
+        )
+
+
+def check_stored(caller: Caller, stored_bytes: int, quota_bytes: int) -> None:
+    """Whether this caller may store more. Raises Exhausted."""
+    if quota_bytes and stored_bytes >= quota_bytes and Role.ADMIN not in caller.roles:
+        raise Exhausted(
+            Reason.QUOTA_EXCEEDED,
+            f"the captures of {caller} take {format_size(stored_bytes)}, and one user may have "
+            f"{format_size(quota_bytes)} (access.quota_per_user); delete some: kinetoctl captures delete",
+            stored_bytes=stored_bytes,
+            quota_bytes=quota_bytes,
+        )

@@ -1,0 +1,192 @@
+"""Who may do what, as one table and one function. Pure.
+
+Theory of operation
+    A caller has roles. Every call is one action, on the host, on processes or on a capture. What it is done to stands
+    in relations to the caller: it is the caller's own, belongs to one of the caller's jobs, or is anything at all.
+    GRANTS says which relations each role needs for each action; whatever it does not name is denied, and a call that
+    CALLS does not name is denied to everybody.
+
+    - own       processes and captures of the caller's uid
+    - jobs      processes of other uids, but root's, in batch jobs that belong to the caller
+    - pods      processes in pods that Kubernetes lets the caller exec into; captures of the caller's own
+    - viewer    sees and fetches everything, starts and changes nothing
+    - admin     everything
+
+    A process counts as the caller's own, or its pod's, for tracing only if the kernel too would let its user trace it:
+    no set-uid or set-gid program, none that has made itself undumpable. The daemon may be root, and must not lend that.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kinetod.base.errors import KinetodError
+
+
+class Role(StrEnum):
+    """What a caller may be."""
+
+    OWN = "own"
+    JOBS = "jobs"
+    PODS = "pods"
+    VIEWER = "viewer"
+    ADMIN = "admin"
+
+
+class Via(StrEnum):
+    """How a caller is connected, and with that how it is known."""
+
+    UNIX = "unix"  # SO_PEERCRED
+    LOOPBACK = "loopback"  # the uid of the other end's socket, by the kernel's table of connections
+    TLS = "tls"  # a client certificate
+    KUBERNETES = "kubernetes"  # a token that the API server knows
+
+
+class Action(StrEnum):
+    """What calls do."""
+
+    SEE_HOST = "see the host"
+    SEE_PROCESS = "see a process"
+    TRACE = "trace a process"
+    SEE_CAPTURE = "see and fetch a capture"
+    CHANGE_CAPTURE = "start, cancel, delete or pin a capture"
+
+
+class Relation(StrEnum):
+    """How something stands to a caller."""
+
+    OWN = "own"
+    JOB = "of an own job"
+    POD = "of a pod to exec into"
+    ANY = "any"
+
+
+CALLS: Mapping[str, Action] = {
+    "GetHost": Action.SEE_HOST,
+    "GetClock": Action.SEE_HOST,
+    "WatchHost": Action.SEE_PROCESS,
+    "ListProcesses": Action.SEE_PROCESS,
+    "DiagnoseProcess": Action.SEE_PROCESS,
+    "DiagnoseHost": Action.SEE_HOST,
+    "CreateCapture": Action.TRACE,
+    "StartCapture": Action.CHANGE_CAPTURE,
+    "WatchCapture": Action.SEE_CAPTURE,
+    "GetCapture": Action.SEE_CAPTURE,
+    "ListCaptures": Action.SEE_CAPTURE,
+    "FetchTrace": Action.SEE_CAPTURE,
+    "VerifyCapture": Action.SEE_CAPTURE,
+    "CancelCapture": Action.CHANGE_CAPTURE,
+    "DeleteCapture": Action.CHANGE_CAPTURE,
+    "PinCapture": Action.CHANGE_CAPTURE,
+}
+
+GRANTS: Mapping[Action, Mapping[Role, Relation]] = {
+    Action.SEE_HOST: dict.fromkeys(Role, Relation.ANY),
+    Action.SEE_PROCESS: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.JOB,
+        Role.PODS: Relation.POD,
+        Role.VIEWER: Relation.ANY,
+        Role.ADMIN: Relation.ANY,
+    },
+    Action.TRACE: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.JOB,
+        Role.PODS: Relation.POD,
+        Role.ADMIN: Relation.ANY,
+    },
+    Action.SEE_CAPTURE: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.OWN,
+        Role.PODS: Relation.OWN,
+        Role.VIEWER: Relation.ANY,
+        Role.ADMIN: Relation.ANY,
+    },
+    Action.CHANGE_CAPTURE: {
+        Role.OWN: Relation.OWN,
+        Role.JOBS: Relation.OWN,
+        Role.PODS: Relation.OWN,
+        Role.ADMIN: Relation.ANY,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls. uid is None for a certificate that stands for no user of this host; of a user of Kubernetes it is the
+    number that the store has given them.
+    """
+
+    uid: int | None
+    user: str
+    roles: frozenset[Role]
+    via: Via
+    pid: int | None = None  # of the connecting process, for the audit log only
+    name: str = ""  # of the certificate
+    address: str = ""  # of the other end, where it has one
+    jobs: frozenset[str] = frozenset()  # that belong to this user
+    pods: frozenset[str] = frozenset()  # by UID, that Kubernetes lets this user exec into
+    refusal: KinetodError | None = (
+        None  # what this request is answered with: it is known who asks, and that they may not
+    )
+
+    @property
+    def key(self) -> str:
+        """What limits are counted by."""
+        return f"uid {self.uid}" if self.uid is not None else f"certificate {self.name}"
+
+    def __str__(self) -> str:
+        if self.via is Via.KUBERNETES:
+            return f"the Kubernetes user {self.user}"
+        text = f"{self.user} (uid {self.uid})" if self.uid is not None else f"the certificate {self.name}"
+        return text if not self.name or self.uid is None else f"{text}, certificate {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thing:
+    """A process or a capture. uid is None if nobody is known to own it; job and pod are the kernel's cgroups' word."""
+
+    uid: int | None
+    plain: bool = True  # the kernel lets its user trace it
+    job: str = ""
+    pod: str = ""  # its UID
+
+
+def sees_all(caller: Caller, action: Action) -> bool:
+    """Whether the caller may do this to everything."""
+    return any(GRANTS[action].get(role) is Relation.ANY for role in caller.roles)
+
+
+def may(caller: Caller, action: Action, thing: Thing) -> bool:
+    """The decision."""
+    relations = _relations(caller, action, thing)
+    return any(GRANTS[action].get(role) in relations for role in caller.roles)
+
+
+def may_at_all(caller: Caller, action: Action) -> bool:
+    """Whether there can be anything that the caller may do this to."""
+    return any(role in GRANTS[action] for role in caller.roles)
+
+
+def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
+    relations = {Relation.ANY}
+    if thing.uid is None or (action is Action.TRACE and not thing.plain):
+        return relations
+    if thing.uid == caller.uid:
+        relations.add(Relation.OWN)
+    if thing.job and thing.job in caller.jobs and thing.uid != 0:
+        relations.add(Relation.JOB)
+    if thing.pod and thing.pod in caller.pods:
+        relations.add(Relation.POD)
+    return relations
+
+
+def needed(action: Action) -> str:
+    """For error messages: who may do this to everything."""
+    roles = [role for role, relation in GRANTS[action].items() if relation is Relation.ANY]
+    return " or ".join(f"the role {role}" for role in roles)
+
+
+def listed(roles: Iterable[Role]) -> str:
+    """For error messages."""
+    return ", ".join(sorted(roles)) or "none"

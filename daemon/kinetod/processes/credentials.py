@@ -1,0 +1,184 @@
+"""Whose a process is, with which rights it runs and which program: one value, to be compared with what is found later.
+
+Theory of operation
+    A pid and a start time name a process, not a program: both outlive execve, by which a process of one user becomes
+    one of another (set-user-id programs, sudo). So whoever decides about a process decides about its Credentials, and
+    whoever acts on it compares them again, while a thread of it stands still or after which nothing can change unseen.
+
+    `program` is a digest of the auxiliary vector, which the kernel lays out anew at random for each execve: another
+    value is another program, also of the same file and the same user. `executable` names the file. Both, and the user
+    namespace, are shown only to who may trace the process; None and "" are what is not known, and not compared.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kinetod.base.libc import LIBC
+
+PROC = Path("/proc")
+_AUXV_BYTES = 4096  # some 320 are usual
+_STATUS_BYTES = 1 << 16  # 1.5 KiB are usual; the groups of a user may be many
+_STATUS = re.compile(rb"\nUid:\t([\d\t]+)\nGid:\t([\d\t]+)\n(?:.*\n)*?CapPrm:\t([0-9a-f]+)\n")
+_AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100
+_STATX_BYTES, _STATX_INO_OFFSET, _STATX_DEV_OFFSET = 256, 32, 136  # struct statx: stx_ino, stx_dev_major and _minor
+_statx = getattr(LIBC, "statx", None)  # glibc 2.28
+REPLACED = "the process replaced itself by another program (exec)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Ids are real, effective, saved and of the file system."""
+
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    capabilities: int  # the permitted ones
+    dumpable: bool | None  # None: cannot be told (root's processes)
+    user_namespace: int | None = None  # inode
+    executable: tuple[int, int] | None = None  # device and inode
+    program: str = ""
+
+    @property
+    def uid(self) -> int:
+        """The effective user."""
+        return self.uids[1]
+
+    @property
+    def gid(self) -> int:
+        """The effective group."""
+        return self.gids[1]
+
+    @property
+    def changes_rights(self) -> bool:
+        """Whether it is a program that can act for another user or group than it does now."""
+        return len(set(self.uids)) > 1 or len(set(self.gids)) > 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Credentials":
+        """Raises ValueError."""
+        try:
+            executable, namespace = values.get("executable"), values.get("user_namespace")
+            dumpable = values["dumpable"]
+            return cls(
+                uids=_four(values["uids"]),
+                gids=_four(values["gids"]),
+                capabilities=int(values["capabilities"]),
+                dumpable=None if dumpable is None else bool(dumpable),
+                user_namespace=None if namespace is None else int(namespace),
+                executable=None if executable is None else (int(executable[0]), int(executable[1])),
+                program=str(values.get("program", "")),
+            )
+        except (KeyError, TypeError, IndexError) as exc:
+            raise ValueError(f"no credentials: {exc!r}") from exc
+
+    def difference(self, found: "Credentials") -> str:
+        """What is otherwise now, for people; empty: nothing that both know."""
+        return "; ".join(_differences(self, found))
+
+
+def _four(values: Any) -> tuple[int, ...]:
+    ids = tuple(map(int, values))
+    if len(ids) != 4:
+        raise ValueError(f"four ids are expected, not {len(ids)}")
+    return ids
+
+
+def _differences(approved: Credentials, found: Credentials) -> Iterator[str]:
+    if approved.uids != found.uids:
+        yield f"its user ids were {_listed(approved.uids)} and are {_listed(found.uids)}"
+    if approved.gids != found.gids:
+        yield f"its group ids were {_listed(approved.gids)} and are {_listed(found.gids)}"
+    if approved.capabilities != found.capabilities:
+        yield f"its capabilities were {approved.capabilities:#x} and are {found.capabilities:#x}"
+    if None not in (approved.dumpable, found.dumpable) and approved.dumpable != found.dumpable:
+        yield f"it has become {'dumpable' if found.dumpable else 'undumpable'}"
+    for field in fields(Credentials)[4:]:  # those that may be unknown
+        before, now = getattr(approved, field.name), getattr(found, field.name)
+        if before and now and before != now:
+            yield f"it has another {field.name.replace('_', ' ')}"
+
+
+def _listed(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, dict.fromkeys(ids)))
+
+
+def read(pid: int, tid: int = 0, proc: Path = PROC) -> Credentials:
+    """Of a process, or of one thread of it. Raises ProcessLookupError if it is gone.
+
+    Plain calls: a thread may stand still meanwhile. The file of the program is not waited for, wherever it lies.
+    """
+    folder = f"{proc}/{pid}/task/{tid}" if tid else f"{proc}/{pid}"
+    try:
+        return _read(folder)
+    except (OSError, ValueError, IndexError) as exc:
+        raise ProcessLookupError(f"process {pid} has ended") from exc
+
+
+def _read(folder: str) -> Credentials:
+    ids = _STATUS.search(_content(f"{folder}/status", _STATUS_BYTES))
+    if ids is None:
+        raise ValueError("a status without ids")
+    uids = _four(ids[1].split())
+    return Credentials(
+        uids=uids,
+        gids=_four(ids[2].split()),
+        capabilities=int(ids[3], 16),
+        dumpable=_dumpable(folder, uids[1]),
+        user_namespace=_namespace(folder),
+        executable=_executable(f"{folder}/exe"),
+        program=program(folder),
+    )
+
+
+def _dumpable(folder: str, uid: int) -> bool | None:
+    """The kernel gives the files of a process that is not to root, but not the folder itself."""
+    return None if uid == 0 else os.stat(f"{folder}/environ").st_uid == uid  # noqa: PTH116
+
+
+def _namespace(folder: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int(os.readlink(f"{folder}/ns/user").partition("[")[2][:-1])  # noqa: PTH115
+    return None
+
+
+def _executable(path: str) -> tuple[int, int] | None:
+    """What the kernel knows of the file without asking a server."""
+    if _statx is None:
+        with contextlib.suppress(OSError):
+            found = os.stat(path)  # noqa: PTH116
+            return found.st_dev, found.st_ino
+        return None
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    if _statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_INO, buffer):
+        return None
+    inode = int.from_bytes(buffer.raw[_STATX_INO_OFFSET : _STATX_INO_OFFSET + 8], "little")
+    major, minor = (
+        int.from_bytes(buffer.raw[at : at + 4], "little") for at in (_STATX_DEV_OFFSET, _STATX_DEV_OFFSET + 4)
+    )
+    return os.makedev(major, minor), inode
+
+
+def program(folder: str) -> str:
+    """Which program runs there; empty if that may not be seen. folder: /proc/PID."""
+    with contextlib.suppress(OSError):
+        if vector := _content(f"{folder}/auxv", _AUXV_BYTES):
+            return hashlib.sha256(vector).hexdigest()[:32]
+    return ""
+
+
+def _content(path: str, size: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,211 @@
+"""Who is at the other end of a socket: kernel credentials, start time, a handle that tells when it dies.
+
+What an agent says of itself is never used here. A pid alone is no identity (numbers are reused): together
+with the start time it is, and a pidfd keeps pointing at the same process whatever happens to the number.
+"""
+
+import array
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetod.processes.proc_folder import lines
+
+PROC = Path("/proc")
+_SO_PEERPIDFD = 77  # Linux 6.5
+_UCRED = struct.Struct("3i")
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+_STAT_START_TIME = 19  # /proc/PID/stat, counted behind the name: field 22 in proc(5)
+_STAT_FLAGS = 6  # field 9
+_PF_EXITING = 0x4
+_STAT_EXIT_CODE = 49  # field 52; zombies only
+# Linux 6.13 and 6.15: struct pidfd_info, _IOWR(0xFF, 11, 64 bytes); the exit code is kept once reaped
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_BYTES = 64
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_INFO_EXIT_CODE_OFFSET = 60
+
+
+class Unidentified(Exception):
+    """The peer cannot be told apart from others; it gets no service."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProcessKey:
+    """One process, never another that gets the same number later. Unix nanoseconds."""
+
+    pid: int
+    start_time_ns: int
+
+    def __str__(self) -> str:
+        return f"{self.pid}-{self.start_time_ns}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A peer as the kernel knows it. pidfd is None where the kernel has none (gVisor)."""
+
+    key: ProcessKey
+    uid: int
+    gid: int
+    pidfd: int | None
+
+    @property
+    def pid(self) -> int:
+        """In the daemon's PID namespace."""
+        return self.key.pid
+
+    def alive(self, proc: Path = PROC) -> bool:
+        """Whether the process still exists, is no zombie and not on its way out (then it has closed its files)."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            stat = _stat_fields(self.pid, proc)
+            exiting = stat[0] in ("Z", "X") or int(stat[_STAT_FLAGS]) & _PF_EXITING
+            return not exiting and start_time_ns(self.pid, proc) == self.key.start_time_ns
+        return False
+
+    def close(self) -> None:
+        """Frees the pidfd."""
+        if self.pidfd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.pidfd)
+
+
+def _boot_time_ns(proc: Path = PROC) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / "stat").read_text().splitlines():
+            if line.startswith("btime "):
+                return int(line.split()[1]) * 10**9
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+BOOT_TIME_NS = _boot_time_ns()  # read once: the kernel's value moves when the clock is set
+
+
+def _stat_fields(pid: int, proc: Path = PROC) -> list[str]:
+    """/proc/PID/stat behind the process name, which may hold anything."""
+    return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def start_time_ns(pid: int, proc: Path = PROC, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
+    """Unix nanoseconds, the same value for a process during the daemon's life. Raises OSError if it is gone.
+
+    A helper process is given the daemon's `boot_time_ns`, so that both get the same value.
+    """
+    try:
+        ticks = int(_stat_fields(pid, proc)[_STAT_START_TIME])
+    except (IndexError, ValueError) as exc:
+        raise ProcessLookupError(f"/proc/{pid}/stat cannot be read") from exc
+    return started_ns(ticks, boot_time_ns=boot_time_ns)
+
+
+def started_ns(ticks: int, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
+    """Unix nanoseconds, from the kernel's field 22 of /proc/PID/stat."""
+    return boot_time_ns + ticks * 10**9 // _CLOCK_TICKS
+
+
+def identify(sock: socket.socket, proc: Path = PROC) -> Identity:
+    """The process that connected. Raises Unidentified."""
+    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if pid <= 0:
+        raise Unidentified("the peer is not visible in this PID namespace; run the daemon with the host's (hostPID)")
+    pidfd = _peer_pidfd(sock, pid)
+    try:
+        key = ProcessKey(pid, start_time_ns(pid, proc))
+    except OSError as exc:
+        if pidfd is not None:
+            os.close(pidfd)
+        raise Unidentified(f"process {pid} ended right after connecting") from exc
+    return Identity(key, uid, gid, pidfd)
+
+
+def identity_of(key: ProcessKey, proc: Path = PROC) -> Identity:
+    """The process itself, where the peer of a socket is one of ours that speaks for it. Raises Unidentified."""
+    pidfd: int | None = None
+    try:
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(key.pid)
+        ids = {}
+        for line in lines((proc / str(key.pid) / "status").read_bytes()):
+            name, _, values = line.partition(":")
+            if name in ("Uid", "Gid"):
+                ids[name] = int(values.split()[1])  # the effective one
+        if start_time_ns(key.pid, proc) != key.start_time_ns:
+            raise ProcessLookupError("its pid was reused")
+        return Identity(key, ids["Uid"], ids["Gid"], pidfd)
+    except (OSError, ValueError, IndexError, KeyError) as exc:
+        if pidfd is not None:
+            os.close(pidfd)
+        raise Unidentified(f"process {key.pid} has ended") from exc
+
+
+def _peer_pidfd(sock: socket.socket, pid: int) -> int | None:
+    try:
+        pidfd: int = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        return _opened_pidfd(sock, pid)
+    os.set_inheritable(pidfd, False)
+    return pidfd
+
+
+def _opened_pidfd(sock: socket.socket, pid: int) -> int | None:
+    """For kernels before 6.5. The peer still holds its end afterwards, so the number was not reused in between."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        hung_up = sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        hung_up = False
+    except OSError:
+        hung_up = True
+    if hung_up:
+        os.close(pidfd)
+        raise Unidentified(f"process {pid} hung up right after connecting")
+    return pidfd
+
+
+def how_it_ended(identity: Identity, proc: Path = PROC) -> str:
+    """What is known of a process's end, for people: "it was killed by SIGKILL"; empty if nothing is (yet)."""
+    status = _exit_status_of_pidfd(identity.pidfd)
+    if status is None:
+        status = _exit_status_of_zombie(identity, proc)
+    if status is None:
+        return ""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with contextlib.suppress(ValueError):
+            return f"it was killed by {signal.Signals(number).name}"
+        return f"it was killed by signal {number}"
+    return f"it exited with status {os.WEXITSTATUS(status)}"
+
+
+def _exit_status_of_pidfd(pidfd: int | None) -> int | None:
+    if pidfd is None:
+        return None
+    info = array.array("B", bytes(_PIDFD_INFO_BYTES))
+    struct.pack_into("=Q", info, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info, True)
+    except OSError:
+        return None
+    (mask,) = struct.unpack_from("=Q", info, 0)
+    (status,) = struct.unpack_from("=i", info, _PIDFD_INFO_EXIT_CODE_OFFSET)
+    return status if mask & _PIDFD_INFO_EXIT else None
+
+
+def _exit_status_of_zombie(identity: Identity, proc: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = _stat_fields(identity.pid, proc)
+        same = start_time_ns(identity.pid, proc) == identity.key.start_time_ns
+        status = int(stat[_STAT_EXIT_CODE])
+        # To who may not trace the process the kernel says 0, whatever it is.
+        if same and stat[0] == "Z" and (status or os.geteuid() in (0, identity.uid)):
+            return status
+    return None

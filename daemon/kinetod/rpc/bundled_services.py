@@ -1,0 +1,60 @@
+"""The services that gRPC brings along, health and reflection: what they cannot answer is refused as by our own.
+
+gRPC itself would answer UNKNOWN and write a traceback for each such call, which anybody may make as often as they like.
+They take any caller (docs/access.md), so no gate is asked; the doorkeeper counts them.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from kinetod.base.errors import InvalidRequest
+from kinetod.rpc.error_status import to_status
+from kinetod.rpc.malformed_requests import readable
+
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+Behaviour = Callable[[Any, Any], Any]
+
+
+class Bundled(grpc.aio.ServerInterceptor):
+    """Stands before every service but our own."""
+
+    def __init__(self, own: str) -> None:
+        self._own = f"/{own}/"
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler of a method, that refuses."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(self._own):
+            return handler
+        return handler._replace(
+            **{kind: _refusing(behaviour) for kind in _KINDS if (behaviour := getattr(handler, kind))}
+        )
+
+
+def _refusing(behaviour: Behaviour) -> Behaviour:
+    """The same behaviour for what is a message of the method. What it streams it writes itself."""
+
+    async def refusing(asked: Any, context: Any) -> Any:
+        try:
+            is_stream = hasattr(asked, "__aiter__")
+            answers = behaviour(_readable_ones(asked) if is_stream else readable(asked), context)
+            if not inspect.isasyncgen(answers):
+                return await answers
+            async for answer in answers:
+                await context.write(answer)
+        except InvalidRequest as exc:
+            await context.abort_with_status(to_status(exc))
+        except NotImplementedError:  # of a method that is newer than what answers it
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this daemon has no such method")
+
+    return refusing
+
+
+async def _readable_ones(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield readable(request)

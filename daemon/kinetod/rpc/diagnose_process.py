@@ -1,0 +1,103 @@
+"""DiagnoseProcess: what the daemon knows of a process, joined with what can be seen from outside."""
+
+import asyncio
+from typing import Protocol
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.attach.inspect import process_inspection
+from kinetod.attach.policy.preconditions import Finding
+from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
+from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
+from kinetod.base.errors import invalid
+from kinetod.base.safe_text import clean
+from kinetod.captures.request.target_resolution import no_such_process, not_yours
+from kinetod.permissions.role_policy import Action, Caller, Thing, may
+from kinetod.selection.process_registry import Registry
+
+_MAX_TEXT_CHARS = 2000
+_AGENT_STATES = {
+    pb.AGENT_STATE_READY: "READY",
+    pb.AGENT_STATE_BUSY: "BUSY",
+    pb.AGENT_STATE_INCOMPATIBLE: "INCOMPATIBLE",
+}
+
+
+class Looker(Protocol):
+    """Who looks at a process: one of our own, or the attach helper service."""
+
+    async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
+        """Raises ProcessLookupError if there is no such process."""
+
+
+class Diagnoser:
+    """Looks at processes for callers. attaching: whether this daemon brings agents in at all."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        attaching: bool = True,
+        process: Looker | None = None,
+        own_uid: int | None = None,
+    ) -> None:
+        self._registry = registry
+        self._attaching = attaching
+        self._process: Looker = process or DiagnosisProcess()
+        self._own_uid = registry.own_uid if own_uid is None else own_uid
+
+    async def diagnose(self, pid: int, caller: Caller) -> pb.Diagnosis:
+        """Raises InvalidRequest, NotFound, NotPermitted."""
+        if pid <= 0:
+            raise invalid("pid", f"a pid is greater than 0, got {pid}")
+        process = await self._describe(pid, caller)
+        if refused := not_yours(process, self._own_uid):
+            raise refused
+        agent = KnownAgent(
+            state=_AGENT_STATES.get(process.agent_state, ""),
+            version=process.agent_version,
+            attached=process.attached,
+            capture_id=process.busy_capture_id,
+            attaching=self._attaching,
+        )
+        try:
+            found = await self._process.diagnose(pid, agent)
+        except ProcessLookupError as exc:
+            raise no_such_process(caller, pid, Action.SEE_PROCESS) from exc
+        now = await self._describe(pid, caller)  # it may have become another user's while it was looked at
+        if now.uid != process.uid:
+            raise no_such_process(caller, pid, Action.SEE_PROCESS)
+        return _to_proto(process, found)
+
+    async def _describe(self, pid: int, caller: Caller) -> pb.Process:
+        candidate = await self._registry.candidate(pid)
+        if candidate is not None:
+            if not candidate.visible_to(caller):
+                raise no_such_process(caller, pid, Action.SEE_PROCESS)
+            return candidate.process
+        try:  # the registry knows no zombies
+            found = await asyncio.to_thread(process_inspection.read_process, pid)
+        except ProcessLookupError as exc:
+            raise no_such_process(caller, pid, Action.SEE_PROCESS) from exc
+        uid = max(found.uids[1], 0)
+        if not may(caller, Action.SEE_PROCESS, Thing(uid=uid)):
+            raise no_such_process(caller, pid, Action.SEE_PROCESS)
+        name = clean(found.name, 64)
+        return pb.Process(
+            pid=pid, uid=uid, user=str(uid), command=[name], agent_state=pb.AGENT_STATE_NONE, iterations=-1
+        )
+
+
+def _to_proto(process: pb.Process, diagnosis: Diagnosis) -> pb.Diagnosis:
+    checks = [to_check(finding) for finding in diagnosis.findings]
+    return pb.Diagnosis(process=process, method=clean(diagnosis.method, 64), checks=checks)
+
+
+def to_check(finding: Finding) -> pb.Check:
+    """For callers."""
+    return pb.Check(
+        name=finding.name,
+        status=f"CHECK_STATUS_{finding.status}",
+        detail=clean(finding.detail, _MAX_TEXT_CHARS),
+        advice=clean(finding.advice, _MAX_TEXT_CHARS),
+    )

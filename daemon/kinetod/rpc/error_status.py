@@ -1,0 +1,122 @@
+"""The one place where the daemon's errors become gRPC statuses."""
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from kinetod.access.call_gate import Gate
+from kinetod.access.call_limits import FLOODS
+from kinetod.access.callers import Auth
+from kinetod.access.token_users import TOKEN_KEY
+from kinetod.base import errors, metrics
+from kinetod.permissions.role_policy import Caller
+from kinetod.rpc.malformed_requests import readable
+
+log = logging.getLogger(__name__)
+
+DOMAIN = "kineto"
+STATUS_CODES: dict[type[errors.KinetodError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NotIdentified: grpc.StatusCode.UNAUTHENTICATED,
+    errors.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Precondition: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Exhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
+    errors.DataLoss: grpc.StatusCode.DATA_LOSS,
+    errors.Stopping: grpc.StatusCode.UNAVAILABLE,
+}
+Servicer = TypeVar("Servicer", bound="Guarded")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = Any  # grpc.aio.ServicerContext; its stub is generic over the messages of each method
+
+
+def to_status(error: errors.KinetodError) -> grpc.Status:
+    """The status with one ErrorInfo."""
+    return _status(STATUS_CODES[type(error)], str(error.reason), error.message, dict(error.metadata))
+
+
+def _status(code: grpc.StatusCode, reason: str, message: str, metadata: dict[str, str]) -> grpc.Status:
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    number: int = code.value[0]
+    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=number, message=message, details=[detail]))
+    return status
+
+
+def _code_of(exc: Exception) -> grpc.StatusCode:
+    return STATUS_CODES[type(exc)] if isinstance(exc, errors.KinetodError) else grpc.StatusCode.INTERNAL
+
+
+async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
+    if isinstance(exc, errors.KinetodError):
+        level = logging.DEBUG if exc.reason in FLOODS else logging.INFO  # those the audit log counts
+        log.log(level, "%s is refused: %s: %s", method, exc.reason, exc.message)
+        await context.abort_with_status(to_status(exc))
+    else:
+        log.error("%s failed", method, exc_info=exc)
+        text = "an error of the daemon itself; its log has the details"
+        await context.abort_with_status(_status(grpc.StatusCode.INTERNAL, errors.Reason.INTERNAL, text, {}))
+    raise AssertionError("abort_with_status returned")
+
+
+def auth_of(context: Context) -> Auth:
+    """What the caller has shown: the certificate's properties, and the token."""
+    shown: dict[str, Iterable[bytes]] = dict(context.auth_context())
+    shown[TOKEN_KEY] = [str(value).encode() for name, value in context.invocation_metadata() or () if name == TOKEN_KEY]
+    return shown
+
+
+class Guarded(Protocol):
+    """A service whose calls pass a gate."""
+
+    gate: Gate
+
+
+def unary(
+    method: Callable[[Servicer, Request, Caller], Awaitable[Response]],
+) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
+    """Makes a gRPC handler of a method that raises KinetodError; it is called once the gate has let the caller in."""
+
+    @functools.wraps(method)
+    async def handler(self: Servicer, request: Request, context: Context) -> Response:
+        with metrics.call(method.__name__) as call:
+            try:
+                caller = await self.gate.admit(method.__name__, context.peer(), auth_of(context), request)
+                with self.gate.noted(method.__name__, caller, request) as noted:
+                    noted.answer = await method(self, readable(request), caller)
+                return noted.answer  # type: ignore[no-any-return]  # it is what the method answered
+            except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
+                call.code = _code_of(exc).name
+                return await _abort(context, exc, method.__name__)
+
+    return handler
+
+
+def streaming(
+    method: Callable[[Servicer, Request, Caller], AsyncIterator[Response]],
+) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
+    """The same for a server stream."""
+
+    @functools.wraps(method)
+    async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
+        with metrics.call(method.__name__) as call:
+            try:
+                caller = await self.gate.admit(method.__name__, context.peer(), auth_of(context), request)
+                with self.gate.noted(method.__name__, caller, request):
+                    readable(request)
+                async for response in method(self, request, caller):
+                    yield response
+            except Exception as exc:  # noqa: BLE001  # logged and told as INTERNAL
+                call.code = _code_of(exc).name
+                await _abort(context, exc, method.__name__)
+
+    return handler

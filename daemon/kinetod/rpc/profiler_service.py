@@ -1,0 +1,177 @@
+"""The Profiler service: each method translates one call to the daemon's parts."""
+
+import functools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerServicer
+
+from kinetod.access.call_gate import Gate
+from kinetod.agents.agent_hub import AgentHub
+from kinetod.base.errors import Reason
+from kinetod.base.fair_slots import FairSlots
+from kinetod.captures.manager import CaptureManager
+from kinetod.config.settings import Settings
+from kinetod.permissions.caller_limits import Shares
+from kinetod.permissions.role_policy import Caller, Role
+from kinetod.rpc.diagnose_host import HostDiagnoser
+from kinetod.rpc.diagnose_process import Diagnoser
+from kinetod.rpc.error_status import Context, streaming, unary
+from kinetod.rpc.watch_host import HostWatcher
+from kinetod.selection.process_registry import Registry, checked_selector
+from kinetod.telemetry.host_info import HostInfo
+
+MAX_STREAMS = 256  # of stored files, of all callers: each holds a chunk of 1 MiB or two
+Handler = Callable[["ProfilerService", pb.GetClockRequest, Context], Awaitable[pb.Clock]]
+
+
+def stamped(handler: Handler) -> Handler:
+    """Notes in the answer when the request came and when the answer was made: outside of everything else."""
+
+    @functools.wraps(handler)
+    async def stamping(self: "ProfilerService", request: pb.GetClockRequest, context: Context) -> pb.Clock:
+        received_ns = time.time_ns()
+        clock = await handler(self, request, context)
+        clock.received_ns = received_ns
+        clock.sent_ns = time.time_ns()
+        return clock
+
+    return stamping
+
+
+class ProfilerService(ProfilerServicer):
+    """Every method of profiler.proto. `unary` and `streaming` ask the gate before each."""
+
+    def __init__(
+        self,
+        *,
+        hub: AgentHub,
+        registry: Registry,
+        captures: CaptureManager,
+        host: HostInfo,
+        watcher: HostWatcher,
+        diagnoser: Diagnoser,
+        host_diagnoser: HostDiagnoser,
+        gate: Gate,
+        settings: Settings,
+        looks: FairSlots,
+    ) -> None:
+        """looks: turns at looking at processes and folders."""
+        self.gate = gate
+        self._hub = hub
+        self._registry = registry
+        self._captures = captures
+        self._host = host
+        self._watcher = watcher
+        self._diagnoser = diagnoser
+        self._host_diagnoser = host_diagnoser
+        self._looks = looks
+        self._streams = Shares(
+            Reason.TOO_MANY_STREAMS,
+            "fetches and checks of stored files",
+            "access.max_streams_per_user",
+            own=lambda: settings.current.max_streams_per_user,
+            in_all=lambda: MAX_STREAMS,
+        )
+
+    def _stream(self, caller: Caller) -> AbstractContextManager[None]:
+        return self._streams.one(caller.key, caller, admin=Role.ADMIN in caller.roles)
+
+    @unary
+    async def ListProcesses(self, request: pb.ListProcessesRequest, caller: Caller) -> pb.ListProcessesResponse:
+        """Processes with an agent, and those that could have one."""
+        match = checked_selector(request.selector)
+        async with self._looks.turn():
+            everything = request.include_without_agent
+            processes = await self._registry.processes(match, caller, include_without_agent=everything)
+        return pb.ListProcessesResponse(processes=processes)
+
+    @unary
+    async def CreateCapture(self, request: pb.CreateCaptureRequest, caller: Caller) -> pb.Capture:
+        """Starts a capture."""
+        return await self._captures.create(request.spec, request.idempotency_key, caller)
+
+    @unary
+    async def StartCapture(self, request: pb.StartCaptureRequest, _caller: Caller) -> pb.Capture:
+        """Lets an armed capture begin."""
+        return await self._captures.start(request)
+
+    @streaming
+    async def WatchCapture(self, request: pb.WatchCaptureRequest, _caller: Caller) -> AsyncIterator[pb.CaptureEvent]:
+        """Snapshot, changes, snapshot."""
+        async for event in self._captures.watch(request.id):
+            yield event
+
+    @unary
+    async def GetCapture(self, request: pb.GetCaptureRequest, _caller: Caller) -> pb.Capture:
+        """One capture."""
+        return await self._captures.observed(request.id)
+
+    @unary
+    async def ListCaptures(self, request: pb.ListCapturesRequest, caller: Caller) -> pb.ListCapturesResponse:
+        """One page of captures."""
+        labels, size = dict(request.labels), request.page_size
+        captures, token = await self._captures.page(labels, size, request.page_token, caller)
+        return pb.ListCapturesResponse(captures=captures, next_page_token=token)
+
+    @unary
+    async def CancelCapture(self, request: pb.CancelCaptureRequest, _caller: Caller) -> pb.Capture:
+        """Stops a capture."""
+        return await self._captures.cancel(request.id, keep_partial=request.keep_partial)
+
+    @unary
+    async def DeleteCapture(self, request: pb.DeleteCaptureRequest, _caller: Caller) -> pb.DeleteCaptureResponse:
+        """Removes a finished capture."""
+        await self._captures.delete(request.id, keep_uploaded=request.keep_uploaded)
+        return pb.DeleteCaptureResponse()
+
+    @streaming
+    async def FetchTrace(self, request: pb.FetchTraceRequest, caller: Caller) -> AsyncIterator[pb.TraceChunk]:
+        """The bytes of one file."""
+        with self._stream(caller):
+            async for chunk in self._captures.fetch(request):
+                yield chunk
+
+    @unary
+    async def PinCapture(self, request: pb.PinCaptureRequest, caller: Caller) -> pb.Capture:
+        """Keeps a capture from retention, or no longer."""
+        return await self._captures.pin(request.id, caller, pinned=request.pinned)
+
+    @streaming
+    async def VerifyCapture(self, request: pb.VerifyCaptureRequest, caller: Caller) -> AsyncIterator[pb.FileCheck]:
+        """Reads every stored file again."""
+        with self._stream(caller):
+            async for check in self._captures.verify(request.id, uploaded=request.uploaded):
+                yield check
+
+    @stamped
+    @unary
+    async def GetClock(self, _request: pb.GetClockRequest, _caller: Caller) -> pb.Clock:
+        """This host's clock."""
+        return pb.Clock()
+
+    @unary
+    async def GetHost(self, _request: pb.GetHostRequest, _caller: Caller) -> pb.Host:
+        """This host."""
+        agents, running = len(self._hub), self._captures.running
+        return await self._looks.in_thread(self._host.describe, agents=agents, captures_running=running)
+
+    @streaming
+    async def WatchHost(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
+        """This host, its GPUs and processes, again and again."""
+        async for sample in self._watcher.watch(request, caller):
+            yield sample
+
+    @unary
+    async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, caller: Caller) -> pb.Diagnosis:
+        """Whether and how an agent could get into a process."""
+        async with self._looks.turn():
+            return await self._diagnoser.diagnose(request.pid, caller)
+
+    @unary
+    async def DiagnoseHost(self, _request: pb.DiagnoseHostRequest, caller: Caller) -> pb.HostDiagnosis:
+        """What on this host stands in the way of traces."""
+        async with self._looks.turn():
+            return await self._host_diagnoser.diagnose(caller)

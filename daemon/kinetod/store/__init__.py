@@ -1,0 +1,1 @@
+"""Keeps captures on disk: the index, their folders and the retention policy."""

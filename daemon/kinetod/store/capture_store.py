@@ -1,0 +1,473 @@
+"""Captures on disk: an index in SQLite and a folder per capture.
+
+Theory of operation
+    <state>/index.sqlite        captures, targets (proto-JSON), labels, idempotency keys; WAL, synchronous=FULL
+    <state>/captures/<id>/targets/<pid>-<start time>/    what `kineto_trace` reads and writes
+    <state>/trash/              folders on their way out
+
+    The index is the truth; a folder is made before its row. So after a crash a folder without a row is garbage,
+    and a row that has not ended is a capture that the daemon did not finish: `recovery` gives it its verdict.
+
+    Files go in three steps: the folder is renamed into the trash and emptied there, which frees the disk before
+    anything is written; the row goes, or says that nothing is here any more if an uploaded copy exists; the empty
+    folder in the trash goes. A folder in the trash thus is the note that its row has to follow, also after a crash.
+
+    Every method blocks but `run`, which executes one in the store's own thread, and `remove`.
+"""
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from google.protobuf import json_format
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.base.errors import Exhausted, KinetodError, Precondition, Reason, StartError
+from kinetod.base.fair_slots import FairSlots
+from kinetod.permissions.role_policy import Thing
+from kinetod.processes.identity import ProcessKey
+from kinetod.store import index_schema
+from kinetod.store.stored_files import empty
+
+log = logging.getLogger(__name__)
+
+LAST_UID = (1 << 31) - 1  # of those that hosts give; above are the numbers of users of Kubernetes
+
+INDEX_FILE = "index.sqlite"
+LOCK_FILE = "lock"
+_BUSY_TIMEOUT_MS = 5000
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
+    """What a failed write means for the caller."""
+    full = isinstance(exc, OSError) and exc.errno in _DISK_FULL
+    if full or (isinstance(exc, sqlite3.Error) and exc.sqlite_errorcode == sqlite3.SQLITE_FULL):
+        return Exhausted(Reason.LOW_DISK, f"the disk of {state_dir} is full; delete captures or free space on it")
+    return Precondition(
+        Reason.STORE_NOT_WRITABLE,
+        f"the store {state_dir} cannot be written ({exc}); check its permissions and its mount, "
+        "or give the daemon another --state-dir",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One capture in the store. Bytes are those on this disk; None: not measured, or nobody known."""
+
+    id: str
+    created_ns: int
+    ended_ns: int  # 0: not ended
+    pinned: bool
+    owner_uid: int | None
+    local_bytes: int | None
+    uploaded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What the ended captures of one user take on this disk. kept: what retention may not remove."""
+
+    owner_uid: int | None
+    stored_bytes: int = 0
+    pinned_bytes: int = 0
+    kept_bytes: int = 0
+
+
+class Store:
+    """One state folder. The caller holds its lock."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Opens or makes the store. Raises StartError."""
+        self.state_dir = state_dir
+        self.captures_dir = state_dir / "captures"
+        self._trash = state_dir / "trash"
+        self._executor = ThreadPoolExecutor(1, "store")
+        self._turns = FairSlots(1)
+        self.reading = FairSlots(2, spare=1)  # turns at reading stored files
+        try:
+            self._db = self._open()
+            self._prepare()
+        except (OSError, sqlite3.Error) as exc:
+            raise StartError(
+                f"the store {state_dir} cannot be opened: {exc}; check its permissions or give another --state-dir"
+            ) from exc
+
+    def _open(self) -> sqlite3.Connection:
+        for folder in (self.captures_dir, self._trash):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return sqlite3.connect(self.state_dir / INDEX_FILE, check_same_thread=False, isolation_level=None)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether index and folders are where they were made; SQLite would go on writing into a removed file."""
+        return (self.state_dir / INDEX_FILE).exists() and self.captures_dir.is_dir() and self._trash.is_dir()
+
+    def mend(self) -> None:
+        """Makes again what somebody has removed of the store. Waits for its thread. Raises OSError, sqlite3.Error."""
+        if not self.is_here:
+            self._executor.submit(self._mend).result()
+
+    def _mend(self) -> None:
+        if self.is_here:
+            return
+        log.error("the store %s was removed, with the captures in it; it is made again, empty", self.state_dir)
+        if (self.state_dir / INDEX_FILE).exists():
+            self._open().close()
+            return
+        self._db.close()
+        self._db = self._open()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
+            self._db.execute(f"PRAGMA {pragma}")
+        found = index_schema.prepare(self._db)
+        if not index_schema.is_known(found):
+            self._db.close()
+            raise StartError(
+                f"the store {self.state_dir} was written by another version of kinetod (schema {found}, this one "
+                f"knows {index_schema.VERSION}); use that version or another --state-dir"
+            )
+        if 0 < found < index_schema.VERSION:
+            log.info("the index of %s is brought from version %d to %d", self.state_dir, found, index_schema.VERSION)
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Executes a method in the store's thread; write errors become KinetodError."""
+        call = functools.partial(function, *args, **kwargs)
+        try:
+            async with self._turns.turn():
+                return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except (OSError, sqlite3.Error) as exc:
+            raise store_error(exc, self.state_dir) from exc
+
+    def close(self) -> None:
+        """Waits for what is under way."""
+        self._executor.shutdown()
+        self._db.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._mend()
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")  # fails on a full disk; what it would have kept must not be seen then
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back itself
+                self._db.execute("ROLLBACK")
+            raise
+
+    # writing
+
+    def insert(self, capture: pb.Capture, *, key: str, request_hash: str) -> None:
+        """Makes the folders, then the rows of a new capture."""
+        for target in capture.targets:
+            self.target_dir(capture.id, key_of(target)).mkdir(mode=0o700, parents=True)
+        try:
+            with self._transaction():
+                self._insert_rows(capture, key=key, request_hash=request_hash)
+        except BaseException:
+            self._remove_folder(self.captures_dir / capture.id)
+            raise
+
+    def _insert_rows(self, capture: pb.Capture, *, key: str = "", request_hash: str = "") -> None:
+        spec = json_format.MessageToJson(capture.spec, indent=None)
+        row = (capture.id, capture.created_ns, capture.ended_ns, int(capture.status), capture.host, key or None)
+        owner_uid = capture.owner_uid if capture.HasField("owner_uid") else None
+        self._db.execute(_INSERT, (*row, request_hash, spec, owner_uid))
+        self._db.executemany(
+            "INSERT INTO labels VALUES (?, ?, ?)",
+            [(capture.id, name, value) for name, value in capture.spec.labels.items()],
+        )
+        for number, target in enumerate(capture.targets):
+            self._db.execute(
+                "INSERT INTO targets VALUES (?, ?, ?, ?, ?, ?)",
+                (capture.id, number, target.pid, target.start_time_ns, int(target.verdict), _json(target)),
+            )
+
+    def save_target(self, capture_id: str, number: int, target: pb.Target) -> None:
+        """Replaces what is known of one target."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE targets SET verdict = ?, target = ? WHERE capture_id = ? AND number = ?",
+                (int(target.verdict), _json(target), capture_id, number),
+            )
+
+    def save_end(self, capture: pb.Capture) -> None:
+        """The capture has ended. Its rows are made again if the store was removed while it ran."""
+        local_bytes = capture.local_bytes if capture.HasField("local_bytes") else None
+        with self._transaction():
+            if not self._db.execute("SELECT 1 FROM captures WHERE id = ?", (capture.id,)).fetchone():
+                self._insert_rows(capture)
+            self._db.execute(
+                "UPDATE captures SET ended_ns = ?, status = ?, local_bytes = ? WHERE id = ?",
+                (capture.ended_ns, int(capture.status), local_bytes, capture.id),
+            )
+
+    def save_start(self, request: pb.StartCaptureRequest) -> None:
+        """An armed capture was started, in this way."""
+        with self._transaction():
+            self._db.execute("UPDATE captures SET start = ? WHERE id = ?", (_json(request), request.id))
+
+    def start_of(self, capture_id: str) -> pb.StartCaptureRequest | None:
+        """How an armed capture was started; None if it was not."""
+        row = self._db.execute("SELECT start FROM captures WHERE id = ?", (capture_id,)).fetchone()
+        return None if row is None or row[0] is None else _start(row[0])
+
+    def set_pinned(self, capture_id: str, pinned: bool) -> None:
+        """Whether the capture is kept until it is unpinned."""
+        with self._transaction():
+            self._db.execute("UPDATE captures SET pinned = ? WHERE id = ?", (int(pinned), capture_id))
+
+    def set_local_bytes(self, capture_id: str, size: int) -> None:
+        """What the capture takes on this disk."""
+        with self._transaction():
+            self._db.execute("UPDATE captures SET local_bytes = ? WHERE id = ?", (size, capture_id))
+
+    def set_upload(self, capture_id: str, upload: pb.Upload | None) -> None:
+        """What is known of the uploaded copy."""
+        text = None if upload is None else _json(upload)
+        with self._transaction():
+            self._db.execute("UPDATE captures SET upload = ? WHERE id = ?", (text, capture_id))
+
+    def note_check(self, capture_id: str, key: ProcessKey, format_: str, *, damage: str, now_ns: int) -> None:
+        """Notes what was found when a file was read: `damage`, or that it is as it was written (empty)."""
+        with self._transaction():
+            row = self._db.execute(
+                "SELECT number, target FROM targets WHERE capture_id = ? AND pid = ? AND start_time_ns = ?",
+                (capture_id, key.pid, key.start_time_ns),
+            ).fetchone()
+            if row is None:
+                return
+            target = json_format.Parse(row[1], pb.Target(), ignore_unknown_fields=True)
+            for file in target.files:
+                if file.format == format_:
+                    file.damage = damage
+                    file.verified_ns = file.verified_ns if damage else now_ns
+            self._db.execute(
+                "UPDATE targets SET target = ? WHERE capture_id = ? AND number = ?", (_json(target), capture_id, row[0])
+            )
+
+    # removing
+
+    async def remove(self, capture_id: str) -> None:
+        """Removes the files of a capture; its entry too, unless it says where the uploaded copy is."""
+        trash = await self.run(self._take_out, capture_id)
+        await asyncio.to_thread(empty, trash)  # large files: not in the store's thread
+        await self.run(self._settle, trash)
+
+    def _take_out(self, capture_id: str) -> Path:
+        trash = self._trash / capture_id
+        empty(trash)
+        with contextlib.suppress(FileNotFoundError):
+            (self.captures_dir / capture_id).rename(trash)  # over an empty folder, if there is one
+        trash.mkdir(mode=0o700, exist_ok=True)
+        return trash
+
+    def _settle(self, trash: Path) -> None:
+        """The row of an emptied folder in the trash, then the folder."""
+        capture_id = trash.name
+        if not (self.captures_dir / capture_id).exists():
+            with self._transaction():
+                row = self._db.execute("SELECT upload FROM captures WHERE id = ?", (capture_id,)).fetchone()
+                if row is not None and _is_uploaded(row[0]):
+                    self._db.execute("UPDATE captures SET local_bytes = 0 WHERE id = ?", (capture_id,))
+                else:
+                    self._db.execute("DELETE FROM captures WHERE id = ?", (capture_id,))
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _remove_folder(self, folder: Path) -> None:
+        """Of a capture that has no row."""
+        trash = self._trash / folder.name
+        empty(trash)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    # reading
+
+    def get(self, capture_id: str) -> pb.Capture | None:
+        """One capture."""
+        row = self._db.execute(_SELECT + " WHERE id = ?", (capture_id,)).fetchone()
+        return None if row is None else self._capture(row)
+
+    def by_key(self, key: str) -> tuple[str, str] | None:
+        """Id and request hash of the capture made with this idempotency key."""
+        row: tuple[str, str] | None = self._db.execute(
+            "SELECT id, request_hash FROM captures WHERE idempotency_key = ?", (key,)
+        ).fetchone()
+        return row
+
+    def owner(self, capture_id: str) -> Thing | None:
+        """What decisions about a capture are made from; None if there is none."""
+        row = self._db.execute("SELECT owner_uid FROM captures WHERE id = ?", (capture_id,)).fetchone()
+        return None if row is None else Thing(uid=row[0])
+
+    def number_of(self, user: str) -> int:
+        """What stands for a user of Kubernetes wherever a uid does, for good: beyond the uids of Linux."""
+        query = "SELECT number FROM kubernetes_users WHERE name = ?"
+        if (row := self._db.execute(query, (user,)).fetchone()) is None:
+            with self._transaction():
+                insert = "INSERT INTO kubernetes_users SELECT coalesce(max(number), ?) + 1, ? FROM kubernetes_users"
+                self._db.execute(insert, (LAST_UID, user))
+            row = self._db.execute(query, (user,)).fetchone()
+        return int(row[0])
+
+    def uses(self, until_uploaded: bool) -> list[Use]:
+        """Of each user. until_uploaded: what is not uploaded is kept."""
+        return [
+            Use(owner_uid=row[0], stored_bytes=row[1], pinned_bytes=row[2], kept_bytes=row[3])
+            for row in self._db.execute(_USES, (until_uploaded,)).fetchall()
+        ]
+
+    def page(
+        self,
+        labels: Mapping[str, str],
+        *,
+        size: int,
+        before: tuple[int, str] | None,
+        only_uid: int | None = None,
+    ) -> list[pb.Capture]:
+        """Newest first; `before` is (created_ns, id) of the last one of the page before. only_uid: of one owner."""
+        conditions, values = ["1"], list[str | int]()
+        if only_uid is not None:
+            conditions.append("owner_uid = ?")
+            values.append(only_uid)
+        if before is not None:
+            conditions.append("(created_ns, id) < (?, ?)")
+            values += before
+        for name, value in labels.items():
+            conditions.append("id IN (SELECT capture_id FROM labels WHERE key = ? AND value = ?)")
+            values += (name, value)
+        # Only constants of this module are put into the statement; values are bound.
+        query = " ".join((_SELECT, "WHERE", " AND ".join(conditions), "ORDER BY created_ns DESC, id DESC LIMIT ?"))
+        return [self._capture(row) for row in self._db.execute(query, (*values, size)).fetchall()]
+
+    def unfinished(self) -> list[pb.Capture]:
+        """Captures that the last daemon did not end."""
+        rows = self._db.execute(_SELECT + " WHERE ended_ns = 0 ORDER BY created_ns").fetchall()
+        return [self._capture(row) for row in rows]
+
+    def holdings(self) -> list[Holding]:
+        """Every capture with what decides about its fate, oldest first."""
+        rows = self._db.execute(
+            "SELECT id, created_ns, ended_ns, pinned, owner_uid, local_bytes, upload FROM captures "
+            "ORDER BY created_ns, id"
+        ).fetchall()
+        return [
+            Holding(
+                id=row[0],
+                created_ns=row[1],
+                ended_ns=row[2],
+                pinned=bool(row[3]),
+                owner_uid=row[4],
+                local_bytes=row[5],
+                uploaded=_is_uploaded(row[6]),
+            )
+            for row in rows
+        ]
+
+    def _capture(self, row: tuple[Any, ...]) -> pb.Capture:
+        status = pb.CaptureStatus.Name(row[3])
+        capture = pb.Capture(id=row[0], created_ns=row[1], ended_ns=row[2], status=status, host=row[4])
+        json_format.Parse(row[5], capture.spec, ignore_unknown_fields=True)
+        capture.pinned = bool(row[6])
+        if row[7] is not None:
+            capture.owner_uid = row[7]
+        if row[8] is not None:
+            capture.local_bytes = row[8]
+        if row[9] is not None:
+            json_format.Parse(row[9], capture.upload, ignore_unknown_fields=True)
+        if row[10] is not None and (start := _start(row[10])).HasField("clock"):
+            capture.clock.CopyFrom(start.clock)
+        targets = self._db.execute("SELECT target FROM targets WHERE capture_id = ? ORDER BY number", (row[0],))
+        for (text,) in targets.fetchall():
+            json_format.Parse(text, capture.targets.add(), ignore_unknown_fields=True)
+        return capture
+
+    # files
+
+    def capture_dir(self, capture_id: str) -> Path:
+        """The folder of one capture."""
+        return self.captures_dir / capture_id
+
+    def target_dir(self, capture_id: str, key: ProcessKey) -> Path:
+        """The folder of one target."""
+        return self.captures_dir / capture_id / "targets" / str(key)
+
+    def free_bytes(self) -> int:
+        """What an unprivileged process can still write on the disk."""
+        status = os.statvfs(self.state_dir)
+        return status.f_bavail * status.f_frsize
+
+    def disk_bytes(self) -> int:
+        """What an unprivileged process could write on the disk if it were empty."""
+        status = os.statvfs(self.state_dir)
+        return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
+
+    def check_writable(self) -> None:
+        """Writes a little file. Raises OSError."""
+        with tempfile.TemporaryFile(dir=self.state_dir) as probe:  # calls come at once: each has a file of its own
+            probe.write(b"x")
+
+    def clean_up(self) -> None:
+        """After a crash: ends removals, removes folders that have no row and half-written files."""
+        for trash in self._trash.iterdir():
+            empty(trash)
+            self._settle(trash)
+        known = {row[0] for row in self._db.execute("SELECT id FROM captures").fetchall()}
+        for folder in self.captures_dir.iterdir():
+            if folder.name not in known:
+                log.warning("removing %s: a capture that was never recorded in the index", folder)
+                self._remove_folder(folder)
+        for capture in self.unfinished():
+            for leftover in (self.captures_dir / capture.id).rglob("*.tmp"):
+                leftover.unlink(missing_ok=True)
+
+
+_SELECT = (
+    "SELECT id, created_ns, ended_ns, status, host, spec, pinned, owner_uid, local_bytes, upload, start FROM captures"
+)
+_USES = (
+    "SELECT owner_uid, sum(local_bytes), sum(local_bytes * (pinned != 0)), sum(local_bytes * (pinned != 0 OR "
+    "(? AND coalesce(json_extract(upload, '$.state'), '') != 'UPLOAD_STATE_UPLOADED'))) "
+    "FROM captures WHERE local_bytes IS NOT NULL GROUP BY owner_uid"
+)
+_INSERT = (
+    "INSERT INTO captures (id, created_ns, ended_ns, status, host, idempotency_key, request_hash, spec, owner_uid) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+def _json(message: pb.Target | pb.Upload | pb.StartCaptureRequest) -> str:
+    return json_format.MessageToJson(message, indent=None)
+
+
+def _start(text: str) -> pb.StartCaptureRequest:
+    return json_format.Parse(text, pb.StartCaptureRequest(), ignore_unknown_fields=True)
+
+
+def _is_uploaded(text: str | None) -> bool:
+    if text is None:
+        return False
+    upload = json_format.Parse(text, pb.Upload(), ignore_unknown_fields=True)
+    return upload.state == pb.UPLOAD_STATE_UPLOADED
+
+
+def key_of(target: pb.Target) -> ProcessKey:
+    """The process of a target."""
+    return ProcessKey(target.pid, target.start_time_ns)

@@ -1,0 +1,58 @@
+"""The processes of the daemon's own: how they are started, what becomes of their standard error, and how they end."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Collection
+
+from kinetod.base.safe_text import clean
+
+_EXIT_S = 1.0
+_MAX_LINE_CHARS = 1000
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command that runs one of our modules. Nothing is imported from the folder that the daemon was started in."""
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+async def log_errors(process: Process, log: logging.Logger, name: str, level: int = logging.INFO) -> None:
+    """What it writes to standard error, a line at a time, until nobody can write there any more."""
+    assert process.stderr is not None
+    with contextlib.suppress(ValueError):  # a line beyond the limit
+        async for line in process.stderr:
+            text = clean(line.decode("utf-8", "replace").rstrip(), _MAX_LINE_CHARS)
+            log.log(level, "%s %d: %s", name, process.pid, text)
+
+
+async def end(process: Process, *, patience_s: float = 0.0, readers: Collection["asyncio.Task[None]"] = ()) -> str:
+    """It runs no more; says how it ended. One that the kernel does not let go is not waited for.
+
+    patience_s: how long it may take to end by itself, now that its standard input is closed. readers: of its output,
+    which get the time to read what it wrote last; what nobody reads is thrown away, so that its pipes are closed.
+    """
+    if process.stdin is not None:
+        process.stdin.close()
+    if process.returncode is None and not (patience_s and await _ended(process, patience_s)):
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await _ended(process, _EXIT_S)
+    if readers:
+        await asyncio.wait(readers, timeout=_EXIT_S)
+    for pipe in filter(None, (process.stdout, process.stderr)):
+        with contextlib.suppress(TimeoutError, RuntimeError):  # somebody else holds it open; it is still being read
+            await asyncio.wait_for(_drain(pipe), _EXIT_S)
+    return "it does not end" if process.returncode is None else f"exit status {process.returncode}"
+
+
+async def _drain(pipe: asyncio.StreamReader) -> None:
+    while await pipe.read(1 << 16):
+        pass
+
+
+async def _ended(process: Process, within_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), within_s)
+    return process.returncode is not None

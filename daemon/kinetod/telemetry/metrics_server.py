@@ -1,0 +1,232 @@
+"""Serves /metrics and /health over HTTP, in threads of its own: a scrape never holds up the daemon.
+
+A peer can hurt only itself. Over loopback a peer is a user of this host, else an address. Each has MAX_PER_PEER
+connections at a time and MAX_PER_SECOND new ones, of MAX_CONNECTIONS of all, of which some are kept for peers that have
+none; more are closed at once. A connection ends after CONNECTION_S, however slowly it sends or reads. One measurement
+is made at a time, and serves all scrapes that came before it began.
+
+Nothing but these two pages is served, and nothing is taken from the request but the names that Prometheus asks for.
+"""
+
+import contextlib
+import json
+import logging
+import socket
+import socketserver
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from kinetod import __version__
+from kinetod.access.peers import Unidentified, of_loopback
+from kinetod.base import metrics
+from kinetod.base.errors import StartError
+from kinetod.config.settings import ListenAddress, is_loopback
+from kinetod.permissions.caller_limits import RESERVE, RequestRate, full, less
+
+log = logging.getLogger(__name__)
+
+REQUEST_S = 5.0
+CONNECTION_S = 15.0  # a scrape takes 2 s
+MAX_CONNECTIONS = 16
+MAX_PER_PEER = 4
+MAX_PER_SECOND = 10  # of one peer, on average
+POLL_S = 0.5
+_TEXT = [("Content-Type", "text/plain; charset=utf-8")]
+_JSON = [("Content-Type", "application/json")]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # the base class names it
+        log.debug("%s: %s", self.address_string(), format % args)
+
+    def address_string(self) -> str:
+        return str(self.client_address[0])  # never a look-up
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, address: ListenAddress) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._lock = threading.Lock()
+        self._held = Counter[str]()
+        self._open: dict[Any, tuple[str, float]] = {}  # by connection: whose, and since when
+        self._rate = RequestRate(lambda: MAX_PER_SECOND)
+        super().__init__((address.host, address.port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without the base class's look-up of the host's name."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._enter(request, _peer(request, client_address)):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no more threads
+            self._leave(request)
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except Exception:  # noqa: BLE001  # as the base class does
+            self.handle_error(request, client_address)
+        finally:
+            self._leave(request)
+            self.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a connection to the metrics port broke", exc_info=True)
+
+    def _enter(self, request: Any, peer: str) -> bool:
+        """Whether this peer may have one connection more, which it has then."""
+        with self._lock:
+            in_all = MAX_CONNECTIONS - MAX_CONNECTIONS // RESERVE
+            if full(self._held[peer], self._held.total(), own=MAX_PER_PEER, in_all=in_all, admin=False) is not None:
+                return False
+            if self._rate.late_s(peer):
+                return False
+            self._held[peer] += 1
+            self._open[request] = peer, time.monotonic()
+        return True
+
+    def _leave(self, request: Any) -> None:
+        with self._lock:
+            peer, _ = self._open.pop(request)
+            less(self._held, peer)
+
+    def service_actions(self) -> None:
+        """Every POLL_S: ends what takes too long."""
+        with self._lock:
+            for connection, (_, since) in self._open.items():
+                if time.monotonic() - since > CONNECTION_S:
+                    with contextlib.suppress(OSError):  # the other end has hung up
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _peer(connection: socket.socket, far: tuple[str, int]) -> str:
+    """What connections are counted by: a user of this host, or an address."""
+    if not is_loopback(far[0]):
+        return far[0]
+    try:
+        return of_loopback(connection.getsockname()[:2], far[:2]).key
+    except (Unidentified, OSError):
+        return "nobody in particular"
+
+
+class _Shared:
+    """A registry that is measured once for all scrapes that wait."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._began = float("-inf")
+        self._families: list[Metric] = []
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family, as measured after this was called."""
+        came = time.monotonic()
+        with self._lock:
+            if self._began < came:
+                self._began = time.monotonic()
+                self._families = list(self._registry.collect())
+            return self._families
+
+    def restricted_registry(self, names: Collection[str]) -> "_Some":
+        """Those with these samples: what `name[]` asks for."""
+        return _Some(self, frozenset(names))
+
+
+class _Some:
+    """The samples of a registry that have one of these names."""
+
+    def __init__(self, registry: _Shared, names: frozenset[str]) -> None:
+        self._registry = registry
+        self._names = names
+
+    def collect(self) -> Iterable[Metric]:
+        """The families that have any."""
+        for family in self._registry.collect():
+            samples = [sample for sample in family.samples if sample.name in self._names]
+            if samples:
+                some = Metric(family.name, family.documentation, family.type, family.unit)
+                some.samples = samples
+                yield some
+
+
+class MetricsServer:
+    """Serves until `stop`.
+
+    collectors: besides the daemon's own. healthy: whether the daemon serves, asked from other threads.
+    """
+
+    def __init__(self, address: ListenAddress, collectors: Iterable[Collector], *, healthy: Callable[[], bool]) -> None:
+        self._address = address
+        self._healthy = healthy
+        registry = CollectorRegistry()
+        for collector in (metrics.REGISTRY, *collectors):
+            registry.register(collector)
+        self._metrics: Any = make_wsgi_app(_Shared(registry))
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        assert self._server is not None
+        return self._server.server_port
+
+    def start(self) -> None:
+        """Listens. Raises StartError."""
+        try:
+            self._server = _Server(self._address)
+        except OSError as exc:
+            raise StartError(
+                f"cannot serve metrics on {self._address}: {exc.strerror or exc}; choose another metrics.listen"
+            ) from exc
+        self._server.set_app(self._serve)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": POLL_S}, name="metrics", daemon=True
+        )
+        self._thread.start()
+        log.info("metrics on http://%s/metrics", replace(self._address, port=self.port))
+
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if method not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [*_TEXT, ("Allow", "GET, HEAD")])
+            return [b"GET /metrics or /health\n"]
+        if path == "/metrics":
+            pages: Iterable[bytes] = self._metrics(environ, start_response)
+            return pages
+        if path == "/health":
+            serving = self._healthy()
+            start_response("200 OK" if serving else "503 Service Unavailable", _JSON)
+            status = "SERVING" if serving else "NOT_SERVING"
+            return [json.dumps({"status": status, "version": __version__}).encode() + b"\n"]
+        start_response("404 Not Found", _TEXT)
+        return [b"GET /metrics or /health\n"]
+
+    def stop(self) -> None:
+        """Listens no more; blocks for POLL_S at most. Scrapes under way are dropped with the process."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

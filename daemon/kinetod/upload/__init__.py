@@ -1,1 +1,0 @@
-"""Uploads of captures to object storage, and reading them back."""

@@ -1,0 +1,206 @@
+"""How a file gets into each kind of store: such that an object is either whole or not there.
+
+    s3      parts of a multipart upload; what has arrived is asked for, so that a later try goes on there
+    file    a .part file that a later try goes on with, then a rename
+    others  in one piece by the library, whose objects appear when they are complete; a later try begins anew
+
+`put` returns the entity tag to compare, or an empty text if the store is to be read back instead.
+"""
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from kinetod.uploads.local_source import Part, Source
+from kinetod.uploads.throttle import Share
+from kinetod.uploads.worker_protocol import LocalDamage, Progress
+
+_PART_SUFFIX = ".part"
+
+
+class Memory(Protocol):
+    """What a try tells the next one, per file; kept on disk."""
+
+    def get(self, name: str, key: str) -> Any:
+        """None if nothing was noted."""
+        ...
+
+    def note(self, name: str, key: str, value: Any) -> None:
+        """On disk when it returns."""
+        ...
+
+
+class Sink:
+    """The way of stores that have nothing better."""
+
+    def __init__(self, fs: Any, throttle: Share) -> None:
+        self._fs = fs
+        self._throttle = throttle
+
+    def put(self, source: Source, target: str, memory: Memory, progress: Progress) -> str:
+        """Whole, or not at all. Raises what the file system raises, LocalDamage, Cancelled."""
+        parts = source.parts()
+        first = next(parts)
+        for _ in parts:
+            progress(0)
+        source.stored()
+        self._throttle.take(source.size, lambda: progress(0))
+        if source.size <= source.part_bytes:
+            self._fs.pipe_file(target, first.data)
+        else:
+            self._fs.put_file(str(source.path), target, callback=_callback(progress))
+        progress(source.size)
+        return ""
+
+    def put_bytes(self, data: bytes, target: str) -> None:
+        """A small object, whole or not at all. Raises what the file system raises."""
+        self._fs.pipe_file(target, data)
+
+
+class S3Sink(Sink):
+    """Multipart uploads through s3fs, which offers S3's own calls."""
+
+    def put(self, source: Source, target: str, memory: Memory, progress: Progress) -> str:
+        """See Sink.put."""
+        if source.size <= source.part_bytes:
+            super().put(source, target, memory, progress)
+            return source.etag()
+        bucket, key, _ = self._fs.split_path(target)
+        where = {"Bucket": bucket, "Key": key}
+        upload_id, there = self._begin(source, where, memory)
+        tags: dict[int, str] = {}
+        upload = {**where, "UploadId": upload_id}
+        for part in source.parts():
+            tag = self._known(part, there, memory, source)
+            tags[part.number] = tag or self._send(part, upload, memory, source, progress)
+            progress(len(part.data))
+        try:
+            source.stored()
+        except LocalDamage:
+            self._fs.call_s3("abort_multipart_upload", **upload)
+            raise
+        listed = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(tags.items())]
+        self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": listed})
+        self._fs.invalidate_cache(target)
+        return source.etag()
+
+    def _begin(self, source: Source, where: dict[str, str], memory: Memory) -> tuple[str, dict[int, tuple[str, int]]]:
+        """The upload to go on with and its parts: tag and size by number."""
+        if (upload_id := memory.get(source.name, "upload_id")) is not None:
+            with contextlib.suppress(FileNotFoundError):  # no such upload: it was completed or given up meanwhile
+                return upload_id, self._list_parts({**where, "UploadId": upload_id})
+        self._abort_lost(where)
+        created = self._fs.call_s3("create_multipart_upload", **where)
+        memory.note(source.name, "upload_id", created["UploadId"])
+        return created["UploadId"], {}
+
+    def _abort_lost(self, where: dict[str, str]) -> None:
+        """Uploads to this key that were begun just before an interruption, so that nobody knows them."""
+        with contextlib.suppress(OSError):  # not everybody may ask for them
+            page = self._fs.call_s3("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"])
+            for each in page.get("Uploads", ()):
+                if each["Key"] == where["Key"]:
+                    self._fs.call_s3("abort_multipart_upload", **where, UploadId=each["UploadId"])
+
+    def _list_parts(self, upload: dict[str, str]) -> dict[int, tuple[str, int]]:
+        found: dict[int, tuple[str, int]] = {}
+        more: dict[str, Any] = {}
+        while True:
+            page = self._fs.call_s3("list_parts", **upload, **more)
+            for part in page.get("Parts", ()):
+                found[part["PartNumber"]] = part["ETag"], part["Size"]
+            if not page.get("IsTruncated"):
+                return found
+            more = {"PartNumberMarker": page["NextPartNumberMarker"]}
+
+    def _known(self, part: Part, there: dict[int, tuple[str, int]], memory: Memory, source: Source) -> str:
+        """The tag of a part that has arrived, else an empty text."""
+        tag, size = there.get(part.number, ("", -1))
+        ours = part.md5.hex(), memory.get(source.name, f"part {part.number}")
+        return tag if size == len(part.data) and tag.strip('"') in ours else ""
+
+    def _send(self, part: Part, upload: dict[str, str], memory: Memory, source: Source, progress: Progress) -> str:
+        self._throttle.take(len(part.data), lambda: progress(0))
+        answer = self._fs.call_s3("upload_part", **upload, PartNumber=part.number, Body=part.data)
+        tag: str = answer["ETag"]
+        if tag.strip('"') != part.md5.hex():  # encrypted with a key of the store: only we know that it is ours
+            memory.note(source.name, f"part {part.number}", tag.strip('"'))
+        return tag
+
+
+class FileSink(Sink):
+    """A folder of this machine or a mounted one."""
+
+    def put(self, source: Source, target: str, memory: Memory, progress: Progress) -> str:
+        """See Sink.put."""
+        path = Path(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part_path = path.with_name(path.name + _PART_SUFFIX)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(part_path, flags, 0o600), "r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size > source.size:
+                file.truncate(0)
+            for part in source.parts():
+                begin = file.tell()
+                if not _same(file.read(len(part.data)), part):
+                    file.seek(begin)
+                    self._throttle.take(len(part.data), lambda: progress(0))
+                    rest = memoryview(part.data)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                progress(len(part.data))
+            os.fsync(file.fileno())
+        try:
+            source.stored()
+        except LocalDamage:
+            part_path.unlink()
+            raise
+        part_path.replace(path)
+        _sync_folder(path.parent)
+        return ""
+
+    def put_bytes(self, data: bytes, target: str) -> None:
+        """See Sink.put_bytes."""
+        path = Path(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part_path = path.with_name(path.name + _PART_SUFFIX)
+        with part_path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part_path.replace(path)
+        _sync_folder(path.parent)
+
+
+def sink_for(scheme: str, fs: Any, throttle: Share) -> Sink:
+    """The best way into a store of this scheme."""
+    return {"s3": S3Sink, "file": FileSink}.get(scheme, Sink)(fs, throttle)
+
+
+def _same(found: bytes, part: Part) -> bool:
+    return len(found) == len(part.data) and hashlib.md5(found, usedforsecurity=False).digest() == part.md5
+
+
+def _callback(progress: Progress) -> Any:
+    import fsspec
+
+    class Alive(fsspec.callbacks.Callback):  # type: ignore[misc]  # fsspec has no types
+        """Tells that something moves; the bytes are counted at the end."""
+
+        def relative_update(self, inc: int = 1) -> None:
+            progress(0)
+
+        def absolute_update(self, value: int) -> None:
+            progress(0)
+
+    return Alive()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,218 @@
+"""The daemon's side of the upload worker: starts it when it is needed, asks it, ends it when it is quiet or stuck."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kinetod.base.object_store_urls import folder_of
+from kinetod.base.safe_text import clean
+from kinetod.supervise import child
+from kinetod.uploads.worker_protocol import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
+
+log = logging.getLogger(__name__)
+
+STUCK_S = 600.0  # without any progress of a job
+IDLE_S = 60.0
+_EXIT_S = 2.0
+_LINE_BYTES = 16 << 20
+_MAX_DATA_BYTES = 16 << 20
+OnProgress = Callable[[int], None]
+Setup = tuple[WorkerOptions, Mapping[str, str]]  # and its environment beside the daemon's
+
+
+class _Process:
+    """One worker process and the jobs that it has."""
+
+    def __init__(self, process: Process, setup: Setup) -> None:
+        self.process = process
+        self.setup = setup
+        self.jobs: dict[int, asyncio.Queue[tuple[dict[str, Any], bytes] | None]] = {}
+        errors = child.log_errors(process, log, "upload worker", logging.DEBUG)
+        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(errors)]
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        try:
+            while line := await self.process.stdout.readline():
+                answer = json.loads(line)
+                size = int(answer.pop("bytes", 0))
+                if not 0 <= size <= _MAX_DATA_BYTES:
+                    raise ValueError(f"an answer of {size} bytes")
+                data = await self.process.stdout.readexactly(size) if size else b""
+                if (queue := self.jobs.get(answer["id"])) is not None:
+                    queue.put_nowait((answer, data))
+        except (OSError, ValueError, KeyError, TypeError, asyncio.IncompleteReadError) as exc:
+            log.error("the upload worker's answer is not understood: %r", exc)
+            self.kill()
+        for queue in self.jobs.values():
+            queue.put_nowait(None)
+
+    def send(self, job: Mapping[str, Any]) -> None:
+        """Jobs are small; the pipe takes them without waiting."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job).encode() + b"\n")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take jobs."""
+        return self.process.returncode is None and not self.tasks[0].done()
+
+    def kill(self) -> None:
+        """At once; its jobs fail."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    async def stop(self) -> None:
+        """Lets it end, then makes it."""
+        await child.end(self.process, patience_s=_EXIT_S, readers=self.tasks)
+
+
+class UploadWorker:
+    """Asks the worker process. `environ` is what it gets beside the daemon's own; it may block and raise OSError."""
+
+    def __init__(
+        self,
+        lock_path: Path,
+        options: Callable[[], WorkerOptions],
+        environ: Callable[[], Mapping[str, str]] = dict,
+        *,
+        idle_s: float = IDLE_S,
+        stuck_s: float = STUCK_S,
+    ) -> None:
+        self._lock_path = lock_path
+        self._options = options
+        self._environ = environ
+        self._idle_s = idle_s
+        self._stuck_s = stuck_s
+        self._starting = asyncio.Lock()
+        self._current: _Process | None = None
+        self._numbers = 0
+        self._folders: tuple[str, ...] = ()
+        self._idle: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def pids(self) -> set[int]:
+        """Of the running worker."""
+        return {self._current.process.pid} if self._current is not None and self._current.is_alive else set()
+
+    def outdated(self) -> bool:
+        """Whether the running worker has other options than a new one would get."""
+        current = self._current
+        return current is not None and current.is_alive and current.setup[0] != self._wanted()
+
+    def _wanted(self) -> WorkerOptions:
+        return replace(self._options(), folders=self._folders)
+
+    async def ask(
+        self, job: Mapping[str, Any], on_progress: OnProgress = lambda _: None
+    ) -> tuple[dict[str, Any], bytes]:
+        """The answer and its data. Raises UploadError and its subclasses."""
+        if (folder := folder_of(str(job["url"]))) and folder not in self._folders:
+            self._folders += (folder,)
+        worker = await self._worker()
+        self._numbers += 1
+        number = self._numbers
+        queue: asyncio.Queue[tuple[dict[str, Any], bytes] | None] = asyncio.Queue()
+        worker.jobs[number] = queue
+        finished = False
+        try:
+            worker.send({**job, "id": number})
+            answer, data = await self._answer(worker, queue, on_progress)
+            finished = True
+        finally:
+            if not finished and worker.is_alive:
+                with contextlib.suppress(OSError):
+                    worker.send({"do": "cancel", "job": number})
+            del worker.jobs[number]
+            self._rest(worker)
+        if answer["ok"] is not True:
+            raise _error(answer)
+        return answer, data
+
+    async def _answer(
+        self, worker: _Process, queue: "asyncio.Queue[tuple[dict[str, Any], bytes] | None]", on_progress: OnProgress
+    ) -> tuple[dict[str, Any], bytes]:
+        while True:
+            try:
+                told = await asyncio.wait_for(queue.get(), self._stuck_s)
+            except TimeoutError:
+                worker.kill()
+                raise UploadError(f"the upload worker made no progress for {self._stuck_s:g} s and was ended") from None
+            if told is None:
+                raise UploadError("the upload worker ended in the middle of its work")
+            if "ok" in told[0]:
+                return told
+            on_progress(int(told[0].get("progress", 0)))
+
+    async def _worker(self) -> _Process:
+        async with self._starting:
+            try:
+                setup = self._wanted(), await asyncio.to_thread(self._environ)
+            except OSError as exc:
+                raise UploadError(f"the credentials cannot be read: {exc}") from exc
+            current = self._current
+            if current is not None and current.is_alive and (current.setup == setup or current.jobs):
+                return current
+            if current is not None:
+                await current.stop()
+            self._current = await self._start(setup)
+            return self._current
+
+    async def _start(self, setup: Setup) -> _Process:
+        options, variables = setup
+        command = child.python("kinetod.uploads.upload_worker", str(self._lock_path))
+        environ = {**os.environ, **variables}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LINE_BYTES, env=environ
+            )
+        except OSError as exc:
+            raise UploadError(f"the upload worker cannot be started: {exc.strerror}") from exc
+        worker = _Process(process, setup)
+        worker.send(asdict(options))
+        return worker
+
+    def _rest(self, worker: _Process) -> None:
+        """Ends a worker that nobody needs for a while."""
+        if worker.jobs or worker is not self._current:
+            return
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._retire, worker)
+
+    def _retire(self, worker: _Process) -> None:
+        if not worker.jobs and worker is self._current and not self._starting.locked():
+            self._current = None
+            task = asyncio.create_task(worker.stop())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def stop(self) -> None:
+        """Ends the process; jobs in the middle fail."""
+        if self._idle is not None:
+            self._idle.cancel()
+        async with self._starting:
+            current, self._current = self._current, None
+            if current is not None:
+                current.kill()
+                await current.stop()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+
+def _error(answer: Mapping[str, Any]) -> UploadError:
+    text = clean(str(answer.get("error", "")), 1000) or "the upload worker gave no reason"
+    kind = answer.get("kind")
+    if kind == "local-damage":
+        path = str(answer.get("path", ""))
+        return LocalDamage(path, text.removeprefix(f"{path}: "))
+    if kind == "cancelled":
+        return Cancelled()
+    return RemoteDamage(text) if kind == "remote-damage" else UploadError(text)

@@ -1,0 +1,1 @@
+"""Builds the daemon's subsystems from the configuration and connects them."""

@@ -1,0 +1,136 @@
+"""The standard library as an attached agent gets it, loaded here beside the test's own."""
+
+import builtins
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import kineto_agent
+import pytest
+
+SOURCE = Path(kineto_agent.__file__).parent / "bootstrap" / "standard_library.py"
+_FUTURE_ANNOTATIONS = 0x1000000
+
+
+class Opened:
+    """What the bootstrap gives for a file."""
+
+    def __init__(self, path: bytes) -> None:
+        self.x = os.open(path, os.O_RDONLY)
+
+    def close(self) -> None:
+        os.close(self.x)
+
+
+@pytest.fixture
+def standard() -> Any:
+    text = SOURCE.read_text().replace("from __future__ import annotations", "")
+    namespace: Dict[str, Any] = {"__name__": "kineto_loader", "modules": sys.modules, "opened": Opened}
+    exec(compile(text, "<kineto-loader>", "exec", _FUTURE_ANNOTATIONS), namespace)
+    return namespace["Standard"](lambda: None)
+
+
+@pytest.fixture
+def shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A module of the program with that name, first in sys.path and not imported yet."""
+
+    def make(name: str) -> None:
+        (tmp_path / (name + ".py")).write_text("raise AssertionError('it is executed')")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return make
+
+
+@pytest.mark.parametrize("name", ["select", "json", "mmap", "fcntl", "contextlib", "re", "tempfile", "struct"])
+def test_a_module_that_the_program_shadows_is_loaded_from_the_interpreters_folder(
+    standard: Any, shadow: Callable[[str], None], name: str
+) -> None:
+    shadow(name)
+    found = standard.get(name)
+    assert found.__spec__.origin == "built-in" or not str(found.__file__).startswith(str(sys.path[0]))
+    assert name not in sys.modules
+
+
+def test_a_module_of_the_programs_in_sys_modules_is_left_there(standard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = type(sys)("json")
+    theirs.__file__ = "/home/someone/json.py"
+    monkeypatch.setitem(sys.modules, "json", theirs)
+    assert standard.get("json").loads("[1]") == [1]
+    assert sys.modules["json"] is theirs
+
+
+@pytest.mark.parametrize("name", ["ctypes", "json", "tempfile"])
+def test_nothing_of_the_programs_imports_for_a_private_copy(
+    standard: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked, theirs = [], builtins.__import__
+
+    class Finder:
+        def find_spec(self, wanted: str, *_places: Any) -> None:
+            asked.append(wanted)
+
+    def import_(wanted: str, *rest: Any, **more: Any) -> Any:
+        asked.append(wanted)
+        return theirs(wanted, *rest, **more)
+
+    for each in [each for each in sys.modules if each.split(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, each)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(builtins, "__import__", import_)
+    found = standard.get(name)
+    monkeypatch.undo()
+    assert (found.__name__, asked) == (name, [])
+
+
+def test_a_real_module_is_shared(standard: Any) -> None:
+    assert standard.get("weakref") is sys.modules["weakref"]
+
+
+def test_what_is_no_part_of_the_standard_library_is_imported_as_ever(standard: Any) -> None:
+    assert standard.import_("pytest", {}, {}, None, 0) is pytest
+
+
+@pytest.mark.parametrize(("name", "function"), [("time", "sleep"), ("_thread", "start_new_thread"), ("select", "poll")])
+def test_a_function_that_the_program_has_replaced_is_the_original(
+    standard: Any, monkeypatch: pytest.MonkeyPatch, name: str, function: str
+) -> None:
+    module = __import__(name)
+
+    def theirs(*_arguments: Any) -> None:
+        raise AssertionError("it is called")
+
+    monkeypatch.setattr(module, function, theirs)
+    assert type(getattr(standard.get(name), function)) is type(len)
+    assert getattr(module, function) is theirs
+
+
+def test_os_has_the_systems_functions_and_the_programs_environment(
+    standard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "read", None)
+    found = standard.get("os")
+    assert found.read is sys.modules["posix"].read
+    assert found.environ is os.environ
+
+
+def test_type_hints_are_equal_when_they_are_written_alike(standard: Any) -> None:
+    hints = standard.get("typing")
+    assert hints.Dict[str, hints.Any] == hints.Dict[str, hints.Any]
+    assert hints.Dict[str, int] != hints.Dict[str, str]
+    assert {hints.List[str]: 1}[hints.List[str]] == 1
+
+
+def test_named_tuples_have_fields_defaults_and_methods(standard: Any) -> None:
+    namespace: Dict[str, Any] = {"NamedTuple": standard.get("typing").NamedTuple, "__name__": "agent"}
+    exec("class Point(NamedTuple):\n x: int\n y: str = 'b'\n def both(self): return (self.x, self.y)", namespace)
+    point = namespace["Point"](1)
+    assert (point, point.both(), point._asdict()) == ((1, "b"), (1, "b"), {"x": 1, "y": "b"})
+    assert dict(type(point).__annotations__) == {"x": int, "y": str}
+
+
+def test_a_clock_that_the_program_holds_goes_on_for_the_agent(standard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    assert standard.get("time").time_ns() > 0

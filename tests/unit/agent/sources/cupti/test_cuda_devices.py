@@ -1,0 +1,51 @@
+"""Device properties from the process's own libcuda."""
+
+import ctypes
+
+from kineto_agent.sources.cupti import collector_binding, cuda_devices
+from support.native import fake_cuda
+
+
+def test_devices_are_described_with_kinetos_keys() -> None:
+    ctypes.CDLL(str(fake_cuda()))
+    assert cuda_devices.describe(collector_binding.load().device) == {
+        "devices": [
+            {
+                "id": 0,
+                "name": "Fake H200",
+                "totalGlobalMem": 151397597184,
+                "computeMajor": 9,
+                "computeMinor": 0,
+                "maxThreadsPerBlock": 1024,
+                "maxThreadsPerMultiprocessor": 2048,
+                "regsPerBlock": 65536,
+                "warpSize": 32,
+                "sharedMemPerBlock": 49152,
+                "numSms": 132,
+                "regsPerMultiprocessor": 65536,
+                "sharedMemPerBlockOptin": 232448,
+                "sharedMemPerMultiprocessor": 233472,
+            }
+        ],
+        "cuda_driver_version": 13000,
+    }
+
+
+def test_what_is_not_told_is_not_invented() -> None:
+    assert cuda_devices.describe(lambda index, attributes: b"") == {"devices": []}
+    assert cuda_devices.describe(lambda index, attributes: bytes(cuda_devices.FACTS.size)) == {"devices": []}
+
+
+def test_a_process_that_names_more_devices_than_it_describes_ends_the_list() -> None:
+    facts = cuda_devices.FACTS.pack(8, 13000, 0, 0, 1 << 30, *[0] * 32, b"A GPU")
+    asked: list[int] = []
+
+    def ask(index: int, attributes: bytes) -> bytes:
+        asked.append(index)
+        return facts if index == 0 else b""
+
+    assert cuda_devices.describe(ask) == {
+        "devices": [{"id": 0, "name": "A GPU", "totalGlobalMem": 1 << 30}],
+        "cuda_driver_version": 13000,
+    }
+    assert asked == [0, 1]

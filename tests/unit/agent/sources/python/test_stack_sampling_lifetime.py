@@ -1,0 +1,182 @@
+"""The stack sampler leaves the program alone: its objects, its children, its end, its other interpreters."""
+
+import gc
+import signal
+import sys
+import weakref
+from pathlib import Path
+from typing import Iterator, List
+
+import pytest
+from kineto_agent.sources.interface import SourceRequest, SourceSession
+from kineto_agent.sources.python.stack_sampling import PythonStacksSource
+from support.python_child import environment, run_python
+from support.waiting import until
+
+TESTS = Path(__file__).resolve().parents[4]
+START = """
+import os, signal, sys, threading, time
+from support.stack_recorder import Recorder, of_thread, plain
+recorder = Recorder(stack_sample_hz=1000)
+recorder.wait(2)
+"""
+
+
+def run(program: str, executable: str = sys.executable) -> "tuple[int, str, str]":
+    """Status, output and errors of a program that is sampled 1000 times a second."""
+    env = environment()
+    env["PYTHONPATH"] += ":" + str(TESTS)
+    done = run_python(["-W", "ignore", "-c", START + program], env, executable)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Tensor:
+    """Something whose end can be seen."""
+
+
+@pytest.fixture
+def session() -> Iterator[SourceSession]:
+    request = SourceRequest(frozenset(["python_function"]), 1 << 20, {"stack_sample_hz": 1000})
+    made = PythonStacksSource().prepare(request)
+    yield made
+    made.close()
+
+
+def wait_for_samples(session: SourceSession) -> None:
+    until(lambda: session.counts().records, "samples are taken")
+
+
+def use_a_tensor(session: SourceSession, seen: List["weakref.ref[Tensor]"]) -> None:
+    tensor = Tensor()
+    seen.append(weakref.ref(tensor))
+    wait_for_samples(session)
+
+
+def test_locals_of_a_sampled_function_end_with_it(session: SourceSession) -> None:
+    seen: List[weakref.ref[Tensor]] = []
+    collected = gc.isenabled()
+    session.start()
+    use_a_tensor(session, seen)
+    session.stop()
+    assert seen[0]() is None
+    assert gc.isenabled() == collected
+
+
+def test_a_free_threaded_interpreter_offers_no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: False, raising=False)
+    assert PythonStacksSource().activity_types() == []
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: True, raising=False)
+    assert PythonStacksSource().activity_types() == ["python_function"]
+
+
+def test_forks_while_it_samples_are_survived_and_the_child_has_nothing_of_it() -> None:
+    program = """
+for _ in range(100):
+    pid = os.fork()
+    if pid == 0:
+        maps = open("/proc/self/maps").read()
+        files = [os.readlink("/proc/self/fd/" + name) for name in os.listdir("/proc/self/fd") if int(name) > 2
+                 and os.path.exists("/proc/self/fd/" + name)]
+        threads = len(os.listdir("/proc/self/task"))
+        arenas = sum("kineto-arena" in name for name in files)  # the one of the reader
+        os._exit(3 if maps.count("kineto-arena") > 1 or arenas > 1 or threads != 1 else 0)
+    assert os.waitpid(pid, 0)[1] == 0
+recorder.stop()
+"""
+    assert run(program) == (0, "", "")
+
+
+def test_a_forked_child_can_be_recorded_itself() -> None:
+    program = """
+pid = os.fork()
+if pid == 0:
+    own = Recorder(stack_sample_hz=1000)
+    own.wait(5)
+    os._exit(0 if of_thread(own.stop(), os.getpid()) else 1)
+assert os.waitpid(pid, 0)[1] == 0
+recorder.stop()
+"""
+    assert run(program) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("", 0), ("sys.exit(3)", 3), ("os._exit(4)", 4), ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)],
+)
+def test_a_program_that_ends_while_it_is_sampled_ends_as_without(end: str, status: int) -> None:
+    threads = "[threading.Thread(target=time.sleep, args=(9,), daemon=True).start() for _ in range(4)]\n"
+    assert run(threads + end) == (status, "", "")
+
+
+def test_what_was_published_outlives_a_killed_program() -> None:
+    program = """
+arena = os.dup(recorder.session.arena_fd)
+os.set_inheritable(arena, True)
+pid = os.getpid()
+if os.fork() == 0:
+    from support.agent_daemon import ArenaReader
+    while os.getppid() == pid:
+        time.sleep(0.01)
+    os.write(1, b"many" if len(ArenaReader(arena).samples()) > 50 else b"few")
+    os._exit(0)
+until = time.monotonic() + 1
+while time.monotonic() < until:
+    pass
+os.kill(pid, signal.SIGKILL)
+"""
+    status, output, _ = run(program)
+    assert (status, output) == (-signal.SIGKILL, "many")
+
+
+def test_an_exec_while_it_samples_is_survived() -> None:
+    assert run('os.execv(sys.executable, [sys.executable, "-c", "print(5)"])') == (0, "5\n", "")
+
+
+INTERPRETERS = """
+try:
+    import _interpreters as interpreters
+    run = interpreters.exec
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    run = interpreters.run_string
+BODY = '''
+import time
+def inside():
+    end = time.perf_counter() + 0.02
+    while time.perf_counter() < end: pass
+end = time.time() + 1.5
+while time.time() < end: inside()
+'''
+tids = []
+def work():
+    tids.append(threading.get_native_id())
+    own = interpreters.create()
+    run(own, BODY)
+    interpreters.destroy(own)
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+samples = recorder.stop()
+for tid in tids:
+    own = of_thread(samples, tid)
+    assert sum("inside" in sample.stack for sample in own) > 0.1 * len(own)
+both = [sample.time_ns for sample in samples if sample.holds_gil]
+together = len(both) - len(set(both))  # a few also where the one GIL changes hands between two looks
+print("at once" if together > 0.2 * len(set(both)) else "in turn")
+"""
+
+
+def test_subinterpreters_are_sampled_and_survive_also_with_a_gil_of_their_own() -> None:
+    expected = "at once\n" if sys.version_info >= (3, 12) else "in turn\n"
+    assert run(INTERPRETERS) == (0, expected, "")
+
+
+def test_nothing_asks_for_the_frames_of_all_threads() -> None:
+    """sys._current_frames() crashes CPython 3.12 and 3.13 with own-GIL subinterpreters."""
+    sources = (TESTS.parent / "agent" / "kineto_agent").rglob("*.py")
+    calling = [
+        path.name
+        for path in sources
+        if "sys._current_frames()." in path.read_text() or "= sys._current_frames" in path.read_text()
+    ]
+    assert calling == []

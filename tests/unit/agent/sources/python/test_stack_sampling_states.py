@@ -1,0 +1,162 @@
+"""What a sample says besides the stack: on a processor, waiting for the GIL, idle; CPU time; threads without Python."""
+
+import ctypes
+import hashlib
+import os
+import threading
+import time
+from collections import Counter
+from typing import Callable, Iterator, List
+
+import pytest
+from kineto_agent.protocol import arena
+from support import native
+from support.agent_daemon import Sample
+from support.stack_recorder import Recorder, Waiter, of_thread, plain
+from support.waiting import until
+
+BUSY_S = 0.6
+SPINS, SLEEPS = 1, 2
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    made = Recorder(stack_sample_hz=200)
+    yield made
+    made.close()
+
+
+class Busy:
+    """A thread that does something until it is told to end."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.tid = 0
+        self.work, self.on = work, True
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+        until(lambda: self.tid, "it runs")
+
+    def run(self) -> None:
+        self.tid = threading.get_native_id()
+        while self.on:
+            self.work()
+
+    def end(self) -> None:
+        self.on = False
+        self.thread.join()
+
+
+def share(samples: List[Sample], state: int) -> float:
+    return sum(sample.state == state for sample in samples) / len(samples)
+
+
+def test_a_thread_that_waits_is_idle_and_uses_no_time(recorder: Recorder) -> None:
+    with Waiter() as waiter:
+        recorder.wait(20)
+        samples = of_thread(recorder.stop(), waiter.tid)[5:]  # the first ones may still see it go to sleep
+    assert share(samples, arena.STACK_IDLE) == 1
+    assert {sample.cpu_us for sample in samples} == {0}
+    assert not any(sample.holds_gil for sample in samples)
+
+
+def test_a_thread_that_runs_python_runs_and_has_the_gil(recorder: Recorder) -> None:
+    end = time.monotonic() + BUSY_S
+    before = time.thread_time_ns()
+    while time.monotonic() < end:
+        pass
+    used_us = (time.thread_time_ns() - before) / 1000
+    samples = of_thread(recorder.stop(), threading.get_native_id())[1:-1]
+    assert share(samples, arena.STACK_RUNNING) > 0.9
+    assert sum(sample.holds_gil for sample in samples) > 0.9 * len(samples)
+    assert abs(sum(sample.cpu_us for sample in samples) - used_us) < 0.25 * used_us
+
+
+def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder) -> None:
+    others = [Busy(lambda: sum(range(1000))) for _ in range(3)]
+    recorder.wait(100)
+    for other in others:
+        other.end()
+    samples = recorder.stop()
+    for other in others:
+        own = of_thread(samples, other.tid)
+        assert share(own, arena.STACK_WAITS_FOR_GIL) > 0.3
+        assert share(own, arena.STACK_IDLE) < 0.2
+    holders = Counter(sample.time_ns for sample in samples if sample.holds_gil)
+    assert sum(count > 1 for count in holders.values()) < 0.05 * len(holders)
+
+
+def test_a_c_call_without_the_gil_runs(recorder: Recorder) -> None:
+    data = b"x" * (4 << 20)
+    other = Busy(lambda: hashlib.sha256(data).digest())
+    recorder.wait(100)
+    other.end()
+    samples = of_thread(recorder.stop(), other.tid)
+    assert share(samples, arena.STACK_RUNNING) > 0.7
+    assert sum(sample.holds_gil for sample in samples) < 0.2 * len(samples)
+
+
+def test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time(recorder: Recorder) -> None:
+    usleep = ctypes.PyDLL(None).usleep
+    usleep(500_000)
+    own = of_thread(recorder.stop(), threading.get_native_id())
+    sleeping = [
+        sample
+        for sample in own
+        if plain(sample.stack)[-1:] == ("test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time",)
+    ]
+    assert len(sleeping) > 60
+    assert share(sleeping[1:-1], arena.STACK_IDLE) > 0.9
+    assert all(sample.holds_gil for sample in sleeping[1:-1])
+
+
+def test_a_loop_that_releases_the_gil_all_the_time_is_shown_as_it_is(recorder: Recorder) -> None:
+    spent = {"heavy": 0.0, "light": 0.0}
+
+    def heavy() -> None:
+        end = time.perf_counter() + 0.005
+        while time.perf_counter() < end:
+            pass
+
+    def light() -> None:
+        os.stat("/")  # noqa: PTH116 - the bare system call
+
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        begin = time.perf_counter()
+        heavy()
+        middle = time.perf_counter()
+        light()
+        spent["heavy"] += middle - begin
+        spent["light"] += time.perf_counter() - middle
+    name = "test_a_loop_that_releases_the_gil_all_the_time_is_shown_as_it_is"
+    own = [each for each in of_thread(recorder.stop(), threading.get_native_id()) if name in plain(each.stack)]
+    seen = Counter(name for sample in own for name in plain(sample.stack) if name in spent)
+    assert abs(seen["heavy"] / len(own) - spent["heavy"] / 2) < 0.05
+
+
+@pytest.fixture
+def spinner() -> Iterator[ctypes.CDLL]:
+    flags = ["-O2", "-fPIC", "-shared"]
+    library = ctypes.CDLL(str(native.build("libspinner.so", [native.FAKES / "native_spinner.c"], flags)))
+    yield library
+    library.spinner_end()
+
+
+def test_a_thread_without_python_is_there_by_the_kernels_name_while_it_runs(spinner: ctypes.CDLL) -> None:
+    tid = spinner.spinner_start(b"omp_worker", SPINS)
+    recorder = Recorder(stack_sample_hz=200)
+    recorder.wait(60)
+    samples = of_thread(recorder.stop(), tid)
+    assert len(samples) > 10
+    assert {sample.stack for sample in samples} == {()}
+    assert share(samples, arena.STACK_RUNNING) > 0.8
+    assert recorder.names()[tid] == "omp_worker"
+    recorder.close()
+
+
+def test_a_thread_without_python_that_sleeps_costs_no_record(spinner: ctypes.CDLL) -> None:
+    tid = spinner.spinner_start(b"omp_worker", SLEEPS)
+    recorder = Recorder(stack_sample_hz=200)
+    recorder.wait(40)
+    assert len(of_thread(recorder.stop(), tid)) <= 1
+    recorder.close()

@@ -1,0 +1,176 @@
+import sys
+from typing import Any, FrozenSet, List, Mapping
+
+import pytest
+from kineto_agent.sources import registry
+from kineto_agent.sources.interface import Source, SourceError, SourceRequest, SourceSession
+from kineto_agent.system import env
+
+
+class Named:
+    def __init__(self, name: str, *types: str, on_request: FrozenSet[str] = frozenset()) -> None:
+        self.name = name
+        self.on_request = on_request
+        self._types = types
+
+    def activity_types(self) -> List[str]:
+        if "crash" in self._types:
+            raise RuntimeError("no")
+        return list(self._types)
+
+    def would_yield(self, request: SourceRequest) -> bool:
+        return False
+
+    def prepare(self, request: SourceRequest) -> SourceSession:
+        raise NotImplementedError(request)
+
+
+GPU: Source = Named("cupti", "kernel", "gpu_memcpy")
+STACKS: Source = Named("python_stacks", "python_function")
+IDLE: Source = Named("cupti")
+
+
+def chosen(plan: registry.Plan) -> Any:
+    return [(choice.source.name, sorted(choice.activity_types)) for choice in plan.choices]
+
+
+def refusal(available: List[Source], wanted: List[str]) -> "tuple[str, str]":
+    with pytest.raises(SourceError) as caught:
+        registry.choose(available, wanted)
+    return caught.value.reason_code, caught.value.reason
+
+
+def test_no_wish_means_everything_that_is_offered() -> None:
+    plan = registry.choose([GPU, STACKS], [])
+    assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"]), ("python_stacks", ["python_function"])]
+    assert plan.missing == []
+
+
+def test_types_on_request_are_recorded_only_if_they_are_named() -> None:
+    dear: Source = Named("cupti", "kernel", "cuda_sync", on_request=frozenset(["cuda_sync"]))
+    assert chosen(registry.choose([dear, STACKS], [])) == [
+        ("cupti", ["kernel"]),
+        ("python_stacks", ["python_function"]),
+    ]
+    assert chosen(registry.choose([dear], ["cuda_sync", "kernel"])) == [("cupti", ["cuda_sync", "kernel"])]
+
+
+def test_an_option_brings_its_type_beside_the_defaults() -> None:
+    files: Source = Named("memory_events", "cpu_instant_event", on_request=frozenset(["cpu_instant_event"]))
+    plan = registry.choose([STACKS, files], [], {"profile_memory": True})
+    assert chosen(plan) == [("python_stacks", ["python_function"]), ("memory_events", ["cpu_instant_event"])]
+    assert registry.choose([STACKS], [], {"profile_memory": True}).missing == ["cpu_instant_event"]
+    assert chosen(registry.choose([STACKS, files], [], {"profile_memory": False})) == [
+        ("python_stacks", ["python_function"])
+    ]
+
+
+def test_only_the_sources_of_the_wanted_types_are_chosen() -> None:
+    assert chosen(registry.choose([GPU, STACKS], ["kernel"])) == [("cupti", ["kernel"])]
+
+
+def test_a_type_of_kineto_that_is_not_there_now_is_missing() -> None:
+    plan = registry.choose([IDLE, STACKS], ["kernel", "python_function"])
+    assert chosen(plan) == [("python_stacks", ["python_function"])]
+    assert plan.missing == ["kernel"]
+
+
+def test_a_misspelt_type_is_named_with_what_there_is() -> None:
+    assert refusal([GPU], ["kernal", "kernel"]) == (
+        "UNKNOWN_ACTIVITY_TYPE",
+        "unknown activity type kernal; this process offers: gpu_memcpy, kernel",
+    )
+
+
+def test_a_sources_own_type_is_known() -> None:
+    assert chosen(registry.choose([Named("mine", "my_type")], ["my_type"])) == [("mine", ["my_type"])]
+
+
+def test_nothing_to_record_says_what_there_is() -> None:
+    assert refusal([IDLE, STACKS], ["kernel"]) == (
+        "NOTHING_TO_RECORD",
+        "this process cannot record kernel; it offers: python_function",
+    )
+    assert refusal([IDLE], []) == ("NOTHING_TO_RECORD", "no activity source works in this process")
+    assert refusal([], ["kernel"]) == ("NOTHING_TO_RECORD", "this process cannot record kernel; it offers: nothing")
+
+
+def test_a_source_that_fails_to_answer_offers_nothing() -> None:
+    assert registry.offers([Named("bad", "crash"), STACKS]) == {"bad": [], "python_stacks": ["python_function"]}
+
+
+def test_python_stacks_are_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delenv(env.CUPTI_LIBRARY, raising=False)
+    monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ())
+    monkeypatch.setattr(registry, "_sources", {})
+    assert [source.name for source in registry.sources()] == ["python_stacks", "python_calls"]
+
+
+def test_cupti_is_loaded_where_there_could_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ("/",))
+    monkeypatch.setattr(registry, "_sources", {})
+    assert [source.name for source in registry.sources()] == ["python_stacks", "python_calls", "cupti"]
+
+
+def torch_ops() -> Source:
+    return Named("torch_ops", "cpu_op", "user_annotation")
+
+
+class Calls(Named):
+    """Records every call of Python."""
+
+    def why_no_calls(self, options: Mapping[str, Any]) -> str:
+        return "torch has to run anyway" if options.get("with_modules") else options.get("why", "")
+
+
+def test_exact_calls_have_a_source_of_their_own_and_nobody_samples() -> None:
+    available: List[Source] = [STACKS, Calls("python_calls"), torch_ops()]
+    assert chosen(registry.choose(available, [], {"stack_trace": True})) == [
+        ("python_calls", ["python_function"]),
+        ("torch_ops", ["cpu_op", "user_annotation"]),
+    ]
+    assert chosen(registry.choose(available[:2], [], {"stack_trace": True})) == [("python_calls", ["python_function"])]
+
+
+def test_exact_calls_come_from_torchs_profiler_where_that_is_needed_anyway() -> None:
+    plan = registry.choose(
+        [STACKS, Calls("python_calls"), torch_ops()], [], {"stack_trace": True, "with_modules": True}
+    )
+    assert chosen(plan) == [("torch_ops", ["cpu_op", "python_function", "user_annotation"])]
+
+
+def test_exact_stacks_are_torchs_where_nobody_else_can_and_nobody_samples() -> None:
+    plan = registry.choose([GPU, STACKS, torch_ops()], [], {"stack_trace": True})
+    assert chosen(plan) == [
+        ("cupti", ["gpu_memcpy", "kernel"]),
+        ("torch_ops", ["cpu_op", "python_function", "user_annotation"]),
+    ]
+
+
+def test_exact_stacks_are_missing_where_nobody_can_record_them() -> None:
+    plan = registry.choose([GPU, STACKS], [], {"stack_trace": True})
+    assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"])]
+    assert plan.missing == ["python_function"]
+
+
+def test_why_exact_calls_cannot_be_recorded_is_told() -> None:
+    options = {"stack_trace": True, "why": "a debug build: leave the option out"}
+    said = "this process cannot record python_function: a debug build: leave the option out"
+    with pytest.raises(SourceError) as raised:
+        registry.choose([STACKS, Calls("python_calls")], [], options)
+    assert raised.value.reason == said
+    assert registry.choose([GPU, STACKS, Calls("python_calls")], [], options).cannot() == said
+
+
+def test_an_option_adds_its_type_to_those_that_are_named() -> None:
+    plan = registry.choose([GPU, STACKS], ["kernel"], {"with_stack": True})
+    assert chosen(plan) == [("cupti", ["kernel"]), ("python_stacks", ["python_function"])]
+
+
+def test_an_option_adds_a_type_that_is_recorded_on_request_only() -> None:
+    file: Source = Named("memory_events", "cpu_instant_event", on_request=frozenset(["cpu_instant_event"]))
+    assert chosen(registry.choose([STACKS, file], [])) == [("python_stacks", ["python_function"])]
+    plan = registry.choose([STACKS, file], [], {"profile_memory": True})
+    assert chosen(plan) == [("python_stacks", ["python_function"]), ("memory_events", ["cpu_instant_event"])]

@@ -1,0 +1,348 @@
+"""The hooks in torch's optimizers and profiler: coming, counting, going."""
+
+import importlib
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+from kineto_agent.steps.counting import StepCounter
+from kineto_agent.steps.torch_hooks import StepHooks
+from support import torch_forks
+from support.python_child import environment
+
+# ---------------------------------------------------------------- a stand-in for torch on the disk
+
+FAKE_PROFILER = """
+class profile:
+    def step(self, fail=False):
+        "The profiler's own words."
+        if fail: raise ValueError('its own')
+        return 5
+"""
+FAKE_TRACKER = """
+class KinetoStepTracker:
+    seen = []
+    @classmethod
+    def increment_step(cls, requester):
+        cls.seen.append(requester)
+        return len(cls.seen)
+"""
+FAKE_OPTIMIZER = """
+HOOKS = []
+class Handle:
+    def __init__(self, hook): self.hook = hook
+    def remove(self): HOOKS.remove(self.hook)
+def register_optimizer_step_post_hook(hook):
+    HOOKS.append(hook)
+    return Handle(hook)
+"""
+
+
+@pytest.fixture
+def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    def write(source: str) -> None:
+        (tmp_path / "torch" / "optim").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "torch" / "__init__.py").write_text("__version__ = '9.9'\n")
+        (tmp_path / "torch" / "optim" / "__init__.py").write_text("")
+        (tmp_path / "torch" / "optim" / "optimizer.py").write_text(source)
+        for package, text in (("profiler", FAKE_PROFILER), ("autograd", FAKE_TRACKER)):
+            (tmp_path / "torch" / package).mkdir(exist_ok=True)
+            (tmp_path / "torch" / package / "__init__.py").write_text("")
+            (tmp_path / "torch" / package / "profiler.py").write_text(text)
+
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "torch"}
+    meta_path = list(sys.meta_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield write
+    assert sys.meta_path == meta_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+def import_optimizer() -> Any:
+    return importlib.import_module("torch.optim.optimizer")
+
+
+def import_profiler() -> Any:
+    return importlib.import_module("torch.profiler.profiler").profile
+
+
+def import_tracker() -> Any:
+    return importlib.import_module("torch.autograd.profiler").KinetoStepTracker
+
+
+def is_waiting() -> bool:
+    return type(sys.meta_path[0]).__name__ == "_ModuleFinder"
+
+
+def test_torch_is_hooked_when_it_is_imported_later(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    counter = StepCounter()
+    hook = StepHooks(counter)
+    hook.install()
+    hook.install()
+    module = import_optimizer()
+    assert [counter.on_optimizer_step] == module.HOOKS
+    assert is_waiting()
+    import_profiler()
+    import_tracker()
+    assert not is_waiting()
+    hook.remove()
+    assert module.HOOKS == []
+
+
+def test_torch_is_hooked_when_it_is_there_already(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    module = import_optimizer()
+    counter = StepCounter()
+    hook = StepHooks(counter)
+    hook.install()
+    assert [counter.on_optimizer_step] == module.HOOKS
+    hook.remove()
+
+
+def test_the_imported_module_shows_no_trace_of_the_finder(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    plain = import_optimizer()
+    del sys.modules["torch.optim.optimizer"]
+    hook = StepHooks(StepCounter())
+    hook.install()
+    hooked = import_optimizer()
+    assert type(hooked.__loader__) is type(plain.__loader__)
+    assert vars(hooked.__loader__) == vars(plain.__loader__)
+    assert (hooked.__spec__.origin, hooked.__spec__.cached) == (plain.__spec__.origin, plain.__spec__.cached)
+    hook.remove()
+
+
+def test_an_error_in_the_import_is_the_programs_own_and_the_next_try_is_hooked(
+    fake_torch: Callable[[str], None],
+) -> None:
+    fake_torch("raise ValueError('broken')")
+    hook = StepHooks(StepCounter())
+    hook.install()
+    with pytest.raises(ValueError, match=r"^broken$"):
+        import_optimizer()
+    fake_torch(FAKE_OPTIMIZER + "# mended, and longer than before\n")
+    importlib.invalidate_caches()
+    assert len(import_optimizer().HOOKS) == 1
+    hook.remove()
+
+
+def test_an_old_torch_without_the_hook_is_left_alone(fake_torch: Callable[[str], None]) -> None:
+    fake_torch("")
+    hook = StepHooks(StepCounter())
+    hook.install()
+    import_optimizer()
+    hook.remove()
+
+
+def test_removing_the_hook_before_torch_is_imported_leaves_nothing(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    hook = StepHooks(StepCounter())
+    hook.install()
+    hook.remove()
+    assert import_optimizer().HOOKS == []
+
+
+TORCHS_OPTIMIZER = """
+import torch
+from kineto_agent.steps.torch_hooks import StepHooks
+from kineto_agent.steps.counting import StepCounter
+counter = StepCounter()
+hook = StepHooks(counter)
+hook.install()
+parameter = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for _ in range(4):
+    parameter.sum().backward()
+    optimizer.step()
+hook.remove()
+optimizer.step()
+print(counter.count)
+"""
+
+
+@pytest.mark.torch
+def test_torchs_optimizers_are_counted() -> None:
+    done = torch_forks.run("-c", TORCHS_OPTIMIZER, env=environment())
+    assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
+
+
+# ---------------------------------------------------------------- hooks of others, optimizers at work
+
+REAL_OPTIMIZER = """
+from collections import OrderedDict
+_global_optimizer_post_hooks = OrderedDict()
+class Handle:
+    def __init__(self, key): self.key = key
+    def remove(self): del _global_optimizer_post_hooks[self.key]
+def register_optimizer_step_post_hook(hook):
+    handle = Handle(len(_global_optimizer_post_hooks))
+    _global_optimizer_post_hooks[handle.key] = hook
+    return handle
+def step():
+    for hook in _global_optimizer_post_hooks.values():
+        hook(None, (), {})
+"""
+
+
+def test_without_a_finder_only_a_torch_that_is_there_is_hooked(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(REAL_OPTIMIZER)
+    meta_path = list(sys.meta_path)
+    hook = StepHooks(StepCounter())
+    hook.install(wait_for_import=False)
+    assert sys.meta_path == meta_path
+    module = import_optimizer()
+    assert not module._global_optimizer_post_hooks
+    hook.install(wait_for_import=False)
+    hook.install(wait_for_import=False)
+    assert len(module._global_optimizer_post_hooks) == 1
+    hook.remove()
+    assert not module._global_optimizer_post_hooks
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], others: int) -> None:
+    """While steps walk through hooks that give up the GIL, ours comes and goes from another thread."""
+    fake_torch(REAL_OPTIMIZER)
+    module = import_optimizer()
+    for _ in range(others):
+        module.register_optimizer_step_post_hook(lambda *_arguments: time.sleep(0.0002))
+    stop, failures, steps = threading.Event(), [], []
+
+    def train() -> None:
+        try:
+            while not stop.is_set():
+                module.step()
+                steps.append(1)
+                time.sleep(0.0002)
+        except RuntimeError as exc:
+            failures.append(exc)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    hook = StepHooks(StepCounter())
+    for _ in range(20):
+        hook.install(wait_for_import=False)
+        hook.remove()
+    stop.set()
+    trainer.join()
+    assert steps
+    assert not failures
+    assert len(module._global_optimizer_post_hooks) == others
+
+
+# ---------------------------------------------------------------- torch's own profiler
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_step_of_the_profiler_is_an_iteration(fake_torch: Callable[[str], None], early: bool) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    counter = StepCounter()
+    hooks = StepHooks(counter)
+    if early:
+        hooks.install()
+    profile = import_profiler()
+    hooks.install(wait_for_import=early)
+    original = vars(profile)["step"].__wrapped__
+    profiler = profile()
+    assert [profiler.step() for _ in range(3)] == [5, 5, 5]
+    assert counter.count == 3
+    assert profile.step.__doc__ == "The profiler's own words."
+    hooks.remove()
+    assert vars(profile)["step"] is original
+
+
+def test_an_error_of_the_profiler_is_the_programs_own_and_no_iteration(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    counter, profile = StepCounter(), import_profiler()
+    hooks = StepHooks(counter)
+    hooks.install(wait_for_import=False)
+    with pytest.raises(ValueError, match=r"^its own$"):
+        profile().step(fail=True)
+    assert counter.count == -1
+    hooks.remove()
+
+
+def test_a_step_of_torchs_step_tracker_is_an_iteration_once(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    counter, tracker, profiler = StepCounter(), import_tracker(), import_profiler()()
+    original = vars(tracker)["increment_step"]
+    hooks = StepHooks(counter)
+    hooks.install(wait_for_import=False)
+    for _ in range(3):
+        tracker.increment_step("loop")
+        profiler.step()
+        tracker.increment_step("ProfilerStep")  # as torch.profiler does under KINETO_USE_DAEMON
+    assert counter.count == 3
+    assert tracker.seen == ["loop", "ProfilerStep"] * 3
+    hooks.remove()
+    assert vars(tracker)["increment_step"] is original
+
+
+def test_what_somebody_put_over_ours_stays_and_ours_falls_silent_and_wakes(fake_torch: Callable[[str], None]) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    counter, profile = StepCounter(), import_profiler()
+    hooks = StepHooks(counter)
+    hooks.install(wait_for_import=False)
+    below = profile.step
+    profile.step = theirs = lambda self: below(self)
+    profiler = profile()
+    profiler.step()
+    hooks.remove()
+    assert vars(profile)["step"] is theirs
+    profiler.step()
+    assert counter.count == 1
+    hooks.install(wait_for_import=False)
+    profiler.step()
+    assert (vars(profile)["step"], counter.count) == (theirs, 2)
+    hooks.remove()
+
+
+REAL_TORCH = """
+import torch
+from kineto_agent.steps.torch_hooks import StepHooks
+from kineto_agent.steps.counting import StepCounter
+counter = StepCounter()
+hooks = StepHooks(counter)
+hooks.install()
+from torch.profiler import profile, schedule
+parameter = torch.nn.Parameter(torch.zeros(3))
+with profile(schedule=schedule(wait=1, warmup=1, active=2)) as profiler:
+    for _ in range(6):
+        profiler.step()
+print(counter.count)
+first, second = (torch.optim.SGD([parameter], lr=0.1) for _ in range(2))
+with profile() as profiler:
+    for _ in range(4):
+        for optimizer in (first, second):
+            parameter.grad = torch.ones(3)
+            optimizer.step()
+        profiler.step()
+print(counter.count)
+scaler = torch.amp.GradScaler("cpu")
+for _ in range(2):
+    scaler.scale(parameter.sum()).backward()
+    scaler.step(first)
+    scaler.update()
+print(counter.count)
+compiled = torch.compile(lambda: first.step(), backend="eager")
+for _ in range(2):
+    parameter.grad = torch.ones(3)
+    compiled()
+print(counter.count)
+hooks.remove()
+print(profile.step.__module__)
+"""
+
+
+@pytest.mark.torch
+def test_torchs_profiler_scaler_and_compiled_optimizers_are_counted() -> None:
+    done = torch_forks.run("-c", REAL_TORCH, env=environment())
+    assert done.returncode == 0, done.stderr
+    # 6 steps of the profiler; 4 of optimizers, of which the first joins at the 6th
+    assert done.stdout.split() == ["6", "9", "11", "13", "torch.profiler.profiler"]

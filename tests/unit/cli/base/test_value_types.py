@@ -1,0 +1,117 @@
+"""Values on the command line."""
+
+import pytest
+from kinetoctl.base import value_types
+
+NOW_NS = 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize("text", ["0s", "-5s", "0.1ns"])
+def test_a_duration_is_above_zero(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a duration above zero"):
+        value_types.parse_positive_duration_ns(text)
+
+
+@pytest.mark.parametrize("text", ["7d", "168h", "24.1h"])
+def test_a_duration_of_a_week_is_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected at most 24h, got .*: a trace that long would fit nowhere"):
+        value_types.parse_positive_duration_ns(text)
+
+
+def test_a_delay_may_be_zero_but_not_negative() -> None:
+    assert value_types.parse_delay_ns("0s") == 0
+    with pytest.raises(ValueError, match="expected a duration of zero or more, got '-1s'"):
+        value_types.parse_delay_ns("-1s")
+
+
+@pytest.mark.parametrize("text", ["big", "0MiB", "-1GiB"])
+def test_a_buffer_limit_is_a_size_above_zero(text: str) -> None:
+    assert value_types.parse_positive_size_bytes("256MiB") == 268_435_456
+    with pytest.raises(ValueError, match="expected a size"):
+        value_types.parse_positive_size_bytes(text)
+
+
+def test_ranks_are_numbers_and_ranges() -> None:
+    assert value_types.parse_ranks("0, 8-11,9") == (0, 8, 9, 10, 11)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "3-1", "-2", "0-9999999", "1,,2"])
+def test_other_texts_are_no_ranks(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected (ranks like|at most 1,000,000 ranks)"):
+        value_types.parse_ranks(text)
+
+
+def test_the_word_all_means_whatever_rank() -> None:
+    assert value_types.parse_ranks_or_all("all") == (-1,)
+    assert value_types.parse_ranks_or_all("0,8-9") == (0, 8, 9)
+    with pytest.raises(ValueError, match="expected ranks like 0,8-15, got 'all'"):
+        value_types.parse_ranks("all")  # files of a merge have ranks
+
+
+def test_gpus_are_numbers_and_ranges() -> None:
+    assert value_types.parse_gpus("3,0-1") == (0, 1, 3)
+
+
+@pytest.mark.parametrize("text", ["", "GPU-0", "all", "2-1", "0-1024", "\N{ARABIC-INDIC DIGIT ONE}"])
+def test_other_texts_are_no_gpus(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected (GPUs like 0,2-3, got|at most 1,024 GPUs)"):
+        value_types.parse_gpus(text)
+
+
+def test_a_container_is_its_id_as_docker_or_kubernetes_shows_it() -> None:
+    digits = "4f" * 32
+    assert value_types.parse_container_id(digits[:12]) == digits[:12]
+    assert value_types.parse_container_id(f"containerd://{digits}") == digits
+    for text in ("4f4f4f4f4f4", digits + "0", "trainer"):
+        with pytest.raises(ValueError, match="expected a container's id of 12 to 64 hexadecimal digits, got"):
+            value_types.parse_container_id(text)
+
+
+def test_a_pod_is_named_by_its_uid() -> None:
+    uid = "8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b"
+    assert value_types.parse_pod_uid(uid) == uid
+    with pytest.raises(ValueError, match=r"got 'llama-0'; `kubectl get pod NAME -o jsonpath=\{\.metadata\.uid\}`"):
+        value_types.parse_pod_uid("llama-0")
+
+
+def test_a_label_is_split_at_the_first_equals_sign() -> None:
+    assert value_types.parse_label("a=b=c") == ("a", "b=c")
+    with pytest.raises(ValueError, match="expected a label like team=vision, got '=x'"):
+        value_types.parse_label("=x")
+
+
+def test_activities_are_a_comma_separated_list() -> None:
+    assert value_types.parse_activities("kernel, gpu_memcpy") == ("kernel", "gpu_memcpy")
+    with pytest.raises(ValueError, match="expected activity types like kernel,gpu_memcpy, got 'kernel;'"):
+        value_types.parse_activities("kernel;")
+
+
+def test_a_start_is_relative_or_a_time() -> None:
+    assert value_types.parse_start_ns("+10s", lambda: NOW_NS) == NOW_NS + 10_000_000_000
+    assert value_types.parse_start_ns("2030-01-31T12:00:00.250000+00:00", lambda: NOW_NS) == 1_896_091_200_250_000_000
+
+
+def test_a_start_in_the_past_or_without_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a start in the future, got '2001-01-01T00:00:00'"):
+        value_types.parse_start_ns("2001-01-01T00:00:00", lambda: NOW_NS)
+    with pytest.raises(ValueError, match=r"expected a start like \+10s or 2030-01-31T12:00:00, got 'later'"):
+        value_types.parse_start_ns("later", lambda: NOW_NS)
+
+
+def test_a_regex_has_to_compile() -> None:
+    assert value_types.parse_regex("train.*py") == "train.*py"
+    with pytest.raises(ValueError, match=r"expected a regular expression, got '\('"):
+        value_types.parse_regex("(")
+    with pytest.raises(ValueError, match="got an empty one"):
+        value_types.parse_regex("")
+
+
+@pytest.mark.parametrize("text", ["unix:/run/kineto/kinetod.sock", "localhost:7654", "[::1]:7654", "dns:///gpu-7:80"])
+def test_an_address_is_a_socket_or_host_and_port(text: str) -> None:
+    assert value_types.parse_address(text) == text
+
+
+@pytest.mark.parametrize("text", ["gpu-7", "/run/kinetod.sock", "unix:", "http://gpu-7:80", "gpu-7:port"])
+def test_another_text_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="expected unix:/path/to/socket or host:port"):
+        value_types.parse_address(text)

@@ -1,0 +1,263 @@
+"""`kinetoctl report` and `diff` over small stored traces."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from kineto_trace.analysis.view_catalog import VIEWS
+from kinetoctl.commands.report import OVERVIEW
+from support.cli import Result, environment, run_here, run_process
+from support.stored import store
+from support.training_ranks import Job, write_job
+from support.uploaded import upload
+
+
+class Run:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Result:
+        return run_here(self._capsys, "unix:/nowhere.sock", *arguments)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    store(folder / "rank0", rank=0)
+    store(folder / "rank1", rank=1, kernel_us=60)
+    return folder
+
+
+def test_a_trace_alone_gives_overview_and_findings(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank0"))
+    assert (result.code, result.stderr) == (0, "")
+    assert "python samples" not in result.stdout  # it has none
+    for name in OVERVIEW[:-1]:
+        assert f"{name.replace('_', ' ')}\n" in result.stdout
+
+
+def test_a_view_is_a_table_with_human_times(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank0"), "--view", "diff_step_times")
+    assert result.code == 2
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "--columns", "name,calls,total_us")
+    assert (result.code, result.stdout) == (0, "NAME  CALLS  TOTAL\ngemm      2  60 µs\n")
+
+
+def test_json_is_exact_and_by_view(run: Run, traces: Path) -> None:
+    result = run("report", str(traces), "--view", "kernels", "--columns", "rank,name,total_us", "-o", "json")
+    rows = [{"rank": 0, "name": "gemm", "total_us": 60.0}, {"rank": 1, "name": "gemm", "total_us": 120.0}]
+    document = result.json()["kernels"]
+    assert (document["rows"], document["notes"]) == (rows, [])
+    assert document["columns"][2]["unit"] == "us"
+
+
+def test_csv_has_names_with_units(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank1"), "--view", "kernels", "--columns", "name,total_us", "-o", "csv")
+    assert list(csv.reader(io.StringIO(result.stdout))) == [["name", "total_us"], ["gemm", "120.0"]]
+
+
+def test_csv_of_several_views_is_refused(run: Run, traces: Path) -> None:
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "--view", "operators", "-o", "csv")
+    assert result.code == 2
+    assert "CSV holds one table" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
+def test_a_file_is_written_by_its_suffix(run: Run, traces: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"kernels.{suffix}"
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "--columns", "name,calls", "-o", str(path))
+    assert (result.code, result.stdout) == (0, "")
+    assert f"{path}: 1 row\n" in result.stderr
+    if suffix == "parquet":
+        assert pq.read_table(path).to_pylist() == [{"name": "gemm", "calls": 2}]
+    elif suffix == "csv":
+        assert path.read_text() == "name,calls\ngemm,2\n"
+    else:
+        assert json.loads(path.read_text())["kernels"]["rows"] == [{"name": "gemm", "calls": 2}]
+
+
+def test_a_folder_that_is_missing_is_a_clear_error(run: Run, traces: Path, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "kernels.csv"
+    result = run("report", str(traces / "rank0"), "--view", "kernels", "-o", str(path))
+    assert (result.code, result.stderr) == (5, f"error: cannot write {path}: No such file or directory\n")
+
+
+def test_another_suffix_is_refused(run: Run) -> None:
+    result = run("report", "x", "-o", "kernels.xlsx")
+    assert result.code == 2
+    assert "--output: expected table, json, yaml, csv, or a file ending in .csv, .json, .parquet" in result.stderr
+
+
+def test_limit_cuts_tables_and_says_so(run: Run, traces: Path) -> None:
+    result = run("report", str(traces), "--view", "kernels", "--columns", "rank,name", "--limit", "1")
+    assert result.stdout == "RANK  NAME\n   0  gemm\n… 1 more rows: --limit 0 shows all\n"
+
+
+def test_list_names_every_view_with_a_line(run: Run) -> None:
+    lines = run("report", "--list").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == sorted(VIEWS)
+    assert {row["name"] for row in run("report", "--list", "-o", "json").json()} == set(VIEWS)
+
+
+def test_describe_shows_rules_options_and_columns(run: Run) -> None:
+    stdout = run("report", "--view", "idle_breakdown", "--describe").stdout
+    assert stdout.startswith("idle_breakdown\n\n  The gaps between")
+    assert "  consecutive_kernel_delay = 30: a number\n" in stdout
+    assert "can follow (--compat): hta\n" in stdout
+    assert "idle_us" in stdout
+
+
+def test_recommendations_are_sentences_below_their_figures(run: Run, traces: Path) -> None:
+    lines = run("report", str(traces / "rank0"), "--view", "recommendations").stdout.splitlines()
+    assert lines[0] == "low_utilization  value 30.0%, threshold 50.0%"
+    assert lines[1].startswith("    Give the GPU more work")
+
+
+def test_a_table_of_one_trace_has_no_rank_but_that_of_several_has(run: Run, traces: Path) -> None:
+    assert run("report", str(traces / "rank0"), "--view", "kernels").stdout.startswith("NAME")
+    assert run("report", str(traces), "--view", "kernels").stdout.startswith("RANK  NAME")
+
+
+def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
+    assert run("report", "--describe").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "name a trace"),
+        (["/no/such.json"], 3, "there is no file /no/such.json\n"),
+        (["/no/such*.json"], 3, "no file is called /no/such*.json\n"),
+        (["TRACE", "--view", "kernel_s"], 2, "no view 'kernel_s'; there are: "),
+        (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "no view that is asked for has the option depth"),
+        (["TRACE", "--view", "kernels", "--columns", "nam"], 2, "view kernels has no column nam; there are: rank, "),
+        (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "has no figures of plugin"),
+        (["BROKEN", "--view", "kernels"], 5, "is no trace"),
+        (["TRACE", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], 2, "exclude each other"),
+    ],
+)
+def test_errors_name_what_is_wrong(
+    run: Run, traces: Path, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("no trace")
+    places = {"TRACE": str(traces / "rank0"), "BROKEN": str(broken)}
+    result = run("report", *(places.get(argument, argument) for argument in arguments))
+    assert (result.code, message in result.stderr) == (code, True), result.stderr
+
+
+def test_html_writes_one_page(run: Run, traces: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    result = run("report", str(traces), "--html", str(path))
+    assert (result.code, result.stdout, result.stderr.startswith(f"{path} (")) == (0, "", True)
+    assert path.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_html_has_views_of_its_own(run: Run, traces: Path, tmp_path: Path) -> None:
+    assert run("report", str(traces), "--html", str(tmp_path / "r.html"), "--view", "kernels").code == 2
+
+
+def test_a_trace_that_cannot_be_read_is_missing_and_the_exit_code_says_so(
+    run: Run, traces: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "rank7.json"
+    broken.write_text("no trace")
+    result = run("report", str(traces), str(broken), "--view", "kernels", "-o", "json")
+    assert (result.code, [row["rank"] for row in result.json()["kernels"]["rows"]]) == (4, [0, 1])
+    assert "note: rank 7 is missing: " in result.stderr
+
+
+def test_several_processes_give_what_one_gives(run: Run, traces: Path) -> None:
+    alone = run("report", str(traces), "--view", "kernels", "-o", "json").json()
+    done = run_process(["report", str(traces), "--view", "kernels", "--workers", "2", "-o", "json"], environment())
+    assert done.json() == alone
+
+
+def test_diff_compares_by_names(run: Run, traces: Path) -> None:
+    result = run("diff", str(traces / "rank0"), str(traces / "rank1"), "--by", "kernels", "-o", "json")
+    (row,) = result.json()["kernels"]["rows"]
+    assert (row["name"], row["total_baseline_us"], row["total_other_us"]) == ("gemm", 60.0, 120.0)
+    assert row["total_delta_pct"] == 100.0
+
+
+def test_diff_shows_steps_ops_and_kernels(run: Run, traces: Path) -> None:
+    stdout = run("diff", str(traces / "rank0"), str(traces / "rank1")).stdout
+    for title in ("steps\n", "\nops\n", "\nkernels\n"):
+        assert title in stdout
+
+
+def test_diff_by_modules_leads_into_a_node_and_to_its_operators(run: Run, traces: Path) -> None:
+    both = (str(traces / "rank0"), str(traces / "rank1"))
+    rows = run("diff", *both, "--by", "modules", "-o", "json").json()["modules"]["rows"]
+    assert [row["path"] for row in rows] == ["0", *(f"0-{place}" for place in range(rows[0]["children"]))]
+    assert (rows[0]["device_baseline_us"], rows[0]["device_other_us"]) == (60.0, 120.0)
+    (row,) = run("diff", *both, "--by", "ops", "--path", "0", "-o", "json").json()["ops"]["rows"]
+    assert (row["name"], row["device_total_other_us"]) == ("aten::mm", 120.0)
+
+
+def test_diff_of_a_node_that_is_not_there_is_refused(run: Run, traces: Path) -> None:
+    both = (str(traces / "rank0"), str(traces / "rank1"))
+    assert run("diff", *both, "--path", "0-9-9").code == 2
+    assert "--path is for --by modules" in run("diff", *both, "--path", "0", "--by", "kernels").stderr
+
+
+def test_diff_of_a_folder_with_several_traces_names_them(run: Run, traces: Path) -> None:
+    result = run("diff", str(traces), str(traces / "rank1"))
+    assert result.code == 2
+    assert f"{traces} has 2 traces; name one of them: {traces}/rank0, {traces}/rank1" in result.stderr
+
+
+def test_help_of_all_commands_imports_nothing_big() -> None:
+    code = (
+        "import sys; from kinetoctl.app import cli; import click\n"
+        "context = click.Context(cli)\n"
+        "[cli.get_command(context, name) for name in ('report', 'diff', 'query', 'open', 'export')]\n"
+        "print(sorted({'numpy', 'pyarrow', 'duckdb', 'grpc'} & set(sys.modules)))"
+    )
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(run: Run, tmp_path: Path) -> None:
+    write_job(tmp_path, Job(ranks=6, per_host=3, steps=2, layers=2, slow={5: 1.2}))
+    result = run("report", str(tmp_path))
+    assert result.code == 0
+    lines = result.stdout.splitlines()
+    ranks = lines[lines.index("ranks") + 2]
+    assert ranks.split()[0] == "5" and "slow: it computes" in ranks
+    assert sum("Communication is not hidden behind computation (on 6 ranks)" in line for line in lines) == 1
+    assert "note: ranks 0-5: savings overlap: they do not add up" in lines
+
+
+def test_a_url_is_read_like_a_folder_and_a_missing_rank_makes_a_part(run: Run, tmp_path: Path) -> None:
+    url = upload(f"file://{tmp_path}/bucket/h0/c0", tmp_path, {0: 10, 1: 20}, fleet="f1", lost=[2])
+    wanted = ("--view", "kernels", "--columns", "rank,total_us", "-o", "json")
+    result = run("report", f"file://{tmp_path}/bucket", "--fleet", "f1", *wanted)
+    assert result.code == 4
+    found = result.json()["kernels"]
+    assert found["rows"] == [{"rank": 0, "total_us": 20.0}, {"rank": 1, "total_us": 40.0}]
+    assert found["notes"] == [
+        f"rank 2 is missing: {url}/102-7000000002: its capture ended as FAILED: the process ended"
+    ]
+    assert run("report", f"file://{tmp_path}/bucket", "--fleet", "f2", *wanted).code == 5
+
+
+def test_commands_that_need_the_files_fetch_them_first(run: Run, tmp_path: Path) -> None:
+    url = upload(f"file://{tmp_path}/bucket/h0/c0", tmp_path, {3: 10})
+    result = run("query", "SELECT rank, count(*) AS kernels FROM kernel GROUP BY rank", url, "-o", "csv")
+    assert (result.code, result.stdout) == (0, "rank,kernels\n3,2\n")
+    assert result.stderr == f"fetching {url}/103-7000000003\n"
+    result = run("export", url, "-o", str(tmp_path / "x.json"))
+    assert result.code == 0
+    assert (tmp_path / "x.json").stat().st_size > 0

@@ -1,0 +1,93 @@
+"""`kinetoctl run`: the environment, and that nothing stays in between."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kinetoctl.errors import CliError
+from kinetoctl.local import agent_injection
+from support.cli import environment, kinetoctl, run_process
+
+SHOW = "import os, sys; print(os.getpid(), os.environ['KINETO_AGENT'], sys.argv[1:])"
+
+
+def test_the_agent_is_found_first_and_the_own_path_stays() -> None:
+    changed = agent_injection.agent_environment(
+        {"PYTHONPATH": "/mine", "HOME": "/h"}, agent_socket=Path("/s/agent.sock")
+    )
+    assert changed == {
+        "HOME": "/h",
+        "KINETO_AGENT": "1",
+        "KINETO_AGENT_SOCKET": "/s/agent.sock",
+        "PYTHONPATH": f"{agent_injection.inject_folder()}{os.pathsep}/mine",
+    }
+
+
+def test_an_empty_path_does_not_become_the_working_directory() -> None:
+    changed = agent_injection.agent_environment({"PYTHONPATH": ""}, agent_socket=None)
+    assert changed["PYTHONPATH"] == str(agent_injection.inject_folder())
+
+
+def test_an_agent_that_is_switched_off_stays_off() -> None:
+    assert agent_injection.agent_environment({"KINETO_AGENT": "0"}, agent_socket=None)["KINETO_AGENT"] == "0"
+
+
+def test_the_agent_package_is_located_without_importing_it() -> None:
+    code = (
+        "import sys; from kinetoctl.local.agent_injection import inject_folder; inject_folder();"
+        "print('kineto_agent' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_command_has_the_pid_and_the_options_that_were_typed(tmp_path: Path) -> None:
+    arguments = kinetoctl(
+        "run", "--agent-socket", str(tmp_path / "a.sock"), sys.executable, "-c", SHOW, "--quiet", "-x"
+    )
+    with subprocess.Popen(
+        arguments, env=environment(), stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
+    ) as child:
+        stdout, _ = child.communicate(timeout=30)
+    assert stdout == f"{child.pid} 1 ['--quiet', '-x']\n"
+
+
+def test_the_exit_code_is_the_commands_own() -> None:
+    assert run_process(["run", "--", "sh", "-c", "exit 42"], environment()).code == 42
+
+
+def test_no_daemon_yet_is_a_note_that_quiet_leaves_out(tmp_path: Path) -> None:
+    arguments = ["run", "--agent-socket", str(tmp_path / "a.sock"), "--", "true"]
+    assert run_process(arguments, environment()).stderr == (
+        f"note: no daemon at {tmp_path}/a.sock yet; the agent connects when `kinetod` has started\n"
+    )
+    assert run_process(["--quiet", *arguments], environment()).stderr == ""
+
+
+def test_a_command_that_does_not_exist_is_code_127() -> None:
+    result = run_process(["-q", "run", "--", "no-such-command"], environment())
+    assert (result.code, result.stderr) == (127, "error: no-such-command: there is no such command\n")
+
+
+def test_a_command_that_cannot_be_executed_is_code_126(tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("text")
+    result = run_process(["-q", "run", "--", f"{tmp_path}/plain.txt"], environment())
+    assert result.code == 126
+    assert result.stderr == f"error: {tmp_path}/plain.txt: cannot be executed: Permission denied\n"
+
+
+def test_a_missing_agent_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_injection, "AGENT_PACKAGE", "no_such_package")
+    with pytest.raises(CliError, match="the package no_such_package is not installed beside kinetoctl"):
+        agent_injection.inject_folder()
+
+
+def test_run_imports_neither_grpc_nor_rich() -> None:
+    code = (
+        "import sys; from kinetoctl.__main__ import main; main(['-q', 'run', '--', 'no-such']);"
+        "print(sorted({'grpc', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

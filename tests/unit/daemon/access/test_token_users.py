@@ -1,0 +1,174 @@
+"""Callers with a Kubernetes token: who they are, and which pods they may trace."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinetod.access.callers import Callers
+from kinetod.access.peers import Peer
+from kinetod.access.token_users import KubernetesUsers
+from kinetod.base.errors import KinetodError
+from kinetod.base.fair_slots import payer
+from kinetod.config.access_settings import access_problems
+from kinetod.config.settings import Config, ListenAddress, Settings
+from kinetod.kubernetes.api_server import ApiServer
+from kinetod.kubernetes.node_pods import NodePods
+from kinetod.kubernetes.token_reviews import Reviews
+from kinetod.permissions.role_policy import Action, Caller, Role, Thing, Via, may
+from support import api_server as fake
+
+NAME = "unix-abstract:kinetod-1"
+CONFIG = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=Path("/z"))
+PEER = Peer(via=Via.KUBERNETES, address="127.0.0.1")
+ADA = {"authorization": [b"Bearer ada-s"]}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[fake.ApiServer]:
+    with fake.api_server(tmp_path / "cluster") as server:
+        server.users["ada-s"] = {"username": "ada"}
+        server.pods = [fake.pod(name, uid=f"uid-{name}") for name in ("llama-0", "llama-1", "secret-0")]
+        server.pods.append(fake.pod("llama-9", uid="uid-llama-9", node="node-2"))
+        server.execs = {("ada", "training", name) for name in ("llama-0", "llama-1", "llama-9")}
+        yield server
+
+
+def who(
+    cluster: fake.ApiServer, auth: Any = ADA, action: Action = Action.TRACE, pods: frozenset[str] = frozenset(),
+    audiences: tuple[str, ...] = (), deadline_s: float = 20,
+) -> Caller:  # fmt: skip
+    async def number_of(name: str) -> int:
+        return {"ada": 1 << 31}[name]
+
+    async def ask() -> Caller:
+        api = ApiServer(("127.0.0.1", cluster.port), cluster.account, deadline_s=deadline_s)
+        users = KubernetesUsers(Reviews(api), NodePods(api, "node-1"), number_of=number_of, audiences=lambda: audiences)
+        try:
+            return await Callers(Settings(CONFIG), {NAME: PEER}.get, users).caller(NAME, auth, action, pods)
+        finally:
+            api.close()
+
+    return asyncio.run(ask())
+
+
+def refused(cluster: fake.ApiServer, *arguments: Any, **options: Any) -> tuple[str, str]:
+    """Of a caller who is not known, or of what one who is asks for."""
+    try:
+        refusal = who(cluster, *arguments, **options).refusal
+        assert refusal is not None
+    except KinetodError as exc:
+        refusal = exc
+    return refusal.reason, refusal.message
+
+
+def test_a_user_of_kubernetes_has_the_role_pods_and_a_number(cluster: fake.ApiServer) -> None:
+    found = who(cluster, action=Action.SEE_HOST)
+    assert (found.uid, found.user) == (1 << 31, "ada")
+    assert (set(found.roles), set(found.pods)) == ({Role.PODS}, set())
+    assert (str(found), found.key) == ("the Kubernetes user ada", f"uid {1 << 31}")
+    assert cluster.asked("subjectaccessreviews") == []  # nothing of pods is asked
+
+
+def test_the_pods_of_this_node_that_the_user_may_exec_into_may_be_traced_and_no_others(
+    cluster: fake.ApiServer,
+) -> None:
+    found = who(cluster)
+    assert found.pods == {"uid-llama-0", "uid-llama-1"}
+    for pod, allowed in (("uid-llama-0", True), ("uid-secret-0", False), ("uid-llama-9", False), ("", False)):
+        assert may(found, Action.TRACE, Thing(uid=0, pod=pod)) is allowed
+    assert not may(found, Action.TRACE, Thing(uid=1 << 31))  # the number is no user of this host
+
+
+def test_where_a_request_names_pods_only_these_are_asked_about(cluster: fake.ApiServer) -> None:
+    assert who(cluster, pods=frozenset({"uid-llama-1", "no-such"})).pods == {"uid-llama-1"}
+    (review,) = cluster.asked("subjectaccessreviews")
+    assert review["spec"]["resourceAttributes"]["name"] == "llama-1"
+
+
+def test_pods_that_are_named_and_may_not_be_entered_are_refused(cluster: fake.ApiServer) -> None:
+    reason, message = refused(cluster, pods=frozenset({"uid-secret-0"}))
+    assert reason == "POD_EXEC_NEEDED"
+    assert message.startswith("the Kubernetes user ada may not create pods/exec on this pod")
+    assert who(cluster, pods=frozenset({"uid-of-another-node"})).pods == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("auth", "text"),
+    [
+        ({}, "none was shown"),
+        ({"authorization": [b"Basic YTpi"]}, "none was shown"),
+        ({"authorization": [b"Bearer "]}, "none was shown"),
+        ({"authorization": [b"Bearer " + b"x" * 70_000]}, "none was shown"),
+        ({"authorization": [b"Bearer another"]}, "does not know this token"),
+    ],
+)
+def test_without_a_token_that_the_api_server_knows_nobody_is_identified(
+    cluster: fake.ApiServer, auth: Any, text: str
+) -> None:
+    reason, message = refused(cluster, auth)
+    assert reason == "NOT_IDENTIFIED" and text in message
+
+
+def test_a_token_for_other_audiences_is_not_taken(cluster: fake.ApiServer) -> None:
+    assert refused(cluster, audiences=("kinetod",))[0] == "NOT_IDENTIFIED"
+
+
+@pytest.mark.parametrize("at", ["tokenreviews", "pods", "subjectaccessreviews"])
+def test_where_the_api_server_refuses_us_everybody_is_refused(cluster: fake.ApiServer, at: str) -> None:
+    cluster.forbidden.add((fake.ACCOUNT, at))
+    reason, message = refused(cluster)
+    assert reason == "KUBERNETES_UNAVAILABLE"
+    assert f"refuses kinetod's account for {at} (HTTP 403)" in message
+
+
+def test_an_api_server_that_does_not_answer_is_a_refusal_that_says_so(cluster: fake.ApiServer) -> None:
+    cluster.silent = True
+    reason, message = refused(cluster, deadline_s=0.2)
+    assert reason == "KUBERNETES_UNAVAILABLE" and "does not answer within 0.2 s" in message
+
+
+def test_who_has_very_many_pods_asked_about_keeps_no_other_user_waiting(cluster: fake.ApiServer) -> None:
+    cluster.users["mallory-s"] = {"username": "mallory"}
+    cluster.pods += [fake.pod(f"p{number}", uid=f"uid-p{number}") for number in range(80)]
+    cluster.review_s, numbers = 0.5, {"ada": 1, "mallory": 2}
+
+    async def number_of(name: str) -> int:
+        return numbers[name]
+
+    async def ask() -> tuple[Caller, Caller]:
+        api = ApiServer(("127.0.0.1", cluster.port), cluster.account, deadline_s=4)
+        users = KubernetesUsers(Reviews(api), NodePods(api, "node-1"), number_of=number_of, audiences=tuple)
+        payer.set("mallory")
+        every = asyncio.create_task(users.caller(PEER, {"authorization": [b"Bearer mallory-s"]}, frozenset()))
+        while len(cluster.asked("subjectaccessreviews")) < 5:
+            await asyncio.sleep(0.01)
+        payer.set("ada")
+        one = await users.caller(PEER, ADA, frozenset({"uid-llama-0"}))
+        await every
+        api.close()
+        return one, every.result()
+
+    one, every = asyncio.run(ask())
+    assert one.refusal is None and one.pods == {"uid-llama-0"}
+    assert every.refusal is not None  # it took longer than it may
+
+
+ON = replace(CONFIG, kubernetes=True, node_name="node-1")
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (CONFIG, []),
+        (ON, []),
+        (replace(ON, node_name=""), ["kubernetes.node_name"]),
+        (replace(ON, loopback_without_tls=True), ["access.loopback_without_tls"]),
+        (replace(ON, kubernetes_listen=ListenAddress(path=Path("/s"))), ["access.kubernetes_listen"]),
+        (replace(ON, kubernetes_listen=ListenAddress(host="0.0.0.0", port=1)), ["access.kubernetes_listen"]),
+    ],
+)
+def test_settings_that_do_not_go_together_are_told(config: Config, names: list[str]) -> None:
+    assert [name for name, _ in access_problems(config)] == names

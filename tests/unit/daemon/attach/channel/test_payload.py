@@ -1,0 +1,143 @@
+"""What is sent into a target."""
+
+import ast
+import errno
+import fcntl
+import marshal
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import kineto_agent
+import pytest
+from kinetod.attach.attach_types import AttachCode, AttachError, Deadline
+from kinetod.attach.channel import payload
+
+FOLDER = Path(kineto_agent.__file__).parent
+
+
+def document(index: int) -> dict[str, tuple[bool, object]]:
+    descriptor = payload.agent().descriptors[index]
+    return marshal.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))  # type: ignore[no-any-return]
+
+
+def test_every_module_that_a_live_agent_can_need_is_there() -> None:
+    names = set(document(0))
+    assert {
+        "kineto_agent",
+        "kineto_agent.control.runner",
+        "kineto_agent.bootstrap.live_attach",
+        "kineto_agent.sources.cupti.gpu_activities",
+    } <= names
+    assert not {"kineto_agent.__main__", "kineto_agent.bootstrap.loader", "kineto_agent.bootstrap.startup"} & names
+    assert set(document(1)) == names
+
+
+def test_the_payload_is_made_once() -> None:
+    assert payload.agent() is payload.agent()
+
+
+def test_no_target_can_change_what_others_get() -> None:
+    for descriptor in payload.agent().descriptors:
+        assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == 0xF
+        with pytest.raises(OSError, match=os.strerror(errno.EPERM)):
+            os.pwrite(descriptor, b"x", 0)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER)))
+def test_the_pieces_of_a_module_are_the_module(path: Path) -> None:
+    text = path.read_text()
+    statements = []
+    for line, piece in payload.pieces(text):
+        statements += ast.parse("\n" * (line - 1) + piece).body
+    whole = ast.parse(text)
+    pieced = ast.Module(statements, [])
+    assert ast.dump(pieced, include_attributes=True) == ast.dump(whole, include_attributes=True)
+
+
+def test_an_empty_module_is_one_piece() -> None:
+    assert list(payload.pieces("")) == [(1, "")]
+
+
+def test_decorators_and_comments_stay_with_their_statement() -> None:
+    text = "x = 1\n" * 39 + "\n# about f\n@first\n@second\ndef f():\n    pass\n"
+    assert list(payload.pieces(text)) == [(1, "x = 1\n" * 39), (42, "@first\n@second\ndef f():\n    pass\n")]
+
+
+def fake_process(proc: Path, executable: bytes) -> None:
+    (proc / "7").mkdir()
+    (proc / "7" / "exe").write_bytes(executable)
+
+
+@pytest.mark.parametrize(
+    "executable",
+    [
+        b"\x7fELF\x02\x01" + bytes(12) + (8).to_bytes(2, "little"),  # MIPS
+        b"\x7fELF\x01\x01" + bytes(12) + (62).to_bytes(2, "little"),  # 32 bits
+        b"#!/bin/sh" + bytes(20),
+    ],
+)
+def test_a_program_for_another_machine_is_refused(tmp_path: Path, executable: bytes) -> None:
+    fake_process(tmp_path, executable)
+    with pytest.raises(AttachError, match="process 7 runs code of another machine") as caught:
+        payload.check_machine(7, tmp_path)
+    assert caught.value.code is AttachCode.UNSUPPORTED
+
+
+def test_a_program_that_cannot_be_read_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(AttachError, match="program of process 7 cannot be read") as caught:
+        payload.check_machine(7, tmp_path)
+    assert caught.value.code is AttachCode.GONE
+
+
+def answered(answer: bytes | None, seconds: float = 20) -> tuple[AttachCode, str]:
+    """What `send` says when the target answers so; None: it hangs up."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def target() -> None:
+        packet, descriptors, _flags, _address = socket.recv_fds(theirs, 65536, 8)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert packet == payload.agent().packet
+        if answer is None:
+            theirs.close()
+        else:
+            theirs.send(answer)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    with ours, theirs, pytest.raises(AttachError) as caught:
+        payload.send(ours, os.getpid(), Deadline(seconds))
+    thread.join()
+    return caught.value.code, caught.value.reason
+
+
+def test_the_targets_own_words_are_the_reason() -> None:
+    code, reason = answered(b"EImportError('no\x1b[31m')")
+    assert (code, reason) == (
+        AttachCode.FAILED,
+        f"the agent cannot run in process {os.getpid()}: ImportError('no[31m')",
+    )
+
+
+def test_a_target_that_hangs_up_and_lives_has_closed_the_channel() -> None:
+    assert answered(None)[0] is AttachCode.UNSUITABLE
+
+
+def test_a_target_that_says_nothing_is_a_timeout() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    begin = time.monotonic()
+    with ours, theirs, pytest.raises(AttachError, match="not loaded the agent in time") as caught:
+        payload.send(ours, os.getpid(), Deadline(0.2))
+    assert caught.value.code is AttachCode.TIMEOUT
+    assert time.monotonic() - begin < 5
+
+
+def test_a_closed_channel_is_an_error_of_the_target() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with ours, pytest.raises(AttachError, match="closed the agent's channel") as caught:
+        payload.send(ours, os.getpid(), Deadline(1))
+    assert caught.value.code is AttachCode.UNSUITABLE

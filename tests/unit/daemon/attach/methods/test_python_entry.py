@@ -1,0 +1,125 @@
+"""What becomes of source that was handed over, read from the page that it was given."""
+
+import importlib.util
+import os
+import shutil
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline, Method
+from kinetod.attach.channel import bootstrap
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.methods import python_entry
+from kinetod.attach.methods.native_thread import NativeThread
+from kinetod.attach.methods.pending_call import PendingCall
+from kinetod.attach.methods.python_code import CODE
+from support import native
+from support.engine_target import engine_target, needs_ptrace, pythons, version_of
+from support.waiting import until
+
+pytestmark = needs_ptrace
+MACHINE = os.uname().machine
+GENERATOR = native.ROOT / "daemon" / "native" / "generate_stub_code.py"
+every_python = pytest.mark.parametrize("executable", pythons(), ids=version_of)
+every_method = pytest.mark.parametrize("make", [PendingCall, NativeThread])
+
+
+def hand_over(method: Method, pid: int, source: str) -> None:
+    method.hand_over(TargetImage(pid), Bootstrap(time.time_ns(), source.encode()), Deadline(10))
+
+
+def generator() -> ModuleType:
+    """The development tool as a module."""
+    spec = importlib.util.spec_from_file_location("generate_stub_code", GENERATOR)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def problem(method: Method) -> AttachError:
+    until(lambda: method.problem() is not None, "it is told")
+    found = method.problem()
+    assert found is not None
+    return found
+
+
+@every_python
+@every_method
+def test_an_exception_is_told_and_nothing_is_printed(tmp_path: Path, executable: str, make: type[Method]) -> None:
+    method = make()
+    with engine_target(tmp_path, "malloc", executable) as target:
+        hand_over(method, target.pid, "raise LookupError('here')")
+        found = problem(method)
+        assert (found.code, "LookupError('here')" in found.reason) == (AttachCode.UNSUITABLE, True)
+        target.finish()  # which looks at standard error
+
+
+@every_method
+def test_a_standard_library_that_is_gone_is_told_as_that(tmp_path: Path, make: type[Method]) -> None:
+    method = make()
+    with engine_target(tmp_path, "malloc") as target:
+        source = bootstrap.make(time.time_ns()).source.decode()
+        gone = "modules={**modules,'_socket':None};s=modules['sys'];c=modules['sys']=type(s)('sys');"
+        gone += "c.__dict__.update(s.__dict__);c.path=[];c.base_exec_prefix='/gone'\n"
+        hand_over(method, target.pid, gone + source)
+        found = problem(method)
+        assert found.code is AttachCode.UNSUPPORTED
+        assert "does not find its standard library" in found.reason
+        assert "standard library: no _" in found.reason
+        target.finish()
+
+
+def test_the_code_compiled_here_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("gcc") is None or shutil.which("objcopy") is None:
+        pytest.skip("needs gcc and binutils")
+    module = generator()
+    monkeypatch.setattr(python_entry, "CODE", {MACHINE: module.compile_stub(module.PYTHON, MACHINE)})
+    with engine_target(tmp_path, "malloc") as target:
+        PendingCall().hand_over(TargetImage(target.pid), target.bootstrap(), Deadline(10))
+        target.until_marked()
+        target.finish()
+
+
+@pytest.mark.parametrize("code", CODE.values(), ids=len)
+def test_the_code_fits_into_what_libraries_leave_free(code: bytes) -> None:
+    assert code[-1] != 0  # zeros would look unused
+    assert len(code) <= 840
+
+
+@every_method
+def test_an_exit_is_no_exit(tmp_path: Path, make: type[Method]) -> None:
+    method = make()
+    with engine_target(tmp_path, "malloc") as target:
+        hand_over(method, target.pid, "raise SystemExit(3)")
+        assert "SystemExit(3)" in problem(method).reason
+        target.finish()
+
+
+@every_python
+def test_the_source_runs_on_a_new_thread_with_globals_of_its_own(tmp_path: Path, executable: str) -> None:
+    source = (
+        "posix, thread = modules['posix'], modules['_thread']\n"
+        "assert thread.get_native_id() != posix.getpid()\n"
+        "assert sorted(globals()) == ['__builtins__', 'modules', 'posix', 'thread', 'turns'], sorted(globals())\n"
+        f"posix.write(posix.open({str(tmp_path / 'mark')!r}, posix.O_WRONLY), b'x')\n"
+    )
+    method = PendingCall()
+    with engine_target(tmp_path, "malloc", executable) as target:
+        hand_over(method, target.pid, source)
+        target.until_marked()
+        target.finish()
+
+
+def test_what_is_cancelled_before_it_begins_does_nothing(tmp_path: Path) -> None:
+    method = PendingCall()
+    with engine_target(tmp_path, "asleep bystander") as target:  # its main thread does not come round
+        hand_over(method, target.pid, f"open({str(target.mark)!r}, 'w').write('x')")
+        method.finish()
+        other = PendingCall()
+        hand_over(other, target.pid, f"open({str(target.mark)!r}, 'a').write('y')")
+        target.until_marked()
+        target.finish()
+        assert target.mark.read_text() == "y"

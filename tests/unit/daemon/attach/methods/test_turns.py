@@ -1,0 +1,111 @@
+"""Turns with the GIL: the program gives it away for a thread of ours that waits for it, and for no other reason."""
+
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from kinetod.attach.attach_types import Bootstrap, Deadline
+from kinetod.attach.inspect.target_image import TargetImage
+from kinetod.attach.methods.pending_call import PendingCall
+from kinetod.attach.methods.python_entry import TURNS_OFFSET, Handed
+from kinetod.attach.methods.turns_code import CODE
+from support.engine_target import EngineTarget, engine_target, needs_ptrace, pythons, version_of
+from support.waiting import until
+
+pytestmark = needs_ptrace
+every_python = pytest.mark.parametrize("executable", pythons(), ids=version_of)
+# It does not rest, and gets nowhere.
+_WAITS = "lock = modules['_thread'].allocate_lock()\nlock.acquire()\nlock.acquire(timeout=30)\n"
+_FOR_EVER = struct.pack("<i", -1)
+
+
+# Its interpreter ends with threads that want the GIL.
+_ENDING = """
+import threading, time
+def spin():
+    while True: sum(range(1000))
+for _ in range(3): threading.Thread(target=spin, daemon=True).start()
+print("up", flush=True)
+end = time.monotonic() + 0.3
+while time.monotonic() < end: pass
+"""
+_ENDS = 4  # one in two hung on 3.13 and 3.14 when any thread might give the GIL away
+
+
+def begin(pid: int, source: str) -> Handed:
+    """Hands it over to a thread of its own."""
+    method = PendingCall()
+    method.hand_over(TargetImage(pid), Bootstrap(time.time_ns(), source.encode()), Deadline(10))
+    assert method.handed is not None
+    return method.handed
+
+
+def tasks(target: EngineTarget) -> list[Path]:
+    return list(Path(f"/proc/{target.pid}/task").iterdir())
+
+
+def name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
+
+
+def switches(target: EngineTarget, after_s: float = 0.0) -> str:
+    """How often that thread has slept."""
+    time.sleep(after_s)
+    (task,) = (task for task in tasks(target) if name(task) == "kineto-turns")
+    (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))
+    return line
+
+
+@every_python
+def test_a_thread_of_ours_that_gets_nowhere_is_given_the_gil(tmp_path: Path, executable: str) -> None:
+    with engine_target(tmp_path, "malloc", executable) as target:
+        handed = begin(target.pid, _WAITS)
+        until(lambda: handed.turns_given() > 3, "it is given away")
+        assert "kineto-turns" in map(name, tasks(target))
+        target.finish()  # in the middle of it: the interpreter ends as ever
+
+
+@every_python
+def test_an_interpreter_with_threads_ends_in_the_middle_of_it(executable: str) -> None:
+    for _ in range(_ENDS):
+        with subprocess.Popen([executable, "-c", _ENDING], stdout=subprocess.PIPE) as program:
+            try:
+                assert program.stdout is not None
+                program.stdout.readline()
+                begin(program.pid, _WAITS)
+                assert program.wait(timeout=30) == 0
+            finally:
+                program.kill()
+
+
+def test_a_thread_of_ours_that_rests_is_given_nothing(tmp_path: Path) -> None:
+    with engine_target(tmp_path, "malloc") as target:
+        handed = begin(target.pid, _WAITS)
+        until(lambda: handed.turns_given() > 3, "it is given away")
+        handed.target.memory.write(handed.address + TURNS_OFFSET, _FOR_EVER)
+        until(lambda: switches(target) == switches(target, after_s=0.1), "the thread that looks after it sleeps")
+        given = handed.turns_given()
+        assert switches(target) == switches(target, after_s=0.2)
+        assert handed.turns_given() == given
+        target.finish()
+
+
+def test_the_thread_ends_with_the_one_it_looks_after(tmp_path: Path) -> None:
+    with engine_target(tmp_path, "malloc") as target:
+        begin(
+            target.pid, f"posix = modules['posix']\nposix.write(posix.open({str(target.mark)!r}, posix.O_WRONLY), b'x')"
+        )
+        target.until_marked()
+        until(lambda: "kineto-turns" not in map(name, tasks(target)), "it has ended")
+        target.finish()
+
+
+@pytest.mark.parametrize("code", CODE.values(), ids=len)
+def test_the_code_fits_into_what_many_libraries_leave_free(code: bytes) -> None:
+    assert code[-1] != 0  # zeros would look unused
+    assert len(code) <= 1100

@@ -1,0 +1,58 @@
+"""Who may be in the way when a target's CUPTI is taken."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from kinetod.captures.result.verdict import DONE, Ending, Outcome
+from kinetod.captures.target.profiler_conflicts import Conflicts, listed
+from kinetod.host_checks.check_runner import HostLooker
+from kinetod.profilers.profiler_scan import Profiler, Scan
+
+BUSY = Ending(Outcome.FAILED, "CUPTI_BUSY", "another tool uses CUPTI")
+SAY = """import sys
+sys.stdin.read()
+print('{"next":"profilers"}')
+print('{"scan":{"profilers":[{"product":"nvprof","pid":%d},{"product":"Nsight Systems","pid":1}],"hidden":[]}}')
+"""
+
+
+def explained(ending: Ending, code: str, uid: int) -> Ending:
+    async def ask() -> Ending:
+        looker = HostLooker(command=(sys.executable, "-S", "-c", code))
+        return await Conflicts(Path("/"), looker=looker).explained(ending, uid)
+
+    return asyncio.run(ask())
+
+
+def test_a_target_whose_cupti_is_taken_is_told_who_else_profiles_here() -> None:
+    found = explained(BUSY, SAY % os.getpid(), os.geteuid())
+    reason = (
+        f"another tool uses CUPTI; other profilers on this host: nvprof (pid {os.getpid()}), Nsight Systems (pid 1)"
+    )
+    if os.geteuid() != 0:
+        reason = reason.replace("pid 1)", "1 process of other users)")
+    assert found == Ending(Outcome.FAILED, "CUPTI_BUSY", reason)
+
+
+def test_another_user_is_not_told_their_pids() -> None:
+    assert "(1 process of other users)" in explained(BUSY, SAY % os.getpid(), 61001).reason
+
+
+def test_other_ends_are_not_looked_at() -> None:
+    for ending in (DONE, Ending(Outcome.FAILED, "CUPTI_FAILED", "no")):
+        assert explained(ending, "raise SystemExit('asked')", 0) is ending
+
+
+def test_a_look_that_fails_changes_nothing() -> None:
+    assert explained(BUSY, "raise SystemExit(3)", 0) == BUSY
+
+
+@pytest.mark.parametrize(
+    ("products", "text"), [((), ""), (("DCGM",), ""), (("nvprof",), "; other profilers on this host: nvprof (pid 7)")]
+)
+def test_who_holds_hardware_counters_only_is_not_in_the_way(products: tuple[str, ...], text: str) -> None:
+    found = Scan(profilers=tuple(Profiler(product=product, pid=7) for product in products))
+    assert listed(found, lambda _: True) == text

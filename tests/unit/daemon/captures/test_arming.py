@@ -1,0 +1,50 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.base.errors import InvalidRequest
+from kinetod.captures.arming import check_start
+from kinetod.config.settings import Config
+
+SECOND_NS = 10**9
+NOW_NS = 1_800_000_000 * SECOND_NS
+CONFIG = Config(listen=(), agent_socket=Path("/a"), state_dir=Path("/s"))
+
+
+def check(*, by_iteration: bool = False, options: pb.Options | None = None, **start: Any) -> None:
+    extent: Any = {"iterations": pb.IterationWindow(count=1)} if by_iteration else {"duration_ns": SECOND_NS}
+    capture = pb.Capture(id="c1", spec=pb.CaptureSpec(arm_ns=SECOND_NS, options=options, **extent))
+    capture.targets.add(pid=7)
+    capture.targets.add(pid=8)
+    check_start(pb.StartCaptureRequest(id="c1", **start), capture, CONFIG, NOW_NS)
+
+
+def test_a_start_that_makes_sense_is_accepted() -> None:
+    check()
+    check(start_time_ns=NOW_NS + SECOND_NS, clock=pb.ClockOffset(offset_ns=-(10**18), uncertainty_ns=5))
+    check(by_iteration=True)
+    check(by_iteration=True, iterations=[pb.IterationStart(pid=8, start=12, warmup=2)])
+
+
+@pytest.mark.parametrize(
+    ("start", "field"),
+    [
+        ({"start_time_ns": NOW_NS - 60 * SECOND_NS}, "start_time_ns"),
+        ({"start_time_ns": NOW_NS + 3600 * SECOND_NS}, "start_time_ns"),
+        ({"start_time_ns": NOW_NS, "by_iteration": True}, "start_time_ns"),
+        ({"start_time_ns": NOW_NS, "options": pb.Options(wait_for_user_profiler=True)}, "start_time_ns"),
+        ({"iterations": [pb.IterationStart(pid=7)]}, "iterations"),
+        ({"iterations": [pb.IterationStart(pid=9)], "by_iteration": True}, "iterations[0].pid"),
+        ({"iterations": [pb.IterationStart(pid=7)] * 2, "by_iteration": True}, "iterations[1].pid"),
+        ({"iterations": [pb.IterationStart(pid=7, start=-1)], "by_iteration": True}, "iterations[0].start"),
+        ({"iterations": [pb.IterationStart(pid=7, start=2**60)], "by_iteration": True}, "iterations[0].start"),
+        ({"iterations": [pb.IterationStart(pid=7, warmup=-1)], "by_iteration": True}, "iterations[0].warmup"),
+        ({"clock": pb.ClockOffset(offset_ns=1 << 62)}, "clock.offset_ns"),
+        ({"clock": pb.ClockOffset(uncertainty_ns=-1)}, "clock.uncertainty_ns"),
+    ],
+)
+def test_a_wrong_field_is_named(start: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(**start)
+    assert caught.value.metadata["field"] == field

@@ -1,0 +1,71 @@
+"""Settings of hooks that cannot work are refused, with what to do."""
+
+from pathlib import Path
+
+import pytest
+from kinetod.config.config_sources import ConfigError, load
+from kinetod.config.hook_settings import checked_webhook
+
+ENVIRON = {"CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
+
+
+def problems(folder: Path, text: str) -> str:
+    file = folder / "config.toml"
+    file.write_text(f"[hooks]\n{text}\n")
+    file.chmod(0o600)
+    with pytest.raises(ConfigError) as raised:
+        load(file, {}, ENVIRON)
+    return str(raised.value)
+
+
+def test_a_usual_configuration_is_taken(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    secret.chmod(0o600)
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[hooks]\non = ["failed", "partial"]\ncommand = ["/bin/cat", "-A"]\n'
+        f'webhook = ["https://ci/hook", "http://127.0.0.1:8080/x"]\nwebhook_secret = "{secret}"\n'
+    )
+    config = load(file, {}, ENVIRON).config
+    assert (config.hook_on, config.hook_command) == (("failed", "partial"), ("/bin/cat", "-A"))
+    assert config.hook_webhooks == ("https://ci/hook", "http://127.0.0.1:8080/x")
+    assert config.hook_secret == secret
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("http://ci/hook", "is not encrypted and leaves this host"),
+        ("ftp://ci/hook", "expected https://host/path"),
+        ("https:///hook", "expected https://host/path"),
+        ("https://user:pw@ci/hook", "has a user or password in it"),
+        ("https://ci/hook#x", "ends in #"),
+        ("https://ci:99999/", "[Pp]ort"),
+        ("https://ci/a b", "expected https://host/path"),
+    ],
+)
+def test_other_addresses_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        checked_webhook(text)
+
+
+def test_commands_that_cannot_or_must_not_be_run_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "hook"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o644)
+    assert "is no absolute path; nothing is looked for in PATH" in problems(tmp_path, 'command = ["hook"]')
+    assert f"{tmp_path}/none: No such file" in problems(tmp_path, f'command = ["{tmp_path}/none"]')
+    assert "is no program that this user" in problems(tmp_path, f'command = ["{tmp_path}"]')
+    script.chmod(0o757)
+    assert "can be changed by everybody (mode 0757)" in problems(tmp_path, f'command = ["{script}"]')
+
+
+def test_other_mistakes_are_named(tmp_path: Path) -> None:
+    assert "hooks.on[0]" in problems(tmp_path, 'on = ["ended"]')
+    many = ", ".join(f'"https://h/{number}"' for number in range(9))
+    assert "has 9 addresses, 8 are the most" in problems(tmp_path, f"webhook = [{many}]")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"short")
+    secret.chmod(0o600)
+    assert "a secret has 16 or more: openssl rand" in problems(tmp_path, f'webhook_secret = "{secret}"')

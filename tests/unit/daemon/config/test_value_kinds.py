@@ -1,0 +1,177 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kinetod.config.settings_table import KEYS
+from kinetod.config.value_kinds import (
+    MAX_DURATION_NS,
+    MAX_INT64,
+    Choice,
+    Count,
+    Duration,
+    ExistingFile,
+    Folder,
+    ItemError,
+    Kind,
+    ListOf,
+    Maybe,
+    SecretFile,
+    Size,
+    Switch,
+    TableOf,
+    credential_path,
+)
+
+SECOND = 10**9
+
+
+@pytest.mark.parametrize(
+    ("kind", "toml", "value"),
+    [
+        (Duration(), "500ms", SECOND // 2),
+        (Duration(), "1.5s", 3 * SECOND // 2),
+        (Duration(least_ns=0), 0, 0),
+        (Duration(least_ns=0), "0", 0),
+        (Size(), "128MiB", 128 << 20),
+        (Size(), 4096, 4096),
+        (Count(1, 64), 64, 64),
+        (Switch(), True, True),
+        (Choice("debug", "info"), "INFO", "info"),
+        (Folder(), "/var/lib/kineto", Path("/var/lib/kineto")),
+        (Maybe(Duration()), "", None),
+        (Maybe(Duration()), "1s", SECOND),
+        (ListOf(Size()), ["1KiB", 2], (1024, 2)),
+        (ListOf(Size()), "1KiB", (1024,)),
+        (TableOf(Count(0)), {"ada": 1}, {"ada": 1}),
+    ],
+)
+def test_what_a_file_may_say(kind: Kind, toml: object, value: Any) -> None:
+    assert kind.check(toml) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "toml", "problem"),
+    [
+        (Duration(), "5 parsecs", "'5 parsecs' is no duration; write 500ms, 5s or 10min"),
+        (Duration(), "9" * 100, f"'{'9' * 77}…' is no duration; write 500ms, 5s or 10min"),
+        (Duration(), 5, '5 has no unit; write "5s" or "5ms"'),
+        (Duration(), True, "must be a text in quotes, not true or false"),
+        (Duration(), "0s", "must be greater than 0, got 0"),
+        (Duration(), "-1s", "must be greater than 0, got -1s"),
+        (Duration(least_ns=0), "-1s", "must be 0 or more, got -1s"),
+        (Duration(), "100000d", "must be 3650d or less"),
+        (Size(), "much", "'much' is no size; write 128MiB, 8GiB or 4096"),
+        (Size(), 1.5, "must be a text in quotes, not a fraction"),
+        (Size(), MAX_INT64 + 1, f"must be {MAX_INT64} or less"),
+        (Count(1, 64), 65, "must be 64 or less"),
+        (Count(1, 64), "3", "must be a whole number, not a text"),
+        (Count(1), True, "must be a whole number, not true or false"),
+        (Switch(), "yes", "must be true or false, not a text"),
+        (Choice("debug", "info"), "loud", "'loud' is not one of debug, info"),
+        (Folder(), "captures", "'captures' is no absolute path; it must begin with /"),
+        (Folder(), "", "is empty; write a path"),
+        (Folder(), "/a\0b", "has a NUL character in it"),
+        (Kind(), "x" * 5000, "is longer than 4096 characters"),
+        (Kind(), {}, "must be a text in quotes, not a table"),
+        (TableOf(Kind()), [], "must be a table, not a list"),
+    ],
+)
+def test_what_it_may_not(kind: Kind, toml: object, problem: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        kind.check(toml)
+    assert str(raised.value) == problem
+
+
+def test_a_wrong_item_is_named() -> None:
+    kind = TableOf(ListOf(Size()))
+    with pytest.raises(ItemError, match="'much' is no size") as raised:
+        kind.check({"ada": ["1KiB", "much"]})
+    assert raised.value.path == ".ada[1]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Count(1), "12", 12),
+        (Switch(), "On", True),
+        (Switch(), "0", False),
+        (ListOf(Size()), "1KiB  2", (1024, 2)),
+        (TableOf(Count(0)), "{ada = 1, 'CN=bob' = 2}", {"ada": 1, "CN=bob": 2}),
+    ],
+)
+def test_what_a_variable_may_say(kind: Kind, text: str, value: Any) -> None:
+    assert kind.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (Count(1), "a dozen", "'a dozen' is no whole number"),
+        (Switch(), "perhaps", "'perhaps' is neither true nor false"),
+        (TableOf(Kind()), "ada", "'ada' is no table; write it like {ada = 1}"),
+        (TableOf(Kind()), "{}\nother = {}", "is no table"),
+        (TableOf(Kind()), "{a = " + "[" * 4000, "is no table"),
+    ],
+)
+def test_what_a_variable_may_not(kind: Kind, text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        kind.parse(text)
+
+
+def test_a_relative_path_of_an_option_is_where_the_daemon_was_started() -> None:
+    assert Folder().parse("captures") == Path.cwd() / "captures"
+
+
+@settings(deadline=None)
+@given(st.integers(1, MAX_DURATION_NS))
+def test_durations_are_written_exactly(value: int) -> None:
+    assert Duration().parse(Duration().show(value).strip('"')) == value
+
+
+@settings(deadline=None)
+@given(st.integers(1, MAX_INT64))
+def test_sizes_are_written_exactly(value: int) -> None:
+    assert Size().parse(Size().show(value).strip('"')) == value
+
+
+@settings(deadline=None)
+@given(st.sampled_from(KEYS), st.text())
+def test_any_text_gives_a_value_or_a_value_error(key: Any, text: str) -> None:
+    try:
+        value = key.kind.parse(text)
+    except ValueError:
+        return
+    key.kind.show(value)
+
+
+def test_files_must_exist_and_secret_ones_be_private(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    with pytest.raises(ValueError, match=f"{path}: No such file or directory"):
+        ExistingFile().check(str(path))
+    with pytest.raises(ValueError, match="is no file"):
+        ExistingFile().check(str(tmp_path))
+    path.write_text("secret")
+    path.chmod(0o644)
+    assert ExistingFile().check(str(path)) == path
+    with pytest.raises(ValueError, match=rf"can be read by everybody \(mode 0644\); do chmod o-rwx {path}"):
+        SecretFile().check(str(path))
+    path.chmod(0o640)
+    assert SecretFile().check(str(path)) == path
+
+
+def test_credentials_are_where_the_service_manager_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    with pytest.raises(ValueError, match="'credential:tls': the service manager has loaded no credentials"):
+        SecretFile().check("credential:tls")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    (tmp_path / "tls").touch(0o400)
+    assert SecretFile().check("credential:tls") == tmp_path / "tls"
+
+
+@pytest.mark.parametrize("name", ["", "..", "../shadow", "a/b"])
+def test_a_credential_is_a_plain_name(name: str) -> None:
+    with pytest.raises(ValueError, match="names no credential"):
+        credential_path(f"credential:{name}", {"CREDENTIALS_DIRECTORY": os.sep})

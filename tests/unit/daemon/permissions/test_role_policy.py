@@ -1,0 +1,99 @@
+"""Every role against every call and every owner, and the table in the document."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.permissions.role_policy import (
+    CALLS,
+    GRANTS,
+    Action,
+    Relation,
+    Role,
+    Thing,
+    may,
+    may_at_all,
+    needed,
+    sees_all,
+)
+from support.callers import caller
+
+DOCUMENT = (Path(__file__).parents[4] / "docs/access.md").read_text()
+ME, OTHER = 1000, 2000
+THINGS = {
+    "mine": Thing(uid=ME),
+    "mine, not plain": Thing(uid=ME, plain=False),
+    "another's": Thing(uid=OTHER),
+    "another's in my job": Thing(uid=OTHER, job="77"),
+    "another's in my job, not plain": Thing(uid=OTHER, job="77", plain=False),
+    "root's in my job": Thing(uid=0, job="77"),
+    "in another job": Thing(uid=OTHER, job="78"),
+    "in my pod": Thing(uid=OTHER, pod="uid-1"),
+    "root's in my pod": Thing(uid=0, pod="uid-1"),
+    "in my pod, not plain": Thing(uid=OTHER, pod="uid-1", plain=False),
+    "in another pod": Thing(uid=OTHER, pod="uid-2"),
+    "nobody's": Thing(uid=None),
+}
+EVERYTHING = set(THINGS)
+MINE = {"mine", "mine, not plain"}
+MY_PODS = {"in my pod", "root's in my pod"}
+MY_JOBS = {"another's in my job", "another's in my job, not plain"}
+# What each role alone may do, written out.
+ALLOWED: dict[tuple[Role, Action], set[str]] = {
+    **{(role, Action.SEE_HOST): EVERYTHING for role in Role},
+    **{(Role.ADMIN, action): EVERYTHING for action in Action},
+    **{(Role.VIEWER, action): EVERYTHING for action in (Action.SEE_PROCESS, Action.SEE_CAPTURE)},
+    (Role.OWN, Action.SEE_PROCESS): MINE,
+    (Role.OWN, Action.TRACE): {"mine"},
+    (Role.OWN, Action.SEE_CAPTURE): MINE,
+    (Role.OWN, Action.CHANGE_CAPTURE): MINE,
+    (Role.JOBS, Action.SEE_PROCESS): MY_JOBS,
+    (Role.JOBS, Action.TRACE): {"another's in my job"},
+    (Role.PODS, Action.SEE_PROCESS): {*MY_PODS, "in my pod, not plain"},
+    (Role.PODS, Action.TRACE): MY_PODS,
+    (Role.PODS, Action.SEE_CAPTURE): MINE,
+    (Role.PODS, Action.CHANGE_CAPTURE): MINE,
+    (Role.JOBS, Action.SEE_CAPTURE): MINE,
+    (Role.JOBS, Action.CHANGE_CAPTURE): MINE,
+}
+
+
+@pytest.mark.parametrize("action", list(Action))
+@pytest.mark.parametrize("roles", [set(some) for size in range(6) for some in itertools.combinations(Role, size)])
+def test_roles_may_do_what_each_of_them_may_do_and_nothing_else(roles: set[Role], action: Action) -> None:
+    who = caller(ME, roles, jobs=frozenset({"77"}), pods=frozenset({"uid-1"}))
+    allowed = {name for name, thing in THINGS.items() if may(who, action, thing)}
+    assert allowed == set().union(*(ALLOWED.get((role, action), set()) for role in roles))
+    assert may_at_all(who, action) == any((role, action) in ALLOWED for role in roles)
+    assert sees_all(who, action) == (allowed == EVERYTHING)
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_a_certificate_without_a_user_owns_nothing(action: Action) -> None:
+    who = caller(None, {Role.OWN, Role.JOBS})
+    assert not any(may(who, action, thing) for thing in THINGS.values()) or action is Action.SEE_HOST
+
+
+def test_a_job_that_is_not_the_callers_gives_nothing() -> None:
+    assert not may(caller(ME, {Role.JOBS}), Action.TRACE, THINGS["another's in my job"])
+
+
+def test_every_call_of_the_interface_has_a_rule() -> None:
+    assert set(CALLS) == {method.name for method in pb.DESCRIPTOR.services_by_name["Profiler"].methods}
+
+
+def test_every_action_names_the_roles_that_may_do_it_to_everything() -> None:
+    assert needed(Action.TRACE) == "the role admin"
+    assert needed(Action.SEE_CAPTURE) == "the role viewer or the role admin"
+
+
+def test_the_document_has_the_same_table() -> None:
+    table = DOCUMENT.split("<!-- calls")[1].split("<!-- end of calls")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE))
+    expected = {
+        call: " | ".join(str(GRANTS[action].get(role, "no")) for role in Role) for call, action in CALLS.items()
+    }
+    assert rows == expected
+    assert str(Relation.ANY) == "any"

@@ -1,0 +1,54 @@
+"""How many threads are left: written folders and a real pids control group."""
+
+from pathlib import Path
+
+import pytest
+from kinetod.processes.task_limits import TaskRoom, task_room
+from support import cgroups, subjects
+from support.cgroups import Written
+
+STATUS = "Name:\tjob\nUid:\t{uid}\t0\t0\t0\nThreads:\t{threads}\nCapEff:\t{capabilities:016x}\n"
+LIMITS = "Limit                     Soft Limit           Hard Limit           Units\n{:26}{:<21}50 processes\n"
+CAP_SYS_RESOURCE = 1 << 24
+
+
+def user(folder: Path, *, limit: int, uid: int = 1000, capabilities: int = 0, on_host: int = 900) -> None:
+    """Process 7 of a user who has 20 threads in all, of 900 on the host."""
+    for pid, threads in ((7, 5), (8, 15)):
+        Written.write(folder / f"{pid}/status", STATUS.format(uid=uid, threads=threads, capabilities=capabilities))
+    Written.write(folder / "9/status", STATUS.format(uid=uid + 1, threads=800, capabilities=0))
+    Written.write(folder / "7/limits", LIMITS.format("Max processes", limit))
+    Written.write(folder / "loadavg", f"0.1 0.1 0.1 1/{on_host} 4242\n")
+
+
+def test_the_threads_of_a_user_are_counted(tmp_path: Path) -> None:
+    user(tmp_path, limit=26)
+    room = task_room(7, 8, tmp_path)
+    assert room is not None
+    assert (room.left, room.limit) == (6, "its limit RLIMIT_NPROC of 26 threads of uid 1000")
+    assert task_room(7, 6, tmp_path) is None
+
+
+@pytest.mark.parametrize("exempt", [{"uid": 0}, {"capabilities": CAP_SYS_RESOURCE}, {"on_host": 18}])
+def test_who_is_exempt_or_far_from_it_is_not_held_back(tmp_path: Path, exempt: dict[str, int]) -> None:
+    user(tmp_path, limit=26, **exempt)
+    assert task_room(7, 8, tmp_path) is None
+
+
+def test_a_pids_group_above_the_process_counts(tmp_path: Path) -> None:
+    made = Written(tmp_path, version=2)
+    made.group("jobs/one", {"pids.max": "max", "pids.current": 3})
+    made.group("jobs", {"pids.max": 100, "pids.current": 96})
+    found = task_room(7, 8, made.proc)
+    advice = "raise that limit (docker run --pids-limit, systemd TasksMax=, podPidsLimit)"
+    assert found == TaskRoom(4, "pids.max (100) of the control group /jobs", advice)
+
+
+def test_a_real_pids_group() -> None:
+    with subjects.python() as pid, cgroups.real_group("pids", f"kineto-pids-{pid}") as group:
+        group.add(pid)
+        assert task_room(pid, 8) is None
+        group.write("pids.max", 3)
+        room = task_room(pid, 8)
+        assert room is not None
+        assert room.left == 2

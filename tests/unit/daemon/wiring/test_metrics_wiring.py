@@ -1,0 +1,74 @@
+"""Where metrics are served: only where the configuration says, and to other hosts only if it says so."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kinetod.agents.agent_hub import AgentHub
+from kinetod.config.settings import Config, ListenAddress, metrics_problem, parse_metrics_listen
+from kinetod.gpus.gpu_reader import GpuReader
+from kinetod.telemetry import metrics_server
+from kinetod.wiring.metrics_wiring import start_metrics
+
+CONFIG = Config(listen=(), agent_socket=Path("/run/a"), state_dir=Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:9417", "127.0.0.1", 9417),
+        ("[::1]:0", "::1", 0),
+        ("localhost:1", "localhost", 1),
+        ("0.0.0.0:9", "0.0.0.0", 9),
+    ],
+)
+def test_an_address_is_an_ip_and_a_port(text: str, host: str, port: int) -> None:
+    assert parse_metrics_listen(text) == ListenAddress(host=host, port=port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9417", ":9417", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "node1:9", "unix:/x", "[::1]:²"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse_metrics_listen(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "refused"),
+    [("127.0.0.1:1", False, False), ("[::1]:1", False, False), ("localhost:1", False, False),
+     ("0.0.0.0:1", False, True), ("[::]:1", False, True), ("10.0.0.1:1", False, True), ("0.0.0.0:1", True, False)],
+)  # fmt: skip
+def test_beyond_loopback_needs_a_word(text: str, allowed: bool, refused: bool) -> None:
+    config = replace(CONFIG, metrics_listen=parse_metrics_listen(text), metrics_allow_remote=allowed)
+    problem = metrics_problem(config)
+    assert bool(problem) == refused
+    assert not refused or "metrics.allow_remote = true" in problem
+
+
+def started(config: Config) -> int:
+    """How many things have to be stopped after a start."""
+
+    async def start() -> int:
+        gpus = GpuReader()
+        async with contextlib.AsyncExitStack() as stack:
+            start_metrics(
+                config,
+                hub=AgentHub(),
+                captures_running=lambda: 0,
+                gpus=gpus,
+                hostname="h",
+                healthy=lambda: True,
+                stack=stack,
+            )
+            return len(stack._exit_callbacks)  # type: ignore[attr-defined]  # untold
+
+    return asyncio.run(start())
+
+
+def test_nothing_is_served_unless_the_configuration_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "POLL_S", 0.01)
+    assert started(CONFIG) == 0
+    assert started(replace(CONFIG, metrics_listen=ListenAddress(host="127.0.0.1", port=0))) == 1

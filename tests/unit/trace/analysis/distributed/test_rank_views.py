@@ -1,0 +1,142 @@
+"""All ranks of a job beside each other: which one is slow, late or waits, and by whom the others are held up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_trace.analysis.distributed.rank_views import rank_table, rank_waits, step_spread
+from kineto_trace.analysis.distributed.straggler_views import stragglers
+from kineto_trace.analysis.view_runner import run_views
+from kineto_trace.open.trace_discovery import find_traces
+from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.view import View
+from support.ranks import Event, context, launched, nccl, step
+from support.training_ranks import Job, events_of
+
+DDP = Path(__file__).parents[4] / "data/h200/ddp4"
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+BROADCAST = "ncclDevKernel_Broadcast_RING_LL(x)"
+
+
+def over(view: View, *ranks: list[Event], per_host: int = 8, **options: Any) -> Result:
+    partials = [
+        (rank, view.partial(context(events, rank=rank, size=len(ranks), host=f"gpu-{rank // per_host}"), **options))
+        for rank, events in enumerate(ranks)
+    ]
+    return view.combine(partials, **options)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[list[Event]]:
+    """Rank 5 computes 10 % longer, rank 9 begins its steps 300 us late; the clock of its host is 1.5 ms behind."""
+    return events_of(Job(ranks=16, steps=3, slow={5: 1.1}, late={9: 300.0}, clock_us={2: -1500.0}))
+
+
+def test_slow_and_late_ranks_are_told_apart_and_whoever_waited_is_neither(ranks: list[list[Event]]) -> None:
+    found = over(rank_table, *ranks, per_host=4).rows()
+    assert [row["rank"] for row in found[:2]] == [9, 5]
+    late, slow = found[:2]
+    assert late["about"].startswith("late: others wait for it, though it computes no longer")
+    assert slow["about"] == "slow: it computes 10 % longer than the median rank, and others wait for it"
+    assert {row["about"] for row in found[2:]} == {None}
+    assert (late["host"], late["gpu"], late["steps"]) == ("gpu-2", "NVIDIA H200", 3)
+    assert late["waited_for_us"] == pytest.approx(300, abs=60)
+    assert late["waiting_us"] < 20 < slow["waiting_us"]
+
+
+def test_who_waits_for_whom_needs_no_clocks(ranks: list[list[Event]]) -> None:
+    found = over(rank_waits, *ranks, per_host=4)
+    pairs = {(row["rank"], row["waits_for"]): row for row in found.rows()}
+    for rank in (8, 10, 11):
+        row = pairs[rank, 9]
+        assert row["wait_us"] == pytest.approx(3 * 300, rel=0.05)
+        assert row["where"] == "all_reduce mesh_tp"
+        assert row["wait_pct"] > 90
+    assert pairs[4, 5]["wait_us"] > 400
+    assert all(row["rank"] != row["waits_for"] for row in found.rows())
+    assert found.values("wait_us") == sorted(found.values("wait_us"), reverse=True)
+    assert found.notes == ()
+
+
+def reduces(kernel: str, collective: str, *times: tuple[float, float]) -> list[Event]:
+    events: list[Event] = [step(1, 0, 900)]
+    for number, (start, end) in enumerate(times):
+        arguments = nccl(collective, 100, [0, 1, 2], number)
+        events += launched(kernel, start - 5, start, end - start, number, stream=20, **arguments)
+    return events
+
+
+def test_the_rank_with_the_shortest_time_in_a_collective_came_last() -> None:
+    ranks = [
+        reduces(ALL_REDUCE, "allreduce", (100, 160), (300, 330)),
+        reduces(ALL_REDUCE, "allreduce", (140, 160), (290, 330)),
+        reduces(ALL_REDUCE, "allreduce", (120, 160), (300, 330)),
+    ]
+    found = over(rank_waits, *ranks).rows()
+    assert [tuple(row.values()) for row in found] == [
+        (0, 1, 40.0, 100.0, 1, 40.0, "all_reduce default_pg"),
+        (2, 1, 20.0, 100.0, 1, 20.0, "all_reduce default_pg"),
+        (1, 0, 10.0, 100.0, 1, 10.0, "all_reduce default_pg"),
+    ]
+
+
+def test_what_ranks_may_leave_before_others_come_does_not_count() -> None:
+    ranks = [reduces(BROADCAST, "broadcast", (100, 110)), reduces(BROADCAST, "broadcast", (100, 160))]
+    found = over(rank_waits, *ranks)
+    assert (len(found), found.notes) == (
+        0,
+        ("no collective is seen on several ranks: nobody is seen to wait for anybody",),
+    )
+    assert over(rank_table, *ranks).values("waiting_us") == [0.0, 0.0]
+
+
+def test_the_steps_over_ranks_have_their_spread_and_their_slowest_rank() -> None:
+    ranks = [[step(9, 0, 100), step(10, 100, 80)], [step(9, 0, 110), step(10, 110, 80)], [step(9, 0, 140)]]
+    assert [tuple(row.values()) for row in over(step_spread, *ranks).rows()] == [
+        ("9", 3, 100.0, 110.0, pytest.approx(137), 140.0, pytest.approx(100 * 40 / 110), 2),
+        ("10", 2, 80.0, 80.0, 80.0, 80.0, 0.0, 0),
+    ]
+    table = {row["rank"]: row for row in over(rank_table, *ranks).rows()}
+    assert [table[rank]["slowest_steps"] for rank in range(3)] == [1, 0, 1]
+    assert (table[1]["step_us"], table[1]["step_p50_us"], table[1]["step_max_us"]) == (95.0, 95.0, 110.0)
+
+
+def test_ranks_that_count_their_steps_differently_are_matched_by_the_time() -> None:
+    ranks = [
+        [step(41, 0, 100), step(42, 100, 110)],
+        [step(7, 2, 100), step(8, 102, 120)],
+        [step(42, 101, 115), step(43, 220, 100)],
+    ]
+    found = over(step_spread, *ranks)
+    assert [(row["step"], row["ranks"], row["slowest_rank"]) for row in found.rows()] == [
+        ("41", 2, 0),
+        ("42", 3, 1),
+        ("43", 1, None),
+    ]
+    note = "ranks count their steps differently; these have the numbers of rank 0, by the time: 1 (-34)"
+    assert found.notes == (note,)
+    assert note in over(rank_table, *ranks).notes
+
+
+def test_four_real_ranks_have_their_steps_and_waits_beside_each_other() -> None:
+    """Of tests/data/h200: DDP on one host, rank 2 late on purpose, processes that count their steps differently."""
+    steps, waits, table = run_views(["step_spread", "rank_waits", "ranks"], find_traces(DDP))
+    assert [(row["step"], row["ranks"]) for row in steps.rows()] == [(str(number), 4) for number in range(261, 265)]
+    assert all(19_000 < row["median_us"] < 21_000 for row in steps.rows())
+    assert waits.values("waits_for")[:2] == [2, 2]
+    assert (table.values("rank")[0], table.values("about")) == (2, [None] * 4)  # of 20 ms they wait 0.1
+
+
+def test_traces_without_anything_give_no_rows_that_say_something() -> None:
+    assert over(step_spread, [], []).notes == ("the traces have no event that a step could be made of",)
+    assert len(over(rank_waits, [], [])) == 0
+    found = over(rank_table, [], [])
+    assert found.values("about") == [None, None]
+    assert "who waits for whom cannot be told" in found.notes[-1]
+
+
+def test_a_straggler_whose_lateness_is_within_the_clocks_doubt_is_marked(ranks: list[list[Event]]) -> None:
+    found = over(stragglers, *ranks, per_host=4)
+    assert found.values("rank")[:2] == [9, 5]
+    assert any("refined by collectives" in note for note in found.notes)
+    assert all(row["uncertainty_us"] > 0 for row in found.rows())

@@ -1,0 +1,68 @@
+import pytest
+from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.errors import ViewError
+from kineto_trace.view_api.view import Compat
+from support.hta_events import Event, context, event, gpu, launch, rows
+
+TIMES = ("name", "count", "sum_us", "max_us", "min_us", "mean_us")
+
+
+def annotation(name: str, ts: float, dur: float, stream: int = 7) -> Event:
+    return event("gpu_user_annotation", name, ts, dur, 0, stream)
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    found = [event("user_annotation", "fwd", 0, 10), event("user_annotation", "fwd", 20, 30)]
+    return [*found, annotation("fwd", 5, 40), annotation("opt", 60, 8)]
+
+
+@pytest.mark.parametrize("hta", [False, True])
+def test_annotations_have_their_times_on_gpu_and_cpu(events: list[Event], hta: bool) -> None:
+    assert rows(events, "gpu_annotations", *TIMES, hta=hta) == [("fwd", 1, 40, 40, 40, 40), ("opt", 1, 8, 8, 8, 8)]
+    assert rows(events, "gpu_annotations", *TIMES, hta=hta, on="cpu") == [("fwd", 2, 40, 30, 10, 20)]
+
+
+@pytest.mark.parametrize("hta", [False, True])
+def test_names_of_the_allowlist_are_never_others(events: list[Event], hta: bool) -> None:
+    assert rows(events, "gpu_annotations", "name", hta=hta, num_kernels=1)[-1] == ("others",)
+    found = rows(events, "gpu_annotations", "name", hta=hta, num_kernels=1, allowlist=("op",))
+    assert ("opt",) in found
+
+
+def test_annotations_are_on_the_gpu_or_the_cpu() -> None:
+    with pytest.raises(ViewError, match="must be gpu or cpu"):
+        rows([], "gpu_annotations", "name", hta=False, on="tpu")
+
+
+def test_a_kernel_is_of_the_innermost_annotation_around_its_launch() -> None:
+    events = [
+        event("user_annotation", "step", 0, 50),
+        event("user_annotation", "fwd", 0, 10),
+        *(launch(1, 5), gpu("a", 20, 10, 1), launch(2, 15), gpu("b", 32, 10, 2), gpu("c", 43, 1, 3)),
+        *(annotation("step", 20, 30), annotation("fwd", 20, 13)),
+    ]
+    columns = ("name", "annotation")
+    found = rows(events, "kernels_with_annotations", *columns, hta=False)
+    assert found == [("a", "fwd"), ("b", "step"), ("c", "step")]  # c has no launch: the shortest that overlaps
+    assert rows(events, "kernels_with_annotations", *columns) == [("a", "fwd"), ("b", "fwd"), ("c", "step")]
+
+
+def test_hta_gives_kernels_of_other_streams_with_the_same_times_the_same_annotation() -> None:
+    events = [gpu("a", 5, 3, 1), gpu("b", 5, 3, 2, stream=9), gpu("c", 5, 4, 3, stream=9), annotation("fwd", 0, 20)]
+    found = rows(events, "kernels_with_annotations", "name", "annotation")
+    assert found == [("a", "fwd"), ("b", "fwd"), ("c", None)]
+
+
+def test_hta_fails_on_kernels_that_end_before_they_start() -> None:
+    events = [gpu("a", 5.5, 0.3, 1), gpu("b", 7, 3, 2), annotation("fwd", 0, 20)]
+    result = find_view("kernels_with_annotations")(context(events), compat=Compat.HTA)
+    assert result.values("annotation") == [None, "fwd"]
+    assert result.notes == ("HTA fails on this trace: by its rounding some activities end before they start",)
+
+
+@pytest.mark.parametrize("hta", [False, True])
+def test_without_annotations_there_are_none(hta: bool) -> None:
+    assert rows([gpu("a", 5, 3, 1)], "gpu_annotations", "name", hta=hta) == []
+    found = rows([gpu("a", 5, 3, 1)], "kernels_with_annotations", "annotation", hta=hta)
+    assert found == ([] if hta else [(None,)])

@@ -1,0 +1,205 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_trace.analysis.host_time.op_times import op_times
+from kineto_trace.analysis.host_time.operator_views import operators
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Table, Trace
+from kineto_trace.view_api.view import Compat
+from support.traces import trace
+
+Rows = dict[str, list[dict[str, Any]]]
+NO_INPUTS, MM_INPUTS = -1, '"Input Dims": [[2, 3], [3, 4]], "Call stack": "a.py(1): f;b.py(2): g"'
+
+
+def op(start: int, duration: int, name: str, number: int, thread: int = 1) -> dict[str, Any]:
+    return {"start": start, "duration": duration, "name": name, "thread": thread, "id": number, "finished": 1}
+
+
+def call(start: int, duration: int, correlation: int, external: int = 0, thread: int = 1) -> dict[str, Any]:
+    row = {"start": start, "duration": duration, "name": "cudaLaunchKernel", "thread": thread}
+    return {**row, "correlation": correlation, "external_id": external}
+
+
+def gpu(start: int, duration: int, correlation: int, name: str = "kernel") -> dict[str, Any]:
+    return {"start": start, "duration": duration, "name": name, "correlation": correlation}
+
+
+# linear 0…10 µs > addmm 1…9 µs; addmm calls the runtime twice (0.5 and 1 µs), the second call calls the driver.
+LINEAR: Rows = {
+    "cpu_op": [op(0, 10_000, "aten::linear", 1), op(1_000, 8_000, "aten::addmm", 2), op(20_000, 1_000, "aten::t", 3)],
+    "cuda_runtime": [call(2_000, 500, 11, 2), call(3_000, 1_000, 12, 2)],
+    "cuda_driver": [call(3_200, 300, 13, 2)],
+    "kernel": [gpu(5_000, 4_000, 11, "sm90_xmma_gemm_s16816_x"), gpu(9_000, 2_000, 13)],
+    "gpu_memcpy": [gpu(12_000, 1_000, 12)],
+}
+
+
+def with_inputs(rows: Rows, texts: list[str | None]) -> Trace:
+    """The trace with these arguments of its operators."""
+    made = trace(rows)
+    strings = [*made.strings, *(text for text in texts if text is not None)]
+    ops = made.tables["cpu_op"]
+    numbers = [NO_INPUTS if text is None else strings.index(text) for text in texts]
+    columns = {**ops.columns, "inputs": np.array(numbers, np.int32)}
+    return Trace(
+        target=made.target,
+        strings=tuple(strings),
+        tables={**made.tables, "cpu_op": Table("cpu_op", columns)},
+        window_start_ns=made.window_start_ns,
+        window_end_ns=made.window_end_ns,
+    )
+
+
+def by_name(made: Trace, **options: Any) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in operators(Context(made), **options).rows()}
+
+
+def test_an_operator_has_the_gpu_work_of_its_calls_and_in_total_that_of_operators_inside() -> None:
+    found = by_name(with_inputs(LINEAR, [None] * 3))
+    assert (found["aten::addmm"]["device_self_us"], found["aten::addmm"]["device_total_us"]) == (7.0, 7.0)
+    assert (found["aten::linear"]["device_self_us"], found["aten::linear"]["device_total_us"]) == (0.0, 7.0)
+
+
+def test_host_time_is_told_with_and_without_the_operators_inside_and_the_own_calls() -> None:
+    found = by_name(with_inputs(LINEAR, [None] * 3))
+    addmm, linear = found["aten::addmm"], found["aten::linear"]
+    assert (linear["host_total_us"], linear["host_exclusive_us"], linear["host_self_us"]) == (10.0, 2.0, 2.0)
+    # The driver call is inside a runtime call: its time is not taken off twice.
+    assert (addmm["host_total_us"], addmm["host_exclusive_us"], addmm["host_self_us"]) == (8.0, 8.0, 6.5)
+
+
+def test_tensor_cores_are_a_share_of_the_device_time() -> None:
+    found = by_name(with_inputs(LINEAR, [None] * 3))
+    assert found["aten::addmm"]["tensor_core_self_pct"] == pytest.approx(100 * 4 / 7)
+    assert found["aten::linear"]["tensor_core_self_pct"] == 0
+    assert found["aten::linear"]["tensor_core_total_pct"] == pytest.approx(100 * 4 / 7)
+    assert [found[name]["tensor_core_eligible"] for name in ("aten::linear", "aten::t")] == [True, False]
+
+
+def test_calls_with_other_shapes_are_other_rows_if_wanted() -> None:
+    rows: Rows = {"cpu_op": [op(10 * n, 5, "aten::mm", n + 1) for n in range(3)]}
+    made = with_inputs(rows, [MM_INPUTS, None, MM_INPUTS])
+    assert by_name(made)["aten::mm"]["calls"] == 3
+    found = operators(Context(made), group_by="name+shape").rows()
+    assert [(row["input_shape"], row["calls"]) for row in found] == [("[[2, 3], [3, 4]]", 2), (None, 1)]
+
+
+def test_calls_with_other_stacks_are_other_rows_if_wanted() -> None:
+    rows: Rows = {"cpu_op": [op(10 * n, 5 + n, "aten::mm", n + 1) for n in range(3)]}
+    found = operators(Context(with_inputs(rows, [MM_INPUTS, None, MM_INPUTS])), stacks=True).rows()
+    assert [(row["call_stack"], row["calls"]) for row in found] == [("a.py(1): f;b.py(2): g", 2), (None, 1)]
+
+
+def test_without_recorded_stacks_they_are_made_of_python_functions() -> None:
+    def frame(start: int, duration: int, name: str, thread: int = 1) -> dict[str, Any]:
+        return {"start": start, "duration": duration, "name": name, "thread": thread, "parent": -1, "module": -1}
+
+    frames = [frame(0, 100, "main"), frame(10, 20, "f"), frame(40, 20, "f"), frame(42, 10, "g"), frame(0, 100, "x", 2)]
+    ops = [op(12, 5, "aten::mm", 1), op(45, 5, "aten::mm", 2), op(55, 1, "aten::mm", 3), op(200, 1, "aten::mm", 4)]
+    found = operators(Context(trace({"python_function": frames, "cpu_op": ops})), stacks=True).rows()
+    assert {row["call_stack"]: row["calls"] for row in found} == {"f;main": 2, "g;f;main": 1, None: 1}
+
+
+def test_what_was_not_recorded_is_told() -> None:
+    found = operators(Context(trace({"cpu_op": [op(0, 5, "aten::mm", 1)]})), group_by="name+shape", stacks=True)
+    assert ["record_shapes" in note or "with_stack" in note for note in found.notes] == [True, True]
+
+
+def test_an_unknown_grouping_is_refused() -> None:
+    with pytest.raises(ViewError, match="name\\+shape"):
+        operators(Context(trace({})), group_by="shape")
+
+
+def test_a_trace_without_operators_has_no_rows() -> None:
+    for compat in (Compat.NONE, Compat.PLUGIN):
+        assert len(operators(Context(trace({})), compat=compat, group_by="name+shape", stacks=True)) == 0
+
+
+def test_the_plug_in_goes_by_external_ids_and_does_not_see_the_driver() -> None:
+    found = by_name(with_inputs(LINEAR, [None] * 3), compat=Compat.PLUGIN)
+    assert (found["aten::addmm"]["device_self_us"], found["aten::linear"]["device_total_us"]) == (5.0, 5.0)
+    assert found["aten::addmm"]["host_self_us"] == pytest.approx(6.5, abs=1e-3)
+    assert found["aten::addmm"]["tensor_core_self_pct"] == pytest.approx(80)
+
+
+def test_the_plug_in_lets_an_operator_take_the_place_of_its_only_namesake() -> None:
+    rows: Rows = {
+        "cpu_op": [op(0, 100, "aten::sum", 1), op(10, 50, "aten::sum", 2), op(20, 10, "aten::fill_", 3)],
+        "cuda_runtime": [call(5, 2, 1, 1), call(40, 4, 2, 2)],
+        "kernel": [gpu(200, 7_000, 1), gpu(300, 3_000, 2)],
+    }
+    found = by_name(trace(rows), compat=Compat.PLUGIN)["aten::sum"]
+    # The inner one's call remains, the outer one's is lost: 100 - 10 of the child - 4 of the call.
+    assert (found["calls"], found["device_self_us"], found["host_self_us"]) == (1, 3.0, pytest.approx(0.086, abs=1e-3))
+    assert by_name(trace(rows))["aten::sum"]["calls"] == 2
+
+
+def test_the_plug_in_gives_calls_without_external_id_to_the_first_node_without_one() -> None:
+    module = {"start": 0, "duration": 100, "name": "nn.Module: A_0", "thread": 1, "module": 0, "parent": -1}
+    rows: Rows = {"cpu_op": [op(10, 50, "aten::mm", 1)], "python_function": [module]}
+    rows |= {"cuda_runtime": [call(20, 2, 1)], "kernel": [gpu(200, 7_000, 1)]}
+    assert by_name(trace(rows), compat=Compat.PLUGIN)["aten::mm"]["device_total_us"] == 0
+    assert by_name(trace(rows))["aten::mm"]["device_total_us"] == 7
+
+
+def test_the_plug_in_drops_an_operator_that_overlaps_another_one_in_part() -> None:
+    ops = [op(0, 100, "a", 1), op(50, 100, "b", 2), op(60, 10, "c", 3), op(120, 10, "d", 4)]
+    assert sorted(by_name(trace({"cpu_op": ops}), compat=Compat.PLUGIN)) == ["a", "c", "d"]
+    assert sorted(by_name(trace({"cpu_op": ops}))) == ["a", "b", "c", "d"]
+
+
+def test_the_plug_in_counts_no_data_loading_optimizer_or_parallel_forward() -> None:
+    names = ["Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad", "DistributedDataParallel.forward"]
+    names += ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "ProfilerStep#3", "aten::mm"]
+    ops = [op(100 * place, 10, name, place + 1) for place, name in enumerate(names)]
+    assert list(by_name(trace({"cpu_op": ops}), compat=Compat.PLUGIN)) == ["aten::mm"]
+
+
+def test_with_the_plug_in_eligibility_passes_through_operators_only() -> None:
+    ops = [op(0, 100, "outer", 1), op(10, 50, "nn", 2), op(20, 10, "aten::mm", 3), op(200, 50, "around", 4)]
+    ops.append(op(210, 10, "aten::mm", 5))
+    module = {"start": 205, "duration": 30, "name": "nn.Module: Linear_0", "thread": 1, "module": 0, "parent": -1}
+    found = by_name(trace({"cpu_op": ops, "python_function": [module]}), compat=Compat.PLUGIN)
+    assert [found[name]["tensor_core_eligible"] for name in ("outer", "nn", "around")] == [True, True, False]
+
+
+def test_times_of_a_random_forest_are_those_of_a_plain_walk() -> None:
+    random = np.random.default_rng(3)
+    ops: list[dict[str, Any]] = []
+
+    def grow(start: int, end: int, depth: int) -> None:
+        at = start
+        while end - at > 20 and len(ops) < 300:
+            length = int(random.integers(5, end - at))
+            ops.append(op(at, length, "op", len(ops) + 1))
+            if depth < 5:
+                grow(at + 1, at + length - 1, depth + 1)
+            at += length + int(random.integers(0, 30))
+
+    grow(0, 5000, 0)
+    calls = [call(int(t), 1, n + 1) for n, t in enumerate(random.integers(0, 5000, 80))]
+    kernels = [gpu(6000, int(random.integers(1, 50)), n + 1) for n in range(80)]
+    made = trace({"cpu_op": ops, "cuda_runtime": calls, "kernel": kernels})
+    times = op_times(Context(made))
+    for row, each in enumerate(ops):
+        inside = [c for c in calls if each["start"] <= c["start"] < each["start"] + each["duration"]]
+        total = sum(kernels[c["correlation"] - 1]["duration"] for c in inside)
+        assert times.device_total[row] == total
+
+
+def test_the_plug_in_hangs_backward_operators_below_modules_or_loses_them() -> None:
+    evaluate, accumulate = (
+        f"autograd::engine::evaluate_function: {n}" for n in ("Mm", "torch::autograd::AccumulateGrad")
+    )
+    linked = {"sequence": 5, "torch_thread": 1, "inputs": -1}
+    ops = [{**op(10, 50, "aten::mm", 1), **linked, "scope": 0}]
+    ops += [op(200, 40, evaluate, 2), {**op(210, 20, "MmBackward0", 3), **linked, "scope": 1, "forward_thread": 1}]
+    ops += [op(250, 5, accumulate, 4), op(300, 40, evaluate.replace("Mm", "Lost"), 5), op(310, 5, "aten::lost", 6)]
+    ops = [{"sequence": -1, "inputs": -1, **row} for row in ops]
+    module = {"start": 0, "duration": 100, "name": "nn.Module: A_0", "thread": 1, "module": 0, "parent": -1}
+    with_module = by_name(trace({"cpu_op": ops, "python_function": [module]}), compat=Compat.PLUGIN)
+    assert sorted(with_module) == sorted(["aten::mm", evaluate, "MmBackward0", accumulate])
+    assert len(by_name(trace({"cpu_op": ops}), compat=Compat.PLUGIN)) == 6  # without modules nothing moves

@@ -1,0 +1,132 @@
+"""Times in these traces are microseconds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kineto_trace.analysis.idle.idle_cause_views import idle_causes, idle_gaps_view
+from kineto_trace.model.context import Context
+from support.traces import START_NS, trace
+
+US = 1000
+Row = dict[str, Any]
+
+
+def kernel(start: int, end: int, correlation: int, **more: Any) -> Row:
+    return {"name": "k", "start": start * US, "duration": (end - start) * US, "correlation": correlation, **more}
+
+
+def call(start: int, end: int, correlation: int = 0, name: str = "cudaLaunchKernel", thread: int = 1) -> Row:
+    times = {"start": start * US, "duration": (end - start) * US}
+    return {"name": name, **times, "correlation": correlation, "thread": thread}
+
+
+def op(name: str, start: int, end: int, identity: int = 1, thread: int = 1) -> Row:
+    return {
+        "name": name,
+        "start": start * US,
+        "duration": (end - start) * US,
+        "thread": thread,
+        "id": identity,
+        "finished": 1,
+    }
+
+
+def context(kernels: Sequence[Row], calls: Sequence[Row], ops: Sequence[Row] = (), **more: Sequence[Row]) -> Context:
+    return Context(trace({"kernel": kernels, "cuda_runtime": calls, "cpu_op": ops, **more}, length_ns=1000 * US))
+
+
+def causes(found: Context) -> list[tuple[str, float]]:
+    return [(row["cause"], row["idle_us"]) for row in idle_causes(found).rows()]
+
+
+TWO = [kernel(0, 100, 1), kernel(300, 400, 2)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "calls", "ops"),
+    [
+        ("host", [call(-20, -10, 1), call(290, 295, 2)], []),
+        ("queued", [call(-20, -10, 1), call(50, 60, 2)], []),
+        ("queued", [call(-20, -10, 1), call(100, 110, 2)], []),
+        ("unknown", [call(-20, -10, 1)], []),
+        ("synchronisation", [call(-20, -10, 1), call(10, 120, 0, "cudaStreamSynchronize"), call(290, 295, 2)], []),
+        ("synchronisation", [call(-20, -10, 1), call(10, 120, 0, "cudaMemcpy"), call(290, 295, 2)], []),
+        ("host", [call(-20, -10, 1), call(10, 120, 0, "cudaMemcpyAsync"), call(290, 295, 2)], []),
+        ("host", [call(-20, -10, 1), call(10, 90, 0, "cudaStreamSynchronize"), call(290, 295, 2)], []),
+        ("host", [call(-20, -10, 1), call(10, 120, 0, "cudaEventSynchronize", thread=9), call(290, 295, 2)], []),
+        ("memory", [call(-20, -10, 1), call(105, 200, 0, "cudaMalloc"), call(290, 295, 2)], []),
+        ("host", [call(-20, -10, 1), call(105, 199, 0, "cudaMalloc"), call(290, 295, 2)], []),
+        ("host", [call(-20, -10, 1), call(105, 250, 0, "cudaMallocAsync"), call(290, 295, 2)], []),
+        (
+            "data_loading",
+            [call(-20, -10, 1), call(290, 295, 2)],
+            [op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 110, 280)],
+        ),
+        ("communication", [call(-20, -10, 1), call(290, 295, 2)], [op("gloo:all_reduce", 110, 280)]),
+    ],
+)
+def test_a_gap_has_the_cause_of_the_activity_that_ends_it(cause: str, calls: list[Row], ops: list[Row]) -> None:
+    assert causes(context(TWO, calls, ops)) == [(cause, 200.0)]
+
+
+def test_a_blocking_call_of_another_launching_thread_holds_the_host_too() -> None:
+    calls = [call(-20, -10, 1), call(10, 120, 0, "cudaDeviceSynchronize"), call(290, 295, 2, thread=2)]
+    assert causes(context(TWO, calls)) == [("synchronisation", 200.0)]
+
+
+def test_the_operator_is_that_of_the_wait_or_that_in_the_middle_or_that_of_the_launch() -> None:
+    calls = [
+        call(-20, -10, 1),
+        call(10, 120, 0, "cudaStreamSynchronize"),
+        call(290, 295, 2),
+        call(590, 595, 3),
+        call(380, 399, 4),
+    ]
+    kernels = [kernel(0, 100, 1), kernel(300, 400, 2), kernel(600, 700, 3), kernel(750, 800, 4)]
+    calls[4] = call(610, 620, 4)
+    ops = [op("aten::item", 5, 130, 1), op("aten::mm", 280, 296, 2), op("aten::slow", 401, 597, 3)]
+    ops.append(op("aten::add", 605, 625, 4))
+    rows = idle_gaps_view(context(kernels, calls, ops)).rows()
+    assert [(row["cause"], row["op"]) for row in rows] == [
+        ("synchronisation", "aten::item"),
+        ("host", "aten::slow"),
+        ("queued", "aten::add"),
+    ]
+    assert [row["blocking_call"] for row in rows] == ["cudaStreamSynchronize", None, None]
+    assert [row["start_ns"] - START_NS for row in rows] == [100 * US, 400 * US, 700 * US]
+
+
+def test_work_on_any_stream_and_copies_keep_a_gpu_busy_and_each_gpu_counts_for_itself() -> None:
+    kernels = [kernel(0, 100, 1, stream=7), kernel(50, 200, 2, stream=9), kernel(300, 400, 3, stream=7)]
+    kernels += [kernel(0, 10, 4, device=1), kernel(20, 30, 5, device=1)]
+    copies = [{"name": "Memcpy DtoH", "start": 200 * US, "duration": 50 * US, "correlation": 6}]
+    rows = idle_causes(context(kernels, [call(290, 295, 3)], gpu_memcpy=copies)).rows()
+    assert [(row["device"], row["cause"], row["gaps"], row["idle_us"]) for row in rows] == [
+        (0, "host", 1, 50.0),
+        (1, "unknown", 1, 10.0),
+    ]
+    assert [row["window_pct"] for row in rows] == [pytest.approx(100 * 50 / 400), pytest.approx(100 * 10 / 30)]
+
+
+def test_only_gaps_inside_the_steps_count() -> None:
+    steps = [{"name": f"ProfilerStep#{n}", "start": (200 + 100 * n) * US, "duration": 100 * US, "thread": 1, "id": n}
+             for n in (1, 2)]  # fmt: skip
+    kernels = [kernel(0, 100, 1), kernel(310, 350, 2), kernel(390, 450, 3), kernel(600, 700, 4)]
+    calls = [call(300, 305, 2), call(380, 385, 3), call(590, 595, 4)]
+    found = context(kernels, calls, user_annotation=steps)
+    assert [(row["start_ns"] - START_NS, row["idle_us"], row["step"]) for row in idle_gaps_view(found).rows()] == [
+        (350 * US, 40.0, 1)
+    ]
+
+
+def test_a_trace_without_gpu_activity_says_so() -> None:
+    found = idle_causes(context([], []))
+    assert (found.rows(), found.notes) == ([], ("the trace has no GPU activity",))
+
+
+def test_the_longest_gaps_come_first_and_can_be_chosen_by_cause() -> None:
+    kernels = [kernel(0, 100, 1), kernel(150, 200, 2), kernel(300, 400, 3)]
+    found = context(kernels, [call(140, 145, 2), call(150, 155, 3)])
+    assert [row["idle_us"] for row in idle_gaps_view(found, limit=1).rows()] == [100.0]
+    assert [row["idle_us"] for row in idle_gaps_view(found, cause="host").rows()] == [50.0]

@@ -1,0 +1,111 @@
+"""Tables of kernels, and how much of them uses tensor cores."""
+
+from typing import Any
+
+import pytest
+from kineto_trace.analysis.kernels.kernel_views import kernels, kernels_by_op, tensor_core_use
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Trace
+from kineto_trace.view_api.view import Compat
+from support import traces
+
+SHAPE = {"grid_x": 132, "grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1, "registers": 32}
+BIG = {**SHAPE, "grid_x": 264}
+
+
+def launched(thread: int, start: int, number: int, external_id: int) -> dict[str, Any]:
+    return {
+        "name": "cudaLaunchKernel",
+        "thread": thread,
+        "start": start,
+        "duration": 100,
+        "correlation": number,
+        "external_id": external_id,
+    }
+
+
+def some_kernels() -> Trace:
+    return traces.trace(
+        {
+            "cpu_op": [
+                {"name": "aten::linear", "start": 0, "duration": 10_000, "id": 1, "finished": 1},
+                {"name": "aten::addmm", "start": 1_000, "duration": 5_000, "id": 2, "finished": 1},
+                {"name": "aten::copy_", "start": 1_500, "duration": 1_000, "id": 3, "finished": 1},
+                {"name": "aten::relu", "start": 20_000, "duration": 1_000, "id": 4, "finished": 1},
+            ],
+            "cuda_runtime": [
+                launched(0, 2_000, 1, 3),
+                launched(0, 3_000, 2, 2),
+                launched(0, 20_100, 3, 4),
+                launched(0, 30_000, 4, 0),
+            ],
+            "kernel": [
+                {"name": "copy", "start": 4_000, "duration": 1_500, "correlation": 1, **SHAPE},
+                {"name": "s1688gemm", "start": 6_000, "duration": 4_000, "correlation": 2, **SHAPE},
+                {"name": "copy", "start": 30_000, "duration": 500, "correlation": 3, **BIG},
+                {"name": "alone", "start": 40_000, "duration": 2_500, "correlation": 4},
+            ],
+        },
+        devices=(traces.H100,),
+    )
+
+
+def test_kernels_by_name() -> None:
+    rows = kernels(Context(some_kernels())).rows()
+    assert [(row["name"], row["tensor_cores"], row["calls"], row["total_us"]) for row in rows] == [
+        ("s1688gemm", True, 1, 4),
+        ("alone", False, 1, 2.5),
+        ("copy", False, 2, 2),
+    ]
+    copy = rows[2]
+    assert (copy["mean_us"], copy["max_us"], copy["min_us"], copy["share_pct"]) == (1, 1.5, 0.5, 200 / 8.5)
+    assert copy["blocks_per_sm"] == 1.25  # 1.5 µs of 1 and 0.5 µs of 2
+    assert copy["occupancy_pct"] == pytest.approx((1.5 * 13 + 0.5 * 25) / 2)
+    assert rows[1]["blocks_per_sm"] is None
+
+
+def test_the_plugin_rounds_and_takes_what_is_unknown_for_zero() -> None:
+    rows = kernels(Context(some_kernels()), compat=Compat.PLUGIN).rows()
+    assert [(row["total_us"], row["mean_us"], row["max_us"], row["min_us"]) for row in rows] == [
+        (4, 4, 4, 4),
+        (2, 2, 2, 2),
+        (2, 1, 2, 0),
+    ]
+    assert [row["blocks_per_sm"] for row in rows] == [1, 0, 1.25]
+
+
+def test_kernels_by_operator_and_properties() -> None:
+    rows = kernels_by_op(Context(some_kernels())).rows()
+    assert [(row["name"], row["op"], row["grid"], row["op_eligible"]) for row in rows] == [
+        ("s1688gemm", "aten::addmm", "[132, 1, 1]", True),
+        ("alone", None, "[0, 0, 0]", False),
+        ("copy", "aten::copy_", "[132, 1, 1]", False),
+        ("copy", "aten::relu", "[264, 1, 1]", False),
+    ]
+    assert (rows[0]["block"], rows[0]["registers"], rows[0]["shared_memory_bytes"]) == ("[256, 1, 1]", 32, 0)
+
+
+def test_the_plugin_leaves_out_kernels_of_no_operator() -> None:
+    rows = kernels_by_op(Context(some_kernels()), compat=Compat.PLUGIN).rows()
+    assert [row["op"] for row in rows] == ["aten::addmm", "aten::copy_", "aten::relu"]
+
+
+def test_the_plugin_hangs_kernels_without_a_call_under_the_root_of_threads_with_steps() -> None:
+    step = {"name": "ProfilerStep#1", "start": 0, "duration": 50_000, "id": 9}
+    kernel = {"name": "k", "start": 4_000, "duration": 1_000, "correlation": 77}
+    trace = traces.trace({"user_annotation": [step], "kernel": [kernel]})
+    assert kernels_by_op(Context(trace), compat=Compat.PLUGIN).values("op") == ["CallTreeRoot"]
+
+
+def test_how_much_of_the_time_uses_tensor_cores_and_could() -> None:
+    context = Context(some_kernels())
+    # addmm is the deepest operator that can; the copy in it counts, too: 5.5 of 6 µs of operators
+    assert tensor_core_use(context).values("used_pct") == pytest.approx([400 / 8.5, 550 / 6])
+    # for the plug-in not: 4 of 6 µs
+    assert tensor_core_use(context, compat=Compat.PLUGIN).values("used_pct") == pytest.approx([400 / 8.5, 400 / 6])
+
+
+def test_without_kernels_there_is_a_note() -> None:
+    context = Context(traces.trace({}))
+    for found in (kernels(context), kernels_by_op(context), tensor_core_use(context)):
+        assert found.notes == ("the trace has no kernel",)

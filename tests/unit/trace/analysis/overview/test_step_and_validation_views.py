@@ -1,0 +1,41 @@
+from typing import Any
+
+from kineto_trace.analysis.view_catalog import find_view
+from support.hta_events import context, event, gpu, launch, op, rows, step
+
+
+def test_steps_have_their_gpu_work() -> None:
+    events = [step(3, 0, 10), step(4, 10, 10), launch(1, 2), gpu("a", 15, 4, 1), launch(2, 12), gpu("b", 30, 2, 2)]
+    columns = ("step", "duration_us", "gpu_activities", "gpu_us")
+    assert rows(events, "profiler_steps", *columns, hta=False) == [(3, 10, 1, 4), (4, 10, 1, 2)]
+    assert rows(events, "profiler_steps", "step") == [(3,)]  # HTA drops the last one
+    assert rows([launch(1, 0)], "profiler_steps", "step", hta=False) == []
+
+
+def test_validation_tells_what_is_missing_and_whom_that_concerns() -> None:
+    events = [launch(1, 0), gpu("a", 5, 1, 1), gpu("b", 7, 1, 2), op("aten::x", 0, 3)]
+    found = {row["part"]: row for row in find_view("validate")(context(events)).rows()}
+    assert (found["operators"]["ok"], found["operators"]["rows"], found["operators"]["advice"]) == (True, 1, None)
+    launches = found["launches of GPU activities"]
+    assert (launches["ok"], launches["rows"], launches["complete_pct"]) == (False, 2, 50)
+    assert "host_wait" in launches["needed_for"]
+    assert found["operators around launches"]["complete_pct"] == 100
+    assert found["training steps"]["ok"] is False
+    assert "step()" in found["training steps"]["advice"]
+    assert found["arguments of collectives"]["ok"] is None  # there are none
+
+
+def test_collectives_without_arguments_are_missing_them() -> None:
+    arguments: dict[str, Any] = {"Collective name": "allreduce"}
+    named = gpu("ncclDevKernel_AllReduce", 0, 1, 1, **arguments)
+    found = rows([named, gpu("ncclDevKernel_AllReduce", 5, 1, 2)], "validate", "part", "complete_pct", hta=False)
+    assert ("arguments of collectives", 50) in found
+
+
+def test_arguments_of_a_wrong_type_have_a_row() -> None:
+    strange = event("kernel", "a", 0, 1, 0, 7, **{"stream": "seven", "Group size": "8"})
+    found = find_view("validate")(context([strange, gpu("b", 3, 1, 2)])).rows()[-2:]
+    assert [(row["part"], row["rows"], row["complete_pct"], row["advice"]) for row in found] == [
+        ("kernel: argument stream", 2, 50, "'seven' is not a whole number: it counts as missing"),
+        ("kernel: argument Group size", 2, 50, "'8' is not a whole number: it counts as missing"),
+    ]

@@ -1,0 +1,46 @@
+"""The interval algebra, by hand and against sets of points."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto_trace.arrays.intervals import Union, covered, difference, intersection, union
+
+PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=30)
+
+
+def made(*pairs: tuple[int, int]) -> Union:
+    start = np.array([low for low, _ in pairs], np.int64)
+    return union(start, np.array([high for _, high in pairs], np.int64))
+
+
+def pairs(found: Union) -> list[tuple[int, int]]:
+    return list(zip(found.start.tolist(), found.end.tolist(), strict=True))
+
+
+def points(found: Union) -> set[int]:
+    return {point for low, high in pairs(found) for point in range(low, high)}
+
+
+def test_overlapping_and_touching_intervals_become_one() -> None:
+    assert pairs(made((5, 9), (0, 3), (2, 4), (9, 10))) == [(0, 4), (5, 10)]
+
+
+def test_without_intervals_the_union_is_empty() -> None:
+    assert pairs(made()) == []
+    assert made().before(np.array([1, 2])).tolist() == [0, 0]
+
+
+def test_what_is_covered_between_two_times() -> None:
+    found = made((10, 20), (30, 40))
+    assert found.within(np.array([0, 15, 35]), np.array([12, 32, 99])).tolist() == [2, 7, 5]
+    assert covered(np.array([10, 15]), np.array([20, 30]), 12, 28) == 16
+
+
+@given(PAIRS, PAIRS)
+def test_unions_behave_as_sets_of_points(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
+    one, two = (made(*((low, low + length) for low, length in rows)) for rows in (first, second))
+    assert points(one) == {point for low, length in first for point in range(low, low + length)}
+    assert points(intersection(one, two)) == points(one) & points(two)
+    assert points(difference(one, two)) == points(one) - points(two)
+    times = np.arange(60)
+    assert one.before(times).tolist() == [sum(point < time for point in points(one)) for time in times.tolist()]

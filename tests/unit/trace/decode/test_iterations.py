@@ -1,0 +1,166 @@
+"""Iterations as "ProfilerStep#N" annotations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kineto_trace.decode.iterations import add_iterations, whole_iterations
+from kineto_trace.model.trace import StringTable, Table
+from support.traces import START_NS, table, target
+
+THREAD = 77
+
+
+def info(starts: Sequence[tuple[int, int]], *, end: int = 1000, thread: int = THREAD, **changes: Any) -> Any:
+    """Iterations by number and start relative to START_NS; the window is [0, end)."""
+    return target(
+        window_start_ns=START_NS,
+        window_end_ns=START_NS + end,
+        iterations=[[number, START_NS + at] for number, at in starts],
+        iteration_thread=thread,
+        **changes,
+    )
+
+
+def rows(tables: dict[str, Table], strings: StringTable) -> list[tuple[str, int, int]]:
+    """Name, start and end, relative to START_NS."""
+    annotations = tables["user_annotation"]
+    return [
+        (strings.strings[name], int(start) - START_NS, int(end) - START_NS)
+        for name, start, end in zip(annotations["name"], annotations["start"], annotations.end(), strict=True)
+    ]
+
+
+def added(starts: Sequence[tuple[int, int]], **changes: Any) -> list[tuple[str, int, int]]:
+    strings = StringTable()
+    return rows(add_iterations({}, strings, info(starts, **changes)), strings)
+
+
+def op(name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "start": start, "duration": end - start, "thread": THREAD, **more}
+
+
+def test_whole_iterations_began_and_ended_in_the_window() -> None:
+    assert whole_iterations(info([(7, 0), (8, 400), (9, 1000)])) == [7, 8]
+    assert whole_iterations(info([(7, -1), (8, 400), (9, 900), (10, 1001)])) == [8]
+    assert whole_iterations(info([(7, 0)])) == whole_iterations(info([])) == []
+
+
+def test_each_iteration_lasts_until_the_next_begins() -> None:
+    assert added([(7, 0), (8, 400), (9, 1000)]) == [("ProfilerStep#7", 0, 400), ("ProfilerStep#8", 400, 1000)]
+
+
+def test_what_lies_outside_the_window_is_cut_off() -> None:
+    assert added([(7, -50), (8, 400), (9, 1200)]) == [("ProfilerStep#7", 0, 400), ("ProfilerStep#8", 400, 1000)]
+
+
+def test_an_iteration_that_had_not_ended_in_the_window_is_unfinished() -> None:
+    tables = add_iterations({}, StringTable(), info([(7, 100), (8, 400)]))
+    assert tables["user_annotation"]["finished"].tolist() == [1, 0]
+    assert tables["user_annotation"].end().tolist() == [START_NS + 400, START_NS + 1000]
+
+
+def test_iterations_outside_the_window_are_left_out() -> None:
+    assert added([(5, -300), (6, -100), (7, 0), (8, 1000), (9, 1500)]) == [("ProfilerStep#7", 0, 1000)]
+
+
+def test_a_row_has_the_thread_the_scope_and_an_id_of_its_own() -> None:
+    strings = StringTable()
+    tables = {
+        "cpu_op": table("cpu_op", [op("aten::mm", 10, 20, id=4, torch_thread=3)], strings),
+        "user_annotation": table("user_annotation", [op("forward", 5, 30, id=9)], strings),
+    }
+    result = add_iterations(tables, strings, info([(7, 0), (8, 400)]))["user_annotation"].take([1, 2])  # type: ignore[arg-type]
+    assert result["id"].tolist() == [10, 11]
+    assert result["thread"].tolist() == [THREAD] * 2
+    assert result["torch_thread"].tolist() == [3, 3]
+    assert result["scope"].tolist() == [7, 7]
+    assert result["sequence"].tolist() == [-1, -1]
+    assert result["inputs"].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("kind", ["user_annotation", "cpu_op"])
+def test_steps_of_the_programs_own_profiler_are_kept_alone(kind: str) -> None:
+    strings = StringTable()
+    tables = {kind: table(kind, [op("ProfilerStep#3", 0, 900)], strings)}
+    assert add_iterations(tables, strings, info([(7, 0), (8, 400)])) == tables
+
+
+def test_a_text_like_a_step_that_no_op_has_is_no_step() -> None:
+    strings = StringTable()
+    strings.add("ProfilerStep#3")
+    assert len(add_iterations({}, strings, info([(7, 0)]))["user_annotation"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("starts", "changes"),
+    [([], {}), ([(7, 0)], {"thread": 0}), ([(7, 2000)], {}), ([(7, 0)], {"end": 0})],
+)
+def test_without_iterations_thread_or_window_nothing_is_added(
+    starts: list[tuple[int, int]], changes: dict[str, int]
+) -> None:
+    assert add_iterations({}, StringTable(), info(starts, **changes)) == {}
+
+
+def test_a_gap_in_the_numbers_is_not_bridged() -> None:
+    assert added([(7, 0), (8, 100), (12, 500), (13, 900)]) == [
+        ("ProfilerStep#7", 0, 100),
+        ("ProfilerStep#12", 500, 900),
+        ("ProfilerStep#13", 900, 1000),
+    ]
+
+
+@pytest.mark.parametrize(
+    "entry", ["x", [1], [1, 2, 3], ["1", 2], [-1, START_NS + 1], [2**60, START_NS + 1], [5, 2**63]]
+)
+def test_entries_that_make_no_sense_are_skipped(entry: Any) -> None:
+    strings = StringTable()
+    wanted = info([(7, 0), (8, 400)])
+    wanted.iterations.insert(1, entry)
+    assert [name for name, _, _ in rows(add_iterations({}, strings, wanted), strings)] == [
+        "ProfilerStep#7",
+        "ProfilerStep#8",
+    ]
+
+
+def test_a_border_inside_an_optimizers_annotation_moves_to_its_end() -> None:
+    strings = StringTable()
+    optimizer = [op("Optimizer.step#SGD.step", start, start + 20) for start in (390, 990)]
+    tables = {"user_annotation": table("user_annotation", optimizer, strings)}
+    result = rows(add_iterations(tables, strings, info([(7, 0), (8, 405), (9, 1000)])), strings)
+    assert result[2:] == [("ProfilerStep#7", 0, 410), ("ProfilerStep#8", 410, 1010)]
+
+
+def test_the_outermost_op_across_a_border_counts() -> None:
+    strings = StringTable()
+    ops = [op("outer", 380, 450), op("inner", 390, 420)]
+    tables = {"cpu_op": table("cpu_op", ops, strings)}
+    result = rows(add_iterations(tables, strings, info([(7, 0), (8, 400), (9, 1000)])), strings)
+    assert result == [("ProfilerStep#7", 0, 450), ("ProfilerStep#8", 450, 1000)]
+
+
+def test_an_annotation_around_whole_iterations_moves_nothing() -> None:
+    strings = StringTable()
+    tables = {"user_annotation": table("user_annotation", [op("epoch", -500, 5000), op("fit", 0, 1000)], strings)}
+    result = rows(add_iterations(tables, strings, info([(7, 0), (8, 400), (9, 1000)])), strings)
+    assert result[2:] == [("ProfilerStep#7", 0, 400), ("ProfilerStep#8", 400, 1000)]
+
+
+def test_an_op_of_another_thread_moves_nothing() -> None:
+    strings = StringTable()
+    tables = {"cpu_op": table("cpu_op", [{**op("aten::mm", 390, 410), "thread": 5}], strings)}
+    result = rows(add_iterations(tables, strings, info([(7, 0), (8, 400), (9, 1000)])), strings)
+    assert result == [("ProfilerStep#7", 0, 400), ("ProfilerStep#8", 400, 1000)]
+
+
+def test_rows_nest_with_any_op() -> None:
+    strings = StringTable()
+    ops = [op(f"op{number}", number * 17, number * 17 + 13) for number in range(60)]
+    tables = {"cpu_op": table("cpu_op", ops, strings)}
+    starts = [(number, number * 100 + 7) for number in range(11)]
+    steps = rows(add_iterations(tables, strings, info(starts, end=1003)), strings)
+    assert len(steps) == 10
+    for _, start, end in steps:
+        for each in ops:
+            first, last = each["start"], each["start"] + each["duration"]
+            assert last <= start or first >= end or (start <= first and last <= end)

@@ -1,0 +1,179 @@
+"""Synthetic records of the operator observer."""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kineto_agent.protocol.arena import (
+    KIND_OP,
+    KIND_OP_TENSORS,
+    OP,
+    OP_TENSORS,
+    OP_UNFINISHED,
+    SCOPE_BACKWARD_FUNCTION,
+    SCOPE_FUNCTION,
+    SCOPE_USER,
+    SPACE_OP_INPUTS,
+    SPACE_OP_NAME,
+    SPACE_TORCH_THREAD,
+)
+from kineto_trace.decode.torch import torch_ops
+from kineto_trace.decode.torch.torch_ops import TorchOps
+from kineto_trace.model.trace import NO_STRING, StringTable
+from kineto_trace.spool.raw_records import RawWriter, read_source
+from support.h200 import string_entry
+
+NAMES = {0xA1: "aten::mm", 0xA2: "MmBackward0", 0xA3: "my step"}
+WINDOW_END = 10_000
+
+
+def op(start: int, end: int, name: int = 0xA1, thread: int = 7, number: int = 0, **fields: int) -> bytes:
+    return OP.pack(
+        start,
+        end,
+        name,
+        fields.get("sequence", -1),
+        fields.get("forward_thread", 0),
+        fields.get("inputs", 0),
+        thread,
+        number,
+        fields.get("kind", KIND_OP),
+        fields.get("scope", SCOPE_FUNCTION),
+        fields.get("flags", 0),
+        0,
+        0,
+    )
+
+
+def tensors(thread: int, number: int, position: int, *pairs: tuple[int, int]) -> bytes:
+    flat = [value for pair in (*pairs, *[(0, 0)] * (3 - len(pairs))) for value in pair]
+    return OP_TENSORS.pack(*flat, thread, number, KIND_OP_TENSORS, len(pairs), position, 0, 0)
+
+
+def decoded(
+    folder: Path,
+    *buffers: bytes,
+    strings: StringTable | None = None,
+    strings_data: bytes = b"",
+    metadata: dict[str, Any] | None = None,
+) -> TorchOps:
+    table = b"".join(string_entry(key, SPACE_OP_NAME, text.encode()) for key, text in NAMES.items())
+    with RawWriter(folder / "ops", source="torch_ops", format=torch_ops.FORMAT, metadata=metadata or {}) as writer:
+        for sequence, data in enumerate(buffers):
+            writer.append_buffer(data, sequence=sequence, records=len(data) // OP.size)
+        writer.append_strings(table + strings_data)
+        writer.finish(metadata={}, record_bytes={}, records=0, dropped=0)
+    return torch_ops.decode(read_source(folder / "ops"), StringTable() if strings is None else strings, WINDOW_END)
+
+
+def column(ops: TorchOps, kind: str, name: str) -> Sequence[Any]:
+    values: list[Any] = ops.tables[kind][name].tolist()
+    return values
+
+
+def test_records_become_rows_in_the_order_of_their_starts(tmp_path: Path) -> None:
+    strings = StringTable()
+    ops = decoded(
+        tmp_path,
+        op(200, 300, number=2) + op(100, 500, number=1, sequence=5),
+        op(150, 160, 0xA2, thread=8, number=1, scope=SCOPE_BACKWARD_FUNCTION, sequence=5, forward_thread=1),
+        strings=strings,
+        strings_data=string_entry(7, SPACE_TORCH_THREAD, struct.pack("<Q", 1))
+        + string_entry(8, SPACE_TORCH_THREAD, struct.pack("<Q", 2)),
+    )
+    assert [strings.strings[number] for number in column(ops, "cpu_op", "name")] == [
+        "aten::mm",
+        "MmBackward0",
+        "aten::mm",
+    ]
+    assert {name: values.tolist() for name, values in ops.tables["cpu_op"].columns.items() if name != "name"} == {
+        "start": [100, 150, 200],
+        "duration": [400, 10, 100],
+        "thread": [7, 8, 7],
+        "id": [1, 2, 3],
+        "sequence": [5, 5, -1],
+        "torch_thread": [1, 2, 1],
+        "forward_thread": [0, 1, 0],
+        "scope": [0, 1, 0],
+        "finished": [1, 1, 1],
+        "inputs": [NO_STRING] * 3,
+    }
+    assert (ops.records, ops.undecoded, ops.warnings) == (3, 0, ())
+
+
+def test_user_scopes_are_annotations_with_ids_among_the_ops(tmp_path: Path) -> None:
+    ops = decoded(tmp_path, op(2, 3) + op(1, 4, 0xA3, scope=SCOPE_USER) + op(5, 6))
+    assert column(ops, "user_annotation", "id") == [1]
+    assert column(ops, "cpu_op", "id") == [2, 3]
+
+
+def test_only_the_wanted_types_are_kept(tmp_path: Path) -> None:
+    ops = decoded(tmp_path, op(2, 3) + op(1, 4, 0xA3, scope=SCOPE_USER), metadata={"activity_types": ["cpu_op"]})
+    assert {kind: len(table) for kind, table in ops.tables.items()} == {"cpu_op": 1}
+
+
+def test_inputs_are_arguments_with_the_types_that_the_source_names(tmp_path: Path) -> None:
+    strings = StringTable()
+    entry = bytes([1, 0, 1, 0, 0, 0])  # one input, a tensor of type 0 without dimensions
+    ops = decoded(
+        tmp_path,
+        op(1, 2, inputs=5) + op(3, 4, inputs=6) + op(5, 6, inputs=7) + op(7, 8),
+        strings=strings,
+        strings_data=string_entry(5, SPACE_OP_INPUTS, entry) + string_entry(6, SPACE_OP_INPUTS, b"?"),
+        metadata={"dtypes": ["double"]},
+    )
+    numbers = column(ops, "cpu_op", "inputs")
+    assert '"Input type": ["double"]' in strings.strings[numbers[0]]
+    assert numbers[1:] == [NO_STRING] * 3
+    assert ops.warnings == (
+        "1 ops have no inputs: they could not be stored when they ran",
+        "1 descriptions of inputs could not be read",
+    )
+
+
+def test_where_starts_are_equal_the_parent_comes_first(tmp_path: Path) -> None:
+    ops = decoded(tmp_path, op(1, 2) + op(1, 4))
+    assert column(ops, "cpu_op", "duration") == [3, 1]
+
+
+def test_ops_that_still_ran_enclose_what_their_thread_did(tmp_path: Path) -> None:
+    running = {"flags": OP_UNFINISHED}
+    late = WINDOW_END + 50
+    ops = decoded(tmp_path, op(20, late), op(10, 0, **running), op(30, 0, thread=8, **running))
+    assert column(ops, "cpu_op", "start") == [10, 20, 30]
+    assert column(ops, "cpu_op", "finished") == [0, 1, 0]
+    assert ops.tables["cpu_op"].end().tolist() == [late, late, WINDOW_END]
+
+
+def test_a_name_that_never_arrived_is_seen_and_counted(tmp_path: Path) -> None:
+    strings = StringTable()
+    ops = decoded(tmp_path, op(1, 2, 0xBEEF) + op(3, 4, 0xBEEF) + op(5, 6), strings=strings)
+    assert strings.strings[column(ops, "cpu_op", "name")[0]] == "op with unknown name 0x000000000000beef"
+    assert ops.warnings == ("2 ops have no name: it could not be stored when they ran",)
+
+
+def test_tensors_find_their_op_by_thread_and_number(tmp_path: Path) -> None:
+    ops = decoded(
+        tmp_path,
+        op(5, 9, number=1) + tensors(7, 1, 0, (10, 11), (20, 21), (30, 31)) + tensors(7, 1, 3, (40, 0)),
+        op(1, 2, thread=8, number=1) + tensors(8, 1, 0, (50, 51)),
+    )
+    assert {name: values.tolist() for name, values in ops.tables["op_tensor"].columns.items()} == {
+        "op": [2, 2, 2, 2, 1],
+        "position": [0, 1, 2, 3, 0],
+        "impl": [10, 20, 30, 40, 50],
+        "storage": [11, 21, 31, 0, 51],
+    }
+    assert ops.undecoded == 0
+
+
+def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    ops = decoded(tmp_path, op(1, 2) + op(1, 2, kind=9) + tensors(99, 1, 0, (1, 1)) + b"cut", b"")
+    assert len(ops.tables["cpu_op"]) == 1
+    assert ops.undecoded == 3
+
+
+def test_no_records_give_empty_tables(tmp_path: Path) -> None:
+    ops = decoded(tmp_path)
+    assert {kind: len(table) for kind, table in ops.tables.items()} == {"cpu_op": 0, "user_annotation": 0}

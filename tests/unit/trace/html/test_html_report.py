@@ -1,0 +1,152 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_trace.errors import FileError
+from kineto_trace.html.charts import Series, lines, stacked_bars
+from kineto_trace.html.report import MAX_ROWS, cell, heading, write_report
+from kineto_trace.store.parquet_folder import save_columns
+from kineto_trace.view_api.result import columns
+from support.traces import target, trace
+from support.training_ranks import Job, write_job
+
+US = 1000
+EVIL = "<script>alert('kernel')</script>&k"
+
+
+class Page(HTMLParser):
+    """Texts of all cells and headings, and what is loaded from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.loaded: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+        self.loaded += [
+            value or "" for name, value in attrs if name in ("src", "href") and not (value or "").startswith("#")
+        ]
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(data.strip())
+
+
+def stored(folder: Path, rank: int = 0, kernels: int = 3, name: str = EVIL) -> Path:
+    rows: list[dict[str, Any]] = [
+        {"name": f"{name}{n}", "start": 100 * n * US, "duration": 60 * US, "correlation": n + 1} for n in range(kernels)
+    ]
+    calls = [
+        {"name": "cudaLaunchKernel", "start": 100 * n * US - 9, "duration": 5, "correlation": n + 1, "thread": 1}
+        for n in range(kernels)
+    ]
+    made = trace(
+        {"kernel": rows, "cuda_runtime": calls},
+        length_ns=100 * kernels * US,
+        target=target(rank=rank, world_size=2),
+    )
+    path = folder / f"rank{rank}"
+    save_columns(made, path)
+    return path
+
+
+def test_the_page_shows_findings_and_tables_and_loads_nothing(tmp_path: Path) -> None:
+    size = write_report(tmp_path / "report.html", stored(tmp_path))
+    text = (tmp_path / "report.html").read_text()
+    page = Page(text)
+    assert size == len(text.encode())
+    assert page.loaded == []
+    assert "The GPU waits for the host to launch work" in page.texts
+    assert {f"{EVIL}{n}" for n in range(3)} <= set(page.texts)
+    assert "<script>alert" not in text
+    assert not re.search(r"(?:src|href)=.?http|url\(|@import", text)
+
+
+def test_views_without_rows_are_not_on_the_page(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", stored(tmp_path))
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    assert "Kernels" in texts and "Collectives" not in texts and "Memory" not in texts
+
+
+def test_several_ranks_are_told_apart(tmp_path: Path) -> None:
+    sources = [stored(tmp_path, rank) for rank in (0, 1)]
+    write_report(tmp_path / "report.html", sources)
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    assert {"and 1 more", "rank 1", "rank 0, GPU 0"} <= set(texts)
+
+
+def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, Job(ranks=6, per_host=3, steps=2, layers=2, slow={5: 1.2}))
+    write_report(tmp_path / "report.html", paths)
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    assert {"Ranks", "Who waits for whom", "Steps over ranks"} <= set(texts)
+    assert any(text.startswith("slow: it computes") for text in texts)
+    assert sum("Communication is not hidden behind computation (on 6 ranks)" in text for text in texts) == 1
+    write_report(tmp_path / "report.html", paths[0])
+    assert "Ranks" not in Page((tmp_path / "report.html").read_text()).texts
+
+
+def test_long_tables_end_and_say_so(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", stored(tmp_path, kernels=MAX_ROWS + 5))
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    shown = f"The first {MAX_ROWS} of {MAX_ROWS + 5} rows; all: kinetoctl report --view kernels --limit 0"
+    assert shown in texts
+
+
+def test_without_a_trace_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(FileError):
+        write_report(tmp_path / "report.html", tmp_path / "missing.json")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_bar_is_as_long_as_its_value() -> None:
+    drawn = str(stacked_bars(["a", "<b>"], [Series("one", [10.0, 5.0]), Series("none", [0.0, None])], "ms"))
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
+    assert widths[0] == pytest.approx(2 * widths[1], rel=0.01)
+    assert "&lt;b&gt;" in drawn and "<b>" not in drawn
+    assert "none" not in drawn.partition("<svg")[0]
+    assert stacked_bars(["a"], [Series("one", [0.0])], "ms") == ""
+
+
+def test_a_line_holds_its_value_until_the_next_one() -> None:
+    drawn = str(lines([0.0, 10.0, 20.0], [Series("v", [0.0, None, 100.0])], unit="%", time_unit="ms"))
+    points = re.findall(r'points="([^"]*)"', drawn)[0].split()
+    assert len(points) == 3  # two values, and a corner between them
+    assert points[0].split(",")[1] == points[1].split(",")[1]
+    assert points[1].split(",")[0] == points[2].split(",")[0]
+    assert lines([0.0, 1.0], [Series("v", [None, None])], unit="%", time_unit="ms") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "unit", "shown"),
+    [
+        (1234.5, "float", "us", "1.23 ms"),
+        (0.5, "float", "us", "0.5 µs"),
+        (2.5e6, "float", "us", "2.5 s"),
+        (3 << 20, "int", "bytes", "3 MiB"),
+        (12.34, "float", "%", "12.3 %"),
+        (1234567, "int", "", "1,234,567"),
+        (True, "bool", "", "yes"),
+        (None, "float", "us", ""),
+        (["a", "b"], "texts", "", "a, b"),
+    ],
+)
+def test_values_are_shown_with_units(value: object, kind: str, unit: str, shown: str) -> None:
+    (column,) = columns(("x", kind, unit, "a thing"))  # type: ignore[arg-type]
+    assert cell(value, column) == shown
+
+
+def test_headings_have_no_units() -> None:
+    names = ["total_us", "share_pct", "peak_memory_bytes", "name"]
+    assert [heading(columns((name, "float", "", ""))[0]) for name in names] == [
+        "total", "share %", "peak memory", "name"
+    ]  # fmt: skip

@@ -1,0 +1,79 @@
+"""Several sources of one target put together."""
+
+from pathlib import Path
+
+import pytest
+from kineto_agent.protocol.arena import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD
+from kineto_trace.conversion.target_conversion import convert_target
+from kineto_trace.open.raw_target import load_target
+from kineto_trace.spool.raw_records import RawWriter
+from support.h200 import make_spool, recording, string_entry, target_of
+
+RECORDING = "mlp-cupti130001"
+
+
+def add_ops(target_dir: Path, records: list[bytes], source: str = "torch_ops") -> None:
+    with RawWriter(target_dir / "raw" / source, source=source, format="torch_ops/1", metadata={}) as writer:
+        writer.append_buffer(b"".join(records), sequence=0, records=len(records))
+        writer.append_strings(string_entry(1, SPACE_OP_NAME, b"aten::mm") + string_entry(2, SPACE_OP_NAME, b"my range"))
+        writer.append_strings(string_entry(7, SPACE_TORCH_THREAD, (1).to_bytes(8, "little")))
+        writer.finish(metadata={}, record_bytes={}, records=len(records), dropped=0)
+
+
+def op(start: int, end: int, thread: int, *, name: int = 1, scope: int = 0) -> bytes:
+    return OP.pack(start, end, name, -1, 0, 0, thread, 0, 0, scope, 0, 0, 0)
+
+
+def test_kernels_and_launches_belong_to_the_op_that_encloses_the_launch(tmp_path: Path) -> None:
+    make_spool(tmp_path, RECORDING)
+    bare = load_target(tmp_path).trace
+    calls = bare.table("cuda_runtime")
+    launch = int((calls["correlation"] == bare.table("kernel")["correlation"].max()).argmax())
+    start, end, thread = (int(column[launch]) for column in (calls["start"], calls.end(), calls["thread"]))
+    add_ops(
+        tmp_path,
+        [op(start - 5, end + 5, thread), op(start - 10, end + 10, thread, name=2, scope=7), op(start, end, thread + 1)],
+    )
+    trace = load_target(tmp_path).trace
+    [annotation] = trace.table("user_annotation")["id"].tolist()
+    [mine] = trace.table("cpu_op")["id"][trace.table("cpu_op")["thread"] == thread].tolist()
+    assert trace.table("cuda_runtime")["external_id"][launch] == mine
+    kernels = trace.table("kernel")
+    linked = kernels["external_id"] == mine
+    assert set(kernels["correlation"][linked].tolist()) == {int(calls["correlation"][launch])}
+    image = trace.table("gpu_user_annotation")
+    assert image["external_id"].tolist() == [annotation]
+    assert image["start"][0] <= kernels["start"][linked].min()
+    assert image.end()[0] >= kernels.end()[linked].max()
+
+
+def test_iterations_are_annotations_and_everything_has_its_count(tmp_path: Path) -> None:
+    start, end = recording(RECORDING).window
+    middle = (start + end) // 2
+    thread = recording(RECORDING).info["main_tid"]
+    make_spool(tmp_path, RECORDING, iterations=[[4, start - 10], [5, middle], [6, end + 10]], iteration_thread=thread)
+    add_ops(tmp_path, [op(middle + 5, middle + 10, thread), op(1, 2, thread)])
+    conversion = convert_target(tmp_path, formats=[])
+    assert conversion.summary["activities"]["user_annotation"] == 2
+    assert conversion.summary["activities"]["cpu_op"] == 1
+    assert conversion.summary["out_of_window"] == 1
+    trace = load_target(tmp_path).trace
+    names = [trace.strings[number] for number in trace.table("user_annotation")["name"].tolist()]
+    assert names == ["ProfilerStep#4", "ProfilerStep#5"]
+
+
+def test_ids_of_two_sources_differ(tmp_path: Path) -> None:
+    start, _ = recording(RECORDING).window
+    target_of(recording(RECORDING)).write(tmp_path)
+    add_ops(tmp_path, [op(start + 1, start + 2, 7), op(start + 3, start + 4, 7)])
+    add_ops(tmp_path, [op(start + 5, start + 6, 7)], source="torch_ops_2")
+    assert load_target(tmp_path).trace.table("cpu_op")["id"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("records", [[], [b"cut"]])
+def test_a_source_without_a_record_gives_an_empty_trace(tmp_path: Path, records: list[bytes]) -> None:
+    target_of(recording(RECORDING)).write(tmp_path)
+    add_ops(tmp_path, records)
+    loaded = load_target(tmp_path)
+    assert len(loaded.trace.table("cpu_op")) == 0
+    assert loaded.trace.losses.undecoded == len(records)

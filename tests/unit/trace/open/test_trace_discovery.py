@@ -1,0 +1,132 @@
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_trace.errors import FileError
+from kineto_trace.open.trace_discovery import Source, find_traces, rank_in, rank_notes
+from kineto_trace.store.parquet_folder import save_columns
+from support.traces import target, trace
+
+
+def chrome(path: Path, rank: int | None = None, **head: Any) -> Path:
+    values: Mapping[str, Any] = {"schemaVersion": 1, **head}
+    if rank is not None:
+        values = {**values, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 8}}
+    text = json.dumps({**values, "traceEvents": []}).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def found(*paths: Path | str) -> list[tuple[str, int, str]]:
+    return [(source.path.name, source.rank, source.rank_from) for source in find_traces(*paths)]
+
+
+def test_the_rank_in_the_file_counts_first(tmp_path: Path) -> None:
+    files = [chrome(tmp_path / "rank0.json.gz", 5), chrome(tmp_path / "rank1.json", 2)]
+    assert found(*files) == [("rank1.json", 2, "trace"), ("rank0.json.gz", 5, "trace")]
+
+
+def test_a_rank_at_the_end_of_a_file_is_found_too(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text('{"traceEvents": [' + " " * 400_000 + '], "distributedInfo": {"rank": 7}}')
+    assert rank_in(file) == 7
+
+
+def test_without_one_the_name_says_the_rank(tmp_path: Path) -> None:
+    for name in ("run_rank10.json", "run_rank_9.json.gz", "Rank-3.json"):
+        chrome(tmp_path / name)
+    chrome(tmp_path / "rank_4" / "trace.json")
+    assert found(tmp_path, tmp_path / "rank_4") == [
+        ("Rank-3.json", 3, "name"),
+        ("trace.json", 4, "name"),
+        ("run_rank_9.json.gz", 9, "name"),
+        ("run_rank10.json", 10, "name"),
+    ]
+
+
+def test_last_numbers_are_ranks_if_all_names_have_different_ones(tmp_path: Path) -> None:
+    files = [chrome(tmp_path / name) for name in ("trace_3.json", "trace_1.json")]
+    assert found(*files) == [("trace_1.json", 1, "name"), ("trace_3.json", 3, "name")]
+    files.append(chrome(tmp_path / "other.json"))
+    assert found(*files) == [("trace_3.json", 0, "order"), ("trace_1.json", 1, "order"), ("other.json", 2, "order")]
+
+
+def test_else_the_order_gives_free_ranks(tmp_path: Path) -> None:
+    for name, rank in (("a.json", None), ("b10.json", None), ("b9.json", None), ("c.json", 1)):
+        chrome(tmp_path / name, rank)
+    assert found(tmp_path) == [
+        ("a.json", 0, "order"),
+        ("c.json", 1, "trace"),
+        ("b9.json", 2, "order"),
+        ("b10.json", 3, "order"),
+    ]
+
+
+def test_a_rank_that_is_there_twice_is_said(tmp_path: Path) -> None:
+    chrome(tmp_path / "a.json", 2)
+    chrome(tmp_path / "b.json", 2)
+    sources = find_traces(tmp_path)
+    assert [source.rank for source in sources] == [2, 2]
+    assert rank_notes(sources) == [
+        f"rank 2 is in 2 traces, and each of them counts: {tmp_path}/a.json, {tmp_path}/b.json"
+    ]
+    assert rank_notes(sources[:1]) == []
+
+
+def test_a_tensorboard_log_folder_has_workers_and_spans(tmp_path: Path) -> None:
+    for name in ("h_1.200.pt.trace.json.gz", "h_1.100.pt.trace.json.gz", "h_2.150.pt.trace.json", "h_3.pt.trace.json"):
+        chrome(tmp_path / "run" / name)
+    chrome(tmp_path / "run" / "memory.json", 9)
+    assert [(s.path.name, s.worker, s.span, s.rank) for s in find_traces(tmp_path) if s.worker] == [
+        ("h_1.100.pt.trace.json.gz", "h_1", 1, 0),
+        ("h_1.200.pt.trace.json.gz", "h_1", 2, 0),
+        ("h_2.150.pt.trace.json", "h_2", 1, 1),
+        ("h_3.pt.trace.json", "h_3", 1, 2),
+    ]
+
+
+def test_the_targets_of_a_capture_are_traces(tmp_path: Path) -> None:
+    for name, rank in (("11-1", 1), ("12-1", 0)):
+        folder = tmp_path / "targets" / name
+        folder.mkdir(parents=True)
+        target(rank=rank).write(folder)
+        chrome(folder / "trace.json.gz", rank)  # the same trace once more
+        save_columns(trace({}, target=target(rank=rank)), folder / "columns")
+    assert found(tmp_path) == [("12-1", 0, "trace"), ("11-1", 1, "trace")]
+
+
+def test_stored_traces_lie_beside_files_and_other_json_is_left_out(tmp_path: Path) -> None:
+    save_columns(trace({}, target=target(rank=3)), tmp_path / "a.kineto")
+    chrome(tmp_path / "b.json", 1)
+    (tmp_path / "settings.json").write_text('{"steps": 3}')
+    (tmp_path / "cut.json.gz").write_bytes(b"\x1f\x8b")
+    (tmp_path / "notes.txt").write_text("[]")
+    assert found(tmp_path) == [("b.json", 1, "trace"), ("a.kineto", 3, "trace")]
+
+
+def test_patterns_and_doubles(tmp_path: Path) -> None:
+    for rank in range(3):
+        chrome(tmp_path / f"rank{rank}.json", rank)
+    assert [name for name, _, _ in found(f"{tmp_path}/rank[12].json", tmp_path / "rank1.json")] == [
+        "rank1.json",
+        "rank2.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("none.json", "there is no file"), ("none*.json", "no file is called"), ("empty", "is a folder without a trace")],
+)
+def test_a_path_without_traces_is_an_error(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileError, match=message):
+        find_traces(tmp_path / path)
+
+
+def test_a_file_named_outright_is_a_source_whatever_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "odd.txt").write_text("?")
+    assert find_traces(tmp_path / "odd.txt") == [Source(path=tmp_path / "odd.txt", rank=0, rank_from="order")]

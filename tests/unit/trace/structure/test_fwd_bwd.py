@@ -1,0 +1,128 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_trace.model.trace import StringTable, Table, make_table
+from kineto_trace.structure.fwd_bwd import ForwardBackward, forward_backward, with_evaluated_sequences
+from support.op_tables import table
+
+FORWARD: dict[str, int] = {"torch_thread": 1}
+BACKWARD: dict[str, int] = {"torch_thread": 2, "thread": 2, "scope": 1, "forward_thread": 1}
+
+
+def op(kind: dict[str, int], start: int, end: int, sequence: int, **columns: int) -> dict[str, int]:
+    return {**kind, "start": start, "end": end, "sequence": sequence, **columns}
+
+
+def pairs(ops: Table) -> list[tuple[int, int]]:
+    forward, backward = forward_backward({"cpu_op": ops})
+    return list(zip(forward.tolist(), backward.tolist(), strict=True))
+
+
+def test_a_backward_op_belongs_to_the_last_forward_op_to_start_with_its_number() -> None:
+    ops = table(
+        "cpu_op", op(FORWARD, 0, 100, 5), op(FORWARD, 10, 20, 5), op(FORWARD, 12, 15, 6), op(BACKWARD, 200, 210, 5)
+    )
+    assert pairs(ops) == [(1, 3)]
+
+
+def test_a_number_gives_one_link() -> None:
+    ops = table("cpu_op", op(FORWARD, 0, 10, 5), op(BACKWARD, 200, 260, 5), op(BACKWARD, 210, 220, 5))
+    assert pairs(ops) == [(0, 2)]
+
+
+def test_a_number_that_is_used_again_gives_another_link() -> None:
+    ops = table(
+        "cpu_op", op(FORWARD, 0, 10, 5), op(BACKWARD, 20, 30, 5), op(FORWARD, 40, 50, 5), op(BACKWARD, 60, 70, 5)
+    )
+    assert pairs(ops) == [(0, 1), (2, 3)]
+
+
+def test_a_backward_op_before_its_forward_op_has_no_link() -> None:
+    assert pairs(table("cpu_op", op(BACKWARD, 0, 10, 5), op(FORWARD, 20, 30, 5))) == []
+
+
+def test_numbers_belong_to_threads() -> None:
+    ops = table("cpu_op", op(FORWARD, 0, 10, 5), op(FORWARD, 5, 15, 5, torch_thread=3), op(BACKWARD, 20, 30, 5))
+    assert pairs(ops) == [(0, 2)]
+
+
+def test_ops_without_number_or_thread_have_no_links() -> None:
+    ops = table(
+        "cpu_op",
+        op(FORWARD, 0, 10, -1),
+        op(BACKWARD, 20, 30, -1),
+        op(FORWARD, 0, 10, 7, torch_thread=0),
+        op(BACKWARD, 20, 30, 7, forward_thread=0),
+    )
+    assert pairs(ops) == []
+    assert [len(column) for column in forward_backward({})] == [0, 0]
+    assert [len(column) for column in forward_backward({"cpu_op": table("cpu_op")})] == [0, 0]
+
+
+def test_links_are_in_the_order_in_which_backward_ops_end() -> None:
+    ops = table(
+        "cpu_op", op(FORWARD, 0, 10, 1), op(FORWARD, 10, 20, 2), op(BACKWARD, 50, 60, 1), op(BACKWARD, 30, 40, 2)
+    )
+    assert pairs(ops) == [(1, 3), (0, 2)]
+
+
+def plain(ops: Table) -> list[tuple[int, int]]:
+    """PyTorch's rule, op by op."""
+    remembered: dict[tuple[int, int], int] = {}
+    found = []
+    ends = ops.end()
+    for row in sorted(range(len(ops)), key=lambda row: int(ends[row])):
+        if ops["sequence"][row] < 0:
+            continue
+        if ops["forward_thread"][row]:
+            forward = remembered.pop((int(ops["forward_thread"][row]), int(ops["sequence"][row])), None)
+            if forward is not None:
+                found.append((forward, row))
+        elif ops["torch_thread"][row]:
+            key = (int(ops["torch_thread"][row]), int(ops["sequence"][row]))
+            if key not in remembered or ops["start"][row] >= ops["start"][remembered[key]]:
+                remembered[key] = row
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_ops_are_linked_as_pytorch_links_them(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    count = 300
+    backward = random.random(count) < 0.4
+    columns: dict[str, Any] = {
+        "start": random.integers(0, 200, count),
+        "duration": random.integers(0, 40, count),
+        "sequence": random.integers(-1, 8, count),
+        "torch_thread": random.integers(0, 3, count),
+        "forward_thread": np.where(backward, random.integers(1, 3, count), 0),
+        "scope": backward.astype(int),
+        "finished": np.ones(count),
+    }
+    ops = make_table("cpu_op", count, columns)
+    assert pairs(ops) == plain(ops)
+
+
+def test_evaluate_function_ops_take_the_number_of_the_backward_op_inside() -> None:
+    strings = StringTable()
+    evaluate, node, other = strings.add_all(
+        ["autograd::engine::evaluate_function: MulBackward0", "MulBackward0", "aten::mul"]
+    )
+    ops = table(
+        "cpu_op",
+        {"name": node, **op(BACKWARD, 12, 18, 5)},
+        {"name": evaluate, **op({"thread": 2}, 10, 20, -1)},
+        {"name": other, **op({"thread": 2}, 30, 40, -1)},
+        {"name": node, **op(BACKWARD, 32, 38, 6)},
+    )
+    result = with_evaluated_sequences(ops, strings.strings)
+    assert result["sequence"].tolist() == [5, 5, -1, 6]
+    assert result["forward_thread"].tolist() == [1, 1, 0, 1]
+    assert ops["sequence"].tolist() == [5, -1, -1, 6]
+    assert with_evaluated_sequences(ops, ["a", "b", "c"]) is ops
+
+
+def test_the_pair_is_a_plain_tuple() -> None:
+    forward, backward = ForwardBackward(np.array([1]), np.array([2]))
+    assert (forward[0], backward[0]) == (1, 2)
