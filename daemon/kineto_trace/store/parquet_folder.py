@@ -367,6 +367,8 @@ class _StoredTable:
                 column = _plain_numbers(stored, dtype)
         except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
             raise SpoolError(f"cannot read {name} of {self._place}: {exc}") from exc
+        if len(column) != self._rows:  # a file may promise more rows than the pages of a column have
+            raise SpoolError(f"{name} of {self._place} has {len(column)} values for {self._rows} rows")
         found: Array = column.astype(dtype, copy=False)
         if name in TEXT_COLUMNS and len(found) and not -1 <= found.min() <= found.max() < len(self._strings):
             raise SpoolError(f"{self._place}: {name} has numbers of strings that are not there")

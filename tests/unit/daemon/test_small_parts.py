@@ -140,6 +140,8 @@ def test_an_answer_without_a_trace_needs_no_trace_file(tmp_path: Path) -> None:
         ({"files": [["chrome", "x", 5, "0"], ["xml", "../x", 5, "0"]]}, "FILE_DAMAGED"),
         ({"files": "nonsense"}, "DECODE_FAILED"),
         ({"summary": {"activities": 3}}, "DECODE_FAILED"),
+        ({"summary": {"\udfff": 3}}, "DECODE_FAILED"),
+        ({"summary": ["f\udfff"]}, "DECODE_FAILED"),
         ({"warnings": None}, "DECODE_FAILED"),
     ],
 )

@@ -28,7 +28,7 @@ _JOB = re.compile(
     r"(?P<job>\d{1,10})(?:_(?:(?P<task>\d{1,10})|\[(?P<tasks>[\d,:-]+)(?:%\d+)?\]))?(?:\+(?P<component>\d{1,4}))?"
     r"(?:\.(?P<step>\d{1,10}|batch|extern|interactive))?"
 )
-_PART_FIELDS = (r"[0-9]{1,18}", r"[0-9]{1,18}([_+].*)?", r".*", r"[0-9]{1,10}")  # id, name, state, uid
+_PART_FIELDS = (r"[0-9]{1,18}", r"[0-9]{1,18}(_[^+]*|\+[0-9]{1,10})?", r".*", r"[0-9]{1,10}")  # id, name, state, uid
 _PART_FORMAT = "%A|%i|%T|%U|%u|%N|%r"  # the reason comes last: the only field that may be more than one word
 _STEP_FORMAT = "%i|%N"
 _NOT_KNOWN = "Invalid job id specified"

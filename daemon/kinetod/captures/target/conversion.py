@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import shutil
 import time
@@ -78,6 +79,7 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
             pb.TraceFile(format=format_, name=name, size_bytes=size, sha256=digest)
             for format_, name, size, digest in answer["files"]
         )
+        json.dumps(answer["summary"], ensure_ascii=False).encode()  # protobuf has SystemError for half a surrogate pair
         summary = json_format.ParseDict(answer["summary"], pb.Summary(), ignore_unknown_fields=True)
         unreadable = _count(answer["records_undecoded"])
         warnings = tuple(clean(str(warning), 500) for warning in answer["warnings"][:_MAX_WARNINGS])

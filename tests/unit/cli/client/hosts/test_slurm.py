@@ -1,6 +1,7 @@
 """From the name of a Slurm job to its nodes, by what squeue and scontrol of Slurm 22.05 have printed."""
 
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -144,9 +145,10 @@ def test_a_job_that_cannot_be_traced_is_an_error_that_says_why(text: str, error:
     assert message in str(caught.value)
 
 
-def test_lines_that_are_not_as_asked_for_are_an_error() -> None:
-    with pytest.raises(SlurmFailed, match=r"squeue printed a line that is not as asked for: '1\|RUNNING'"):
-        expand(job("1"), run=lambda _: "1|RUNNING\n")
+@pytest.mark.parametrize("line", ["1|RUNNING", "1|1__+|RUNNING|10|ada|n1|None", "1|1+x|RUNNING|10|ada|n1|None"])
+def test_lines_that_are_not_as_asked_for_are_an_error(line: str) -> None:
+    with pytest.raises(SlurmFailed, match=f"squeue printed a line that is not as asked for: '{re.escape(line)}'"):
+        expand(job("1"), run=lambda _: f"{line}\n")
 
 
 def test_the_name_of_a_cluster_is_no_part() -> None:
