@@ -47,11 +47,11 @@ test-pythons: $(STAMP)
 
 # CPython releases that this machine does not have, unpacked from Debian packages into build/ (root is not needed).
 newer-pythons: $(STAMP)
-	cd tests && ../$(BIN)/python -m support.newer_pythons
+	cd tests && ../$(BIN)/python -m support.machine.newer_pythons
 
 # The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make unit`).
 sanitize: $(STAMP)
-	cd tests && ../$(BIN)/python -m support.sanitize
+	cd tests && ../$(BIN)/python -m support.machine.sanitize
 
 # On a machine with an NVIDIA GPU and a torch that uses it.
 gpu: $(STAMP)
@@ -80,7 +80,7 @@ bench-traces: $(STAMP)
 
 # Long checks, not part of `make test`: other people's tools read our traces.
 campaign: $(STAMP)
-	-cd tests && ../$(BIN)/python -m support.newer_pythons
+	-cd tests && ../$(BIN)/python -m support.machine.newer_pythons
 	$(PYTHON) -m venv .venv-readers
 	.venv-readers/bin/pip install --quiet --disable-pip-version-check HolisticTraceAnalysis torch-tb-profiler
 	rm -rf build/readers

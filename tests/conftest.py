@@ -5,7 +5,7 @@ import signal
 from typing import Iterator
 
 import pytest
-from support import torch_forks
+from support.targets import torch_forks
 
 # Whoever starts the tests in the background of a shell has them ignore Ctrl-C, and every process that they start
 # inherits that. Some of them are sent SIGINT on purpose.

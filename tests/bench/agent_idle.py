@@ -18,7 +18,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "agent"), str(ROOT / "tests")]
 
-from support.agent_daemon import Daemon  # noqa: E402 - found through the line above
+from support.agent.agent_daemon import Daemon  # noqa: E402 - found through the line above
 
 IMPORT = """
 import sys, time

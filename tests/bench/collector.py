@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.native import COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
+from support.machine.native import COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
 
 MEANINGS = {
     "prefault_32_mib_ms": "backing the first 8 buffers with memory, in prepare (ms)",

@@ -42,8 +42,8 @@ from kineto_trace.model.trace import StringTable, Table, Trace
 from kineto_trace.spool import raw_records
 from kineto_trace.spool.raw_records import Chunk, RawSource
 from kineto_trace.store.parquet_folder import save_columns
-from support import python_writer
-from support.h200 import metadata_of, recording, strings_of, target_of
+from support.trace_files import python_writer
+from support.trace_files.h200 import metadata_of, recording, strings_of, target_of
 
 RECORDING = "mlp-cupti130001"
 BUFFER_BYTES = 4 << 20

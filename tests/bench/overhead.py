@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.daemon import running_daemon
+from support.service.daemon import running_daemon
 
 LOOP = Path(__file__).with_name("training_loop.py")
 GPU_TYPES = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,overhead"

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.formats import RECORDING, make_source
 from kineto_trace.spool.raw_records import RawWriter
-from support.h200 import recording, strings_of, target_of
+from support.trace_files.h200 import recording, strings_of, target_of
 
 PART_BUFFERS = 64
 

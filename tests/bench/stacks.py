@@ -115,7 +115,7 @@ class Sampling:
     """A recording of this process, as the agent makes it."""
 
     def __init__(self, hz: int) -> None:
-        from support.stack_recorder import Recorder
+        from support.agent.stack_recorder import Recorder
 
         self._recorder = Recorder(stack_sample_hz=hz)
 

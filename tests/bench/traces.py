@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
 from bench.rival_tools import peak_growth, resident_bytes  # noqa: E402
-from support import synthetic  # noqa: E402
+from support.trace_files import synthetic  # noqa: E402
 
 LAYERS = 48  # of the synthetic model: some 5,800 events a step
 TABLES = ("overview", "operators", "kernels")  # modules of the views that together have 0.1 s per 100,000 events

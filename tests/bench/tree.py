@@ -72,7 +72,7 @@ def shuffled(columns: Columns) -> Columns:
 
 def real(count: int) -> Columns:
     """The ops of a training loop, one copy after the other, in every thread."""
-    from support.torch_profile import nodes_of, train
+    from support.targets.torch_profile import nodes_of, train
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -139,7 +139,7 @@ def measure(name: str, tables: Mapping[str, Table], repeat: int) -> tuple[list[s
 def pytorch(events: int) -> list[str]:
     """PyTorch's own tree of about so many events."""
     import torch
-    from support.torch_profile import train
+    from support.targets.torch_profile import train
     from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
     from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 

@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc
 from google.protobuf.message import Message
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.calls_as import OK, Answer, CallsAs, call, plain_python
-from support.certificates import DAY, Authority, Pair, write_server_files
-from support.daemon import Daemon, as_user, running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent
+from support.agent.scripted_agent import RemoteAgent
+from support.peers.certificates import DAY, Authority, Pair, write_server_files
+from support.service.calls_as import OK, Answer, CallsAs, call, plain_python
+from support.service.daemon import Daemon, as_user, running_daemon, watch_to_end
 from support.waiting import until
 
 ADA, BOB, VERA, OLGA, GINA = 61001, 61002, 61003, 61004, 61005

@@ -24,13 +24,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.certificates import Authority, write_server_files
-from support.cli import environment, run_process
-from support.daemon import Daemon
-from support.goals import Goal
-from support.namespaces import Namespace, NoNamespaces, namespaces
-from support.programs import ready_pids
-from support.shifted_clock import ShiftedClock
+from support.campaigns.goals import Goal
+from support.machine.namespaces import Namespace, NoNamespaces, namespaces
+from support.machine.shifted_clock import ShiftedClock
+from support.peers.certificates import Authority, write_server_files
+from support.service.cli import environment, run_process
+from support.service.daemon import Daemon
+from support.targets.programs import ready_pids
 from support.waiting import until
 
 SHIFTS_S = (0, 7321, -123)

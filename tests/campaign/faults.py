@@ -19,10 +19,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.faults import Site, site
-from support.faults_host import fill_disk, on_small_disk, remove_sockets, remove_store, set_clock, with_own_clock
-from support.faults_kills import KILLS
-from support.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
+from support.campaigns.faults import Site, site
+from support.campaigns.faults_host import (
+    fill_disk,
+    on_small_disk,
+    remove_sockets,
+    remove_store,
+    set_clock,
+    with_own_clock,
+)
+from support.campaigns.faults_kills import KILLS
+from support.campaigns.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
 
 MOMENTS = 200
 WARM_UP = 4

@@ -32,11 +32,23 @@ import grpc
 from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.cli import environment, kinetoctl
-from support.daemon import watch_to_end
-from support.fleet import ABSENT, FAR, FINE, LATE, REFUSING, SILENT, SLOW, UNSTEADY, Fleet, FleetHost, running_fleet
-from support.goals import Goal
-from support.usage import peak_rss_bytes
+from support.campaigns.fleet import (
+    ABSENT,
+    FAR,
+    FINE,
+    LATE,
+    REFUSING,
+    SILENT,
+    SLOW,
+    UNSTEADY,
+    Fleet,
+    FleetHost,
+    running_fleet,
+)
+from support.campaigns.goals import Goal
+from support.machine.usage import peak_rss_bytes
+from support.service.cli import environment, kinetoctl
+from support.service.daemon import watch_to_end
 
 HOSTS, AGENTS = 256, 8
 BROKEN_SHARE = 0.05

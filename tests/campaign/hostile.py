@@ -33,11 +33,11 @@ import grpc
 from google.protobuf.message import Message
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.probe import Unwell, ask_daemon
-from support import hostile_floods
-from support.calls_as import OK, CallsAs, plain_python
-from support.daemon import Daemon, running_daemon
-from support.goals import Goal
-from support.scripted_agent import RemoteAgent
+from support.agent.scripted_agent import RemoteAgent
+from support.campaigns import hostile_floods
+from support.campaigns.goals import Goal
+from support.service.calls_as import OK, CallsAs, plain_python
+from support.service.daemon import Daemon, running_daemon
 
 ADA, EVE = 61001, 61005
 KINDS = ("calls", "streams", "connections", "captures")

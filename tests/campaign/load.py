@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.client_load import Captures, Plan
-from support.cpu_group import CpuGroup, cpu_group
-from support.daemon import REPOSITORY, Daemon, running_daemon
-from support.descriptors import open_files
-from support.goals import Goal
-from support.native import fake_cupti
-from support.programs import ready_pids
-from support.usage import Sampler, children, cpu_ns, peak_rss_bytes, rss_bytes
+from support.campaigns.goals import Goal
+from support.machine.cpu_group import CpuGroup, cpu_group
+from support.machine.descriptors import open_files
+from support.machine.native import fake_cupti
+from support.machine.usage import Sampler, children, cpu_ns, peak_rss_bytes, rss_bytes
+from support.service.client_load import Captures, Plan
+from support.service.daemon import REPOSITORY, Daemon, running_daemon
+from support.targets.programs import ready_pids
 from support.waiting import until
 
 AGENTS = 64
@@ -53,7 +53,7 @@ MB = 1e6
 # Ten steps a second; waits for nothing else, so that 64 of them leave the machine to the daemon.
 PROGRAM = """
 import sys, threading, kineto_agent
-from support.native import FakeCuda
+from support.machine.native import FakeCuda
 kernels = int(sys.argv[1])
 cuda = FakeCuda()
 kineto_agent.start()

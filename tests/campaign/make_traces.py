@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import GzipSink
-from support.h200 import make_spool, recording
-from support.kinetos_columns import trace_of
+from support.trace_files.h200 import make_spool, recording
+from support.trace_files.kinetos_columns import trace_of
 
 WORKLOADS = ("mlp", "graph", "streams")
 

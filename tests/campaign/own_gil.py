@@ -14,9 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
-from support.attach_harness import version_of  # noqa: E402
-from support.daemon import Daemon, running_daemon  # noqa: E402
-from support.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pythons_with_own_gils  # noqa: E402
+from support.campaigns.attach_harness import version_of  # noqa: E402
+from support.service.daemon import Daemon, running_daemon  # noqa: E402
+from support.targets.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pythons_with_own_gils  # noqa: E402
 
 KINDS: dict[str, list[str]] = {"samples": [], "exact calls": ["--with-stack=trace"]}
 

@@ -25,8 +25,8 @@ sys.path[:0] = [str(REPOSITORY / "tests")]
 import psutil  # noqa: E402
 from kineto_trace.open.trace_opener import open_trace  # noqa: E402
 from kineto_trace.store.parquet_folder import save_columns  # noqa: E402
-from support.s3 import BUCKET, S3, credentials, running_s3  # noqa: E402
-from support.uploaded import upload_folder  # noqa: E402
+from support.peers.s3 import BUCKET, S3, credentials, running_s3  # noqa: E402
+from support.trace_files.uploaded import upload_folder  # noqa: E402
 
 DDP = REPOSITORY / "tests/data/h200/ddp4"
 PER_HOST = 4

@@ -18,8 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.cli import Result
-from support.slurm import (
+from support.peers.slurm import (
     ADA,
     BOB,
     CGROUP,
@@ -33,6 +32,7 @@ from support.slurm import (
     running_cluster,
     why_not,
 )
+from support.service.cli import Result
 from support.waiting import until
 
 

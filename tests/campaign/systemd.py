@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "proto
 
 from pinned.pins import RUNTIME, normal, read  # noqa: E402
 from pinned.sbom import digest_of  # noqa: E402
-from support.booted import CannotBoot, Machine, machine  # noqa: E402
+from support.machine.booted import CannotBoot, Machine, machine  # noqa: E402
 from support.waiting import until  # noqa: E402
 
 UNITS = ("kinetod.service", "kinetod-attach.socket")

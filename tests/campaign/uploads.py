@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.store.capture_store import Store
-from support.daemon import Daemon, running_daemon
-from support.kept import FILE, put_capture
-from support.s3 import BUCKET, S3, Proxy, credentials, proxy_to, running_s3
+from support.peers.s3 import BUCKET, S3, Proxy, credentials, proxy_to, running_s3
+from support.service.daemon import Daemon, running_daemon
+from support.service.kept import FILE, put_capture
 from support.waiting import until
 
 SIZES = (100, 300_000, 5_000_000, 17_000_000, 40_000_000)

@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from support.daemon import running_daemon
-from support.profiler_stress import KINDS, stress
+from support.campaigns.profiler_stress import KINDS, stress
+from support.service.daemon import running_daemon
 
 
 def main() -> int:

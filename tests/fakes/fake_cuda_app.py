@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.native import FakeCuda, fake_cuda
+from support.machine.native import FakeCuda, fake_cuda
 
 KINDS = {"kernel": 10, "gpu_memcpy": 1, "gpu_memset": 2, "cuda_runtime": 5, "cuda_driver": 4, "cuda_sync": 38}
 KERNEL_NAMES = ("void gemm<float, 128, 64>(float const*, float const*, float*)", "softmax_warp_forward", "layer_norm")

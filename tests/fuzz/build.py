@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.native import build, fake_cupti
+from support.machine.native import build, fake_cupti
 
 from fuzz.table import NATIVE, ROOT, SERVICE, NativeTarget
 

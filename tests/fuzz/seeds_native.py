@@ -5,9 +5,9 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 
-from support.h200 import recording
-from support.perfetto_files import SMALL, foreign, written
-from support.traces import trace
+from support.trace_files.h200 import recording
+from support.trace_files.perfetto_files import SMALL, foreign, written
+from support.trace_files.traces import trace
 
 PIECE_BYTES = 3000
 REQUEST = struct.Struct("<III")

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc
 from kineto_agent.system import env
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import Daemon, running_daemon
-from support.native import fake_cupti
-from support.profiler_stress import KINDS, capture, offered
+from support.campaigns.profiler_stress import KINDS, capture, offered
+from support.machine.native import fake_cupti
+from support.service.daemon import Daemon, running_daemon
 
-PROGRAM = Path(__file__).parents[1] / "support" / "self_profiling.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "targets" / "self_profiling.py"
 SESSIONS = 10
 DURATIONS_MS = (30, 200, 700)
 POORER = 0.98  # of the median without captures

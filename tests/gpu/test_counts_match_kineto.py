@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bench import overhead  # its control of the training loop
-from support.daemon import running_daemon
+from support.service.daemon import running_daemon
 
 torch = pytest.importorskip("torch")
 pytestmark = [

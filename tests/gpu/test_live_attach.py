@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bench import overhead  # its control of programs and of kinetoctl
-from support.daemon import running_daemon
+from support.service.daemon import running_daemon
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import run_process, wait_for_agent
-from support.daemon import Daemon, running_daemon
+from support.service.cli import run_process, wait_for_agent
+from support.service.daemon import Daemon, running_daemon
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.daemon import running_daemon
-from support.profiler_stress import stress
+from support.campaigns.profiler_stress import stress
+from support.service.daemon import running_daemon
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import Daemon, running_daemon
-from support.scripted_agent import ScriptedAgent
+from support.agent.scripted_agent import ScriptedAgent
+from support.service.daemon import Daemon, running_daemon
 
 
 @pytest.fixture(scope="module")

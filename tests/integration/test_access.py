@@ -14,9 +14,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.calls_as import OK, Answer, CallsAs, call, plain_python
-from support.daemon import Daemon, as_user, running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent, ScriptedAgent
+from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
+from support.service.calls_as import OK, Answer, CallsAs, call, plain_python
+from support.service.daemon import Daemon, as_user, running_daemon, watch_to_end
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.calls_as import OK, Answer, call
-from support.certificates import DAY, Authority, Pair, write_server_files
-from support.cli import run_here
-from support.daemon import Daemon, DaemonFailed, running_daemon
-from support.scripted_agent import ScriptedAgent
+from support.agent.scripted_agent import ScriptedAgent
+from support.peers.certificates import DAY, Authority, Pair, write_server_files
+from support.service.calls_as import OK, Answer, call
+from support.service.cli import run_here
+from support.service.daemon import Daemon, DaemonFailed, running_daemon
 from support.waiting import until
 
 ROOT_URI = "spiffe://cluster/root"

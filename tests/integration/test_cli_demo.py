@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import psutil
-from support.cli import environment, run_process
+from support.service.cli import environment, run_process
 
 
 def demo_environment(tmp_path: Path) -> dict[str, str]:

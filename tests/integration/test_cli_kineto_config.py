@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli import Result, run_process, wait_for_agent
-from support.daemon import Daemon
-from support.programs import crunching, program
+from support.service.cli import Result, run_process, wait_for_agent
+from support.service.daemon import Daemon
+from support.targets.programs import crunching, program
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from support.cli import DEADLINE_S, environment, kinetoctl
-from support.stored import store
+from support.service.cli import DEADLINE_S, environment, kinetoctl
+from support.service.stored import store
 
 
 def free_port() -> int:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli import Result, kinetoctl, run_process, wait_for_agent, wait_for_records
-from support.daemon import Daemon, running_daemon
-from support.programs import crunching, program
+from support.service.cli import Result, kinetoctl, run_process, wait_for_agent, wait_for_records
+from support.service.daemon import Daemon, running_daemon
+from support.targets.programs import crunching, program
 
 PLAIN_PROGRAM = "import sys; print('ready', flush=True); sys.stdin.read()"
 

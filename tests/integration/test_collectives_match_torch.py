@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from kineto_trace.decode.torch.torch_comms import comms_text
-from support import torch_forks
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.targets import torch_forks
 
 pytestmark = pytest.mark.torch
 PLAN = """
 import ctypes, json, sys
-from support import torch_collectives
+from support.targets import torch_collectives
 say = ctypes.CDLL(sys.argv[3])
 say.say_all_reduce.argtypes = [ctypes.c_long]
 recording = Recording()
@@ -31,11 +31,13 @@ UNKNOWN = {"External id", "Record function id", "Ev Idx", "Comms Id", "Is asynch
 
 
 def test_collectives_are_described_as_torchs_profiler_describes_them(tmp_path: Path) -> None:
-    collectives = pytest.importorskip("support.torch_collectives")
+    collectives = pytest.importorskip("support.targets.torch_collectives")
     if collectives.compiler() is None:
         pytest.skip("needs a C++ compiler")
     file = tmp_path / "trace.json"
-    child = torch_forks.run("-m", "support.ops_session", PLAN, str(file), str(collectives.library()), env=environment())
+    child = torch_forks.run(
+        "-m", "support.agent.ops_session", PLAN, str(file), str(collectives.library()), env=environment()
+    )
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout.splitlines()[-1])
     ours = [

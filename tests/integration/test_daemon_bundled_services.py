@@ -8,8 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from support.daemon import Daemon, error_of
 from support.fuzz import mutate
+from support.service.daemon import Daemon, error_of
 
 NO_MESSAGE = b"\xff\xff\xff"
 CHECK = "/grpc.health.v1.Health/Check"

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import Daemon, DaemonFailed, error_of, running_daemon
-from support.scripted_agent import ScriptedAgent, hello_message
+from support.agent.scripted_agent import ScriptedAgent, hello_message
+from support.service.daemon import Daemon, DaemonFailed, error_of, running_daemon
 
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS

@@ -15,8 +15,8 @@ import pytest
 from kineto_agent.protocol import arena, wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import Daemon, error_of, running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent, ScriptedAgent
+from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
+from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
 
 SECOND_NS = 10**9
 OWN = pb.Selector(pids=[os.getpid()])

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.sandbox import decode_tries
-from support.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent, ScriptedAgent
+from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
+from support.service.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
 from support.waiting import until
 
 SECOND_NS = 10**9

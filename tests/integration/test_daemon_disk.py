@@ -13,8 +13,8 @@ import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import DaemonFailed, as_user, error_of, running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent, ScriptedAgent
+from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
+from support.service.daemon import DaemonFailed, as_user, error_of, running_daemon, watch_to_end
 
 SECOND_NS = 10**9
 NOBODY = 65534

@@ -6,9 +6,9 @@ import signal
 import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support import subjects
-from support.cli import run_process
-from support.daemon import Daemon, error_of, running_daemon
+from support.service import subjects
+from support.service.cli import run_process
+from support.service.daemon import Daemon, error_of, running_daemon
 from support.waiting import until
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

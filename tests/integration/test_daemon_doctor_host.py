@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.calls_as import CallsAs
-from support.cli import run_process
-from support.daemon import Daemon, running_daemon
+from support.service.calls_as import CallsAs
+from support.service.cli import run_process
+from support.service.daemon import Daemon, running_daemon
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 ADA, BOB = 61001, 61002

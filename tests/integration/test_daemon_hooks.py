@@ -12,9 +12,9 @@ import pytest
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base import webhook_signature
-from support.daemon import Daemon, running_daemon, watch_to_end
-from support.receiver import Receiver, receiving
-from support.scripted_agent import ScriptedAgent
+from support.agent.scripted_agent import ScriptedAgent
+from support.peers.receiver import Receiver, receiving
+from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
 
 SECRET = b"a secret of some length"

@@ -8,8 +8,8 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import Daemon, running_daemon, watch_to_end
-from support.programs import Program, connected, ready_pids
+from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.targets.programs import Program, connected, ready_pids
 
 SECOND_NS = 10**9
 # Steps until its standard input ends: arguments are the steps before it says "ready", the steps after that (-1: as many

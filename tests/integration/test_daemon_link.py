@@ -6,8 +6,8 @@ import socket
 import pytest
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import Daemon
-from support.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
+from support.agent.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
+from support.service.daemon import Daemon
 
 
 def agents(daemon: Daemon) -> int:

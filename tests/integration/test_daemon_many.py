@@ -3,8 +3,8 @@
 from contextlib import ExitStack
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent
+from support.agent.scripted_agent import RemoteAgent
+from support.service.daemon import running_daemon, watch_to_end
 
 SECOND_NS = 10**9
 AGENTS = 64

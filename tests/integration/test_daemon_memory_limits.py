@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.cgroups import MIB, RealGroup, real_group
-from support.cli import Result, run_process
-from support.daemon import Daemon
-from support.kernel import allowed_to_trace
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.machine.cgroups import MIB, RealGroup, real_group
+from support.machine.kernel import allowed_to_trace
+from support.service.cli import Result, run_process
+from support.service.daemon import Daemon
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from prometheus_client.parser import text_string_to_metric_families
-from support.cli import run_process
-from support.daemon import Daemon, error_of, running_daemon
-from support.gpus import FakeGpus
+from support.machine.gpus import FakeGpus
+from support.service.cli import run_process
+from support.service.daemon import Daemon, error_of, running_daemon
 from support.waiting import until
 
 LISTEN, JOBS = "KINETOD_METRICS_LISTEN", "KINETOD_METRICS_GPU_JOBS_DIR"

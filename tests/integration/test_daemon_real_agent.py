@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import Daemon, running_daemon, watch_to_end
-from support.programs import LISTEN, Program, connected, ready_pids, tell
+from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.targets.programs import LISTEN, Program, connected, ready_pids, tell
 from support.waiting import until
 
 SECOND_NS = 10**9

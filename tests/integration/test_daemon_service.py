@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import IMPORT_PATH, Daemon, running_daemon
+from support.service.daemon import IMPORT_PATH, Daemon, running_daemon
 from support.waiting import until
 
 WATCHDOG = {"WATCHDOG_USEC": "400000"}

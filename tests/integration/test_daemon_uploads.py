@@ -14,9 +14,9 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.store.capture_store import Store
 from kinetod.uploads.worker_protocol import PART_BYTES
-from support.daemon import Daemon, error_of, running_daemon
-from support.kept import FILE, put_capture
-from support.s3 import BUCKET, S3, SECRET, Proxy, credentials, proxy_to, running_s3
+from support.peers.s3 import BUCKET, S3, SECRET, Proxy, credentials, proxy_to, running_s3
+from support.service.daemon import Daemon, error_of, running_daemon
+from support.service.kept import FILE, put_capture
 from support.waiting import until
 
 LARGE = random.Random(1).randbytes(2 * PART_BYTES + 1000)  # three parts

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import Daemon, running_daemon, watch_to_end
-from support.scripted_agent import ScriptedAgent
+from support.agent.scripted_agent import ScriptedAgent
+from support.service.daemon import Daemon, running_daemon, watch_to_end
 
 
 @pytest.fixture(scope="module")

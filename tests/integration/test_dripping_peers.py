@@ -16,11 +16,11 @@ import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support import api_server as fake
-from support.daemon import Daemon, running_daemon, watch_to_end
-from support.dripping import BODY, HEAD, HTTP2, Dripping, dripping
-from support.s3 import credentials
-from support.scripted_agent import ScriptedAgent
+from support.agent.scripted_agent import ScriptedAgent
+from support.peers import api_server as fake
+from support.peers.dripping import BODY, HEAD, HTTP2, Dripping, dripping
+from support.peers.s3 import credentials
+from support.service.daemon import Daemon, running_daemon, watch_to_end
 
 STOPS_S = 15.0  # half of what systemd and the kubelet give it
 

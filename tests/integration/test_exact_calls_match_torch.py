@@ -10,14 +10,14 @@ from kineto_agent.protocol.arena import SPACE_PYTHON_CALL
 from kineto_trace.decode.python import exact_calls
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
-from support import torch_forks
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.targets import torch_forks
 
 pytestmark = pytest.mark.torch
 PLAN = """
 import json, torch
 from pathlib import Path
-from support.torch_session import Model
+from support.agent.torch_session import Model
 model = Model()
 model.step()
 def work():
@@ -38,7 +38,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 
 
 def test_rows_are_those_of_torchs_tracer(tmp_path: Path) -> None:
-    child = torch_forks.run("-m", "support.calls_session", PLAN, str(tmp_path), env=environment())
+    child = torch_forks.run("-m", "support.agent.calls_session", PLAN, str(tmp_path), env=environment())
     assert child.returncode == 0, child.stderr
     names, prefixes, thread = json.loads((tmp_path / "names").read_text())
     data, strings = (tmp_path / "records").read_bytes(), StringTable()

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from kinetoctl import api, errors
-from support.cli import Result, environment, kinetoctl, run_process
-from support.daemon import Daemon, running_daemon
-from support.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
-from support.programs import crunching, program, ready_pids
+from support.campaigns.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
+from support.service.cli import Result, environment, kinetoctl, run_process
+from support.service.daemon import Daemon, running_daemon
+from support.targets.programs import crunching, program, ready_pids
 from support.waiting import until
 
 HOSTS, AGENTS = 3, 2

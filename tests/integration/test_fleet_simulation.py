@@ -7,8 +7,8 @@ import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support.daemon import watch_to_end
-from support.fleet import FAR, FINE, REFUSING, UNSTEADY, Fleet, running_fleet
+from support.campaigns.fleet import FAR, FINE, REFUSING, UNSTEADY, Fleet, running_fleet
+from support.service.daemon import watch_to_end
 
 SECOND_NS = 10**9
 HOUR_S = 3600

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import kinetoctl, run_process, wait_for_agent, wait_for_records
-from support.daemon import Daemon
-from support.native import FAKES, fake_cupti
+from support.machine.native import FAKES, fake_cupti
+from support.service.cli import kinetoctl, run_process, wait_for_agent, wait_for_records
+from support.service.daemon import Daemon
 
 KERNELS_A_STEP = 30
 EVERYTHING = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,cuda_sync,overhead"

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.calls_as import OK, CallsAs, plain_python
-from support.daemon import Daemon, running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent
+from support.agent.scripted_agent import RemoteAgent
+from support.service.calls_as import OK, CallsAs, plain_python
+from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")

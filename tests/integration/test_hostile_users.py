@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.probe import Unwell, ask_daemon
-from support.calls_as import OK, CallsAs
-from support.daemon import Daemon, running_daemon
-from support.hostile import Hostile
+from support.campaigns.hostile import Hostile
+from support.service.calls_as import OK, CallsAs
+from support.service.daemon import Daemon, running_daemon
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")
 

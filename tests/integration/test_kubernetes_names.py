@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from kinetod.kubernetes.pod_resources import ContainerRef
-from support import subjects
-from support.daemon import Daemon, running_daemon
-from support.gpus import FakeGpus
-from support.kubelet import pod, running_kubelet
-from support.pod_group import CONTAINER_ID, container_group
+from support.machine.gpus import FakeGpus
+from support.machine.pod_group import CONTAINER_ID, container_group
+from support.peers.kubelet import pod, running_kubelet
+from support.service import subjects
+from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

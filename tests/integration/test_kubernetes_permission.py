@@ -19,13 +19,13 @@ import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.__main__ import main
-from support import api_server as fake
-from support import subjects
-from support.calls_as import OK, Answer, call
-from support.certificates import Authority, write_server_files
-from support.cli import Result, environment, run_process
-from support.daemon import Daemon, running_daemon
-from support.pod_group import CONTAINER_ID, container_group
+from support.machine.pod_group import CONTAINER_ID, container_group
+from support.peers import api_server as fake
+from support.peers.certificates import Authority, write_server_files
+from support.service import subjects
+from support.service.calls_as import OK, Answer, call
+from support.service.cli import Result, environment, run_process
+from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

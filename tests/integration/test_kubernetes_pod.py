@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import subjects
-from support.attach_service import OWNER_UID, as_caller, unprivileged
-from support.cli import run_process
-from support.daemon import IMPORT_PATH
-from support.kubelet import GPU_0, LLAMA, running_kubelet
-from support.kubelet import pod as resources
-from support.kubernetes import MANIFESTS, base_daemon_set, containers
+from support.peers.kubelet import GPU_0, LLAMA, running_kubelet
+from support.peers.kubelet import pod as resources
+from support.peers.kubernetes import MANIFESTS, base_daemon_set, containers
+from support.service import subjects
+from support.service.attach_service import OWNER_UID, as_caller, unprivileged
+from support.service.cli import run_process
+from support.service.daemon import IMPORT_PATH
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import subjects
-from support.cli import Result, run_process
-from support.daemon import Daemon, running_daemon
-from support.descriptors import open_files
-from support.kernel import allowed_to_trace
+from support.machine.descriptors import open_files
+from support.machine.kernel import allowed_to_trace
+from support.service import subjects
+from support.service.cli import Result, run_process
+from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
 LOOP = """

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from kinetod.attach.inspect.process_inspection import read_own
 from kinetod.attach.policy.attach_syscalls import CALLS
-from support import native
-from support.cli import run_process
-from support.daemon import Daemon, running_daemon
-from support.descriptors import open_files
-from support.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, all_but
+from support.machine import native
+from support.machine.descriptors import open_files
+from support.machine.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, all_but
+from support.service.cli import run_process
+from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
 own = read_own()
@@ -24,7 +24,7 @@ TESTS = Path(__file__).parents[1]
 START = f"""
 import ctypes, os, sys, threading, time
 sys.path.insert(0, {str(TESTS)!r})
-from support.seccomp_host import install
+from support.machine.seccomp_host import install
 """
 LOADS_CUDA = f"""
 for library in ({str(native.fake_cuda())!r}, {str(native.fake_cupti())!r}):

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.cli import run_process, wait_for_agent
-from support.daemon import REPOSITORY, Daemon
+from support.service.cli import run_process, wait_for_agent
+from support.service.daemon import REPOSITORY, Daemon
 
 # A torch with CUDA that is a fake in the process; all the rest is real.
 WITH_CUDA = f"""
 import sys
 sys.path.append({str(REPOSITORY / "tests")!r})
-from support.fake_torch import FakeTorch
+from support.targets.fake_torch import FakeTorch
 torch = FakeTorch()
 for module in (torch.module, torch.module.cuda, torch.module.cuda.memory):
     sys.modules[module.__name__] = module

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kinetoctl import api
-from support.fleet import Fleet, running_fleet
+from support.campaigns.fleet import Fleet, running_fleet
 
 DOCUMENT = Path(__file__).parents[2] / "docs/orchestration.md"
 HOSTS, AGENTS = 2, 1

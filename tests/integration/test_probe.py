@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from kinetod.probe import main
-from support import attach_service
-from support.daemon import running_daemon
+from support.service import attach_service
+from support.service.daemon import running_daemon
 
 
 def test_a_daemon_that_serves_is_well(capsys: pytest.CaptureFixture[str]) -> None:

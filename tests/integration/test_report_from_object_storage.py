@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cli import run_process
-from support.job_views import FATAL
-from support.s3 import BUCKET, S3, credentials, running_s3
-from support.uploaded import upload
+from support.peers.s3 import BUCKET, S3, credentials, running_s3
+from support.service.cli import run_process
+from support.trace_files.job_views import FATAL
+from support.trace_files.uploaded import upload
 
 distributed = pytest.importorskip("distributed")
 RANKS = 4
@@ -92,7 +92,7 @@ def test_a_trace_that_every_worker_dies_of_is_missing_and_said(
 ) -> None:
     from kineto_trace.analysis import view_runner
     from kineto_trace.open.trace_discovery import find_traces
-    from support import job_views
+    from support.trace_files import job_views
 
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

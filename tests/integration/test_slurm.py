@@ -6,8 +6,8 @@ tests/campaign/slurm.py does the rest: steps, heterogeneous jobs, control groups
 from collections.abc import Iterator
 
 import pytest
-from support.cli import Result
-from support.slurm import BOB, TASK, Cluster, running_cluster, why_not
+from support.peers.slurm import BOB, TASK, Cluster, running_cluster, why_not
+from support.service.cli import Result
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.calls_as import plain_python
-from support.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
-from support.scripted_agent import RemoteAgent
+from support.agent.scripted_agent import RemoteAgent
+from support.service.calls_as import plain_python
+from support.service.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
 from support.waiting import until
 
 OTHER = 61001

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
-from support import cli
-from support.cli import Result, run_process
-from support.daemon import Daemon, running_daemon
-from support.gpus import FakeGpus
-from support.kernel import allowed_to_trace
-from support.programs import ready_pids
+from support.machine.gpus import FakeGpus
+from support.machine.kernel import allowed_to_trace
+from support.service import cli
+from support.service.cli import Result, run_process
+from support.service.daemon import Daemon, running_daemon
+from support.targets.programs import ready_pids
 from support.waiting import until
 
 JOB = f"job-{uuid.uuid4().hex[:8]}"

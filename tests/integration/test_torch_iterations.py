@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import run_process
-from support.daemon import Daemon
+from support.service.cli import run_process
+from support.service.daemon import Daemon
 
 pytestmark = pytest.mark.torch
 

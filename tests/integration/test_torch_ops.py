@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
-from support import programs
-from support.daemon import Daemon, running_daemon, watch_to_end
+from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.targets import programs
 from support.waiting import until
 
 pytestmark = pytest.mark.torch
-PROGRAM = Path(__file__).parents[1] / "support" / "torch_program.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "targets" / "torch_program.py"
 SECOND_NS = 10**9
 INPUTS = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 Rows = list[dict[str, Any]]

@@ -9,8 +9,8 @@ from kineto_trace.decode.torch import kineto_json
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
 from kineto_trace.structure.fwd_bwd import forward_backward
-from support import torch_forks
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.targets import torch_forks
 
 pytestmark = pytest.mark.torch
 MIB = 1 << 20
@@ -33,7 +33,7 @@ print(json.dumps({**recording.session.metadata, **outcome.metadata}))
 
 def test_the_tables_say_what_the_trace_of_torch_says(tmp_path: Path) -> None:
     file = tmp_path / "recording"
-    child = torch_forks.run("-m", "support.torch_session", PLAN, str(file), env=environment())
+    child = torch_forks.run("-m", "support.agent.torch_session", PLAN, str(file), env=environment())
     assert child.returncode == 0, child.stderr
     data, strings = file.read_bytes(), StringTable()
     trace = kineto_json.decode(_source(data, json.loads(child.stdout.splitlines()[-1])), strings)

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cli import run_process, wait_for_agent
-from support.daemon import running_daemon
+from support.service.cli import run_process, wait_for_agent
+from support.service.daemon import running_daemon
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-TRAINING = Path(__file__).parents[1] / "support" / "seeded_training.py"
+TRAINING = Path(__file__).parents[1] / "support" / "targets" / "seeded_training.py"
 CAPTURES = (
     (),
     ("--record-shapes",),

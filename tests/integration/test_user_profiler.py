@@ -1,8 +1,8 @@
 """A training loop that runs torch.profiler all the time, and captures of it: the short form of a campaign."""
 
 import pytest
-from support.daemon import running_daemon
-from support.profiler_stress import stress
+from support.campaigns.profiler_stress import stress
+from support.service.daemon import running_daemon
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ import pytest
 from fuzz.build import SANITIZERS, replay
 from fuzz.guided import blindly
 from fuzz.table import CORPUS, NATIVE, NATIVE_TARGETS, PYTHON_TARGETS, ROOT, TARGETS, NativeTarget, PythonTarget, corpus
-from support.native import has_sanitizer
+from support.machine.native import has_sanitizer
 
 MOST_CORPUS_BYTES = 64 << 10  # of one target: the repository is no place for what a fuzzer collects
 BLIND = 40

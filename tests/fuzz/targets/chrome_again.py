@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from isal import igzip
 from kineto_trace.errors import FileError
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
-from support.chrome_files import written
-from support.h200 import recording
+from support.trace_files.chrome_files import written
+from support.trace_files.h200 import recording
 
 TOKENS = (
     b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\\u", b"\\ud800", b"NaN", b"N/A", b"nan", b"-inf",

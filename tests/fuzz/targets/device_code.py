@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach.inspect.fatbin import launches_graphs
-from support import device_code
+from support.machine import device_code
 
 _fd = os.memfd_create("fuzz")
 

@@ -11,9 +11,9 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import checked_hello
 from kinetod.captures.target.conversion import overhead_of
 from kinetod.captures.target.target_description import describe_target
-from support.agent_daemon import start_request
+from support.agent.agent_daemon import start_request
+from support.agent.scripted_agent import hello_message
 from support.fuzz import frames
-from support.scripted_agent import hello_message
 
 HELLO = hello_message()._replace(pid=7, argv=["train.py"])
 START = start_request(frames.CAPTURE, duration_ns=1)

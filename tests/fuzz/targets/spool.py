@@ -13,7 +13,7 @@ from kineto_trace.conversion.worker_job import answer
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.spool.raw_records import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
 from support.fuzz import mutate, records
-from support.h200 import RECORDINGS
+from support.trace_files.h200 import RECORDINGS
 
 from fuzz.parts import changed_json, joined, parted
 

@@ -8,7 +8,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import Daemon, watch_to_end
+from support.service.daemon import Daemon, watch_to_end
 
 DEFAULTS = ""  # instead of a kind: what a capture records without --activities
 CALL_S = 120

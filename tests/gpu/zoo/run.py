@@ -45,7 +45,7 @@ from gpu.zoo.catalog import Program, load  # noqa: E402
 from gpu.zoo.figures import Row  # noqa: E402
 from gpu.zoo.session import Plan, run_session  # noqa: E402
 from gpu.zoo.toolchain import Toolchain  # noqa: E402
-from support.daemon import running_daemon  # noqa: E402
+from support.service.daemon import running_daemon  # noqa: E402
 
 ALONE_S = 60.0  # kept for each program that runs alone, after the others
 LEAST_S = 25.0  # below that a program is not begun any more

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from support.attach_harness import RunningTarget
-from support.attachers import HelperAttacher
+from support.campaigns.attach_harness import RunningTarget
+from support.targets.attachers import HelperAttacher
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli import run_process
-from support.daemon import Daemon
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.service.cli import run_process
+from support.service.daemon import Daemon
 
 
 @pytest.fixture

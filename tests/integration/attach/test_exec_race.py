@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from support.exec_race import BOB, ROOT_DAEMON, WITH_HELPER, Race
-from support.stepped import DAEMON_STEPS, HELPER_STEPS, SERVICE_STEPS
+from support.campaigns.exec_race import BOB, ROOT_DAEMON, WITH_HELPER, Race
+from support.service.stepped import DAEMON_STEPS, HELPER_STEPS, SERVICE_STEPS
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="users are played by root")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support import attach_service, subjects
-from support.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, unprivileged
-from support.cli import Result, run_process
-from support.daemon import Daemon, running_daemon
-from support.fake_program import FakeProgram
+from support.service import attach_service, subjects
+from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, unprivileged
+from support.service.cli import Result, run_process
+from support.service.daemon import Daemon, running_daemon
+from support.targets.fake_program import FakeProgram
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 LOOP = """

@@ -1,9 +1,9 @@
 """The helper process may be killed at any moment of an attach: the target goes on, and can be attached to again."""
 
 import pytest
-from support.attach_harness import machine_library, table
-from support.attach_kills import kill_moments
-from support.attachers import HelperAttacher
+from support.campaigns.attach_harness import machine_library, table
+from support.campaigns.attach_kills import kill_moments
+from support.targets.attachers import HelperAttacher
 
 MOMENTS = 20
 

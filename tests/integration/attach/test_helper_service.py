@@ -22,11 +22,12 @@ from kinetod.attach_helper.helper_client import HelperService
 from kinetod.processes import credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.profilers.profiler_scan import Profiler
-from support import attach_service, seccomp_host, subjects
-from support.agent_daemon import Connection
-from support.approvals import approval_of, message_of
-from support.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
-from support.calls_as import plain_python
+from support.agent.agent_daemon import Connection
+from support.machine import seccomp_host
+from support.service import attach_service, subjects
+from support.service.approvals import approval_of, message_of
+from support.service.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
+from support.service.calls_as import plain_python
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

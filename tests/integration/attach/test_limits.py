@@ -5,10 +5,10 @@ import sys
 import time
 
 import pytest
-from support.attach_harness import RunningTarget, campaign, table
 from support.attach_targets.limits import NEEDS
-from support.attachers import HelperAttacher
-from support.cgroups import ROOT
+from support.campaigns.attach_harness import RunningTarget, campaign, table
+from support.machine.cgroups import ROOT
+from support.targets.attachers import HelperAttacher
 
 AT_ONCE_S = 2.0  # on a machine that is busy
 REFUSED = {

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import newer_pythons
-from support.attach_harness import Attempt
-from support.attachers import HelperAttacher
-from support.cli import run_process
-from support.containers import ALL, SYSTEM_PYTHON, Contained, Kind, need
-from support.daemon import Daemon
-from support.native import fake_cuda, fake_cupti
+from support.campaigns.attach_harness import Attempt
+from support.machine import newer_pythons
+from support.machine.containers import ALL, SYSTEM_PYTHON, Contained, Kind, need
+from support.machine.native import fake_cuda, fake_cupti
+from support.service.cli import run_process
+from support.service.daemon import Daemon
+from support.targets.attachers import HelperAttacher
 from support.waiting import until
 
 SAY = "import sys\ndef say(what):\n  sys.stdout.write('%s\\n' % what); sys.stdout.flush()\n"
@@ -114,7 +114,7 @@ def test_an_ordinary_user_attaches_into_their_own_container() -> None:
     kind = need(Kind(namespaces=(*ALL, "user"), starter=1000))
     paths = os.pathsep.join(path for path in sys.path if path and not path.startswith(sys.base_prefix))
     script = (
-        "import sys\nfrom support.attachers import HelperAttacher\n"
+        "import sys\nfrom support.targets.attachers import HelperAttacher\n"
         "attacher = HelperAttacher()\nattempt = attacher.attach(int(sys.argv[1]))\nattacher.close()\n"
         "print(attempt.outcome, attempt.reason)\n"
     )

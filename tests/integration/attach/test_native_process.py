@@ -18,10 +18,10 @@ from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.process_inspection import Access, read_process
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods import collector_thread
-from support import native
-from support.cli import kinetoctl, run_process, wait_for_records
-from support.daemon import Daemon, running_daemon
-from support.fake_program import FakeProgram, sockets
+from support.machine import native
+from support.service.cli import kinetoctl, run_process, wait_for_records
+from support.service.daemon import Daemon, running_daemon
+from support.targets.fake_program import FakeProgram, sockets
 from support.waiting import until
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support.attach_harness import version_of
-from support.daemon import Daemon
-from support.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pythons_with_own_gils
+from support.campaigns.attach_harness import version_of
+from support.service.daemon import Daemon
+from support.targets.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pythons_with_own_gils
 
 every_python = pytest.mark.parametrize("python", pythons_with_own_gils(), ids=version_of)
 NOT_THERE = (

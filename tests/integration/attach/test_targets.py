@@ -1,8 +1,8 @@
 """A few attaches to each kind of target, which all go on as if nothing had been. The campaign makes hundreds."""
 
 import pytest
-from support.attach_harness import campaign, edges, machine_library, table
-from support.attachers import HelperAttacher
+from support.campaigns.attach_harness import campaign, edges, machine_library, table
+from support.targets.attachers import HelperAttacher
 
 KINDS = {
     "python": 5,

@@ -1,9 +1,9 @@
 """Attaching does not change what is computed."""
 
 import pytest
-from support.attach_harness import RunningTarget
 from support.attach_targets.control import LAPS
-from support.attachers import HelperAttacher
+from support.campaigns.attach_harness import RunningTarget
+from support.targets.attachers import HelperAttacher
 from support.waiting import until
 
 ATTACHES = 20

@@ -5,9 +5,8 @@ import time
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.daemon import watch_to_end
-from support.faults import site
-from support.faults_host import (
+from support.campaigns.faults import site
+from support.campaigns.faults_host import (
     CannotMount,
     fill_disk,
     on_small_disk,
@@ -16,6 +15,7 @@ from support.faults_host import (
     set_clock,
     with_own_clock,
 )
+from support.service.daemon import watch_to_end
 from support.waiting import until
 
 HOUR_S = 3600

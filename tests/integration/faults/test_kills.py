@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from support.faults import Site, site
-from support.faults_kills import KILLS, kill
+from support.campaigns.faults import Site, site
+from support.campaigns.faults_kills import KILLS, kill
 
 MOMENTS = 2
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from support.faults import Site
-from support.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
+from support.campaigns.faults import Site
+from support.campaigns.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from kineto_agent.protocol import wire
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.steps.counting import StepCounter
 
-from support.daemon import IMPORT_PATH
 from support.fuzz import frames
 from support.fuzz.loop import Case, Failure
+from support.service.daemon import IMPORT_PATH
 from support.waiting import until
 
 ANSWER_S = 10.0

@@ -19,11 +19,11 @@ from google.protobuf.message import Message
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from support.daemon import Daemon, running_daemon
+from support.agent.scripted_agent import ScriptedAgent, hello_message
 from support.fuzz import mutate
 from support.fuzz.link import Link
 from support.fuzz.loop import Case, Failure
-from support.scripted_agent import ScriptedAgent, hello_message
+from support.service.daemon import Daemon, running_daemon
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Profiler"]
 METHODS = [method.name for method in SERVICE.methods]

@@ -6,9 +6,9 @@ from typing import Any
 
 from kineto_agent.protocol import wire
 
-from support.agent_daemon import start_request
+from support.agent.agent_daemon import start_request
+from support.agent.scripted_agent import FORMAT, SOURCE, hello_message
 from support.fuzz import mutate
-from support.scripted_agent import FORMAT, SOURCE, hello_message
 
 CAPTURE = "20200101-000000-000-000000"  # stands for the id of the running capture, which is as long
 NOW_NS = 1_795_163_478_000_000_000

@@ -18,10 +18,10 @@ from kineto_agent.protocol import arena, wire
 from kineto_agent.sources.arena_writer import ArenaWriter
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from support.daemon import Daemon, running_daemon
+from support.agent.scripted_agent import SOURCE, ScriptedAgent
 from support.fuzz import frames, mutate
 from support.fuzz.loop import Case, Failure
-from support.scripted_agent import SOURCE, ScriptedAgent
+from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
 BUFFER_BYTES = 1 << 20

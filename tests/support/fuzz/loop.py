@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from support.descriptors import open_files
-from support.native import ROOT
+from support.machine.descriptors import open_files
+from support.machine.native import ROOT
 
 KEPT = ROOT / "build" / "fuzz"
 LOOK_PERIOD_S = 2.0

@@ -21,10 +21,10 @@ from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
 from kinetod.captures.target.conversion import checked
 from kinetod.captures.target.target_description import checked_iterations
 
-from support import stack_records
+from support.agent import stack_records
 from support.fuzz import mutate
 from support.fuzz.loop import Case, Failure
-from support.h200 import RECORDINGS, metadata_of, recording, string_entry, strings_of, target_of
+from support.trace_files.h200 import RECORDINGS, metadata_of, recording, string_entry, strings_of, target_of
 
 FORMATS = ("chrome", "chrome-json", "perfetto")
 DEADLINE_NS = 20 * 10**9

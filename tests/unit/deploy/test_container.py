@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from support.kubernetes import ROOT, base_daemon_set, containers
+from support.peers.kubernetes import ROOT, base_daemon_set, containers
 
 DOCKERFILE = ROOT / "deploy/container/Dockerfile"
 TEXT = DOCKERFILE.read_text()

@@ -16,7 +16,7 @@ from kinetoctl.client.hosts.kube import TOKENS_PORT
 from kinetod.__main__ import command as kinetod_command
 from kinetod.attach_helper import allow_list
 from kinetod.attach_helper.__main__ import command as attach_command
-from support.kubernetes import (
+from support.peers.kubernetes import (
     MANIFESTS,
     OVERLAYS,
     ROOT,

@@ -13,7 +13,7 @@ import pytest
 import tomllib
 from packaging.requirements import Requirement
 from pinned.pins import BUILD, FOLDER, RUNTIME, LockError, normal, read
-from support.kubernetes import ROOT
+from support.peers.kubernetes import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DEVELOPERS = {"dev", "fuzz"}  # no image and no package has them

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kineto_agent.protocol import wire
 from kineto_protos.alignment import Aligned, Sample, plan
-from support.agent_daemon import start_request
+from support.agent.agent_daemon import start_request
 
 S = 10**9
 STEP_NS = S // 20

@@ -5,7 +5,7 @@ from pathlib import Path
 import kineto_trace
 import pytest
 from kineto_trace.errors import FormatError
-from support.traces import trace
+from support.trace_files.traces import trace
 
 
 def test_importing_the_package_imports_nothing_big() -> None:

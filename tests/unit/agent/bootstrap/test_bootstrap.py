@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 import pytest
-from support.agent_daemon import Daemon
-from support.python_child import AGENT_ROOT, INJECT, Child, environment, run_python
+from support.agent.agent_daemon import Daemon
+from support.agent.python_child import AGENT_ROOT, INJECT, Child, environment, run_python
 
 OLD_PYTHONS = [path for path in (shutil.which("python2.7"), shutil.which("python3.8")) if path]
 REPORT = """

@@ -8,8 +8,8 @@ from typing import Callable, Iterator, List
 
 import pytest
 from kineto_agent.protocol import arena, wire
-from support.agent_daemon import Connection, Daemon, Sample
-from support.python_child import Child, environment
+from support.agent.agent_daemon import Connection, Daemon, Sample
+from support.agent.python_child import Child, environment
 from support.waiting import until
 
 # Forks on command; Python warns of forks with threads from 3.12 on.

@@ -7,7 +7,7 @@ import pytest
 from kineto_agent.control import link as module
 from kineto_agent.control.link import Link, LinkClosed, vouched_for
 from kineto_agent.protocol import wire
-from support.agent_daemon import Daemon
+from support.agent.agent_daemon import Daemon
 from support.waiting import until
 
 S = 1_000_000_000

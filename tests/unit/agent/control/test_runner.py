@@ -17,8 +17,8 @@ from kineto_agent.sources.interface import Source
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.system.threads import thread_names
-from support.agent_daemon import Connection, Daemon, start_request
-from support.failing_source import Failing
+from support.agent.agent_daemon import Connection, Daemon, start_request
+from support.agent.failing_source import Failing
 from support.waiting import until
 
 S = 1_000_000_000

@@ -15,7 +15,7 @@ from kineto_agent.sources.interface import SourceCounts, SourceOutcome, SourceRe
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.sources.torch import kineto_state
 from kineto_agent.steps.counting import StepCounter
-from support.agent_daemon import Connection, Daemon, start_request
+from support.agent.agent_daemon import Connection, Daemon, start_request
 from support.waiting import until
 
 HOUR_NS = 3600 * 10**9

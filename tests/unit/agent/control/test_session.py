@@ -32,8 +32,8 @@ from kineto_agent.control.events import (
     WatchStep,
 )
 from kineto_agent.control.session import Session
-from support.agent_daemon import start_request
-from support.session_events import (
+from support.agent.agent_daemon import start_request
+from support.agent.session_events import (
     COLLECT,
     NOW,
     PROCESS,

@@ -19,7 +19,7 @@ from kineto_agent.control.events import (
     WatchStep,
 )
 from kineto_agent.control.session import Session
-from support.session_events import COLLECT, NOW, WAIT, WARMUP, S, conclusion, counted, has, run
+from support.agent.session_events import COLLECT, NOW, WAIT, WARMUP, S, conclusion, counted, has, run
 
 OVERDUE = SetTimer(NOW + NO_STEP_NS)
 

@@ -26,8 +26,8 @@ from kineto_agent.control.events import (
     WatchStep,
 )
 from kineto_agent.control.session import PROFILER_WAIT_NS, Session
-from support import session_events
-from support.session_events import COLLECT, NOW, PROCESS, WAIT, WAITING, WARMUP, S, conclusion, run
+from support.agent import session_events
+from support.agent.session_events import COLLECT, NOW, PROCESS, WAIT, WAITING, WARMUP, S, conclusion, run
 
 BUSY = Refusal("USER_PROFILER_ACTIVE", "it records")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support import native
+from support.machine import native
 
 EXPORTED = {
     "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls", "kc_yield",
@@ -78,7 +78,7 @@ def test_under_a_sanitizer_the_collector_is_clean(sanitizer: str) -> None:
     if not native.has_sanitizer(sanitizer):
         pytest.skip(f"this compiler has no -fsanitize={sanitizer}")
     done = subprocess.run(
-        [sys.executable, "-m", "support.sanitize", sanitizer],
+        [sys.executable, "-m", "support.machine.sanitize", sanitizer],
         cwd=native.ROOT / "tests",
         capture_output=True,
         text=True,

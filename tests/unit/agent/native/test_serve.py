@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support import native
-from support.arenas import ArenaReader
-from support.fake_program import FakeProgram, sockets
+from support.agent.arenas import ArenaReader
+from support.machine import native
+from support.targets.fake_program import FakeProgram, sockets
 from support.waiting import until
 
 pytest.importorskip("kinetod", reason="the daemon's half is not for this Python")

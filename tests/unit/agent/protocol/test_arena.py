@@ -3,7 +3,7 @@
 import re
 
 from kineto_agent.protocol import arena
-from support.native import COLLECTOR
+from support.machine.native import COLLECTOR
 
 HEADER = (COLLECTOR / "common" / "arena.h").read_text()
 

@@ -5,7 +5,7 @@ from typing import Any, List
 
 import pytest
 from kineto_agent.protocol import wire
-from support.agent_daemon import start_request
+from support.agent.agent_daemon import start_request
 
 HELLO = wire.Hello(
     agent_version="0.1.0",

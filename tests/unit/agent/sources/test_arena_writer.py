@@ -8,7 +8,7 @@ import pytest
 from kineto_agent.protocol import arena
 from kineto_agent.sources.arena_writer import BUFFER_BYTES, ArenaWriter
 from kineto_agent.sources.interface import SourceCounts, SourceError
-from support.agent_daemon import ArenaReader
+from support.agent.agent_daemon import ArenaReader
 
 RECORD = struct.Struct("<qIIII")
 IN_A_BUFFER = 2730  # 24-byte records in 64 KiB

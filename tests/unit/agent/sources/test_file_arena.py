@@ -8,7 +8,7 @@ from typing import Iterator, List, Tuple
 
 import pytest
 from kineto_agent.sources.file_arena import BUFFER_BYTES, FileArena
-from support.arenas import ArenaReader
+from support.agent.arenas import ArenaReader
 
 SMALL = 4 * BUFFER_BYTES  # the least that an arena has
 

@@ -10,8 +10,8 @@ from typing import Any, Callable, Iterator
 import pytest
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.steps.torch_hooks import StepHooks
-from support import torch_forks
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.targets import torch_forks
 
 # ---------------------------------------------------------------- a stand-in for torch on the disk
 

@@ -6,7 +6,7 @@ from typing import Iterator, Tuple
 
 import pytest
 from kineto_agent.system import descriptors
-from support.stack_recorder import Recorder, prepared
+from support.agent.stack_recorder import Recorder, prepared
 
 Pipe = Tuple[int, int]
 

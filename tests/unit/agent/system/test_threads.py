@@ -7,7 +7,7 @@ from typing import Callable, List, Tuple
 
 import pytest
 from kineto_agent.system.threads import command_name, start_thread, thread_names
-from support.python_child import run_python
+from support.agent.python_child import run_python
 
 
 def test_our_threads_take_no_signal_from_the_program() -> None:

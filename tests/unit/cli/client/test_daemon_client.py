@@ -12,7 +12,7 @@ from kinetoctl import errors
 from kinetoctl.client import daemon_client as client_module
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
-from support.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
 
 
 @pytest.fixture

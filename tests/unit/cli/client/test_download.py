@@ -13,9 +13,9 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl import errors
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.download import download, file_name
-from support import captures
-from support.captures import CONTENT
-from support.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service import captures
+from support.service.captures import CONTENT
+from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
 
 NAME = "kineto-gpu-7-4242-c0ffee.json.gz"
 

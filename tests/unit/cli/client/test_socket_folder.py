@@ -16,7 +16,7 @@ from kinetoctl.app import cli
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.socket_folder import SocketFolder
 from kinetoctl.exit_codes import ExitCode
-from support.fake_profiler import FakeProfiler, serve
+from support.service.fake_profiler import FakeProfiler, serve
 
 OTHER = 64_123
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -10,10 +10,10 @@ import grpc
 import pytest
 import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
-from support import captures
-from support.captures import CONTENT
-from support.cli import Result, environment, kinetoctl, run_here, run_process
-from support.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service import captures
+from support.service.captures import CONTENT
+from support.service.cli import Result, environment, kinetoctl, run_here, run_process
+from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
 
 Run = Callable[..., Result]
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.diagnosis import print_diagnosis, verdict
-from support import captures
-from support.cli import Result, run_here
-from support.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service import captures
+from support.service.cli import Result, run_here
+from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
 
 Run = Callable[..., Result]
 

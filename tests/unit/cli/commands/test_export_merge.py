@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cli import Result, run_here
-from support.merging import document, write_job
+from support.service.cli import Result, run_here
+from support.trace_files.merging import document, write_job
 
 Run = Callable[..., Result]
 SKEW_US = (0.0, 1_500.0, -2_750.0)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from kineto_trace.sql import sql_tables
-from support.cli import Result, run_here
-from support.stored import store
+from support.service.cli import Result, run_here
+from support.service.stored import store
 
 Run = Callable[..., Result]
 BY_NAME = "SELECT name, count(*) AS calls, sum(duration_ns) AS ns FROM kernel GROUP BY name"

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from kineto_trace.analysis.view_catalog import VIEWS
 from kinetoctl.commands.report import OVERVIEW
-from support.cli import Result, environment, run_here, run_process
-from support.stored import store
-from support.training_ranks import Job, write_job
-from support.uploaded import upload
+from support.service.cli import Result, environment, run_here, run_process
+from support.service.stored import store
+from support.trace_files.training_ranks import Job, write_job
+from support.trace_files.uploaded import upload
 
 
 class Run:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kinetoctl.errors import CliError
 from kinetoctl.local import agent_injection
-from support.cli import environment, kinetoctl, run_process
+from support.service.cli import environment, kinetoctl, run_process
 
 SHOW = "import os, sys; print(os.getpid(), os.environ['KINETO_AGENT'], sys.argv[1:])"
 

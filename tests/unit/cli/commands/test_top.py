@@ -8,9 +8,9 @@ import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.top_screen import ORDERS, ordered, render
 from rich.console import Console
-from support import captures
-from support.cli import Result, run_here
-from support.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service import captures
+from support.service.cli import Result, run_here
+from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 
 Run = Callable[..., Result]
 GIB = 1 << 30

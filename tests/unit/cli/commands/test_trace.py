@@ -10,10 +10,10 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.retry import Patience
 from kinetoctl.errors import CliError
-from support import captures
-from support.captures import CONTENT
-from support.cli import Result, environment, kinetoctl, run_here
-from support.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
+from support.service import captures
+from support.service.captures import CONTENT
+from support.service.cli import Result, environment, kinetoctl, run_here
+from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
 
 NAME = "kineto-gpu-7-4242-c0ffee.json.gz"
 

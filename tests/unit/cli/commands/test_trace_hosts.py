@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.cli import run_here
-from support.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service.cli import run_here
+from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 
 NOWHERE = "unix:/nowhere.sock"
 

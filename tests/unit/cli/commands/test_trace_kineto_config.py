@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support import captures
-from support.captures import CONTENT
-from support.cli import Result, run_here
-from support.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service import captures
+from support.service.captures import CONTENT
+from support.service.cli import Result, run_here
+from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 
 
 @pytest.fixture

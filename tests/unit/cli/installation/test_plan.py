@@ -13,7 +13,7 @@ import pytest
 from kinetoctl.errors import NotInstalled
 from kinetoctl.installation import plan
 from kinetoctl.installation.steps import Host, Owned
-from support.daemon import IMPORT_PATH
+from support.service.daemon import IMPORT_PATH
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),

@@ -7,10 +7,10 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.open.trace_opener import open_trace
-from support import captures
-from support.cli import Result, run_here
-from support.fake_profiler import FakeProfiler, FakeServer, serve
-from support.stored import store
+from support.service import captures
+from support.service.cli import Result, run_here
+from support.service.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service.stored import store
 
 Run = Callable[..., Result]
 CAPTURE = "20261120-180200-197-c64e6c"

@@ -13,7 +13,7 @@ from kinetoctl.output.capture_summary import target_lines
 from kinetoctl.output.json_yaml import plain
 from rich.console import Console
 from rich.live import Live
-from support import captures
+from support.service import captures
 
 
 def full_target() -> pb.Target:

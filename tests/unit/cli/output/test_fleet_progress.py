@@ -11,7 +11,7 @@ from kinetoctl.errors import Unreachable
 from kinetoctl.output.fleet_progress import FleetLines, FleetTable, show_fleet
 from rich.console import Console
 from rich.live import Live
-from support import captures
+from support.service import captures
 
 
 def member(host: str, *states: pb.TargetState) -> Member:

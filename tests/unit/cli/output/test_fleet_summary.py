@@ -10,7 +10,7 @@ from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import CliError, Denied, DownloadFailed, NotFound, Unreachable
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.fleet_summary import fleet_document, notes, ranks_text, rows
-from support import captures
+from support.service import captures
 
 MS = 1_000_000
 CLOCK = Offset(2 * MS, 300_000)

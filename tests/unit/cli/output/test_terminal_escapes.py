@@ -22,8 +22,8 @@ from kinetoctl.options.completers import pids, users
 from kinetoctl.output.capture_progress import LiveTable, show_progress
 from kinetoctl.output.console import rich_console, say, stderr_console
 from rich.live import Live
-from support.cli import run_here
-from support.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.service.cli import run_here
+from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\b\r\nFAKE line\u202e\u2066\u2028end"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kinetod.access.audit_log import AuditLog
 from kinetod.base.errors import StartError
-from support.callers import caller
+from support.service.callers import caller
 from support.waiting import until
 
 

@@ -18,7 +18,7 @@ from kinetod.kubernetes.api_server import ApiServer
 from kinetod.kubernetes.node_pods import NodePods
 from kinetod.kubernetes.token_reviews import Reviews
 from kinetod.permissions.role_policy import Action, Caller, Role, Thing, Via, may
-from support import api_server as fake
+from support.peers import api_server as fake
 
 NAME = "unix-abstract:kinetod-1"
 CONFIG = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=Path("/z"))

@@ -19,10 +19,10 @@ from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachEr
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from kinetod.selection.process_registry import Registry, checked_selector
-from support import scripted_helper
-from support.approvals import APPROVAL, approval_of
-from support.callers import ROOT
-from support.scripted_agent import RemoteAgent
+from support.agent.scripted_agent import RemoteAgent
+from support.service import scripted_helper
+from support.service.approvals import APPROVAL, approval_of
+from support.service.callers import ROOT
 
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS

@@ -15,7 +15,7 @@ from kinetod.agents.agent_hub import AgentHub
 from kinetod.agents.link import LinkServer
 from kinetod.base.errors import StartError
 from kinetod.processes import identity
-from support.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
+from support.agent.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
 
 
 @asynccontextmanager

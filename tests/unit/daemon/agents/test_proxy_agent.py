@@ -18,9 +18,9 @@ from kinetod.attach.attach_types import AttachError
 from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.cupti_search import find_cupti
 from kinetod.processes.identity import ProcessKey, start_time_ns
-from support import native
-from support.arenas import ArenaReader
-from support.fake_program import FakeProgram, sockets
+from support.agent.arenas import ArenaReader
+from support.machine import native
+from support.targets.fake_program import FakeProgram, sockets
 from support.waiting import until
 
 LIMIT_S = 20.0

@@ -9,7 +9,7 @@ import pytest
 from kinetod.attach_helper import allow_list
 from kinetod.attach_helper.allow_list import Owner, PolicyError
 from kinetod.processes import credentials
-from support.approvals import PLAIN
+from support.service.approvals import PLAIN
 from support.waiting import until
 
 EXAMPLE = Path(__file__).parents[4] / "deploy/config/attach.toml"

@@ -15,8 +15,8 @@ from kinetod.attach.attach_types import AttachCode, Attached, AttachError
 from kinetod.attach_helper import attach_pool as module
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.processes.identity import ProcessKey, identify, start_time_ns
-from support import scripted_helper, subjects
-from support.approvals import APPROVAL
+from support.service import scripted_helper, subjects
+from support.service.approvals import APPROVAL
 from support.waiting import until
 
 T = TypeVar("T")

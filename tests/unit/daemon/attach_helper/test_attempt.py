@@ -13,7 +13,7 @@ from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach_helper import attempt
 from kinetod.attach_helper.attempt import bring_in, first_number
-from support.approvals import PLAIN
+from support.service.approvals import PLAIN
 
 BOOTSTRAP = Bootstrap(token=1, source=b"")
 DEADLINE_S = 20.0

@@ -13,8 +13,9 @@ from kinetod.attach.policy.preconditions import Finding, Status, examine
 from kinetod.attach_helper import diagnosis
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode, diagnose, encode
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
-from support import native, subjects
-from support.seccomp_host import KILL_PROCESS, Host, all_but
+from support.machine import native
+from support.machine.seccomp_host import KILL_PROCESS, Host, all_but
+from support.service import subjects
 from support.waiting import until
 
 READY = KnownAgent(state="READY", version="1.2")

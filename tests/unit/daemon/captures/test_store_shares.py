@@ -13,8 +13,8 @@ from kinetod.captures.target.record_spool import ShareUsed
 from kinetod.config.settings import Config, Settings
 from kinetod.store.capture_store import Store, Use
 from kinetod.store.retention import Retention
-from support.callers import ROOT, caller
-from support.kept import put_capture
+from support.service.callers import ROOT, caller
+from support.service.kept import put_capture
 
 ADA, BOB = 1000, 1001
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.gpus.gpu_reader import GpuReader
-from support.gpus import FakeGpus
+from support.machine.gpus import FakeGpus
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from kinetod.gpus import context_holders
 from kinetod.gpus.context_holders import GpuHolders
 from kinetod.gpus.gpu_reader import GpuReader
-from support.gpus import FakeGpus
+from support.machine.gpus import FakeGpus
 
 LONG_S = 30.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.gpu_types import LibraryState, Question, Snapshot
-from support.gpus import FakeGpus
+from support.machine.gpus import FakeGpus
 from support.waiting import until
 
 LONG_S = 30.0

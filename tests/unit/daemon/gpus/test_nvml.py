@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kinetod.gpus.gpu_types import GpuProcess, LibraryState, Snapshot
-from support.gpus import FakeGpus
+from support.machine.gpus import FakeGpus
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base import webhook_signature
-from support.captures import capture, target
+from support.service.captures import capture, target
 
 DOCUMENT = Path(__file__).parents[4] / "docs/orchestration.md"
 

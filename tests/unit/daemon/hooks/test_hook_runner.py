@@ -15,7 +15,7 @@ from kinetod.config.settings import Config, Settings
 from kinetod.hooks import hook_runner
 from kinetod.hooks.hook_runner import MAX_WAITING, HookRunner, configured
 from kinetod.hooks.hook_types import Ended, Outcome, Result
-from support.kept import ended_capture
+from support.service.kept import ended_capture
 
 FAILED = Outcome(result=Result.FAILED, text="no", again=True)
 OK = Outcome(result=Result.OK)

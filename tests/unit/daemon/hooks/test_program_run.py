@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.hooks.program_run import MAX_OUTPUT_BYTES, NICE, Exit, run_program
-from support.descriptors import open_files
+from support.machine.descriptors import open_files
 from support.waiting import until
 
 ENVIRON = {"PATH": os.environ["PATH"]}

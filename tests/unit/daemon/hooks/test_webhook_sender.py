@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kinetod.base import webhook_signature
 from kinetod.hooks.webhook_sender import Answer, Delivery, deliver, main
-from support.certificates import Authority
-from support.receiver import Receiver, receiving
+from support.peers.certificates import Authority
+from support.peers.receiver import Receiver, receiving
 
 SECRET = b"a secret of some length"
 NOW = 1_700_000_000

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kinetod.attach.policy.preconditions import Finding, Status
 from kinetod.host_checks import driver_check
-from support import native
+from support.machine import native
 
 
 def found(name: str, proc: Path, root: Path) -> Finding:

@@ -7,7 +7,7 @@ from kinetod.attach.inspect.process_inspection import Seccomp
 from kinetod.attach.policy.preconditions import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 from kinetod.host_checks.rights_check import Rights, findings, read
-from support.subjects import own_facts
+from support.service.subjects import own_facts
 
 EVERYTHING = frozenset({"CAP_SYS_PTRACE", "CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH"})
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.api_server import ApiServer, api_server
+from support.peers.api_server import ApiServer, api_server
 
 
 @pytest.fixture

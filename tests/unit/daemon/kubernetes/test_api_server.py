@@ -11,9 +11,9 @@ import pytest
 from kinetod.kubernetes.api_server import THREADS, ApiError, ApiServer, address_in
 from kinetod.kubernetes.node_pods import NodePods
 from kinetod.kubernetes.token_reviews import Reviews, User
-from support import api_server as fake
-from support.certificates import Authority
-from support.dripping import BODY, HANDSHAKE, HEAD, dripping
+from support.peers import api_server as fake
+from support.peers.certificates import Authority
+from support.peers.dripping import BODY, HANDSHAKE, HEAD, dripping
 
 T = TypeVar("T")
 ADA = {"username": "ada", "uid": "7", "groups": ["ml"], "extra": {"scopes": ["a", "b"]}}

@@ -12,7 +12,7 @@ import pytest
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kinetod.kubernetes import pod_resources
 from kinetod.kubernetes.pod_resources import ContainerRef, Device, KubeletError, PodResources
-from support.kubelet import GPU_0, GPU_1, LLAMA, kubelet, pod
+from support.peers.kubelet import GPU_0, GPU_1, LLAMA, kubelet, pod
 
 MIG = "MIG-0a55c0de-8c5d-6d1f-0a55-4d7f0f0d5f10"
 SERVICE = "v1.PodResourcesLister"

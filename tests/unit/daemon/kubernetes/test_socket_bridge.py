@@ -13,7 +13,7 @@ from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kinetod.attach_helper.helper_client import Unreachable
 from kinetod.kubernetes.pod_resources import KubeletError, PodResources
 from kinetod.kubernetes.socket_bridge import passage
-from support.kubelet import GPU_0, LLAMA, kubelet, pod
+from support.peers.kubelet import GPU_0, LLAMA, kubelet, pod
 from support.waiting import until
 
 ANSWER = pb.ListPodResourcesResponse(pod_resources=[pod(LLAMA, "nvidia.com/gpu", GPU_0)])

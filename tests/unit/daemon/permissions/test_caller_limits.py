@@ -2,7 +2,7 @@ import pytest
 from kinetod.base.errors import Exhausted, Reason
 from kinetod.permissions.caller_limits import MAX_CALLERS, Full, RequestRate, Shares, check_captures, check_stored, full
 from kinetod.permissions.role_policy import Role
-from support.callers import ROOT, caller
+from support.service.callers import ROOT, caller
 
 
 class Clock:

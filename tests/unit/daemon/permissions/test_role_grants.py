@@ -10,7 +10,7 @@ from kinetod.permissions.role_grants import (
     wrong_names,
 )
 from kinetod.permissions.role_policy import Role
-from support.certificates import Authority
+from support.peers.certificates import Authority
 
 RULES = LocalRules(
     everybody=frozenset({Role.OWN}),

@@ -18,7 +18,7 @@ from kinetod.permissions.role_policy import (
     needed,
     sees_all,
 )
-from support.callers import caller
+from support.service.callers import caller
 
 DOCUMENT = (Path(__file__).parents[4] / "docs/access.md").read_text()
 ME, OTHER = 1000, 2000

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from kinetod.processes.cgroups import V1, V2, frozen_by, groups
-from support import cgroups, subjects
-from support.cgroups import Written
+from support.machine import cgroups
+from support.machine.cgroups import Written
+from support.service import subjects
 from support.waiting import until
 
 

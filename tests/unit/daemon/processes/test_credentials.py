@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
-from support.approvals import PLAIN
-from support.calls_as import plain_python
+from support.service.approvals import PLAIN
+from support.service.calls_as import plain_python
 from support.waiting import until
 
 KNOWN = replace(PLAIN, user_namespace=1, executable=(1, 2), program="a")

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from kinetod.processes.memory_limits import MemoryWatch, address_room, data_room, file_room, memory_room, stack_bytes
-from support import cgroups, subjects
-from support.cgroups import MIB, Written
+from support.machine import cgroups
+from support.machine.cgroups import MIB, Written
+from support.service import subjects
 
 V1 = {"memory.limit_in_bytes": 512 * MIB, "memory.usage_in_bytes": 500 * MIB, "memory.memsw.usage_in_bytes": 500 * MIB}
 V2 = {"memory.max": 512 * MIB, "memory.high": "max", "memory.current": 500 * MIB}

@@ -8,8 +8,8 @@ import pytest
 from kinetod.processes import process_info
 from kinetod.processes.proc_folder import ProcessFolder
 from kinetod.processes.process_info import foreign_pids, open_gpus, read_facts
-from support.calls_as import plain_python
-from support.daemon import as_user
+from support.service.calls_as import plain_python
+from support.service.daemon import as_user
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 

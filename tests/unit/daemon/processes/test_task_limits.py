@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from kinetod.processes.task_limits import TaskRoom, task_room
-from support import cgroups, subjects
-from support.cgroups import Written
+from support.machine import cgroups
+from support.machine.cgroups import Written
+from support.service import subjects
 
 STATUS = "Name:\tjob\nUid:\t{uid}\t0\t0\t0\nThreads:\t{threads}\nCapEff:\t{capabilities:016x}\n"
 LIMITS = "Limit                     Soft Limit           Hard Limit           Units\n{:26}{:<21}50 processes\n"

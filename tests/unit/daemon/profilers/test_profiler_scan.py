@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.profilers.profiler_scan import Profiler, Scan, look_into, scan
-from support.daemon import as_user
+from support.service.daemon import as_user
 
 MAPS = """import mmap, sys
 with open(sys.argv[1], "rb") as file:

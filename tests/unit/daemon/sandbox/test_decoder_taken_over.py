@@ -17,7 +17,7 @@ import pytest
 from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
 
 SUPPORT = Path(__file__).parents[3]
-COMMAND = (sys.executable, "-P", str(SUPPORT / "support/hostile_decoder.py"))
+COMMAND = (sys.executable, "-P", str(SUPPORT / "support/service/hostile_decoder.py"))
 TRY = """
 import os, pathlib
 try:

@@ -12,7 +12,7 @@ from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
 from kinetod.captures.target.source_counts import stored_bytes
 from kinetod.sandbox import confinement, output_limit
 
-COMMAND = (sys.executable, "-P", str(Path(__file__).parents[3] / "support/hostile_decoder.py"))
+COMMAND = (sys.executable, "-P", str(Path(__file__).parents[3] / "support/service/hostile_decoder.py"))
 FILES = "import threading\nfor number in range({count}): (own / str(number)).write_bytes(bytes({size}))\n"
 WAIT = "threading.Event().wait()"
 

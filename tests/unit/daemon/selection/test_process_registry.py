@@ -16,7 +16,7 @@ from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import ProcessFacts, read_facts
 from kinetod.selection import process_registry
 from kinetod.selection.process_registry import Candidate, Registry, checked_selector
-from support.scripted_agent import hello_message
+from support.agent.scripted_agent import hello_message
 
 CALLER = Caller(uid=os.getuid(), user="me", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
 POD, CONTAINER = "8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b", "4f" * 32

@@ -12,7 +12,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.config.settings import Config, Settings
 from kinetod.store.capture_store import Holding, Store
 from kinetod.store.retention import HOLD_AFTER_JUMP_S, Policy, Retention, beyond_shares, plan, share_bytes
-from support.kept import put_capture
+from support.service.kept import put_capture
 
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS

@@ -12,7 +12,7 @@ from kinetod.store.capture_store import Store
 from kinetod.uploads.upload_queue import Uploader
 from kinetod.uploads.worker_client import OnProgress, UploadWorker
 from kinetod.uploads.worker_protocol import UploadError, WorkerOptions
-from support.kept import put_capture
+from support.service.kept import put_capture
 
 ADA, BOB = 1001, 1002
 

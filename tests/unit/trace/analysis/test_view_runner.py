@@ -13,9 +13,9 @@ from kineto_trace.model.trace import Losses
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
-from support import job_views
-from support.job_views import FATAL, LONGEST, SPREAD
-from support.traces import target, trace
+from support.trace_files import job_views
+from support.trace_files.job_views import FATAL, LONGEST, SPREAD
+from support.trace_files.traces import target, trace
 
 
 @pytest.fixture(autouse=True)

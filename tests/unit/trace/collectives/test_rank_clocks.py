@@ -18,8 +18,8 @@ from kineto_trace.collectives.rank_clocks import (
 )
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.errors import FileError
-from support import ranks
-from support.merging import collectives, events_of
+from support.trace_files import ranks
+from support.trace_files.merging import collectives, events_of
 
 UNKNOWN = Clock()
 

@@ -1,7 +1,7 @@
 """Kernels whose launches are missing are spoken of."""
 
 from kineto_trace.conversion.launch_warnings import launch_warnings
-from support.traces import trace
+from support.trace_files.traces import trace
 
 
 def kernels(count: int) -> list[dict[str, int]]:

@@ -12,7 +12,7 @@ from kineto_trace.conversion.worker_job import answer
 from kineto_trace.errors import FormatError, SpoolError, UnknownVersionError
 from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.store.parquet_folder import load_columns
-from support.h200 import make_spool, recording, string_entry
+from support.trace_files.h200 import make_spool, recording, string_entry
 
 
 def add_stacks(target_dir: Path, samples: list[tuple[int, int, int]], format: str = "python_stacks/1") -> None:

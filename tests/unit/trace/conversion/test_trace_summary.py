@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from kineto_trace.arrays.intervals import covered
 from kineto_trace.conversion.trace_summary import summarize
-from support.traces import START_NS, trace
+from support.trace_files.traces import START_NS, trace
 
 
 def test_the_summary_of_a_trace() -> None:

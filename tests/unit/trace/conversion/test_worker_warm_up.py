@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kineto_trace.conversion.worker_warm_up import convert_a_sample
-from support.h200 import make_spool
+from support.trace_files.h200 import make_spool
 
 FIRST = """
 import json, sys

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kineto_trace.decode.iterations import add_iterations, whole_iterations
 from kineto_trace.model.trace import StringTable, Table
-from support.traces import START_NS, table, target
+from support.trace_files.traces import START_NS, table, target
 
 THREAD = 77
 

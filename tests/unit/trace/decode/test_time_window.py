@@ -1,7 +1,7 @@
 from kineto_trace.decode.activity_names import ACTIVITY_BUFFER_REQUEST
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.model.trace import NO_ROW, StringTable
-from support.traces import START_NS, table
+from support.trace_files.traces import START_NS, table
 
 KERNELS = [
     {"start": 0, "duration": 10, "correlation": 1},

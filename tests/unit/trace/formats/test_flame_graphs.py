@@ -3,7 +3,7 @@ from typing import Any
 
 from kineto_trace.formats.flame_graphs import NO_LAUNCH, Graph, folded, speedscope, stacks
 from kineto_trace.model.context import Context
-from support.traces import target, trace
+from support.trace_files.traces import target, trace
 
 OP = {"thread": 70, "sequence": -1, "finished": 1, "inputs": -1}
 ROWS: dict[str, list[dict[str, Any]]] = {

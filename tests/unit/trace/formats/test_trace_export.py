@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.errors import FormatError
 from kineto_trace.formats.trace_export import FORMATS, export_trace, format_of
-from support.traces import target, trace
+from support.trace_files.traces import target, trace
 
 KERNEL = {"start": 0, "duration": 10, "name": "k", "stream": 7}
 

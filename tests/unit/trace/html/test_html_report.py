@@ -9,8 +9,8 @@ from kineto_trace.html.charts import Series, lines, stacked_bars
 from kineto_trace.html.report import MAX_ROWS, cell, heading, write_report
 from kineto_trace.store.parquet_folder import save_columns
 from kineto_trace.view_api.result import columns
-from support.traces import target, trace
-from support.training_ranks import Job, write_job
+from support.trace_files.traces import target, trace
+from support.trace_files.training_ranks import Job, write_job
 
 US = 1000
 EVIL = "<script>alert('kernel')</script>&k"

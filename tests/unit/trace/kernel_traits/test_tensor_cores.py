@@ -13,7 +13,7 @@ from kineto_trace.kernel_traits.tensor_cores import (
     uses_tensor_cores,
 )
 from kineto_trace.model.context import Context
-from support import traces
+from support.trace_files import traces
 
 FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel"
 

@@ -15,9 +15,9 @@ from kineto_trace.merge.rank_trace import Facts, Process, look_at
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
-from support import perfetto, ranks
-from support.merging import document, ids_in, links, split, without_ids, write_job
-from support.traces import target, trace
+from support.trace_files import perfetto, ranks
+from support.trace_files.merging import document, ids_in, links, split, without_ids, write_job
+from support.trace_files.traces import target, trace
 
 NO_SKEW = (0.0, 0.0, 0.0)
 

@@ -7,7 +7,7 @@ from kineto_agent.protocol.arena import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.spool.raw_records import RawWriter
-from support.h200 import make_spool, recording, string_entry, target_of
+from support.trace_files.h200 import make_spool, recording, string_entry, target_of
 
 RECORDING = "mlp-cupti130001"
 

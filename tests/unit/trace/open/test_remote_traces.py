@@ -16,9 +16,9 @@ from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.open.trace_source import RemoteFile, RemoteTrace, Source
 from kineto_trace.store import object_stores, upload_manifest
-from support.ranks import document, launched
-from support.stored import store
-from support.uploaded import upload
+from support.service.stored import store
+from support.trace_files.ranks import document, launched
+from support.trace_files.uploaded import upload
 
 
 @pytest.fixture

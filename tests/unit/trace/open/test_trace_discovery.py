@@ -8,7 +8,7 @@ import pytest
 from kineto_trace.errors import FileError
 from kineto_trace.open.trace_discovery import Source, find_traces, rank_in, rank_notes
 from kineto_trace.store.parquet_folder import save_columns
-from support.traces import target, trace
+from support.trace_files.traces import target, trace
 
 
 def chrome(path: Path, rank: int | None = None, **head: Any) -> Path:

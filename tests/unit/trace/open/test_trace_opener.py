@@ -12,8 +12,8 @@ from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.open.trace_opener import Form, detect, open_trace
 from kineto_trace.store.parquet_folder import load_columns, save_columns
-from support.h200 import make_spool
-from support.traces import target, trace
+from support.trace_files.h200 import make_spool
+from support.trace_files.traces import target, trace
 
 CHROME = b'{"schemaVersion": 1, "traceEvents": []}'
 

@@ -9,7 +9,7 @@ from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.spool.attachments import write_attachments
 from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, ATTACHMENTS, STORED_NAMES, OutputFile
-from support.h200 import make_spool
+from support.trace_files.h200 import make_spool
 
 
 def add_file(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.errors import SpoolError
 from kineto_trace.spool.raw_records import RawWriter, read_source, source_directories
-from support.h200 import string_entry
+from support.trace_files.h200 import string_entry
 
 
 def write(directory: Path, payloads: list[bytes], strings: bytes = b"") -> RawWriter:

@@ -11,7 +11,7 @@ from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import Source
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import VIEWS, Answer, View
-from support.traces import trace
+from support.trace_files.traces import trace
 
 calls: list[str] = []
 

@@ -9,7 +9,7 @@ from kineto_trace.model.trace import NO_PRIORITY, SCHEMAS
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.sql import Database, find_table, sql_tables
 from kineto_trace.sql.arrow_tables import Source
-from support.traces import START_NS, trace
+from support.trace_files.traces import START_NS, trace
 
 ROWS = {
     "kernel": [

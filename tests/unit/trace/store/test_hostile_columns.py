@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from kineto_trace.errors import SpoolError
 from kineto_trace.store.parquet_folder import load_columns, save_columns
-from support.traces import trace
+from support.trace_files.traces import trace
 
 KERNELS = [{"name": "gemm", "start": 3, "duration": 5}, {"name": "copy", "start": 9, "duration": 1}]
 Document = dict[str, Any]

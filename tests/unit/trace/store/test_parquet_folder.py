@@ -12,8 +12,8 @@ from kineto_trace.errors import SpoolError
 from kineto_trace.model.trace import LazyColumns, Table, Trace
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.store.parquet_folder import is_stored, load_columns, save_columns
-from support.h200 import RECORDINGS, make_spool
-from support.traces import target, trace
+from support.trace_files.h200 import RECORDINGS, make_spool
+from support.trace_files.traces import target, trace
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kineto_trace import export_trace, open_trace, save_trace
 from kineto_trace.model.trace import Table, Trace
-from support import synthetic
+from support.trace_files import synthetic
 
 Document = dict[str, Any]
 

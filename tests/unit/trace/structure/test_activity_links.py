@@ -1,7 +1,7 @@
 from kineto_trace.analysis.kernels.kernel_views import kernels_by_op
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, call_owners, owners
-from support.traces import trace
+from support.trace_files.traces import trace
 
 
 def made() -> Context:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from kineto_trace.model.trace import make_table
 from kineto_trace.structure.attribution import attribute
-from support.op_tables import random_intervals, spans, table
+from support.trace_files.op_tables import random_intervals, spans, table
 
 
 def test_a_call_belongs_to_the_innermost_op_that_runs_when_it_starts() -> None:

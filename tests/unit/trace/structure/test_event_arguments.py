@@ -2,8 +2,8 @@ import numpy as np
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable
 from kineto_trace.structure.event_arguments import argument, argument_objects, argument_texts, arguments
-from support.chrome_files import event, load_events
-from support.traces import trace
+from support.trace_files.chrome_files import event, load_events
+from support.trace_files.traces import trace
 
 ROWS = (
     event("kernel", "a", 0, 1, args={"blocks per SM": 0.25, "stream": 7, "Collective name": "allreduce"}),

@@ -5,7 +5,7 @@ import pytest
 from kineto_trace.arrays.codec import Events
 from kineto_trace.model.trace import NO_ROW, Table, make_table
 from kineto_trace.structure.event_tree import KINDS, EventTree, build
-from support.op_tables import random_intervals, spans, table
+from support.trace_files.op_tables import random_intervals, spans, table
 
 WINDOW_END = 1000
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kineto_trace.model.trace import StringTable, Table, make_table
 from kineto_trace.structure.fwd_bwd import ForwardBackward, forward_backward, with_evaluated_sequences
-from support.op_tables import table
+from support.trace_files.op_tables import table
 
 FORWARD: dict[str, int] = {"torch_thread": 1}
 BACKWARD: dict[str, int] = {"torch_thread": 2, "thread": 2, "scope": 1, "forward_thread": 1}

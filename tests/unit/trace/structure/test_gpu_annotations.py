@@ -1,6 +1,6 @@
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.gpu_annotations import gpu_annotations
-from support.op_tables import spans, table
+from support.trace_files.op_tables import spans, table
 
 NAMES = ("start", "duration", "name", "device", "stream", "external_id")
 

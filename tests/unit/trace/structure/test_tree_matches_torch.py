@@ -10,7 +10,7 @@ import pytest
 from kineto_trace.model.trace import NO_ROW, StringTable, Table, make_table
 from kineto_trace.structure.event_tree import KINDS, build
 from kineto_trace.structure.fwd_bwd import forward_backward, with_evaluated_sequences
-from support import torch_forks
+from support.targets import torch_forks
 
 NAMED = ("start", "thread", "id", "scope", "sequence")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 def profiled(folder: Path, *options: str) -> dict[str, Any]:
     path = folder / "profile.json"
-    done = torch_forks.run("-m", "support.torch_profile", str(path), *options, env=dict(os.environ))
+    done = torch_forks.run("-m", "support.targets.torch_profile", str(path), *options, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     profile: dict[str, Any] = json.loads(path.read_text())
     return profile

@@ -10,7 +10,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns, make_result
 from kineto_trace.view_api.view import VIEWS, Answer, View, view
-from support.traces import trace
+from support.trace_files.traces import trace
 
 SCHEMA = columns(("name", "text", "", "a name"), ("time_us", "float", "us", "a time"), ("calls", "int", "", "how many"))
 

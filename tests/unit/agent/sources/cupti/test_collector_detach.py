@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.collector import another_collector, calling, fake_cuda, maps_with, recording
+from support.agent.collector import another_collector, calling, fake_cuda, maps_with, recording
 
 
 def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kineto_agent.protocol import arena
-from support.arenas import ArenaReader, count_kinds
-from support.collector import calling, fake_cuda, recording
-from support.native import ROOT
+from support.agent.arenas import ArenaReader, count_kinds
+from support.agent.collector import calling, fake_cuda, recording
+from support.machine.native import ROOT
 
 KERNEL = 10
 PRELUDE = """
 import os, sys, time
 from kineto_agent.protocol import arena
-from support.collector import fake_cuda, request, source
+from support.agent.collector import fake_cuda, request, source
 from support.waiting import until
 cuda = fake_cuda()
 session = source().prepare(request(["kernel"]))

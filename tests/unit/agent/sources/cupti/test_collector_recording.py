@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from kineto_agent.protocol import arena
-from support.arenas import ArenaReader, Recycler, count_kinds
-from support.collector import MIB, calling, fake_cuda, recording, request, source
+from support.agent.arenas import ArenaReader, Recycler, count_kinds
+from support.agent.collector import MIB, calling, fake_cuda, recording, request, source
 from support.waiting import until
 
 KERNEL, RUNTIME, DRIVER, MEMCPY, MEMSET, SYNC = 10, 5, 4, 1, 2, 38

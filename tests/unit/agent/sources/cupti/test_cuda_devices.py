@@ -3,7 +3,7 @@
 import ctypes
 
 from kineto_agent.sources.cupti import collector_binding, cuda_devices
-from support.native import fake_cuda
+from support.machine.native import fake_cuda
 
 
 def test_devices_are_described_with_kinetos_keys() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 import pytest
 from kineto_agent.sources.cupti.gpu_activities import CuptiSession
 from kineto_agent.sources.interface import SourceError
-from support.collector import calling, fake_cuda, maps_with, recording, request, source
+from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
 from support.waiting import until
 
 STAYS = "stayed attached: the program's own torch.profiler started and has CUPTI now"

@@ -8,8 +8,8 @@ import pytest
 from kineto_agent.sources.cupti.gpu_activities import KINDS, CuptiSource
 from kineto_agent.sources.interface import DEVICE_GRAPHS, SourceError
 from kineto_agent.sources.registry import choose
-from support.collector import calling, fake_cuda, maps_with, recording, request, source
-from support.native import FAKES
+from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
+from support.machine.native import FAKES
 
 
 def test_without_cuda_there_are_no_activity_types() -> None:

@@ -12,9 +12,9 @@ import pytest
 from kineto_agent.sources.cupti import other_users
 from kineto_agent.sources.cupti.collector_binding import Collector, Others
 from kineto_agent.sources.interface import SourceError
-from support.collector import calling, fake_cuda, maps_with, recording, request, source
-from support.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
-from support.sanitize import DRIVERS
+from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
+from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
+from support.machine.sanitize import DRIVERS
 
 KERNEL = 10
 STAYS = "stayed attached: another user of CUPTI in the program (Python's ctypes) started and has CUPTI now"
@@ -117,8 +117,8 @@ def test_while_he_has_the_subscriber_nothing_is_recorded(other: OtherUser, tmp_p
 
 
 ALREADY_THERE = """
-from support.collector import fake_cuda, recording
-from support.self_profiling import Listener
+from support.agent.collector import fake_cuda, recording
+from support.targets.self_profiling import Listener
 from kineto_agent.sources.interface import SourceError
 cuda = fake_cuda()
 listener = Listener(str(cuda.path))
@@ -148,7 +148,7 @@ def test_who_was_there_before_our_first_recording_keeps_his_records() -> None:
 
 REGISTERED_ONCE = """
 import ctypes, sys
-from support.collector import fake_cuda, maps_with, recording
+from support.agent.collector import fake_cuda, maps_with, recording
 from kineto_agent.sources.cupti import other_users
 REQUESTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)

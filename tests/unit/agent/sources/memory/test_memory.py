@@ -12,10 +12,10 @@ from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.memory import allocator_history
 from kineto_agent.sources.memory.allocation_events import ONLY_CUDA, MemoryEventsSource
 from kineto_agent.sources.memory.snapshots import MemorySource
-from support import torch_forks
-from support.arenas import ArenaReader
-from support.fake_torch import SEGMENT_BYTES, FakeTorch
-from support.python_child import environment
+from support.agent.arenas import ArenaReader
+from support.agent.python_child import environment
+from support.targets import torch_forks
+from support.targets.fake_torch import SEGMENT_BYTES, FakeTorch
 
 LIMIT = 8 << 20
 

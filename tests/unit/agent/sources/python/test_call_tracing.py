@@ -2,14 +2,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.python_child import environment, run_python
+from support.agent.python_child import environment, run_python
 
 TESTS = Path(__file__).parents[4]
 
 
 def run(plan: str, expected: int = 0) -> "subprocess.CompletedProcess[str]":
     """Carries out the plan in a process of its own, which must say nothing."""
-    found = run_python(["-m", "support.calls_session", plan], env=environment(PYTHONWARNINGS="ignore"), cwd=TESTS)
+    found = run_python(["-m", "support.agent.calls_session", plan], env=environment(PYTHONWARNINGS="ignore"), cwd=TESTS)
     assert found.returncode == expected, found.stdout + found.stderr
     if expected == 0:
         assert found.stderr == ""

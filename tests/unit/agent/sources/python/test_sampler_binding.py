@@ -9,7 +9,7 @@ import pytest
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import sampler_binding as module
 from kineto_agent.sources.python.interpreter_layouts import GIL_UNKNOWN, StackLayout, known, layout
-from support.stack_recorder import Recorder, Waiter, of_thread, plain
+from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain
 
 KINDS = ["frames", "gil", "line_table_kind", "least_shim_owner"]
 # Their neighbours lead to the same in a process with one interpreter, or there is another way to the same.

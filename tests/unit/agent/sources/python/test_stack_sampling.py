@@ -11,8 +11,8 @@ from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import stack_sampling as module
 from kineto_agent.sources.python.sampler_binding import StopResult
 from kineto_agent.system.threads import start_thread
-from support.agent_daemon import Sample, code_of
-from support.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
+from support.agent.agent_daemon import Sample, code_of
+from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
 from support.waiting import until
 
 Record = Callable[..., Recorder]

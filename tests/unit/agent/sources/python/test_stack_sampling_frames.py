@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
-from support.agent_daemon import Sample
-from support.stack_recorder import Recorder, of_thread, plain
+from support.agent.agent_daemon import Sample
+from support.agent.stack_recorder import Recorder, of_thread, plain
 from support.waiting import until
 
 

@@ -10,13 +10,13 @@ from typing import Iterator, List
 import pytest
 from kineto_agent.sources.interface import SourceRequest, SourceSession
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
-from support.python_child import environment, run_python
+from support.agent.python_child import environment, run_python
 from support.waiting import until
 
 TESTS = Path(__file__).resolve().parents[4]
 START = """
 import os, signal, sys, threading, time
-from support.stack_recorder import Recorder, of_thread, plain
+from support.agent.stack_recorder import Recorder, of_thread, plain
 recorder = Recorder(stack_sample_hz=1000)
 recorder.wait(2)
 """
@@ -114,7 +114,7 @@ arena = os.dup(recorder.session.arena_fd)
 os.set_inheritable(arena, True)
 pid = os.getpid()
 if os.fork() == 0:
-    from support.agent_daemon import ArenaReader
+    from support.agent.agent_daemon import ArenaReader
     while os.getppid() == pid:
         time.sleep(0.01)
     os.write(1, b"many" if len(ArenaReader(arena).samples()) > 50 else b"few")

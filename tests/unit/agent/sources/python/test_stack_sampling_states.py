@@ -10,9 +10,9 @@ from typing import Callable, Iterator, List
 
 import pytest
 from kineto_agent.protocol import arena
-from support import native
-from support.agent_daemon import Sample
-from support.stack_recorder import Recorder, Waiter, of_thread, plain
+from support.agent.agent_daemon import Sample
+from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain
+from support.machine import native
 from support.waiting import until
 
 BUSY_S = 0.6

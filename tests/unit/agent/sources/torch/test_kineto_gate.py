@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Sequence
 
 import pytest
-from support.native import collector, fake_cupti, fake_kineto_library
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.machine.native import collector, fake_cupti, fake_kineto_library
 
 LINKED = {
     "lazy": ("-Wl,-z,lazy", "-Wl,-z,norelro"),

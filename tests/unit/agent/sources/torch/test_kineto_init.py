@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Dict
 
 import pytest
-from support import torch_forks
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.targets import torch_forks
 
 pytestmark = pytest.mark.torch
 SILENT = {"stderr": "", "stdout": ""}
@@ -26,7 +26,11 @@ Path(sys.argv[2]).write_text(json.dumps(level))
 
 def spoken(plan: str, tmp_path: Path, **variables: str) -> Dict[str, str]:
     found = torch_forks.run(
-        "-m", "support.torch_session", plan, str(tmp_path / "level"), env=environment(TMPDIR=str(tmp_path), **variables)
+        "-m",
+        "support.agent.torch_session",
+        plan,
+        str(tmp_path / "level"),
+        env=environment(TMPDIR=str(tmp_path), **variables),
     )
     assert found.returncode == 0, found.stderr
     return {"stderr": found.stderr, "stdout": found.stdout}

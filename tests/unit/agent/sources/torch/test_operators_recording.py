@@ -6,7 +6,7 @@ import os
 import textwrap
 
 import pytest
-from support import torch_forks
+from support.targets import torch_forks
 
 pytestmark = pytest.mark.torch
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 def run(plan: str) -> str:
     """Run a plan; gives what it printed. The process must end well."""
     done = torch_forks.run(
-        "-m", "support.ops_session", textwrap.dedent(plan), env={**os.environ, "KINETO_LOG_LEVEL": "5"}
+        "-m", "support.agent.ops_session", textwrap.dedent(plan), env={**os.environ, "KINETO_LOG_LEVEL": "5"}
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

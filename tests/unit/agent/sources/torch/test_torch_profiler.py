@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 from kineto_agent.sources.torch.torch_profiler import MAX_STALL_NS, PieceLength, flags
-from support import torch_forks
-from support.python_child import environment
+from support.agent.python_child import environment
+from support.targets import torch_forks
 
 torch = pytest.mark.torch
 
 
 def run(plan: str, tmp_path: Path, expected: int = 0) -> Any:
     """Carries out the plan in a process of its own, and gives what it printed last, as JSON."""
-    found = torch_forks.run("-m", "support.torch_session", plan, env=environment(TMPDIR=str(tmp_path)))
+    found = torch_forks.run("-m", "support.agent.torch_session", plan, env=environment(TMPDIR=str(tmp_path)))
     assert found.returncode == expected, found.stdout + found.stderr
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("kineto-")]
     lines = found.stdout.splitlines()

@@ -10,7 +10,7 @@ from kinetoctl.client.fleet import fleet_files
 from kinetoctl.client.fleet.host_run import Fleet, Member
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.output.fleet_progress import FleetQuiet
-from support.fake_profiler import WAIT_FOR_CANCEL, FakeProfiler, serve
+from support.service.fake_profiler import WAIT_FOR_CANCEL, FakeProfiler, serve
 from support.waiting import until
 
 

@@ -18,8 +18,8 @@ from kinetoctl.errors import KubeFailed, NoKinetod, NoSuchPod, PodNotRunning
 from kinetoctl.kubectl import complete
 from kinetoctl.kubectl import main as kubectl_kineto
 from kubernetes.config import incluster_config
-from support import api_server as fake
-from support.dripping import BODY, HANDSHAKE, HEAD, dripping
+from support.peers import api_server as fake
+from support.peers.dripping import BODY, HANDSHAKE, HEAD, dripping
 from support.waiting import until
 
 TOKEN = "ada-s"

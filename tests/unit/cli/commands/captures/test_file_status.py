@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.output.file_status import kept_lines, where
-from support import captures
-from support.cli import Result, run_here
-from support.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service import captures
+from support.service.cli import Result, run_here
+from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 
 Run = Callable[..., Result]
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from kinetod.access.connections.certificates import LOOK_PERIOD_S, Certificates, TlsFiles
 from kinetod.base.errors import StartError
-from support.certificates import Authority, write_server_files
+from support.peers.certificates import Authority, write_server_files
 
 
 class Clock:

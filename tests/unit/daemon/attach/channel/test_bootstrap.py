@@ -14,10 +14,10 @@ from kinetod.attach.channel import bootstrap, payload, private_channel
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach_helper.attempt import bring_in
-from support import native
-from support.agent_daemon import Connection, Daemon, start_request
-from support.descriptors import open_files
-from support.live_target import PROGRAM, LiveTarget, pythons
+from support.agent.agent_daemon import Connection, Daemon, start_request
+from support.machine import native
+from support.machine.descriptors import open_files
+from support.targets.live_target import PROGRAM, LiveTarget, pythons
 from support.waiting import until
 
 Start = Callable[..., LiveTarget]

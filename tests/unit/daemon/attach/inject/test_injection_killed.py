@@ -13,7 +13,7 @@ from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.inspect.target_memory import Memory
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
-from support.engine_target import EngineTarget, engine_target, needs_ptrace
+from support.targets.engine_target import EngineTarget, engine_target, needs_ptrace
 
 pytestmark = needs_ptrace
 SECONDS = 10.0

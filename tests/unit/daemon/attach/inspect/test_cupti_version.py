@@ -7,7 +7,8 @@ from kineto_agent.sources.cupti import libcupti
 from kineto_agent.sources.cupti.known_versions import RELEASES
 from kinetod.attach.inspect import cupti_version
 from kinetod.attach.inspect.target_image import TargetImage
-from support import native, subjects
+from support.machine import native
+from support.service import subjects
 
 SOURCE = """
 static unsigned set_it(unsigned *version) { *version = %d; return 0; }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.inspect import device_graph_code
-from support.device_code import LAUNCHING, fatbin, program
+from support.machine.device_code import LAUNCHING, fatbin, program
 
 WITH = program(fatbin(LAUNCHING))
 

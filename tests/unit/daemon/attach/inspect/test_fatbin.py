@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.inspect import fatbin
-from support import subjects
-from support.device_code import LAUNCH, LAUNCHING, cubin, elf, program
-from support.device_code import fatbin as container
+from support.machine.device_code import LAUNCH, LAUNCHING, cubin, elf, program
+from support.machine.device_code import fatbin as container
+from support.service import subjects
 
 PLAIN = cubin({"kernel": 1})
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach.inspect.process_inspection import Access, Seccomp, elf_kind, read_mapped, read_own, read_process
-from support import native, subjects
-from support.daemon import as_user
-from support.seccomp_host import Host, all_but
+from support.machine import native
+from support.machine.seccomp_host import Host, all_but
+from support.service import subjects
+from support.service.daemon import as_user
 from support.waiting import until
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.inspect.target_image import Mapping, TargetImage, _modules
-from support.engine_target import PYENV, engine_target, pythons, version_of
+from support.targets.engine_target import PYENV, engine_target, pythons, version_of
 from support.waiting import until
 
 

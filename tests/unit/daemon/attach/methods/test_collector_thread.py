@@ -20,8 +20,8 @@ from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods import collector_thread
 from kinetod.attach.methods.collector_code import CODE
-from support import native
-from support.descriptors import open_files
+from support.machine import native
+from support.machine.descriptors import open_files
 from support.waiting import until
 
 HARNESS = Path(__file__).parent / "native" / "run_stub.c"

@@ -8,7 +8,7 @@ import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods.pending_call import PendingCall
-from support.engine_target import engine_target, needs_ptrace, pythons, version_of
+from support.targets.engine_target import engine_target, needs_ptrace, pythons, version_of
 from support.waiting import until
 
 pytestmark = needs_ptrace

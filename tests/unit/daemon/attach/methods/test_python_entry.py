@@ -15,8 +15,8 @@ from kinetod.attach.methods import python_entry
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_code import CODE
-from support import native
-from support.engine_target import engine_target, needs_ptrace, pythons, version_of
+from support.machine import native
+from support.targets.engine_target import engine_target, needs_ptrace, pythons, version_of
 from support.waiting import until
 
 pytestmark = needs_ptrace

@@ -11,7 +11,7 @@ from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_entry import TURNS_OFFSET, Handed
 from kinetod.attach.methods.turns_code import CODE
-from support.engine_target import EngineTarget, engine_target, needs_ptrace, pythons, version_of
+from support.targets.engine_target import EngineTarget, engine_target, needs_ptrace, pythons, version_of
 from support.waiting import until
 
 pytestmark = needs_ptrace

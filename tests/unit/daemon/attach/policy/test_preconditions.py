@@ -17,10 +17,11 @@ from kinetod.attach.policy import preconditions
 from kinetod.attach.policy.preconditions import Finding, Status, check, suitable_image
 from kinetod.attach.policy.seccomp_check import Filter
 from kinetod.processes.memory_limits import Room
-from support import native, subjects
-from support.daemon import IMPORT_PATH, as_user
-from support.seccomp_host import ERRNO, KILL_PROCESS, Host, all_but
-from support.subjects import executable, own_facts, process_facts, subject
+from support.machine import native
+from support.machine.seccomp_host import ERRNO, KILL_PROCESS, Host, all_but
+from support.service import subjects
+from support.service.daemon import IMPORT_PATH, as_user
+from support.service.subjects import executable, own_facts, process_facts, subject
 from support.waiting import until
 
 SOCKETPAIR, MADVISE = 53, 28

@@ -10,8 +10,19 @@ import pytest
 from kinetod.attach.inspect.process_inspection import AARCH64, X86_64
 from kinetod.attach.policy.attach_syscalls import CALLS
 from kinetod.attach.policy.seccomp_check import ActionKind, Filter, SeccompError, evaluate, forbidden
-from support import seccomp_host
-from support.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, LOG, TRAP, Host, Instruction, all_but, assemble, returns
+from support.machine import seccomp_host
+from support.machine.seccomp_host import (
+    ALLOW,
+    ERRNO,
+    KILL_PROCESS,
+    LOG,
+    TRAP,
+    Host,
+    Instruction,
+    all_but,
+    assemble,
+    returns,
+)
 
 NO_SUCH_CALL = 1000  # on every machine: what the filter lets through fails with ENOSYS
 ENOSYS = 38

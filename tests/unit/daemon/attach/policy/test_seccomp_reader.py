@@ -10,7 +10,7 @@ from kinetod.attach.inject.thread_policy import NativeThreadPolicy, PendingCallP
 from kinetod.attach.inspect.process_inspection import Seccomp, read_own, read_process, thread_seccomp
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.policy.seccomp_reader import read_filters
-from support.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, Host, all_but
+from support.machine.seccomp_host import ALLOW, ERRNO, KILL_PROCESS, Host, all_but
 from support.waiting import until
 
 NANOSLEEP, CLOCK_NANOSLEEP, RESTART_SYSCALL = 35, 230, 219

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kineto_trace.conversion.target_conversion import FORMATS
 from kinetod.supervise import child
-from support.h200 import RECORDINGS, make_spool
+from support.trace_files.h200 import RECORDINGS, make_spool
 
 
 def converse(*jobs: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:

@@ -15,8 +15,9 @@ from kinetod.captures.target.buffer_memory import (
     wanted_sources,
 )
 from kinetod.processes.memory_limits import Room
-from support import cgroups, subjects
-from support.cgroups import MIB
+from support.machine import cgroups
+from support.machine.cgroups import MIB
+from support.service import subjects
 
 OFFERED = {
     "python_stacks": ["python_function"],

@@ -8,7 +8,7 @@ from kinetod.captures.result.verdict import DONE, Ending, Outcome
 from kinetod.captures.target.exec_detection import after_exec, nobody
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey
-from support.approvals import PLAIN
+from support.service.approvals import PLAIN
 
 KEY = ProcessKey(7, 1)
 BEFORE = replace(PLAIN, program="before")

@@ -5,8 +5,8 @@ from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TargetInfo
 from kinetod.captures.target.target_description import checked_iterations, describe_target
-from support.agent_daemon import start_request
-from support.scripted_agent import hello_message
+from support.agent.agent_daemon import start_request
+from support.agent.scripted_agent import hello_message
 
 
 def described(**result: Any) -> TargetInfo:

@@ -13,9 +13,9 @@ from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.view_api.view import Compat
-from support import traces
-from support.h200 import recording
-from support.ranks import context, event, launched, step
+from support.trace_files import traces
+from support.trace_files.h200 import recording
+from support.trace_files.ranks import context, event, launched, step
 
 EVENTS = [
     step(1, 0, 60),

@@ -10,7 +10,7 @@ from kineto_trace.arrays.longest_paths import Edges, longest
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat
-from support import traces
+from support.trace_files import traces
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 US = 1000

@@ -3,7 +3,7 @@ from kineto_trace.analysis.diff.diff_views import diff_kernels, diff_ops, diff_s
 from kineto_trace.analysis.view_catalog import find_view
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from support.traces import trace
+from support.trace_files.traces import trace
 
 
 def op(start: int, duration: int, name: str, number: int) -> dict[str, object]:

@@ -5,9 +5,9 @@ from kineto_trace.analysis.diff.event_diff_views import diff_events
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat
-from support.hta_events import Event, context, gpu, launch, step
-from support.hta_events import op as op_event
-from support.traces import trace
+from support.trace_files.hta_events import Event, context, gpu, launch, step
+from support.trace_files.hta_events import op as op_event
+from support.trace_files.traces import trace
 
 Row = dict[str, Any]
 US = 1000

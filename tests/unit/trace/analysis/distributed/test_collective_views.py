@@ -12,7 +12,7 @@ from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
-from support.ranks import Event, context, document, event, launched, nccl
+from support.trace_files.ranks import Event, context, document, event, launched, nccl
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 GATHER = "ncclDevKernel_AllGather_RING_SIMPLE(ncclDevKernelArgsStorage<4096ul>)"

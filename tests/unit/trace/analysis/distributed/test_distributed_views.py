@@ -8,7 +8,7 @@ from kineto_trace.analysis.distributed.distributed_views import (
 )
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import Compat, View
-from support.ranks import FIRST_CORRELATION, Event, context, event, launched, nccl, step
+from support.trace_files.ranks import FIRST_CORRELATION, Event, context, event, launched, nccl, step
 
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 

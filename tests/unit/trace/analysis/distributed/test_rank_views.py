@@ -10,8 +10,8 @@ from kineto_trace.analysis.view_runner import run_views
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
-from support.ranks import Event, context, launched, nccl, step
-from support.training_ranks import Job, events_of
+from support.trace_files.ranks import Event, context, launched, nccl, step
+from support.trace_files.training_ranks import Job, events_of
 
 DDP = Path(__file__).parents[4] / "data/h200/ddp4"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"

@@ -7,7 +7,7 @@ from kineto_trace.analysis.distributed.straggler_views import stragglers
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import Compat
-from support.ranks import Event, context, launched, nccl, step
+from support.trace_files.ranks import Event, context, launched, nccl, step
 
 
 def over(*ranks: list[Event], compat: Compat = Compat.NONE, **options: Any) -> Result:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.model.context import Context
-from support.traces import trace
+from support.trace_files.traces import trace
 
 US = 1000
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ import pytest
 from kineto_trace.analysis.findings.recommendation_views import recommendations
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat
-from support import traces
+from support.trace_files import traces
 
 BUSY = {"name": "s1688gemm", "start": 0, "duration": 1_000_000, "external_id": 5}  # a GPU with enough to do
 STEP = {"name": "ProfilerStep#1", "start": 0, "duration": 1_000_000, "id": 1}

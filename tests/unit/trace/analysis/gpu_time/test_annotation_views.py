@@ -2,7 +2,7 @@ import pytest
 from kineto_trace.analysis.view_catalog import find_view
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import Compat
-from support.hta_events import Event, context, event, gpu, launch, rows
+from support.trace_files.hta_events import Event, context, event, gpu, launch, rows
 
 TIMES = ("name", "count", "sum_us", "max_us", "min_us", "mean_us")
 

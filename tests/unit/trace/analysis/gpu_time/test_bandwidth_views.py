@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from support.hta_events import Event, gpu, rows
+from support.trace_files.hta_events import Event, gpu, rows
 
 SERIES = ("kind", "time_us", "bandwidth")
 

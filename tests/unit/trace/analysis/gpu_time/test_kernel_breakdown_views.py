@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, gpu, rows
+from support.trace_files.hta_events import Event, gpu, rows
 
 TYPES = ("kernel_type", "sum_us", "share_pct")
 KERNELS = ("kernel_type", "name", "count", "sum_us", "max_us", "min_us", "mean_us", "std_us")

@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, event, gpu, launch, op, rows
+from support.trace_files.hta_events import Event, event, gpu, launch, op, rows
 
 TEMPORAL = ("device", "idle_us", "compute_us", "non_compute_us", "kernel_time_us", "idle_pct")
 OVERLAP = ("device", "communication_us", "overlapped_us", "overlap_pct")

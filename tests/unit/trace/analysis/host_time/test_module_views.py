@@ -4,7 +4,7 @@ import pytest
 from kineto_trace.analysis.host_time.module_views import call_tree, modules
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat
-from support.traces import trace
+from support.trace_files.traces import trace
 
 Row = dict[str, Any]
 

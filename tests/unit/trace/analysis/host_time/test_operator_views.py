@@ -8,7 +8,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table, Trace
 from kineto_trace.view_api.view import Compat
-from support.traces import trace
+from support.trace_files.traces import trace
 
 Rows = dict[str, list[dict[str, Any]]]
 NO_INPUTS, MM_INPUTS = -1, '"Input Dims": [[2, 3], [3, 4]], "Call stack": "a.py(1): f;b.py(2): g"'

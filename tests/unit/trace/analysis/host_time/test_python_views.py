@@ -13,8 +13,7 @@ from kineto_trace.formats.flame_graphs import Graph, folded, stacks
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_opener import open_trace
-from support import perfetto
-from support.stack_records import (
+from support.agent.stack_records import (
     IDLE,
     PERIOD_NS,
     RUNNING,
@@ -26,8 +25,9 @@ from support.stack_records import (
     recording,
     write_recording,
 )
-from support.traces import START_NS, target
-from support.traces import trace as made
+from support.trace_files import perfetto
+from support.trace_files.traces import START_NS, target
+from support.trace_files.traces import trace as made
 
 CODES = {
     1: code(10, "t.py", "train", kind=10, table=linetable(11, 12, first_line=10)),

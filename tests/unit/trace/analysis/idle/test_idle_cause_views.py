@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kineto_trace.analysis.idle.idle_cause_views import idle_causes, idle_gaps_view
 from kineto_trace.model.context import Context
-from support.traces import START_NS, trace
+from support.trace_files.traces import START_NS, trace
 
 US = 1000
 Row = dict[str, Any]

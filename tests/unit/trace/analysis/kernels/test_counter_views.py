@@ -7,8 +7,8 @@ import pytest
 from kineto_trace.analysis.launches.counter_overlay import with_counters
 from kineto_trace.analysis.view_catalog import find_view
 from kineto_trace.view_api.view import Compat
-from support.chrome_files import load_events, written
-from support.hta_events import Event, context, event, gpu, launch, op, rows
+from support.trace_files.chrome_files import load_events, written
+from support.trace_files.hta_events import Event, context, event, gpu, launch, op, rows
 
 FMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 ADD = "smsp__sass_thread_inst_executed_op_hadd_pred_on.sum"

@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, event, gpu, launch, op, rows
+from support.trace_files.hta_events import Event, event, gpu, launch, op, rows
 
 COLUMNS = ("pattern", "length", "count", "gpu_us", "cpu_us")
 
@@ -70,7 +70,7 @@ def test_the_backward_threads_work_is_under_the_annotation_to_hta() -> None:
 
 def test_an_op_that_is_not_there_is_told_of() -> None:
     from kineto_trace.analysis.view_catalog import find_view
-    from support.hta_events import context
+    from support.trace_files.hta_events import context
 
     result = find_view("frequent_sequences")(context(run("aten::x", 0, "ab", 1)), op="nothing")
     assert result.notes == ("no event whose name contains 'nothing' launched 3 GPU activities",)

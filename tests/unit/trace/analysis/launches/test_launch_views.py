@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, gpu, launch, rows
+from support.trace_files.hta_events import Event, gpu, launch, rows
 
 COLUMNS = ("correlation", "cpu_us", "gpu_us", "launch_delay_us", "short_activity", "long_call", "long_delay")
 

@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, gpu, launch, op, rows
+from support.trace_files.hta_events import Event, gpu, launch, op, rows
 
 COLUMNS = ("op", "kernels", "count", "launch_delay_us", "runtime_delay_us")
 
@@ -38,7 +38,7 @@ def test_a_launch_that_outlives_its_operator_is_of_the_one_around_to_hta() -> No
 def test_hta_fails_where_a_launch_has_no_kernel() -> None:
     from kineto_trace.analysis.view_catalog import find_view
     from kineto_trace.view_api.view import Compat
-    from support.hta_events import context
+    from support.trace_files.hta_events import context
 
     result = find_view("op_kernel_delay")(context([op("aten::a", 0, 20), launch(1, 6)]), compat=Compat.HTA)
     assert result.notes == ("HTA fails on this trace: 1 launches inside operators have no kernel",)

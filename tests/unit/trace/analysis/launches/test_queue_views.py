@@ -1,5 +1,5 @@
 import pytest
-from support.hta_events import Event, event, gpu, launch, rows
+from support.trace_files.hta_events import Event, event, gpu, launch, rows
 
 SERIES = ("stream", "time_us", "queue_length")
 SUMMARY = ("stream", "count", "mean", "std", "min", "p25", "p50", "p75", "max", "time_mean")
@@ -61,7 +61,7 @@ def test_hta_tells_only_of_the_last_stream_that_was_full(events: list[Event]) ->
 
 def test_activities_without_a_launch_are_not_counted_but_told_of() -> None:
     from kineto_trace.analysis.view_catalog import find_view
-    from support.hta_events import context
+    from support.trace_files.hta_events import context
 
     result = find_view("queue_length")(context([gpu("k", 5, 1, 1), event("cpu_op", "a", 0, 1)]))
     assert len(result) == 0

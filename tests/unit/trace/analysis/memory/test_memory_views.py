@@ -8,7 +8,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.structure.allocations import largest_triangles
 from kineto_trace.view_api.view import Compat
-from support.traces import START_NS, trace
+from support.trace_files.traces import START_NS, trace
 
 Row = dict[str, Any]
 GPU, CPU = 1, 0

@@ -1,7 +1,7 @@
 import numpy as np
 from kineto_trace.analysis.memory.tensor_ids import NO_TENSOR, allocated_bytes, tensor_ids
 from kineto_trace.model.trace import Table, make_table
-from support.op_tables import spans, table
+from support.trace_files.op_tables import spans, table
 
 X, Y, VIEW = 0x1000, 0x2000, 0x3000  # TensorImpls
 S, T = 0x7F00, 0x7F80  # storages

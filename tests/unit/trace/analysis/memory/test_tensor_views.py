@@ -4,7 +4,7 @@ import numpy as np
 from kineto_trace.analysis.memory.tensor_views import tensors
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table, Trace, make_table
-from support.traces import trace
+from support.trace_files.traces import trace
 
 Row = dict[str, Any]
 X, Y, VIEW = 0x10, 0x20, 0x30  # TensorImpls

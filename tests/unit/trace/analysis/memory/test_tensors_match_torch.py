@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from kineto_trace.analysis.memory.tensor_ids import tensor_ids
 from kineto_trace.model.trace import Table, make_table
-from support import torch_forks
+from support.targets import torch_forks
 
 pytestmark = pytest.mark.torch
 
 
 def profiled(folder: Path, *options: str) -> dict[str, Any]:
     path = folder / "tensors.json"
-    done = torch_forks.run("-m", "support.torch_tensors", str(path), *options, env=dict(os.environ))
+    done = torch_forks.run("-m", "support.targets.torch_tensors", str(path), *options, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     profile: dict[str, Any] = json.loads(path.read_text())
     return profile

@@ -8,7 +8,7 @@ from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.analysis.overview.gpu_utilization import busy_share, sm_efficiency, utilization_course, weighted_mean
 from kineto_trace.arrays.intervals import union
 from kineto_trace.model.context import Context
-from support import traces
+from support.trace_files import traces
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

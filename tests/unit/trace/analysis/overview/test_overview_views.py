@@ -14,7 +14,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.view_api.view import Compat
-from support import traces
+from support.trace_files import traces
 
 SHAPE = {"grid_x": 66, "grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1, "registers": 32}
 GPU = {**traces.H100, "name": "NVIDIA H100", "totalGlobalMem": 80_000}

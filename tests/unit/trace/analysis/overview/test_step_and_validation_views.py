@@ -1,7 +1,7 @@
 from typing import Any
 
 from kineto_trace.analysis.view_catalog import find_view
-from support.hta_events import context, event, gpu, launch, op, rows, step
+from support.trace_files.hta_events import context, event, gpu, launch, op, rows, step
 
 
 def test_steps_have_their_gpu_work() -> None:

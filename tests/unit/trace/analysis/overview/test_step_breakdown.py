@@ -8,7 +8,7 @@ from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING, Table
 from kineto_trace.structure.activity_links import communication_kernels, gpu
-from support import traces
+from support.trace_files import traces
 
 
 def intervals(*pairs: tuple[int, int]) -> Union:

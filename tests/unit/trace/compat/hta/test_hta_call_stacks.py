@@ -1,5 +1,5 @@
 from kineto_trace.compat.hta.hta_call_stacks import hta_stacks
-from support.hta_events import Event, context, event, gpu, launch, op
+from support.trace_files.hta_events import Event, context, event, gpu, launch, op
 
 
 def depths(*events: Event) -> list[int]:

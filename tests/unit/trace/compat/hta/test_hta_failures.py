@@ -6,7 +6,7 @@ from typing import Any
 from kineto_trace.analysis.view_catalog import find_view
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import Compat
-from support.hta_events import Event, context, event, gpu, launch, op, step
+from support.trace_files.hta_events import Event, context, event, gpu, launch, op, step
 
 
 def figures(events: Sequence[Event], view: str, *, hta: bool = True, **options: Any) -> Result:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from kineto_trace.compat.hta.hta_frame import KINDS, hta_frame
-from support.hta_events import Event, context, event, gpu, launch, op, step
+from support.trace_files.hta_events import Event, context, event, gpu, launch, op, step
 
 
 def frame_rows(events: list[Event]) -> list[tuple[str, float, float, int, int]]:

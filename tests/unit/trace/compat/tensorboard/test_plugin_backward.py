@@ -9,7 +9,7 @@ from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.view_api.view import Compat
-from support.chrome_files import event, load_events
+from support.trace_files.chrome_files import event, load_events
 
 Event = dict[str, Any]
 EVALUATE = "autograd::engine::evaluate_function: MulBackward0"

@@ -5,7 +5,7 @@ from kineto_trace.analysis.diff.diff_views import diff_tree, diff_tree_ops
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat
-from support.traces import trace
+from support.trace_files.traces import trace
 
 Row = dict[str, Any]
 

@@ -15,7 +15,7 @@ from kineto_trace.compat.tensorboard.plugin_steps import Clock
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.view_api.view import Compat
-from support.chrome_files import event, load_events
+from support.trace_files.chrome_files import event, load_events
 
 PLUGIN = Compat.PLUGIN
 GPU = {

@@ -14,7 +14,7 @@ from kineto_trace.compat.tensorboard.plugin_steps import (
     profiler_span,
 )
 from kineto_trace.model.context import Context
-from support import traces
+from support.trace_files import traces
 
 
 def steps_of(*ranges: tuple[int, int]) -> StepRanges:

@@ -6,7 +6,7 @@ import pytest
 from kineto_trace.compat.tensorboard.plugin_nodes import microseconds, orderable
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
 from kineto_trace.model.context import Context
-from support.traces import trace
+from support.trace_files.traces import trace
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS, WIDTHS
 from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
 from kineto_trace.model.trace import NO_PRIORITY, StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource, read_source
-from support.h200 import RECORDINGS, make_spool, recording
+from support.trace_files.h200 import RECORDINGS, make_spool, recording
 
 
 def source_of(data: bytes, version: int = 26, chunks: int = 1, **changes: Any) -> RawSource:

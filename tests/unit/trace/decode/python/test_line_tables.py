@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_trace.decode.python.line_tables import LINETABLE, LNOTAB, LOCATIONS, line_table
 from kineto_trace.model.line_counts import MAX_LINE
-from support import newer_pythons
+from support.machine import newer_pythons
 
-PROGRAM = Path(__file__).parents[4] / "support" / "line_tables.py"
+PROGRAM = Path(__file__).parents[4] / "support" / "agent" / "line_tables.py"
 SOURCES = sorted(Path(json.__file__).parent.glob("*.py")) + [Path(subprocess.__file__)]
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
 

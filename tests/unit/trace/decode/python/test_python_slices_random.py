@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from kineto_trace.decode.python import python_stacks
 from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.structure.event_tree import build
-from support.op_tables import spans
-from support.stack_records import PERIOD_NS, Sample, code, node, recording
+from support.agent.stack_records import PERIOD_NS, Sample, code, node, recording
+from support.trace_files.op_tables import spans
 
 CODES = {1: code(1, "a.py", "f"), 2: code(2, "a.py", "g"), 3: code(3, "a.py", "h")}
 PATHS = {0: "", 1: "f", 2: "fg", 3: "fgh", 4: "fh", 5: "h", 6: "fgf", 7: "fg", 8: "fghg"}  # 2 and 7: two lines

@@ -11,7 +11,7 @@ from kineto_trace.decode.python.python_stacks import StackSamples
 from kineto_trace.model.line_counts import LineCount, format_lines, parse_lines
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk
-from support.stack_records import (
+from support.agent.stack_records import (
     HAS_GIL,
     IDLE,
     PERIOD_NS,

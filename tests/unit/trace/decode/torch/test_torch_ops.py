@@ -22,7 +22,7 @@ from kineto_trace.decode.torch import torch_ops
 from kineto_trace.decode.torch.torch_ops import TorchOps
 from kineto_trace.model.trace import NO_STRING, StringTable
 from kineto_trace.spool.raw_records import RawWriter, read_source
-from support.h200 import string_entry
+from support.trace_files.h200 import string_entry
 
 NAMES = {0xA1: "aten::mm", 0xA2: "MmBackward0", 0xA3: "my step"}
 WINDOW_END = 10_000

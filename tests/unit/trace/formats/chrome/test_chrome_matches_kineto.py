@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kineto_trace.conversion.target_conversion import convert_target
-from support.h200 import RECORDINGS, Recording, make_spool, recording
+from support.trace_files.h200 import RECORDINGS, Recording, make_spool, recording
 
 Rows = list[dict[str, Any]]
 LAUNCH_ARGS = (

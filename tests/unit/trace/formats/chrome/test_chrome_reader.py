@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.model.trace import UNKNOWN_STREAM
-from support.chrome_files import BASE_NS, document, event, load, load_events, names
+from support.trace_files.chrome_files import BASE_NS, document, event, load, load_events, names
 
 
 def kernel(name: str = "k", ts: float = 0, **changes: Any) -> dict[str, Any]:

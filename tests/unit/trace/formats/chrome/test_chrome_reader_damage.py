@@ -7,7 +7,7 @@ import pytest
 from kineto_trace.errors import FileError
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.model.trace import Trace
-from support.chrome_files import back, load, names
+from support.trace_files.chrome_files import back, load, names
 
 GOOD = '{"ph":"X","cat":"cpu_op","name":"good","pid":1,"tid":2,"ts":1.5,"dur":2,"args":{"External id":5}}'
 

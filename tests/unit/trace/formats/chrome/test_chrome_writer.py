@@ -12,9 +12,9 @@ from kineto_trace.formats.chrome.chrome_writer import base_ns, write_chrome
 from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
 from kineto_trace.model.trace import NO_ROW, UNKNOWN_STREAM, Losses, StringTable, Trace, make_table
 from kineto_trace.open.raw_target import load_target
-from support import python_writer
-from support.h200 import make_spool
-from support.traces import BASE_NS, START_NS, target, trace
+from support.trace_files import python_writer
+from support.trace_files.h200 import make_spool
+from support.trace_files.traces import BASE_NS, START_NS, target, trace
 
 T0 = (START_NS - BASE_NS) / 1000  # µs
 

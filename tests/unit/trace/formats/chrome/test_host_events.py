@@ -10,7 +10,7 @@ import numpy as np
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, NO_STRING, Table, Trace
-from support.traces import BASE_NS, START_NS, target, trace
+from support.trace_files.traces import BASE_NS, START_NS, target, trace
 
 T0 = (START_NS - BASE_NS) / 1000  # µs
 OP = {"thread": 7, "sequence": -1, "finished": 1, "inputs": NO_STRING, "torch_thread": 1}

@@ -8,8 +8,8 @@ import pytest
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import GzipSink
 from kineto_trace.store.parquet_folder import load_columns, save_columns
-from support.chrome_files import back, document, event, load, load_events, written
-from support.h200 import recording
+from support.trace_files.chrome_files import back, document, event, load, load_events, written
+from support.trace_files.h200 import recording
 
 WORKLOADS = ("mlp", "graph", "streams")
 

@@ -19,9 +19,9 @@ from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.model.trace import Table, Trace
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.open.trace_opener import open_trace
-from support.h200 import make_spool
-from support.perfetto_files import SMALL, foreign, written
-from support.traces import trace
+from support.trace_files.h200 import make_spool
+from support.trace_files.perfetto_files import SMALL, foreign, written
+from support.trace_files.traces import trace
 
 
 def read(content: bytes) -> Trace:

@@ -8,9 +8,9 @@ from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.spool.raw_records import RawWriter
-from support import perfetto
-from support.h200 import make_spool, recording, string_entry
-from support.traces import trace
+from support.trace_files import perfetto
+from support.trace_files.h200 import make_spool, recording, string_entry
+from support.trace_files.traces import trace
 
 pytestmark = [
     pytest.mark.perfetto,

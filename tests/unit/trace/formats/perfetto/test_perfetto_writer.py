@@ -13,9 +13,9 @@ from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.trace import StringTable, Trace
-from support import perfetto
-from support.h200 import make_spool
-from support.traces import trace
+from support.trace_files import perfetto
+from support.trace_files.h200 import make_spool
+from support.trace_files.traces import trace
 
 pytestmark = [
     pytest.mark.perfetto,

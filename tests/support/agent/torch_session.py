@@ -1,0 +1,140 @@
+"""A session of torch's profiler as the agent has it, in a process of its own, with a daemon's side that copies.
+
+Run with "python -m support.agent.torch_session PLAN", where PLAN is Python text that uses what is here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from kineto_agent.sources.interface import SourceOutcome, SourceRequest
+from kineto_agent.sources.torch import libtorch_symbols
+from kineto_agent.sources.torch.torch_profiler import DOCUMENT, TorchProfilerSession, prepare
+from kineto_agent.system.threads import start_thread
+
+from support.agent.arenas import ArenaReader
+
+TYPES = frozenset(("cpu_op", "user_annotation", "python_function"))
+COPY_PERIOD_S = 0.01
+
+
+class Daemon:
+    """Copies what an arena gives and frees its buffers, as kinetod does."""
+
+    def __init__(self, fd: int) -> None:
+        self.parts: list[bytes] = []
+        self._reader = ArenaReader(fd)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(COPY_PERIOD_S):
+            self._copy()
+
+    def _copy(self) -> None:
+        for buffer in self._reader.ready():
+            self.parts.append(buffer.data)
+            self._reader.free(buffer.slot)
+
+    def end(self) -> bytes:
+        """Everything, once the session has stopped."""
+        self._ended.set()
+        self._thread.join()
+        self._copy()
+        return b"".join(self.parts)
+
+
+class Recording:
+    """One session, started and stopped on a thread like the agent's."""
+
+    def __init__(self, limit_bytes: int = 128 << 20, **options: Any) -> None:
+        self.session: TorchProfilerSession = self._on_thread(
+            lambda: prepare(SourceRequest(TYPES, limit_bytes, options), "a test")
+        )
+        self.daemon = Daemon(self.session.arena_fd)
+        self.stopped_after_s = 0.0
+        self._on_thread(self.session.start)
+
+    def _on_thread(self, action: Any) -> Any:
+        results: list[Any] = []
+
+        def run() -> None:
+            try:
+                results.append((action(), None))
+            except Exception as exc:
+                results.append((None, exc))
+
+        start_thread("kineto-agent", run).join()
+        value, error = results[0]
+        if error is not None:
+            raise error
+        return value
+
+    def stop(self) -> tuple[SourceOutcome, bytes]:
+        """What the session says at its end, and the bytes that the daemon has."""
+        begin = time.monotonic()
+        outcome: SourceOutcome = self._on_thread(self.session.stop)
+        self.stopped_after_s = time.monotonic() - begin
+        data = self.daemon.end()
+        self._on_thread(self.session.close)
+        return outcome, data
+
+
+def in_pieces() -> None:
+    """As if this torch's functions could not be trusted."""
+    libtorch_symbols.TRUSTED = ()  # type: ignore[assignment]
+
+
+def documents(data: bytes) -> list[bytes]:
+    """The JSON texts of a recording."""
+    head, *found = data.split(DOCUMENT)
+    assert head == b""
+    return found
+
+
+def rss_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def rows(data: bytes) -> list[dict[str, Any]]:
+    """The X rows of all documents."""
+    return [row for text in documents(data) for row in json.loads(text)["traceEvents"] if row["ph"] == "X"]
+
+
+class Model:
+    """Three layers that are trained; about 60 ops a step."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._torch = torch
+        self._layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+        self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=0.01)
+
+    def step(self) -> None:
+        """One iteration."""
+        with self._torch.profiler.record_function("step"):
+            self._optimizer.zero_grad()
+            self._layers(self._torch.randn(4, 8)).sum().backward()
+            self._optimizer.step()
+
+    def step_until(self, ended: Any) -> tuple[int, float]:
+        """Steps, and the longest time in s that one took."""
+        count, longest, before = 0, 0.0, time.monotonic()
+        while not ended():
+            self.step()
+            count, now = count + 1, time.monotonic()
+            longest, before = max(longest, now - before), now
+        return count, longest
+
+
+if __name__ == "__main__":
+    exec(compile(sys.argv[1], "<plan>", "exec"))

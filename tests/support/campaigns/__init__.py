@@ -1,0 +1,1 @@
+"""What campaigns put together: hosts under load, faults, hostile users, fleets."""

@@ -1,0 +1,370 @@
+"""Starts targets that check themselves, attaches to them, counts what becomes of each attach and of each target.
+
+Theory of operation
+    An Attacher makes one attach and tells its outcome. A RunningTarget is one process of support.attach_targets and
+    the page that it shares with us: it is ready, it goes on, it ends when told. `campaign` puts the two together;
+    its Row is what the tables and the assertions are made of.
+    success   code of ours ran in the target
+    refused   an AttachError that says why, and the target goes on
+    failed    anything else that was said
+    hung      the target did not go on within HANG_S, or did not end when told
+    lost      the target ended by itself
+    wrong     the target found something changed, or wrote to standard error
+"""
+
+import contextlib
+import mmap
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from json import JSONDecodeError, loads
+from pathlib import Path
+from statistics import median
+from typing import Protocol
+
+from support.agent.python_child import environment
+from support.attach_targets.control import EXIT_AT, LAPS, LONGEST, PAGE_BYTES, READY, STOP
+from support.attach_targets.machine import LIBRARY
+from support.waiting import until
+
+TESTS = Path(__file__).resolve().parents[2]
+MACHINE_C = TESTS / "support" / "attach_targets" / "machine.c"
+HANG_S = 20.0
+DEADLINE_S = 10.0
+MOST_PAUSE_S = 0.03  # between two attaches, at random, so that they hit every point of a lap
+OUTCOMES = ("success", "refused", "failed", "hung", "lost", "wrong")
+NO_HELLO = "no Hello on the channel"
+NO_HARM = ("success", "refused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attach. Times in ns: from the request until code of ours ran, and until the agent ran; for which a
+    thread stood still.
+    """
+
+    outcome: str
+    method: str = ""
+    latency_ns: int = 0
+    agent_ns: int = 0
+    stopped_ns: int = 0
+    reason: str = ""
+
+
+class Attacher(Protocol):
+    """One way to attach."""
+
+    name: str
+
+    def attach(self, pid: int) -> Attempt:
+        """One attach, and the detach where there is one."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+class Ended(Exception):
+    """The target ended by itself, or does not end: `outcome` is lost or hung."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+class RunningTarget:
+    """One target process. A context manager; leaving it kills what is left."""
+
+    def __init__(self, kind: str, python: str | Path = sys.executable, *, module: str = "", laps: int = 0) -> None:
+        self.kind = kind
+        self._folder = tempfile.TemporaryDirectory(prefix="attach-")
+        folder = Path(self._folder.name)
+        page = folder / "page"
+        page.write_bytes(bytes(PAGE_BYTES))
+        with page.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
+        self.words = memoryview(self._map).cast("Q")
+        self._errors = folder / "errors"
+        variables = {"PYTHONPATH": str(TESTS), "PYTHONDONTWRITEBYTECODE": "1"}
+        library = machine_library()
+        if library is not None:
+            variables[LIBRARY] = str(library)
+        arguments = ["support.attach_targets." + module] if module else ["support.attach_targets", kind]
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [python, "-m", *arguments, page, *([str(laps)] if laps else [])],
+                env=environment(**variables),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        self._last = (0, time.monotonic())
+        self.result = ""  # what it is to be compared by, once finished
+
+    def __enter__(self) -> "RunningTarget":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.words.release()
+        self._map.close()
+        self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
+
+    def wait_ready(self) -> None:
+        """Raises Ended."""
+        until(lambda: self.words[READY] or self.process.poll() is not None, f"{self.kind} is ready", 120)
+        self.check()
+
+    def check(self) -> None:
+        """Whether it lives and goes on. Raises Ended."""
+        if self.process.poll() is not None:
+            raise Ended("lost", f"it ended with status {self.process.returncode}: {self.errors()[-500:]}")
+        laps, since = self._last
+        if self.words[LAPS] != laps or self.kind.startswith("for_good"):
+            self._last = (self.words[LAPS], time.monotonic())
+        elif time.monotonic() - since > HANG_S:
+            raise Ended("hung", f"no lap in {HANG_S:g} s")
+
+    def take_longest_ns(self) -> int:
+        """The longest lap since the last call."""
+        longest = self.words[LONGEST]
+        self.words[LONGEST] = 0
+        return longest
+
+    def held(self) -> tuple[int, int]:
+        """How many threads and descriptors it has."""
+        proc = Path(f"/proc/{self.pid}")
+        return len(list((proc / "task").iterdir())), len(list((proc / "fd").iterdir()))
+
+    def errors(self) -> str:
+        """What it wrote to standard error."""
+        return self._errors.read_text("utf-8", "replace")
+
+    def end(self) -> tuple[int, bytes]:
+        """Tell it to end; its exit status and output. Raises Ended."""
+        self.words[STOP] = 1
+        if self.kind.startswith("for_good"):
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGUSR1)
+        try:
+            output, _ = self.process.communicate(timeout=HANG_S)
+        except subprocess.TimeoutExpired:
+            raise Ended("hung", f"it did not end within {HANG_S:g} s") from None
+        return self.process.returncode, output
+
+    def finish(self) -> list[str]:
+        """End it; what it found wrong. Raises Ended."""
+        self.check()
+        return self._judge(*self.end())
+
+    def report(self) -> list[str]:
+        """Like finish, of a target that has ended after its laps."""
+        output, _ = self.process.communicate(timeout=HANG_S)
+        return self._judge(self.process.returncode, output)
+
+    def _judge(self, status: int, output: bytes) -> list[str]:
+        if status:
+            raise Ended("lost", f"it ended with status {status}: {self.errors()[-500:]}")
+        try:
+            report = loads(output)
+        except JSONDecodeError:
+            return [f"its report is {output[-200:]!r}"]
+        self.result = report["result"]
+        wrong = list(report["wrong"]) + [""] * (report["wrong_count"] - len(report["wrong"]))
+        return wrong + ([f"it wrote: {self.errors()[:500]}"] if self.errors() else [])
+
+
+@dataclass(slots=True)
+class Row:
+    """What became of the attaches to one kind of target."""
+
+    kind: str
+    python: str
+    attacher: str
+    attempts: list[Attempt] = field(default_factory=list)
+    ends: list[Attempt] = field(default_factory=list)  # of the target: hung, lost, wrong
+    longest_ns: int = 0  # lap
+    left: str = ""  # behind in the target
+
+    def count(self, outcome: str) -> int:
+        """Attempts, and ends of the target, of this outcome."""
+        return sum(attempt.outcome == outcome for attempt in (*self.attempts, *self.ends))
+
+    @property
+    def harmless(self) -> bool:
+        """Whether no target was hurt and every refusal had its reason."""
+        return all(attempt.outcome in NO_HARM for attempt in (*self.attempts, *self.ends))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no target was hurt; attaches may have failed."""
+        return not self.ends and not self.left
+
+    def reasons(self) -> list[str]:
+        """Why attempts were no success, most frequent first."""
+        found = Counter(f"{a.outcome}: {a.reason}" for a in (*self.attempts, *self.ends) if a.outcome != "success")
+        return [f"{count} x {reason}" for reason, count in found.most_common()]
+
+    def cells(self) -> list[str]:
+        """Of the table."""
+        good = [attempt for attempt in self.attempts if attempt.outcome == "success"]
+        methods = Counter(attempt.method for attempt in good)
+        stops = [attempt.stopped_ns for attempt in good if attempt.stopped_ns]
+        return [
+            *(self.kind, self.python, self.attacher, str(len(self.attempts))),
+            *(str(self.count(outcome) or "") for outcome in OUTCOMES),
+            *(_ms([attempt.latency_ns for attempt in good]), _ms([attempt.agent_ns for attempt in good]), _ms(stops)),
+            *(" ".join(f"{name} {count}" for name, count in methods.most_common()), self.left),
+        ]
+
+
+HEADER = (
+    *("target", "Python", "by", "tries", *OUTCOMES, "latency ms: median / max", "agent ms: median / max"),
+    *("stop ms: median / max", "method"),
+)
+
+
+def _ms(times: Sequence[int]) -> str:
+    return f"{median(times) / 1e6:.2f} / {max(times) / 1e6:.1f}" if times else ""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """In Markdown, then the reasons of what was no success."""
+    lines = ["| " + " | ".join((*HEADER, "left")) + " |", "|" + "---|" * (len(HEADER) + 1)]
+    lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
+    for row in rows:
+        lines += [f"{row.kind}, {row.python}, {row.attacher}: {reason}" for reason in row.reasons()[:8]]
+    return "\n".join(lines)
+
+
+def campaign(
+    kind: str, attacher: Attacher, count: int, python: str | Path = sys.executable, *, seed: int | None = None
+) -> Row:
+    """So many attaches to one target of this kind. A target that is lost is replaced."""
+    chance = random.Random(seed)
+    row = Row(kind, version_of(python), attacher.name)
+    pause = _pauser(chance)
+    while len(row.attempts) < count:
+        with RunningTarget(kind, python) as target:
+            try:
+                target.wait_ready()
+                held = target.held()
+                target.take_longest_ns()
+                while len(row.attempts) < count:
+                    row.attempts.append(attacher.attach(target.pid))
+                    target.check()
+                    pause()
+                row.longest_ns = max(row.longest_ns, target.take_longest_ns())
+                if kind in STEADY:
+                    row.left = _left(target, held)
+                row.ends += [Attempt(outcome="wrong", reason=wrong) for wrong in target.finish()]
+            except Ended as exc:
+                row.ends.append(Attempt(outcome=exc.outcome, reason=exc.reason))
+                if not row.attempts or len(row.ends) > 5:
+                    return row
+    return row
+
+
+STEADY = (
+    *("python", "malloc", "threads", "asleep_sleep", "asleep_poll", "for_good_sleep", "for_good_recv"),
+    *("eventlet", "gevent", "replaced", "shadowed", "at_the_limit", "monitoring"),
+    *("veto_compile", "veto_exec", "veto_import"),
+)
+
+
+def _left(target: RunningTarget, held: tuple[int, int]) -> str:
+    with contextlib.suppress(AssertionError):
+        until(lambda: target.held() == held, "the agent has left", 15)
+        return ""
+    threads, descriptors = target.held()
+    return f"{threads - held[0]:+d} threads {descriptors - held[1]:+d} descriptors"
+
+
+def _pauser(chance: random.Random) -> Callable[[], None]:
+    """Waits that have no other purpose than to be of random length."""
+    return lambda: time.sleep(chance.uniform(0, MOST_PAUSE_S))
+
+
+def edges(when: str, attacher: Attacher, count: int, python: str | Path = sys.executable, *, most_s: float) -> Row:
+    """One attach to each of so many processes at a random moment within `most_s` after their start, or end."""
+    from support.attach_targets.edges import OUTPUT, STATUS
+
+    chance = random.Random()
+    row = Row(when, version_of(python), attacher.name)
+    for _ in range(count):
+        with RunningTarget("edges", python, module="edges") as target:
+            try:
+                if when == "at_exit":
+                    target.wait_ready()
+                    target.words[STOP] = 1
+                    until(lambda t=target: t.words[EXIT_AT] or t.process.poll() is not None, "it ends")  # type: ignore[misc]
+                time.sleep(chance.uniform(0, most_s))
+                attempt = attacher.attach(target.pid)
+                if when == "at_exit" and attempt.reason.startswith(NO_HELLO):
+                    attempt = replace(attempt, outcome="refused")  # its channel ended as it did
+                row.attempts.append(attempt)
+                found = target.end()
+                if found != (STATUS, OUTPUT) or target.errors():
+                    reason = f"its end was {found} {target.errors()[-300:]}"
+                    row.ends.append(Attempt(outcome="lost" if found[0] < 0 else "wrong", reason=reason))
+            except Ended as exc:
+                row.ends.append(Attempt(outcome=exc.outcome, reason=exc.reason))
+    return row
+
+
+_versions: dict[str, str] = {}
+
+
+def version_of(python: str | Path) -> str:
+    """E.g. 3.11.7."""
+    if str(python) not in _versions:
+        command = [python, "-c", "import platform; print(platform.python_version())"]
+        _versions[str(python)] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return _versions[str(python)]
+
+
+def pythons() -> Iterator[Path]:
+    """Every CPython from the agent's floor on that this machine has, one of a kind."""
+    from support.machine import newer_pythons
+
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in range(9, 20):
+        yield from sorted(root.glob(f"3.{minor}.*/bin/python"))
+    debian = Path("/usr/bin/python3")
+    if debian.exists():
+        yield debian
+    for version in newer_pythons.VERSIONS:
+        found = newer_pythons.find(version)
+        if found is not None:
+            yield found
+
+
+def machine_library() -> Path | None:
+    """machine.c compiled; None where that is impossible."""
+    global _library
+    if _library is None and platform.machine() == "x86_64" and shutil.which("cc"):
+        folder = TESTS.parent / "build" / "attach-targets"
+        folder.mkdir(parents=True, exist_ok=True)
+        made, new = folder / "machine.so", folder / f"machine-{os.getpid()}.so"
+        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-mno-red-zone", "-mavx2", "-shared", "-fPIC"]
+        subprocess.run(["cc", *flags, MACHINE_C, "-o", new], check=True)
+        new.replace(made)
+        _library = made
+    return _library
+
+
+_library: Path | None = None

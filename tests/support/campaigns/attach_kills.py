@@ -1,0 +1,116 @@
+"""Kills the helper process at random moments of an attach.
+
+Theory of operation
+    Each moment has a helper of its own, which has imported everything (it has answered a request that it refuses).
+    A first attach that is left alone tells how long one takes; the others are killed at a random point of that time
+    and a little beyond. Between them the target must go on; at the end an ordinary attach must succeed.
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kinetod.attach_helper.attach_pool import COMMAND
+from kinetod.processes import credentials
+from kinetod.processes.identity import BOOT_TIME_NS, PROC, start_time_ns
+
+from support.attach_targets.control import LAPS
+from support.campaigns.attach_harness import Attempt, Ended, Row, RunningTarget, version_of
+from support.targets.attachers import HelperAttacher
+from support.waiting import until
+
+ANSWER_S = 20.0
+BEYOND = 1.3
+MOST_MS = 20.0  # an attach that waited for its target is not what is to be cut
+
+
+class LoneHelper:
+    """One helper process, driven by hand."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen([*COMMAND], stdin=theirs.fileno())
+        self._socket.settimeout(ANSWER_S)
+
+    def warm(self) -> None:
+        """It has answered once."""
+        self.ask(os.getpid())
+        self.answer()
+
+    def ask(self, pid: int) -> None:
+        """Send the request for an attach."""
+        request = {
+            "id": 1,
+            "pid": pid,
+            "start_time_ns": start_time_ns(pid, PROC),
+            "boot_time_ns": BOOT_TIME_NS,
+            "approved": credentials.read(pid).to_dict(),
+            "deadline_s": 10.0,
+            "token": time.time_ns(),
+        }
+        self._socket.send(json.dumps(request).encode())
+
+    def answer(self) -> None:
+        """Wait for the answer; a channel that comes with it is closed."""
+        _data, descriptors, _flags, _address = socket.recv_fds(self._socket, 16384, 4)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+        self._socket.close()
+
+
+def kill_moments(kind: str, count: int, python: str | Path = sys.executable) -> Row:
+    """A Row of one ordinary attach after so many that were killed. A killed attach counts as refused."""
+    row = Row(kind, version_of(python), "kill -9")
+    chance = random.Random()
+    with RunningTarget(kind, python) as target:
+        try:
+            target.wait_ready()
+            taken_ms = _usual_ms(target)
+            for _ in range(count):
+                helper = LoneHelper()
+                helper.warm()
+                moment_ms = chance.uniform(0, taken_ms * BEYOND)
+                helper.ask(target.pid)
+                end = time.perf_counter_ns() + moment_ms * 1e6
+                while time.perf_counter_ns() < end:
+                    pass
+                helper.kill()
+                row.attempts.append(Attempt(outcome="refused", reason="the helper was killed"))
+                laps = target.words[LAPS]
+                until(lambda since=laps: target.words[LAPS] > since or target.process.poll() is not None, "it goes on")  # type: ignore[misc]
+                target.check()
+            with_helper = HelperAttacher()
+            try:
+                row.attempts.append(with_helper.attach(target.pid))
+            finally:
+                with_helper.close()
+            row.ends += [Attempt(outcome="wrong", reason=wrong) for wrong in target.finish()]
+        except Ended as exc:
+            row.ends.append(Attempt(outcome=exc.outcome, reason=exc.reason))
+        except AssertionError as exc:
+            row.ends.append(Attempt(outcome="hung", reason=str(exc)))
+    return row
+
+
+def _usual_ms(target: RunningTarget) -> float:
+    times = []
+    for _ in range(2):
+        helper = LoneHelper()
+        helper.warm()
+        begin = time.perf_counter()
+        helper.ask(target.pid)
+        helper.answer()
+        times.append((time.perf_counter() - begin) * 1e3)
+        helper.kill()
+    return min(MOST_MS, max(times))

@@ -1,0 +1,312 @@
+"""A host under load, whose parts are killed: the daemon and its agents, the captures that were begun, what must hold.
+
+Theory of operation
+    A `Site` is one daemon and some programs with an agent, which work all the time. A fault happens at a moment of
+    the captures that run; then `Site.settle` waits until each of them has its verdict and compares that with what was
+    done to its target. A capture is begun with an idempotency key: where the daemon died before it answered, asking
+    again says what had become of it.
+
+    What must hold after each fault is in `faults_checks.py`.
+"""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+
+from support.campaigns.faults_checks import Figures, Grounds, check_files, check_verdicts, figures_of, slower_than_idle
+from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.targets.programs import Program, ready_pids
+from support.waiting import until
+
+SERVES_S = 5.0
+SETTLED_S = 60.0
+AGENTS_BACK_S = 60.0  # their pauses double while the daemon is away
+CALL_S = 10.0
+KEPT = {
+    "kinetod.captures.result.decode_worker": 2,
+    "kinetod.attach_helper.attach_worker": 2,
+}  # processes that the daemon keeps while nobody asks
+MILLISECOND_NS = 1_000_000
+# Half of a core's work in iterations, until its standard input ends.
+WORK = """
+import sys, threading, time
+import kineto_agent
+kineto_agent.start()
+threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
+def crunch_numbers():
+    return sum(i * i for i in range(5_000))
+print("ready", flush=True)
+while True:
+    crunch_numbers()
+    time.sleep(0.004)
+    kineto_agent.step()
+"""
+PLAIN_WORK = WORK.replace("import kineto_agent\nkineto_agent.start()\n", "").replace("    kineto_agent.step()\n", "")
+
+
+@dataclass
+class Begun:
+    """One capture that somebody asked for."""
+
+    key: str
+    spec: pb.CaptureSpec
+    pids: tuple[int, ...]
+    id: str = ""
+    refusal: str = ""  # the reason code, where the daemon refused it
+
+
+@dataclass
+class Tally:
+    """What came out, over all moments."""
+
+    moments: int = 0
+    longest_s: float = 0.0  # until it served again
+    longest_agents_s: float = 0.0  # until all agents were connected again
+    late: int = 0  # moments after which that took longer than SERVES_S, since others had the cores
+    verdicts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    verified: int = 0  # DONE traces
+    hits: int = 0  # moments at which the fault met what it was meant for
+    before: Figures | None = None
+    after: Figures | None = None
+
+    def __str__(self) -> str:
+        verdicts = ", ".join(f"{name} {count}" for name, count in sorted(self.verdicts.items()))
+        refused = f"; refused: {dict(self.refused)}" if self.refused else ""
+        return (
+            f"{self.moments} moments ({self.hits} hits), served within {self.longest_s:.2f} s ({self.late} late), "
+            f"agents back within {self.longest_agents_s:.2f} s; {verdicts}{refused}; "
+            f"{self.verified} DONE traces verified, no file orphaned; {self.before} -> {self.after}"
+        )
+
+
+class Site:
+    """One daemon, its agents, and their captures."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.agents: list[Program] = []
+        self.begun: list[Begun] = []
+        self.tally = Tally()
+        self._keys = 0
+
+    # what there is
+
+    def add_agent(self, program: str = WORK) -> Program:
+        """A working program; one with an agent connects by itself."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=self.daemon.client_environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        self.agents.append(process)
+        return process
+
+    def remove_agent(self, process: Program) -> None:
+        """Kills it, if it lives, and forgets it."""
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        self.agents.remove(process)
+
+    def pids(self) -> set[int]:
+        """Of the agents."""
+        return {process.pid for process in self.agents}
+
+    def children(self, module: str) -> list[psutil.Process]:
+        """The daemon's processes of this module."""
+        found = []
+        for child in psutil.Process(self.daemon.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if module in child.cmdline():
+                    found.append(child)
+        return found
+
+    def _processes(self) -> dict[str, int]:
+        return {module: len(self.children(module)) for module in KEPT}
+
+    # captures
+
+    def begin(self, *pids: int, milliseconds: int = 300) -> Begun:
+        """Asks for a capture; a daemon that is gone, or refuses, is no error here."""
+        self._keys += 1
+        spec = pb.CaptureSpec(
+            selector=pb.Selector(pids=pids), duration_ns=milliseconds * MILLISECOND_NS, keep_agent_ns=1
+        )
+        begun = Begun(f"key {self._keys}", spec, pids)
+        self.begun.append(begun)
+        self._ask(begun)
+        return begun
+
+    def _ask(self, begun: Begun) -> None:
+        request = pb.CreateCaptureRequest(spec=begun.spec, idempotency_key=begun.key)
+        try:
+            begun.id = self.daemon.stub().CreateCapture(request, timeout=CALL_S).id
+        except grpc.RpcError as exc:
+            if exc.code() is not grpc.StatusCode.UNAVAILABLE:
+                begun.refusal = _reason(exc)
+        except (ValueError, grpc.FutureTimeoutError):
+            return  # the channel was closed with the daemon: asked again once it is back
+
+    def begin_in_background(self, *pids: int, milliseconds: int = 300) -> threading.Thread:
+        """The same, while something else is done."""
+        thread = threading.Thread(target=self.begin, args=pids, kwargs={"milliseconds": milliseconds})
+        thread.start()
+        return thread
+
+    # faults
+
+    def kill_daemon(self) -> float:
+        """SIGKILL and a new one, as a service manager would; the time of the death, monotonic."""
+        self.daemon.kill()
+        died = time.monotonic()
+        self.daemon.start()
+        return died
+
+    def serves_again(self, since: float) -> None:
+        """It answers calls within SERVES_S of that moment, and then its agents come back.
+
+        By the wall clock where the cores are ours; where others have them too, as if they had not.
+        """
+        until(self._answers, "it serves", AGENTS_BACK_S, state=self.daemon.log)
+        took_s = time.monotonic() - since
+        self.tally.longest_s = max(self.tally.longest_s, took_s)
+        self.tally.late += took_s > SERVES_S
+        if took_s > SERVES_S:
+            slower = slower_than_idle()
+            assert took_s / slower <= SERVES_S, (took_s, slower, self.daemon.log())
+        until(self._has_agents, "its agents are back", AGENTS_BACK_S, state=self.daemon.log)
+        self.tally.longest_agents_s = max(self.tally.longest_agents_s, time.monotonic() - since)
+
+    def _answers(self) -> bool:
+        try:
+            self.daemon.stub().ListCaptures(pb.ListCapturesRequest(page_size=1), timeout=SERVES_S)
+        except (grpc.RpcError, grpc.FutureTimeoutError):
+            return False
+        return True
+
+    def _has_agents(self) -> bool:
+        request = pb.ListProcessesRequest(selector=pb.Selector(helpers=True))
+        found = self.daemon.stub().ListProcesses(request, timeout=SERVES_S).processes
+        have = {each.pid for each in found if each.agent_state in (pb.AGENT_STATE_READY, pb.AGENT_STATE_BUSY)}
+        return self.pids() <= have
+
+    # afterwards
+
+    def settle(self, grounds: Grounds) -> list[pb.Capture]:
+        """Every capture has its verdict, which is true; every file is whole and somebody's. The captures."""
+        stub = self.daemon.stub()
+        captures = []
+        for begun in self.begun:
+            if not begun.id and not begun.refusal:
+                self._ask(begun)
+            if begun.refusal:
+                assert begun.refusal in grounds.may_refuse(begun.pids), begun
+                self.tally.refused[begun.refusal] += 1
+                continue
+            captures.append(watch_to_end(stub, begun.id, SETTLED_S))
+            assert {target.pid for target in captures[-1].targets} == set(begun.pids)
+        for capture in captures:
+            self.tally.verdicts.update(check_verdicts(capture, grounds))
+        until(lambda: self.pids() <= ready_pids(stub), "every agent is free again", state=self.daemon.log)
+        self.tally.verified += check_files(stub, self.daemon.state_dir)
+        self.tally.moments += 1
+        return captures
+
+    def forget(self) -> None:
+        """Deletes the captures, so that the store stays small; nothing of them may stay."""
+        stub = self.daemon.stub()
+        for begun in self.begun:
+            if begun.id:
+                until(lambda capture_id=begun.id: self._deleted(stub, capture_id), "it can be deleted")  # type: ignore[misc]
+        self.begun.clear()
+        left = [path.name for name in ("captures", "trash") for path in (self.daemon.state_dir / name).iterdir()]
+        assert left == []
+
+    def _deleted(self, stub: ProfilerStub, capture_id: str) -> bool:
+        """False while its end is not stored yet, after a full disk."""
+        try:
+            stub.DeleteCapture(pb.DeleteCaptureRequest(id=capture_id), timeout=CALL_S)
+        except grpc.RpcError as exc:
+            assert _reason(exc) == "CAPTURE_RUNNING", exc
+            return False
+        return True
+
+    def measure(self) -> Figures:
+        """Memory and descriptors of the daemon now."""
+        return figures_of(self.daemon.pid)
+
+    def _measure_at_rest(self) -> Figures | None:
+        """None while a process of KEPT is away, with its pipes, or one too many is there, or descriptors change.
+
+        The daemon starts a process that was killed while it was idle at its next look only.
+        """
+        figures = self.measure()
+        return figures if self._processes() == KEPT and self.measure().names == figures.names else None
+
+    def note_before(self) -> None:
+        """The figures at rest, with which later ones are compared."""
+        self.tally.before = until(self._measure_at_rest, "the daemon is at rest", state=self._processes)
+
+    def note_after(self) -> None:
+        """Nothing may have grown."""
+        assert self.tally.before is not None
+        before = self.tally.before
+
+        def no_more_than_before() -> Figures | None:
+            now = self._measure_at_rest()
+            return now if now is not None and now.descriptors <= before.descriptors else None
+
+        self.tally.after = until(
+            no_more_than_before,
+            f"no descriptor is left of what was there before: {before}",
+            state=lambda: f"{set(self.measure().names) - set(before.names)}, {self._processes()}",
+        )
+        assert self.tally.after.rss_mib - before.rss_mib <= before.allowed_growth_mib, (before, self.tally.after)
+
+
+def _reason(error: grpc.RpcError) -> str:
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it is a Call too
+    info = error_details_pb2.ErrorInfo()
+    if status is None or not status.details or not status.details[0].Unpack(info):
+        return str(error)
+    return str(info.reason)
+
+
+@contextlib.contextmanager
+def site(
+    *options: str, agents: int = 2, environ: Mapping[str, str] | None = None, state_dir: Path | None = None
+) -> Iterator[Site]:
+    """A running one with so many agents, connected."""
+    environ = {"KINETOD_ACCESS_REQUESTS_PER_SECOND": "10000", **(environ or {})}
+    workers = ("--decode-workers", str(KEPT["kinetod.captures.result.decode_worker"]))
+    with running_daemon(*workers, *options, environ=environ, state_dir=state_dir) as daemon:
+        running = Site(daemon)
+        try:
+            for _ in range(agents):
+                running.add_agent()
+            until(lambda: running.pids() <= ready_pids(daemon.stub()), "every agent is connected", state=daemon.log)
+            yield running
+        finally:
+            for process in list(running.agents):
+                running.remove_agent(process)

@@ -1,0 +1,1 @@
+"""This machine as tests need it: compilers, kernels, control groups, namespaces, GPUs."""

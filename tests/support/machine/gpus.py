@@ -1,0 +1,32 @@
+"""A host with NVIDIA GPUs: the fake libnvidia-ml.so.1 (tests/fakes/fake_nvml.c) and the file that steers it."""
+
+import os
+from pathlib import Path
+
+from support.machine.native import FAKES, build
+
+NAME = "libnvidia-ml.so.1"
+
+
+def fake_nvml() -> Path:
+    """The library, under the name that the driver installs."""
+    return build(NAME, [FAKES / "fake_nvml.c"], ["-O2", "-fPIC", "-shared", f"-Wl,-soname,{NAME}"])
+
+
+class FakeGpus:
+    """What the GPUs of the processes with `environ` do. The keys are at the top of fake_nvml.c."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "fake-nvml"
+        self.path.write_text("")
+        inherited = os.environ.get("LD_LIBRARY_PATH")
+        self.environ = {
+            "FAKE_NVML": str(self.path),
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(fake_nvml().parent), inherited])),
+        }
+
+    def say(self, *lines: str) -> None:
+        """Replaces what the file says, in one step."""
+        scratch = self.path.with_suffix(".new")
+        scratch.write_text("".join(f"{line}\n" for line in lines))
+        scratch.replace(self.path)

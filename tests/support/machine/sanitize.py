@@ -1,0 +1,49 @@
+"""Runs the C parts of the agent under sanitizers: `python -m support.machine.sanitize [SANITIZERS]…`."""
+
+import os
+import subprocess
+import sys
+
+from support.machine.native import COLLECTOR_HEADERS, FAKE_CUPTI, FAKES, ROOT, build, collector_sources, has_sanitizer
+
+SANITIZERS = ("address,undefined", "thread")
+DRIVERS = ROOT / "tests" / "unit" / "agent" / "native"
+
+
+def run(sanitizer: str) -> int:
+    """Build the collector, the fakes and the drivers with one sanitizer and run them; gives the exit status."""
+    flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    fakes = {
+        "drive_collector": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
+        "drive_cupti_gate": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
+        "drive_ops": build("libtorch_cpu.so", [FAKES / "fake_torch.c"], [*flags, "-fPIC", "-shared"]),
+        "drive_stacks": None,
+    }
+    environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
+    for name, fake in fakes.items():
+        sources = [*collector_sources(), DRIVERS / f"{name}.c"]
+        driver = build(name, sources, [*flags, *COLLECTOR_HEADERS, f"-I{FAKES}"])
+        command = [str(driver)] if fake is None else [str(driver), str(fake)]
+        status = subprocess.run(command, env=environ, check=False).returncode
+        if status != 0:
+            sys.stderr.write(f"{name} failed\n")
+            return status
+    return 0
+
+
+def main() -> int:
+    """All that are asked for, or all there are."""
+    for sanitizer in sys.argv[1:] or SANITIZERS:
+        if not has_sanitizer(sanitizer):
+            sys.stderr.write(f"skipped: this compiler has no -fsanitize={sanitizer}\n")
+            continue
+        status = run(sanitizer)
+        if status != 0:
+            sys.stderr.write(f"-fsanitize={sanitizer}: exit status {status}\n")
+            return 1
+    sys.stdout.write("ok\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Servers that the product talks to: Kubernetes, Slurm, object stores, webhooks' receivers."""

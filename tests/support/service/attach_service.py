@@ -1,0 +1,116 @@
+"""The attach helper service as systemd starts it: another user, few capabilities, the socket passed. Needs root."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.service.daemon import IMPORT_PATH
+from support.waiting import until
+
+SERVICE_UID, CALLER_UID, OWNER_UID = 64990, 64991, 64992
+CAPABILITIES = ("sys_ptrace", "dac_read_search", "sys_admin")  # as in the unit; a test compares
+MODULE = ("-m", "kinetod.attach_helper")
+POLICY = f'callers = [{CALLER_UID}]\nroot = "containers"\n'
+_START = 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'  # the pid is known only to who has it
+_LISTEN_FD = 3
+
+
+def unprivileged(uid: int, *capabilities: str) -> list[str]:
+    """Prefix of a command: as that user with these capabilities only, in the bounding set too."""
+    listed = ",".join(["-all", *(f"+{name}" for name in capabilities)])
+    sets = ("--inh-caps", listed, "--ambient-caps", listed, "--bounding-set", listed)
+    return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs", *sets]
+
+
+def as_caller(uid: int, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python code as that user, who may read (not write) everything: Python may lie in /root."""
+    return subprocess.run(
+        [*unprivileged(uid, "dac_read_search"), sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+class Service:
+    """A running one."""
+
+    def __init__(self, root: Path, *options: str) -> None:
+        self.root = root
+        self.socket = root / "attach.sock"
+        self.policy = root / "attach.toml"
+        self.policy.write_text(POLICY)
+        self._log = root / "log"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self.socket))
+        self._listener.listen(8)
+        self.socket.chmod(0o666)  # whom the socket's mode lets through is systemd's part
+        self._options = options
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """As systemd does at the first connection; it is not waited for, since the socket is there."""
+        command = [
+            *unprivileged(SERVICE_UID, *CAPABILITIES),
+            "sh", "-c", _START, "sh",
+            sys.executable, *MODULE, "--policy", str(self.policy), *self._options,
+        ]  # fmt: skip
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": IMPORT_PATH},
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                preexec_fn=self._pass_listener,
+                close_fds=False,
+            )
+
+    def _pass_listener(self) -> None:
+        if self._listener.fileno() == _LISTEN_FD:
+            os.set_inheritable(_LISTEN_FD, True)
+        else:
+            os.dup2(self._listener.fileno(), _LISTEN_FD)
+
+    def stop(self) -> None:
+        """Ends it, if it runs."""
+        if self.process is not None:
+            self.process.terminate()
+            assert self.process.wait(20) == 0, self.log()
+            self.process = None
+
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self._log.read_text()
+
+    def logged(self, text: str) -> None:
+        """Waits until it has logged that."""
+        until(lambda: text in self.log(), f"the service logs {text!r}", state=self.log)
+
+    def close(self) -> None:
+        """Ends it, however that may be."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def running(*options: str) -> Iterator[Service]:
+    """A started service with its own folder."""
+    root = Path(tempfile.mkdtemp(prefix="kinetod-attach-"))
+    root.chmod(0o755)
+    service = Service(root, *options)
+    try:
+        service.start()
+        yield service
+        service.stop()
+    finally:
+        service.close()
+        shutil.rmtree(root, ignore_errors=True)

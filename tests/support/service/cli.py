@@ -1,0 +1,82 @@
+"""Runs kinetoctl for tests: in this process, or as a real one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinetoctl.__main__ import main
+
+from support.service.daemon import IMPORT_PATH, Daemon
+from support.waiting import until
+
+DEADLINE_S = 60
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run of kinetoctl left."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> Any:
+        """Stdout, which must be one JSON value and nothing else."""
+        return json.loads(self.stdout)
+
+
+def run_here(capsys: pytest.CaptureFixture[str], address: str, *arguments: str) -> Result:
+    """Run `kinetoctl --address ADDRESS ARGUMENTS...` in this process."""
+    code = main(["--address", address, *arguments])
+    captured = capsys.readouterr()
+    return Result(code, captured.out, captured.err)
+
+
+def kinetoctl(*arguments: str) -> list[str]:
+    """The command line of a kinetoctl process."""
+    return [sys.executable, "-m", "kinetoctl", *arguments]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment with the packages of the repository importable."""
+    return {**os.environ, "PYTHONPATH": IMPORT_PATH, **changes}
+
+
+def run_process(
+    arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None, prefix: Sequence[str] = ()
+) -> Result:
+    """Run kinetoctl as a process of its own. prefix: a command that runs the command behind it."""
+    command = [*prefix, *kinetoctl(*arguments)]
+    done = subprocess.run(command, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def wait_for_agent(daemon: Daemon, pid: int) -> None:
+    """Until the agent in this process can be asked for a trace."""
+
+    def ready() -> bool:
+        found = run_process(["ps", "--pid", str(pid), "-o", "json"], daemon.client_environ())
+        return found.code == 0 and found.json()[0]["agent_state"] == "AGENT_STATE_READY"
+
+    until(ready, f"the agent in {pid} is ready", DEADLINE_S, state=daemon.log)
+
+
+def wait_for_records(daemon: Daemon, pid: int) -> None:
+    """Until the daemon has copied a record of the running capture of this process."""
+    environ = daemon.client_environ()
+
+    def recorded() -> bool:
+        listed = run_process(["ps", "--pid", str(pid), "-o", "json"], environ).json()
+        if not listed or not listed[0]["busy_capture_id"]:  # its agent may still be on the way
+            return False
+        (process,) = listed
+        capture = run_process(["captures", "show", process["busy_capture_id"], "-o", "json"], environ).json()
+        return any(count["records"] for target in capture["targets"] for count in target["counts"])
+
+    until(recorded, f"records of process {pid} have come", DEADLINE_S)

@@ -1,0 +1,248 @@
+"""A real kinetod in a subprocess with its own folders, for the tests of everybody.
+
+    with running_daemon() as daemon:
+        channel = grpc.insecure_channel(daemon.address)
+
+Readiness comes from the daemon itself (READY=1 on a notify socket): nothing polls or sleeps.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+
+REPOSITORY = Path(__file__).parents[3]
+START_DEADLINE_S = 30
+STOP_DEADLINE_S = 20
+# The packages of the repository, before what this process was told to import from.
+IMPORT_PATH = os.pathsep.join(
+    [
+        *(str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos")),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
+
+
+def as_user(uid: int | None) -> list[str]:
+    """Prefix of a command that runs as another user, who may read (not write) everything: Python may lie in /root."""
+    if uid is None:
+        return []
+    capability = "-all,+dac_read_search"
+    options = ("--regid", str(uid), "--clear-groups", "--inh-caps", capability, "--ambient-caps", capability)
+    return ["setpriv", "--reuid", str(uid), *options]
+
+
+class DaemonFailed(Exception):
+    """The daemon ended before it was ready; the text has its exit status and log."""
+
+
+class Daemon:
+    """One daemon and its folders. `start` may be called again after `stop` or `kill`."""
+
+    def __init__(
+        self,
+        root: Path,
+        options: Sequence[str] = (),
+        *,
+        uid: int | None = None,
+        environ: Mapping[str, str] | None = None,
+        state_dir: Path | None = None,
+    ) -> None:
+        self.root = root
+        self.runtime_dir = root / "run" if uid is None else root  # directly in /run: so root vouches for the user
+        self.state_dir = state_dir or root / "state"
+        self.log_path = root / "kinetod.log"
+        self.rpc_socket = self.runtime_dir / "kinetod.sock"
+        self.agent_socket = self.runtime_dir / "agent.sock"
+        self.address = f"unix:{self.rpc_socket}"
+        self.options = list(options)
+        self.uid = uid
+        self.environ = dict(environ or {})
+        self.process: subprocess.Popen[bytes] | None = None
+        self.notified: list[str] = []  # what the running daemon has told its service manager
+        self._channel: grpc.Channel | None = None
+        self._starts = 0
+        self._collector: threading.Thread | None = None
+        self.runtime_dir.mkdir(exist_ok=True)
+        if uid is not None:
+            for folder in (root, self.runtime_dir):
+                os.chown(folder, uid, uid)
+
+    @property
+    def pid(self) -> int:
+        """Of the running daemon."""
+        assert self.process is not None
+        return self.process.pid
+
+    def command(self) -> list[str]:
+        """The whole command line."""
+        return [
+            *as_user(self.uid), sys.executable, "-m", "kinetod",
+            "--listen", self.address,
+            "--agent-socket", str(self.agent_socket),
+            "--state-dir", str(self.state_dir),
+            "--min-free-bytes", "1MiB",
+            *self.options,
+        ]  # fmt: skip
+
+    def client_environ(self) -> dict[str, str]:
+        """Environment for clients and targets of this daemon."""
+        return {
+            **os.environ,
+            "PYTHONPATH": IMPORT_PATH,
+            "KINETO_ADDRESS": self.address,
+            "KINETO_AGENT_SOCKET": str(self.agent_socket),
+            **self.environ,
+        }
+
+    def start(self) -> None:
+        """Starts the daemon and returns once it says that it is ready. Raises DaemonFailed."""
+        self._starts += 1
+        notify_path = self.root / f"notify-{id(self)}-{self._starts}"  # two daemons may share a root
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify.bind(str(notify_path))
+        with self.log_path.open("ab") as log:
+            if self.uid is not None:
+                os.chown(notify_path, self.uid, self.uid)
+            self.process = subprocess.Popen(
+                self.command(),
+                env={"KINETOD_STORE_START_FREE_BYTES": "0", **self.client_environ(), "NOTIFY_SOCKET": str(notify_path)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._await_ready(notify, notify_path)
+
+    def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
+        process = self.process
+        assert process is not None
+        self.notified = notified = list[str]()
+        known = threading.Event()
+
+        def collect() -> None:
+            with notify:
+                while (message := notify.recv(4096).decode()) != "ENDED":
+                    notified.append(message)
+                    if "READY=1" in message:
+                        known.set()
+            notify_path.unlink(missing_ok=True)
+            known.set()
+
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        end.connect(str(notify_path))
+
+        def report_end() -> None:
+            process.wait()
+            with end:
+                end.send(b"ENDED")
+
+        threading.Thread(target=report_end, name="daemon-end", daemon=True).start()
+        self._collector = threading.Thread(target=collect, name="daemon-messages", daemon=True)
+        self._collector.start()
+        if not known.wait(START_DEADLINE_S):
+            self.kill()
+            raise DaemonFailed(f"not ready after {START_DEADLINE_S} s\n{self.log()}")
+        if not any("READY=1" in message for message in notified):
+            raise DaemonFailed(f"exit status {process.wait()}\n{self.log()}")
+
+    def log(self) -> str:
+        """What the daemon has logged so far."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def stop(self) -> int:
+        """SIGTERM and wait; the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """SIGKILL and wait; the exit status."""
+        return self._end(signal.SIGKILL)
+
+    def disconnect(self) -> None:
+        """Closes the channel; the next call connects anew."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _end(self, number: signal.Signals) -> int:
+        self.disconnect()
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the daemon did not stop\n{self.log()}") from None
+        finally:
+            self.process = None
+            if self._collector is not None:
+                self._collector.join(STOP_DEADLINE_S)
+
+    def channel(self) -> grpc.Channel:
+        """One channel, closed with the daemon."""
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(self.address)
+            grpc.channel_ready_future(self._channel).result(timeout=START_DEADLINE_S)
+        return self._channel
+
+    def stub(self) -> ProfilerStub:
+        """The service."""
+        return ProfilerStub(self.channel())  # type: ignore[no-untyped-call]  # generated code
+
+
+def watch_to_end(stub: ProfilerStub, capture_id: str, timeout_s: float = 60) -> pb.Capture:
+    """The capture once every target has its verdict."""
+    *_, last = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=timeout_s)
+    capture: pb.Capture = last.snapshot
+    return capture
+
+
+def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
+    """Status code, reason and message of a call that must fail."""
+    try:
+        result = call()
+        if isinstance(result, Iterator):
+            list(result)
+    except grpc.RpcError as exc:
+        status = rpc_status.from_call(exc)  # type: ignore[arg-type]  # it is a Call too
+        assert status is not None, f"no details: {exc}"
+        info = error_details_pb2.ErrorInfo()
+        assert status.details[0].Unpack(info)
+        assert info.domain == "kineto"
+        return exc.code(), info.reason, status.message
+    raise AssertionError("the call did not fail")
+
+
+@contextlib.contextmanager
+def running_daemon(
+    *options: str,
+    uid: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    state_dir: Path | None = None,
+) -> Iterator[Daemon]:
+    """A started daemon with its own short temporary folder, stopped and removed at the end."""
+    # pytest's own folders are too long for socket paths
+    root = Path(tempfile.mkdtemp(prefix="kinetod-", dir=None if uid is None else "/run"))
+    daemon = Daemon(root, options, uid=uid, environ=environ, state_dir=state_dir)
+    try:
+        daemon.start()
+        yield daemon
+        daemon.stop()
+    finally:
+        daemon.kill()
+        shutil.rmtree(root, ignore_errors=True)
