@@ -8,7 +8,9 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/architecture.md"
 _PATH = re.compile(r"`((?:agent|cli|daemon|deploy|docs|protos|tests)/[\w./-]+)`")
 MOST_MODULES = 20
-_PRODUCT = ("agent/kineto_agent", "agent/native", "cli/kinetoctl", "daemon/kinetod", "daemon/kineto_trace", "daemon/native")
+_PRODUCT = (
+    "agent/kineto_agent", "agent/native", "cli/kinetoctl", "daemon/kinetod", "daemon/kineto_trace", "daemon/native",
+)  # fmt: skip
 
 
 def test_the_map_is_that_of_today() -> None:
