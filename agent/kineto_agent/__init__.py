@@ -10,7 +10,8 @@ variables of `kineto_agent.system.env` decide everything.
 
 import sys
 
-__version__ = "0.1.0"
+from kineto_agent.version import __version__
+
 __all__ = ["__version__", "start", "step", "stop"]
 
 

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import Dict, List, Mapping, Optional
 
-from kineto_agent import __version__
 from kineto_agent.protocol import wire
 from kineto_agent.system.descriptors import read_file
+from kineto_agent.version import __version__
 
 _MAX_ARGV_BYTES = 8 * 1024  # in JSON a byte may become six
 _MAX_ARGUMENT_BYTES = 2 * 1024
