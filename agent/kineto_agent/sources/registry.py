@@ -1,8 +1,11 @@
-"""Which activity sources this process has, and which of them serve a request."""
+"""Which activity sources this process has, and which of them serve a request.
+
+A source is one folder (interface.py says what it must do) and one row of SOURCES.
+"""
 
 import os
 import sys
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.system import env
@@ -20,9 +23,7 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     )
 )  # fmt: skip
 
-_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
 _TORCH_OPS = "torch_ops"
-_sources: Dict[str, Source] = {}
 _CALLS = "python_function"
 # Options that bring a type with them.
 _TYPES_OF_OPTIONS = {
@@ -31,6 +32,41 @@ _TYPES_OF_OPTIONS = {
     "profile_memory": "cpu_instant_event",
 }
 _EXACT_CALLS = "stack_trace"  # python_function is every call then, not samples
+
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
+
+
+def _everywhere() -> bool:
+    return True
+
+
+def _has_torch() -> bool:
+    return "torch" in sys.modules
+
+
+def _has_nvidia() -> bool:
+    return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
+
+
+class _Row(NamedTuple):
+    """A source that this process may have. Its module is imported only where `possible` says so: that costs time."""
+
+    module: str  # below kineto_agent.sources
+    made_by: str  # its class, called without arguments
+    possible: Callable[[], bool]
+
+
+# In the order in which sessions start. CUPTI has one set of callbacks, and torch's profiler registers its own: ours
+# must be the last.
+SOURCES: Tuple[_Row, ...] = (
+    _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
+    _Row("python.call_tracing", "PythonCallsSource", _everywhere),
+    _Row("torch.operators", "TorchOpsSource", _has_torch),
+    _Row("memory.snapshots", "MemorySource", _has_torch),
+    _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
+    _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
+)
+_sources: Dict[str, Source] = {}  # by module, once made
 
 
 class Choice(NamedTuple):
@@ -54,47 +90,17 @@ class Plan(NamedTuple):
 
 
 def sources() -> List[Source]:
-    """The sources of this process in the order in which they start, made when first needed. Never raises."""
-    if "python_stacks" not in _sources:
-        from kineto_agent.sources.python.call_tracing import PythonCallsSource
-        from kineto_agent.sources.python.stack_sampling import PythonStacksSource
-
-        _sources["python_stacks"] = PythonStacksSource()
-        _sources["python_calls"] = PythonCallsSource()
-    if "cupti" not in _sources and _has_nvidia():
-        try:
-            from kineto_agent.sources.cupti.gpu_activities import CuptiSource
-
-            _sources["cupti"] = CuptiSource()
-        except Exception:  # noqa: BLE001 - a process without a usable source still has the others
-            log_exception("the CUPTI source cannot be loaded")
-    if "torch" in sys.modules:
-        _add_torch_sources()
-    # CUPTI has one set of callbacks, and torch's profiler registers its own: ours must be the last.
-    return sorted(_sources.values(), key=lambda source: source.name == "cupti")
-
-
-def _add_torch_sources() -> None:
-    """What needs torch costs nothing in a process without it."""
-    if _TORCH_OPS not in _sources:
-        from kineto_agent.sources.torch.operators import TorchOpsSource
-
-        _sources[_TORCH_OPS] = TorchOpsSource()
-    if "memory_events" in _sources:
-        return
-    try:
-        from kineto_agent.sources.memory.allocation_events import MemoryEventsSource
-        from kineto_agent.sources.memory.snapshots import MemorySource
-
-        for source in (MemorySource(), MemoryEventsSource()):
-            _sources[source.name] = source
-    except Exception:  # noqa: BLE001 - a process without a usable source still has the others
-        log_exception("the sources for torch cannot be loaded")
-
-
-def _has_nvidia() -> bool:
-    """ctypes and all that CUPTI needs is loaded only where there could be a GPU."""
-    return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
+    """The sources of this process in the order of SOURCES, each made when it first becomes possible. Never raises."""
+    for row in SOURCES:
+        if row.module not in _sources and row.possible():
+            try:
+                # Not importlib: the loader of a live attach gives our modules an __import__ of their own, and importlib
+                # would find a kineto_agent that the program has installed.
+                module = __import__("kineto_agent.sources." + row.module, fromlist=(row.made_by,))
+                _sources[row.module] = getattr(module, row.made_by)()
+            except Exception:  # noqa: BLE001 - a process without a usable source still has the others
+                log_exception("the source %s cannot be loaded" % row.module)
+    return [_sources[row.module] for row in SOURCES if row.module in _sources]
 
 
 def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
