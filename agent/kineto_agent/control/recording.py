@@ -14,12 +14,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from kineto_agent.control.events import TORCH_PROFILER, Refusal
 from kineto_agent.protocol import wire
+from kineto_agent.protocol.records import KINETO_JSON_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Taken
 from kineto_agent.sources.registry import Choice, Plan
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
 from kineto_agent.system.debuglog import log, log_exception
 
-TORCH_PROFILER_FORMAT = "kineto_json/1"  # of a session that has torch's own profiler running
+TORCH_PROFILER_FORMAT = KINETO_JSON_FORMAT  # of a session that has torch's own profiler running
 Announce = Callable[[wire.Arena, int], None]
 
 

@@ -74,7 +74,7 @@ class SourceSession(Protocol):
     """One recording."""
 
     arena_fd: int  # a sealed memfd laid out as kineto_agent.protocol.arena says; owned by the session
-    format: str  # "cupti/1", "python_stacks/2"
+    format: str  # one of kineto_agent.protocol.records
     metadata: Dict[str, Any]  # JSON; known before the first record (versions, devices, …)
     yields: bool  # it cannot run beside the program's own torch.profiler, which goes first
 

@@ -1,4 +1,4 @@
-/* What PyTorch says about a collective while its op "record_param_comms" begins (the form is in sources/torch/operators.py). */
+/* What PyTorch says about a collective while its op "record_param_comms" begins (protocol/records.py gives the form). */
 #ifndef KINETO_OPS_COMMS_H
 #define KINETO_OPS_COMMS_H
 

@@ -103,7 +103,7 @@ KO_EXPORT uint32_t ko_abi(void);
  * *layout_fits tells whether this very library keeps to it as far as at::RecordFunction goes. May be called again. */
 KO_EXPORT int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_fits, char *error,
                       size_t error_bytes);
-/* Describes one TensorImpl as inputs are described (sources/torch/operators.py), for a check of the layout: returns the
+/* Describes one TensorImpl as inputs are described (protocol/records.py), for a check of the layout: returns the
  * bytes put into `out`; *storage_data gets the address of its data. */
 KO_EXPORT int ko_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data);
 /* Makes the arena; returns its descriptor, which stays the observer's. */

@@ -1,4 +1,4 @@
-/* Describing the inputs of an op: types, sizes, strides, values (the form is in sources/torch/operators.py). */
+/* Describing the inputs of an op: types, sizes, strides, values (protocol/records.py gives the form). */
 #ifndef KINETO_OPS_INPUTS_H
 #define KINETO_OPS_INPUTS_H
 

@@ -11,6 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
+from kineto_agent.protocol.records import CUPTI_FORMAT
 from kineto_agent.sources.cupti import libcupti, other_users
 from kineto_agent.sources.cupti.known_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
 from kineto_agent.sources.interface import (
@@ -123,7 +124,7 @@ class CuptiSession:
     itself (agent/native/cupti/cupti_gate.c), which ends the recording on that one's thread; taken() tells of it.
     """
 
-    format = "cupti/1"
+    format = CUPTI_FORMAT
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Allocation events: what torch's CUDA allocator did in the window, as records ("memory_events/1").
+"""Allocation events: what torch's CUDA allocator did in the window, as records.
 
 Taken from the history of allocations (allocator_history.py) when the recording stops. The sizes are those that the
 program asked for. What the totals were then is metadata: earlier ones follow from the records.
@@ -8,7 +8,15 @@ CPU allocations cannot be had: torch reports them to profilers of the allocating
 import time
 from typing import Any, Dict, FrozenSet, List, Tuple
 
-from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import (
+    MEMORY_ALLOCATED,
+    MEMORY_EVENT,
+    MEMORY_EVENTS_FORMAT,
+    MEMORY_FREED,
+    MEMORY_OUT_OF_MEMORY,
+    MEMORY_RELEASED,
+    MEMORY_RESERVED,
+)
 from kineto_agent.sources.arena_writer import ArenaWriter
 from kineto_agent.sources.interface import SourceCounts, SourceOutcome, SourceRequest
 from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, Snapshot, find_torch, history, usable_torch
@@ -16,13 +24,13 @@ from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, Snapshot,
 ACTIVITY_TYPE = "cpu_instant_event"
 _BUFFER_BYTES = 1 << 20
 _ACTIONS = {
-    "alloc": arena.MEMORY_ALLOCATED,
-    "free_requested": arena.MEMORY_FREED,  # as Kineto: later the block may only be reused
-    "segment_alloc": arena.MEMORY_RESERVED,
-    "segment_map": arena.MEMORY_RESERVED,
-    "segment_free": arena.MEMORY_RELEASED,
-    "segment_unmap": arena.MEMORY_RELEASED,
-    "oom": arena.MEMORY_OUT_OF_MEMORY,
+    "alloc": MEMORY_ALLOCATED,
+    "free_requested": MEMORY_FREED,  # as Kineto: later the block may only be reused
+    "segment_alloc": MEMORY_RESERVED,
+    "segment_map": MEMORY_RESERVED,
+    "segment_free": MEMORY_RELEASED,
+    "segment_unmap": MEMORY_RELEASED,
+    "oom": MEMORY_OUT_OF_MEMORY,
 }
 _U64 = (1 << 64) - 1
 ONLY_CUDA = "[memory] events are those of CUDA: torch gives CPU allocations to profilers of the allocating thread only"
@@ -51,7 +59,7 @@ class MemoryEventsSource:
 class MemoryEventsSession:
     """One recording."""
 
-    format = "memory_events/1"
+    format = MEMORY_EVENTS_FORMAT
     yields = False
 
     def __init__(self, torch: Any, writer: ArenaWriter) -> None:
@@ -91,7 +99,7 @@ class MemoryEventsSession:
         return SourceOutcome(self.counts(), metadata, warnings, detach_ns=0, cpu_ns=cpu_ns)
 
     def _write(self, device: int, trace: List[Dict[str, Any]]) -> None:
-        append, layout, since_us = self._writer.append, arena.MEMORY_EVENT, self._start_ns // 1000
+        append, layout, since_us = self._writer.append, MEMORY_EVENT, self._start_ns // 1000
         for entry in trace:
             action = _ACTIONS.get(entry["action"])
             time_us = entry.get("time_us", 0)

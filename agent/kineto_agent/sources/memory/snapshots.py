@@ -10,6 +10,7 @@ import pickle
 import time
 from typing import Any, Dict, FrozenSet, List
 
+from kineto_agent.protocol.records import FILE_FORMAT
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, find_torch, history, usable_torch
@@ -43,7 +44,7 @@ class MemorySource:
 class MemorySession:
     """One recording of allocations and the snapshot at its end."""
 
-    format = "file/1"
+    format = FILE_FORMAT
     yields = False
 
     def __init__(self, torch: Any, with_stack: bool, arena: FileArena) -> None:

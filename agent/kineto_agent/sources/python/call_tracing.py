@@ -11,10 +11,6 @@ Theory of operation
     by now: the program's own goes first. It also is where the agent notices that the daemon does not keep up.
 
     In a forked child nobody records: the profile function is taken off its one thread.
-
-Names (SPACE_PYTHON_CALL)
-    "F", file, line and name of a Python function, with line breaks between; "C" and the name of another; "M", class
-    and number of a torch.nn.Module that is called, the number by the order in which those of a class are seen.
 """
 
 import _thread
@@ -23,6 +19,7 @@ import sys
 import time
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional
 
+from kineto_agent.protocol.records import PYTHON_CALLS_FORMAT
 from kineto_agent.sources.interface import (
     PROFILER_OPTIONS,
     SourceCounts,
@@ -35,7 +32,6 @@ from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.threads import Thread, start_thread
 
 NAME = "python_calls"
-FORMAT = "python_calls/1"
 LOOK_S = 0.05
 _BUFFER_BYTES = 256 * 1024
 _STRINGS_BYTES = 8 * 1024 * 1024  # some 80,000 functions
@@ -95,7 +91,7 @@ class PythonCallsSource:
 class PythonCallsSession:
     """One recording."""
 
-    format = FORMAT
+    format = PYTHON_CALLS_FORMAT
     yields = False
 
     def __init__(self, native: Any, arena_fd: int) -> None:

@@ -15,6 +15,7 @@ Theory of operation
 import sys
 from typing import Any, Dict, FrozenSet, List
 
+from kineto_agent.protocol.records import PYTHON_STACKS_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.python.interpreter_layouts import known
 from kineto_agent.system.threads import program_threads
@@ -71,7 +72,7 @@ class PythonStacksSource:
 class PythonStacksSession:
     """One recording."""
 
-    format = "python_stacks/2"
+    format = PYTHON_STACKS_FORMAT
     yields = False
 
     def __init__(self, hz: int, sampler: Any, arena_fd: int) -> None:

@@ -11,38 +11,6 @@ Theory of operation
     The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
     sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before
     shapes are recorded for the first time.
-
-Inputs (SPACE_OP_INPUTS)
-    One entry describes the inputs of an op. Little-endian, packed, no padding. An op whose inputs were not recorded or
-    whose entry did not get into the string table has no number (0).
-
-        entry        u8 n, u8 flags, n inputs                  flags 1: there were more inputs
-        input        u8 kind, then by kind
-            0 other        -                                   strings, devices, complex numbers, symbols, objects
-            1 tensor       tensor
-            2 tensor list  u8 n, u8 flags, n tensors           flags 1: there were more elements
-            3 int          i64
-            4 double       f64
-            5 bool         u8
-            6 scalar list  u8 n, u8 flags, n times input       kinds 3, 4 and 5 only; also any empty list
-            7 none         -
-        tensor       u8 dtype, u8 d, u8 flags, i64 sizes[d], i64 strides[d]
-            dtype          index into metadata["dtypes"], names as Kineto writes them; 255: an undefined tensor
-            flags          1: the sizes are not the tensor's own (nested, symbolic, defined in Python): d is 0
-                           2: likewise the strides (sparse): there are none in the entry
-                           4: it has more dimensions than the 16 in here
-
-    At most 32 inputs, 32 tensors or 30 scalars of a list, 4 KiB in all. OP_TENSORS records count the tensors of the
-    entry in its order, those in lists too, without undefined ones; 64 at most.
-
-    One entry describes the collective that an op "record_param_comms" stands for, from torch::ParamCommsDebugInfo; an
-    OP_COMMS record, which is written before that of the op, has its number.
-
-        entry        i32 rank in the group, i32 size of the group, i32 first global rank, i32 stride of global ranks,
-                     i64 elements in, i64 elements out, i8 at::ScalarType, then text name, text process group,
-                     text description of it, and numbers split sizes in, numbers split sizes out, numbers global ranks
-        text         u8 n, n bytes                             at most 200
-        numbers      u32 n, i64 values                         of more than 30 the first 29 and the last
 """
 
 import os
@@ -51,6 +19,7 @@ import struct
 import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
 
+from kineto_agent.protocol.records import TORCH_OPS_FORMAT
 from kineto_agent.sources.interface import (
     PROFILER_OPTIONS,
     SourceCounts,
@@ -63,7 +32,6 @@ from kineto_agent.system import mappings
 from kineto_agent.system.debuglog import log, log_exception
 
 NAME = "torch_ops"
-FORMAT = "torch_ops/1"
 ACTIVITY_TYPES = ("cpu_op", "user_annotation")
 _STOP_LIMIT_MS = 1000
 _PAGE_BYTES = 4096
@@ -230,7 +198,7 @@ def _look_at_tensors(observer: Any, torch: Any) -> bool:
 class TorchOpsSession:
     """One recording by the observer."""
 
-    format = FORMAT
+    format = TORCH_OPS_FORMAT
     yields = False
 
     def __init__(

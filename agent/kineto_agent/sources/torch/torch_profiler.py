@@ -31,6 +31,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Set
 
+from kineto_agent.protocol.records import KINETO_JSON_FORMAT
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.torch import kineto_state, libtorch_symbols
@@ -38,7 +39,6 @@ from kineto_agent.sources.torch.profiler_recorder import Flags, PrivateFile, Rec
 from kineto_agent.system.debuglog import log_exception
 from kineto_agent.system.threads import Thread, start_thread
 
-FORMAT = "kineto_json/1"
 DOCUMENT = b"\x1e"
 FIRST_PIECE_S = 0.02
 SHORTEST_PIECE_S = 0.005
@@ -101,7 +101,7 @@ class PieceLength:
 class TorchProfilerSession:
     """One recording."""
 
-    format = FORMAT
+    format = KINETO_JSON_FORMAT
     yields = True
 
     def __init__(

@@ -7,6 +7,7 @@ from typing import Callable, Dict, Iterator, List, Set
 
 import pytest
 from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import stack_sampling as module
 from kineto_agent.sources.python.sampler_binding import StopResult
@@ -123,7 +124,7 @@ def test_code_has_its_file_and_its_line_table(record: Record) -> None:
     recorder = record()
     spin(recorder)
     recorder.stop()
-    entries = [text for (space, _), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
+    entries = [text for (space, _), text in recorder.reader.strings().items() if space == SPACE_PYTHON_CODE]
     (code,) = [code for code in map(code_of, entries) if code.name == "spin"]
     assert (code.file, code.first_line) == (__file__, spin.__code__.co_firstlineno)
     table = spin.__code__.co_linetable if sys.version_info >= (3, 10) else spin.__code__.co_lnotab
@@ -211,7 +212,7 @@ def test_names_of_every_script_are_read(record: Record, name: str) -> None:
     recorder = record()
     namespace[name](recorder)
     assert any(name in sample.stack for sample in own(recorder.stop()))
-    entries = [text for (space, _), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
+    entries = [text for (space, _), text in recorder.reader.strings().items() if space == SPACE_PYTHON_CODE]
     assert [code.file for code in map(code_of, entries) if code.name == name] == ["/файл.py"]
 
 
