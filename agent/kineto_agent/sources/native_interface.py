@@ -13,7 +13,7 @@ _ERROR_BYTES = 1024
 
 
 class Counts(ctypes.Structure):
-    """kc_counts and ko_counts."""
+    """kc_counts."""
 
     records: int
     bytes: int

@@ -14,18 +14,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/export.h"
 #include "cupti/cuda_devices.h"
 
 #define KC_ABI 3 /* changes with any signature or structure below */
-#define KC_EXPORT __attribute__((visibility("default")))
 
-enum kc_error {
-    KC_LIBRARY = -1, /* libcupti cannot be opened or lacks a function */
-    KC_SYSTEM = -2,  /* memory, thread or descriptor refused by the system */
-    KC_CUPTI = -3,   /* CUPTI refused */
-    KC_ORDER = -4,   /* called out of order */
-    KC_FORKED = -5,  /* this is a forked child */
-};
+enum { KC_CUPTI = -3 }; /* CUPTI refused */
 
 struct kc_config {
     uint64_t buffer_limit_bytes; /* cap on all buffers; two is the least */
@@ -36,12 +30,6 @@ struct kc_config {
     uint32_t kernel_name_offset; /* of the name pointer in a CONCURRENT_KERNEL record */
     uint32_t may_decline;        /* this CUPTI drops records when it gets no buffer (CUDA 12.9 and later) */
     uint32_t reserved;
-};
-
-struct kc_counts {
-    uint64_t records; /* in READY buffers, cumulative */
-    uint64_t bytes;
-    uint64_t dropped;
 };
 
 struct kc_stop_result {

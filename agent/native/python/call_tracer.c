@@ -72,7 +72,7 @@ static struct {
     uint32_t left_out_count;
     void *refused[REFUSED_MOST];
     uint32_t refused_count;
-    struct kp_result result;
+    struct kc_tracer_result result;
 } self;
 
 static struct thread crowd; /* threads beyond THREADS_MOST, which are not recorded */
@@ -313,32 +313,32 @@ static void hook_process(void) {
 
 /* ---- exported ---- */
 
-uint32_t kp_abi(void) { return KP_ABI; }
+uint32_t kc_tracer_abi(void) { return KC_TRACER_ABI; }
 
-int kp_open(char *error, size_t error_bytes) {
+int kc_tracer_open(char *error, size_t error_bytes) {
     if (self.phase > OPENED) {
-        return refuse(KP_ORDER, error, error_bytes, "a recording of Python's calls is still open");
+        return refuse(KC_ORDER, error, error_bytes, "a recording of Python's calls is still open");
     }
     const char *missing = python_find();
     if (missing != NULL) {
         snprintf(error, error_bytes, "this Python has no %s", missing);
-        return KP_PYTHON;
+        return KC_LIBRARY;
     }
     self.phase = OPENED;
     return 0;
 }
 
-int kp_prepare(const struct kp_config *config, char *error, size_t error_bytes) {
+int kc_tracer_prepare(const struct kc_tracer_config *config, char *error, size_t error_bytes) {
     if (self.phase != OPENED) {
-        return refuse(KP_ORDER, error, error_bytes, "not open, or a recording of Python's calls is still open");
+        return refuse(KC_ORDER, error, error_bytes, "not open, or a recording of Python's calls is still open");
     }
     if (!python_names_prepare()) {
-        return refuse(KP_SYSTEM, error, error_bytes, "no memory for the names of functions");
+        return refuse(KC_SYSTEM, error, error_bytes, "no memory for the names of functions");
     }
     const char *step = "malloc";
     struct arena *arena = malloc(sizeof *arena);
     if (arena == NULL) {
-        return refuse(KP_SYSTEM, error, error_bytes, "out of memory");
+        return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
     }
     const uint64_t wanted = config->buffer_limit_bytes / config->buffer_bytes;
     const int failed =
@@ -359,22 +359,22 @@ int kp_prepare(const struct kp_config *config, char *error, size_t error_bytes) 
     return arena->fd;
 }
 
-int kp_leave_out(void) {
+int kc_tracer_leave_out(void) {
     if (self.left_out_count < LEFT_OUT_MOST) {
         self.left_out[self.left_out_count++] = python.this_thread();
     }
     return 0;
 }
 
-int kp_start(void *module_call, char *error, size_t error_bytes) {
+int kc_tracer_start(void *module_call, char *error, size_t error_bytes) {
     void *const thread = python.this_thread();
     if (self.phase != PREPARED) {
-        return refuse(KP_ORDER, error, error_bytes, "not prepared");
+        return refuse(KC_ORDER, error, error_bytes, "not prepared");
     }
-    (void)kp_leave_out();
+    (void)kc_tracer_leave_out();
     if (!find_profile_word(thread)) {
         unset_this(thread);
-        return refuse(KP_PYTHON, error, error_bytes,
+        return refuse(KC_LIBRARY, error, error_bytes,
                       "this Python does not take a profile function as it is known, or an audit hook forbids it");
     }
     self.recording++;
@@ -387,9 +387,9 @@ int kp_start(void *module_call, char *error, size_t error_bytes) {
     return 0;
 }
 
-int kp_look(void) {
+int kc_tracer_look(void) {
     if (self.phase != RECORDING || !self.writing) {
-        return KP_ORDER;
+        return KC_ORDER;
     }
     for (uint32_t i = 0; i < self.threads_used; i++) {
         struct thread *known = &self.threads[i];
@@ -406,10 +406,10 @@ int kp_look(void) {
     return 0;
 }
 
-int kp_counts(struct kp_counts *counts) {
+int kc_tracer_counts(struct kc_counts *counts) {
     memset(counts, 0, sizeof *counts);
     if (self.phase < PREPARED) {
-        return KP_ORDER;
+        return KC_ORDER;
     }
     counts->records = arena_load(self.arena, ARENA_RECORDS);
     counts->bytes = arena_load(self.arena, ARENA_VALID_BYTES);
@@ -417,10 +417,10 @@ int kp_counts(struct kp_counts *counts) {
     return 0;
 }
 
-int kp_stop(struct kp_result *result) {
+int kc_tracer_stop(struct kc_tracer_result *result) {
     memset(result, 0, sizeof *result);
     if (self.phase != RECORDING) {
-        return KP_ORDER;
+        return KC_ORDER;
     }
     self.writing = false;
     publish();
@@ -433,12 +433,12 @@ int kp_stop(struct kp_result *result) {
     self.result.names_lost = python_names_end();
     arena_store(self.arena, ARENA_CLOSED, 1);
     self.phase = STOPPED;
-    (void)kp_counts(&self.result.counts);
+    (void)kc_tracer_counts(&self.result.counts);
     *result = self.result;
     return 0;
 }
 
-int kp_close(void) {
+int kc_tracer_close(void) {
     if (self.phase < PREPARED || self.phase == RECORDING) {
         return 0;
     }
@@ -449,7 +449,7 @@ int kp_close(void) {
     return 0;
 }
 
-int kp_forked(void) {
+int kc_tracer_forked(void) {
     void *const thread = python.this_thread();
     if (self.profile_word != 0 && profile_of(thread) == on_event) {
         unset_this(thread);

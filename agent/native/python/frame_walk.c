@@ -47,7 +47,7 @@ bool offsets_fit(const uint32_t *offsets, size_t count, uint32_t bytes) {
     return true;
 }
 
-bool walk_fits(const struct ks_layout *layout) {
+bool walk_fits(const struct kc_sampler_layout *layout) {
     const uint32_t in_thread[] = {layout->thread_next, layout->thread_interpreter, layout->thread_frame,
                                   layout->thread_id, layout->thread_native_id};
     const uint32_t in_frame[] = {layout->frame_code, layout->frame_previous, layout->frame_instruction,
@@ -76,7 +76,7 @@ uint64_t walk_threads(const struct walker_of_stacks *walker, uint64_t interprete
 
 bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64_t interpreter,
                  struct python_thread *thread) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     uint8_t bytes[THREAD_BYTES_MOST];
     const uint32_t last = FARTHER(FARTHER(layout->thread_native_id, layout->thread_id),
                                         FARTHER(layout->thread_frame, layout->thread_interpreter));
@@ -94,9 +94,9 @@ bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64
 
 uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter) {
     switch (walker->layout->gil) {
-    case KS_GIL_IN_RUNTIME:
+    case KC_GIL_IN_RUNTIME:
         return walker->layout->runtime + walker->layout->gil_offset;
-    case KS_GIL_BY_POINTER:
+    case KC_GIL_BY_POINTER:
         return memory_word(&walker->memory, interpreter + walker->layout->gil_offset);
     default:
         return 0;
@@ -118,27 +118,27 @@ uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil) {
 /* ---- frames ---- */
 
 static uint64_t innermost(const struct walker_of_stacks *walker, const struct python_thread *thread) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     const uint64_t found = memory_word(&walker->memory, thread->address + layout->thread_frame);
-    if (layout->frames != KS_FRAMES_BY_CFRAME) {
+    if (layout->frames != KC_FRAMES_BY_CFRAME) {
         return found;
     }
     return found == 0 ? 0 : memory_word(&walker->memory, found + layout->cframe_frame);
 }
 
-static uint32_t frame_bytes(const struct ks_layout *layout) {
+static uint32_t frame_bytes(const struct kc_sampler_layout *layout) {
     return FARTHER(FARTHER(layout->frame_code, layout->frame_previous),
                    FARTHER(layout->frame_instruction, layout->frame_owner)) +
            (uint32_t)sizeof(uint64_t);
 }
 
 /* False: there is no frame in these bytes. */
-static bool decode_frame(const struct ks_layout *layout, const uint8_t *bytes, uint64_t address,
+static bool decode_frame(const struct kc_sampler_layout *layout, const uint8_t *bytes, uint64_t address,
                          struct walked_frame *frame) {
     frame->address = address;
     frame->previous = word_in(bytes, layout->frame_previous);
     frame->code = word_in(bytes, layout->frame_code);
-    if (layout->frames == KS_FRAME_OBJECTS) {
+    if (layout->frames == KC_FRAME_OBJECTS) {
         int32_t instruction;
         memcpy(&instruction, bytes + layout->frame_instruction, sizeof instruction);
         frame->instruction = (uint64_t)(int64_t)instruction;
@@ -189,7 +189,7 @@ struct hold {
 /* A frame object lies alone, the frames since 3.11 lie side by side: the page of the innermost one is taken then. */
 static void choose_pieces(const struct walker_of_stacks *walker, uint64_t innermost, struct hold *hold) {
     const struct stack *stack = &walker->stack;
-    if (walker->layout->frames != KS_FRAME_OBJECTS) {
+    if (walker->layout->frames != KC_FRAME_OBJECTS) {
         hold->pieces = 1;
         hold->bytes_each = MEMORY_PAGE_BYTES;
         hold->addresses[0] = innermost & ~(uint64_t)(MEMORY_PAGE_BYTES - 1);
@@ -211,19 +211,19 @@ static bool in_time(struct walker_of_stacks *walker, int64_t took_ns) {
 }
 
 static bool take_hold(struct walker_of_stacks *walker, const struct python_thread *thread, struct hold *hold) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     const uint64_t pointer = thread->address + layout->thread_frame;
     uint64_t cframe = 0;
     struct memory_piece pieces[HOLD_FRAMES + 4];
     uint64_t outer[2] = {0, 0}; /* the thread's _PyCFrame before and after */
     uint32_t count = 0;
     uint64_t innermost_at = pointer;
-    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+    if (layout->frames == KC_FRAMES_BY_CFRAME) {
         cframe = memory_word(&walker->memory, pointer);
         innermost_at = cframe + layout->cframe_frame;
     }
     choose_pieces(walker, memory_word(&walker->memory, innermost_at), hold);
-    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+    if (layout->frames == KC_FRAMES_BY_CFRAME) {
         pieces[count++] = (struct memory_piece){&outer[0], pointer, sizeof outer[0]};
     }
     pieces[count++] = (struct memory_piece){&hold->from, innermost_at, sizeof hold->from};
@@ -232,7 +232,7 @@ static bool take_hold(struct walker_of_stacks *walker, const struct python_threa
             (struct memory_piece){hold->bytes + (size_t)i * hold->bytes_each, hold->addresses[i], hold->bytes_each};
     }
     pieces[count++] = (struct memory_piece){&hold->to, innermost_at, sizeof hold->to};
-    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+    if (layout->frames == KC_FRAMES_BY_CFRAME) {
         pieces[count++] = (struct memory_piece){&outer[1], pointer, sizeof outer[1]};
     }
     const int64_t began = clock_ns(CLOCK_MONOTONIC);

@@ -34,7 +34,7 @@ struct stack {
 };
 
 struct walker_of_stacks {
-    const struct ks_layout *layout;
+    const struct kc_sampler_layout *layout;
     struct memory memory;
     struct stack stack;  /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
     struct stack second;
@@ -86,15 +86,15 @@ struct code_identity {
 };
 
 /* Whether all offsets lie within what is read of an object. What follows relies on it. */
-bool walk_fits(const struct ks_layout *layout);
-bool code_fits(const struct ks_layout *layout); /* those of code objects and texts */
+bool walk_fits(const struct kc_sampler_layout *layout);
+bool code_fits(const struct kc_sampler_layout *layout); /* those of code objects and texts */
 /* Whether a word at each of these offsets ends within so many bytes. */
 bool offsets_fit(const uint32_t *offsets, size_t count, uint32_t bytes);
 
 /* The code objects of the stack, in its order. False if one of them is none. */
 bool walk_codes(struct walker_of_stacks *walker, const struct stack *stack, struct code_identity *codes);
 /* The offset in bytes of a frame's instruction from the start of its bytecode, -1 if unknown. */
-int32_t walk_instruction(const struct ks_layout *layout, const struct walked_frame *frame,
+int32_t walk_instruction(const struct kc_sampler_layout *layout, const struct walked_frame *frame,
                          const struct code_identity *code);
 
 /* A str as UTF-8, cut to `most` bytes; returns its length, negative if it is no str that can be read. */

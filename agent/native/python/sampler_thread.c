@@ -42,8 +42,8 @@ struct tick {
     uint64_t elapsed_ns; /* since the tick before */
 };
 
-struct sampler *sampler_create(const struct ks_layout *layout, const struct thread_ids *ids,
-                               const struct ks_config *config) {
+struct sampler *sampler_create(const struct kc_sampler_layout *layout, const struct thread_ids *ids,
+                               const struct kc_sampler_config *config) {
     void *memory = mmap(NULL, sizeof(struct sampler), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {

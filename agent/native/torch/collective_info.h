@@ -20,6 +20,6 @@ struct ops_comms {
 /* Finds what is needed in the library that ops_torch_open has opened. Without it nothing is ever described. */
 void ops_comms_open(const char *path);
 /* False if this thread's op is not described. Only while a start callback runs. */
-bool ops_comms_describe(const struct ko_layout *layout, struct ops_comms *comms);
+bool ops_comms_describe(const struct kc_observer_layout *layout, struct ops_comms *comms);
 
 #endif

@@ -14,7 +14,7 @@
  *
  * The entries are found in the library's relocations, once. An entry that the dynamic linker has not resolved yet
  * (lazy binding) may be overwritten by it on another thread: then that thread's calls, and ours after it, go straight
- * to CUPTI, which kg_down tells by what was kept off.
+ * to CUPTI, which kc_gate_down tells by what was kept off.
  */
 #define _GNU_SOURCE
 #include "torch/kineto_gate.h"
@@ -203,7 +203,7 @@ static void put_back(uint32_t count) {
     }
 }
 
-int kg_up(const char *object_name, const char *cupti, char *error, size_t error_bytes) {
+int kc_gate_up(const char *object_name, const char *cupti, char *error, size_t error_bytes) {
     if (atomic_load(&gate.thread) != 0) {
         return refuse(KC_ORDER, error, error_bytes, "Kineto is being kept off CUPTI already");
     }
@@ -215,7 +215,7 @@ int kg_up(const char *object_name, const char *cupti, char *error, size_t error_
             find_entries(&object);
         }
         if (gate.count == 0) {
-            return KG_NOTHING;
+            return KC_GATE_NOTHING;
         }
     }
     for (uint32_t n = 0; n < gate.count; n++) {
@@ -243,7 +243,7 @@ int kg_up(const char *object_name, const char *cupti, char *error, size_t error_
     return 0;
 }
 
-uint64_t kg_down(void) {
+uint64_t kc_gate_down(void) {
     put_back(gate.count);
     atomic_store(&gate.thread, 0);
     return atomic_load(&gate.kept_off);

@@ -46,7 +46,7 @@ static struct {
     bool process_hooks;
     bool taken_once; /* this torch has shown that it takes our callbacks */
     struct ops_torch torch;
-    struct ko_layout layout;
+    struct kc_observer_layout layout;
     bool layout_known;
     bool record_inputs;
     struct arena *arena;
@@ -149,12 +149,12 @@ static void hook_process(void) {
 
 /* ---- exported ---- */
 
-uint32_t ko_abi(void) { return KO_ABI; }
+uint32_t kc_observer_abi(void) { return KC_OBSERVER_ABI; }
 
-int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_fits, char *error, size_t error_bytes) {
+int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits, char *error, size_t error_bytes) {
     *layout_fits = 0;
     if (self.phase > OPENED || self.exiting) {
-        return refuse(KO_ORDER, error, error_bytes, "a recording of operators is still open");
+        return refuse(KC_ORDER, error, error_bytes, "a recording of operators is still open");
     }
     self.phase = CLOSED;
     const int code = ops_torch_open(&self.torch, path, error, error_bytes);
@@ -164,7 +164,7 @@ int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_f
     ops_comms_open(path);
     self.record_inputs = false;
     if (!self.taken_once && !ops_torch_takes(&self.torch, scope_callback(0))) {
-        return refuse(KO_CALLBACK, error, error_bytes, "this torch does not keep callbacks in the form that is known");
+        return refuse(KC_OBSERVER_CALLBACK, error, error_bytes, "this torch does not keep callbacks in the form that is known");
     }
     self.taken_once = true;
     self.layout_known = layout != NULL && ops_torch_fits(&self.torch, layout);
@@ -176,10 +176,10 @@ int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_f
     return 0;
 }
 
-int ko_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data) {
+int kc_observer_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data) {
     struct ops_inputs inputs = {.bytes = 0};
     if (self.phase == CLOSED || !self.layout_known) {
-        return KO_ORDER;
+        return KC_ORDER;
     }
     ops_describe_tensor(&self.layout, tensor, &inputs);
     *storage_data = inputs.tensor_count > 0 ? inputs.tensors[0].data : 0;
@@ -187,7 +187,7 @@ int ko_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_
     return (int)inputs.bytes;
 }
 
-static uint32_t buffer_count(const struct ko_config *config) {
+static uint32_t buffer_count(const struct kc_observer_config *config) {
     const uint64_t number = config->buffer_limit_bytes / config->buffer_bytes;
     return number < BUFFERS_LEAST ? BUFFERS_LEAST : number > BUFFERS_MOST ? BUFFERS_MOST : (uint32_t)number;
 }
@@ -205,14 +205,14 @@ static void free_retired(void) {
     }
 }
 
-int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes) {
+int kc_observer_prepare(const struct kc_observer_config *config, char *error, size_t error_bytes) {
     if (self.phase != OPENED) {
-        return refuse(KO_ORDER, error, error_bytes, "not open, or a recording of operators is still open");
+        return refuse(KC_ORDER, error, error_bytes, "not open, or a recording of operators is still open");
     }
     if (self.retired != NULL) {
         free_retired();
         if (self.retired != NULL) {
-            return refuse(KO_ORDER, error, error_bytes, "a thread is still inside the previous recording");
+            return refuse(KC_ORDER, error, error_bytes, "a thread is still inside the previous recording");
         }
     }
     const int number = ops_threads_prepare();
@@ -222,7 +222,7 @@ int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes) 
     const char *step = "malloc";
     struct arena *arena = malloc(sizeof *arena);
     if (arena == NULL) {
-        return refuse(KO_SYSTEM, error, error_bytes, "out of memory");
+        return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
     }
     const int failed = arena_create(arena, buffer_count(config), config->buffer_bytes, config->strings_bytes, &step);
     if (failed != 0) {
@@ -239,9 +239,9 @@ int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes) 
     return arena->fd;
 }
 
-int ko_start(char *error, size_t error_bytes) {
+int kc_observer_start(char *error, size_t error_bytes) {
     if (self.phase != PREPARED || self.exiting) {
-        return refuse(KO_ORDER, error, error_bytes, "not prepared");
+        return refuse(KC_ORDER, error, error_bytes, "not prepared");
     }
     unregister(); /* those that a forked child inherited */
     self.phase = RECORDING;
@@ -254,10 +254,10 @@ int ko_start(char *error, size_t error_bytes) {
     return 0;
 }
 
-int ko_counts(struct ko_counts *counts) {
+int kc_observer_counts(struct kc_counts *counts) {
     memset(counts, 0, sizeof *counts);
     if (self.phase < PREPARED) {
-        return KO_ORDER;
+        return KC_ORDER;
     }
     counts->records = arena_load(self.arena, ARENA_RECORDS);
     counts->bytes = arena_load(self.arena, ARENA_VALID_BYTES);
@@ -265,12 +265,12 @@ int ko_counts(struct ko_counts *counts) {
     return 0;
 }
 
-int ko_stop(uint32_t limit_ms, struct ko_stop_result *result) {
+int kc_observer_stop(uint32_t limit_ms, struct kc_observer_stop_result *result) {
     memset(result, 0, sizeof *result);
     if (!end_recording(limit_ms)) {
-        return KO_ORDER;
+        return KC_ORDER;
     }
-    (void)ko_counts(&result->counts);
+    (void)kc_observer_counts(&result->counts);
     result->names_lost = ops_names_lost(ARENA_SPACE_OP_NAME);
     result->inputs_lost = ops_names_lost(ARENA_SPACE_OP_INPUTS);
     result->ended_elsewhere = self.totals.ended_elsewhere;
@@ -282,12 +282,12 @@ int ko_stop(uint32_t limit_ms, struct ko_stop_result *result) {
     return 0;
 }
 
-int ko_close(void) {
-    struct ko_stop_result ignored;
+int kc_observer_close(void) {
+    struct kc_observer_stop_result ignored;
     if (self.phase < PREPARED) {
         return 0;
     }
-    (void)ko_stop(EXIT_LIMIT_MS, &ignored);
+    (void)kc_observer_stop(EXIT_LIMIT_MS, &ignored);
     if (self.exiting) {
         return 0; /* the exit handler may be at work in the arena */
     }

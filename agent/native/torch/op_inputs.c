@@ -34,7 +34,7 @@ static void put(struct ops_inputs *inputs, const void *data, uint32_t bytes) {
 
 static void put_byte(struct ops_inputs *inputs, uint32_t value) { inputs->text[inputs->bytes++] = (uint8_t)value; }
 
-static uint64_t data_of(const struct ko_layout *layout, const uint8_t *tensor) {
+static uint64_t data_of(const struct kc_observer_layout *layout, const uint8_t *tensor) {
     const uint8_t *storage = ops_pointer(tensor + layout->tensor_storage);
     return storage == NULL ? 0 : ops_word(storage + layout->storage_data);
 }
@@ -44,7 +44,7 @@ static uint32_t room_for_tensor(void) { return 4 + DIMS_MOST * 2 * (uint32_t)siz
 
 static bool fits(const struct ops_inputs *inputs, uint32_t bytes) { return inputs->bytes + bytes <= OPS_INPUTS_BYTES; }
 
-static uint32_t policy_of(const struct ko_layout *layout, const uint8_t *tensor) {
+static uint32_t policy_of(const struct kc_observer_layout *layout, const uint8_t *tensor) {
     const uint32_t mask = layout->tensor_policy_mask;
     const uint32_t lowest = mask & (~mask + 1);
     if ((tensor[layout->tensor_symbolic] & layout->tensor_symbolic_mask) != 0) {
@@ -53,7 +53,7 @@ static uint32_t policy_of(const struct ko_layout *layout, const uint8_t *tensor)
     return (tensor[layout->tensor_policy] & mask) / lowest;
 }
 
-void ops_describe_tensor(const struct ko_layout *layout, const uint8_t *tensor, struct ops_inputs *inputs) {
+void ops_describe_tensor(const struct kc_observer_layout *layout, const uint8_t *tensor, struct ops_inputs *inputs) {
     uint16_t dtype;
     memcpy(&dtype, tensor + layout->tensor_dtype, sizeof dtype);
     const bool defined = dtype < layout->dtypes;
@@ -82,7 +82,7 @@ void ops_describe_tensor(const struct ko_layout *layout, const uint8_t *tensor, 
     }
 }
 
-static enum kind scalar_kind(const struct ko_layout *layout, const uint8_t *value) {
+static enum kind scalar_kind(const struct kc_observer_layout *layout, const uint8_t *value) {
     const uint32_t tag = half(value + layout->value_tag);
     return tag == layout->tag_int      ? INT
            : tag == layout->tag_double ? DOUBLE
@@ -90,16 +90,16 @@ static enum kind scalar_kind(const struct ko_layout *layout, const uint8_t *valu
                                        : OTHER;
 }
 
-static void put_scalar(const struct ko_layout *layout, const uint8_t *value, enum kind kind, struct ops_inputs *inputs) {
+static void put_scalar(const struct kc_observer_layout *layout, const uint8_t *value, enum kind kind, struct ops_inputs *inputs) {
     put_byte(inputs, kind);
     put(inputs, value + layout->value_payload, kind == BOOL ? 1 : 8);
 }
 
-static bool is_tensor(const struct ko_layout *layout, const uint8_t *value) {
+static bool is_tensor(const struct kc_observer_layout *layout, const uint8_t *value) {
     return half(value + layout->value_tag) == layout->tag_tensor;
 }
 
-static void put_list(const struct ko_layout *layout, const uint8_t *list, struct ops_inputs *inputs) {
+static void put_list(const struct kc_observer_layout *layout, const uint8_t *list, struct ops_inputs *inputs) {
     const uint8_t *first = ops_pointer(list + layout->list_values);
     const uint8_t *end = ops_pointer(list + layout->list_values + sizeof first);
     const uint64_t count = first == NULL ? 0 : (uint64_t)(end - first) / layout->value_bytes;
@@ -129,7 +129,7 @@ static void put_list(const struct ko_layout *layout, const uint8_t *list, struct
     inputs->text[head + 1] = kept < count ? CUT : 0;
 }
 
-static void put_value(const struct ko_layout *layout, const uint8_t *value, struct ops_inputs *inputs) {
+static void put_value(const struct kc_observer_layout *layout, const uint8_t *value, struct ops_inputs *inputs) {
     const uint32_t tag = half(value + layout->value_tag);
     const uint8_t *object = ops_pointer(value + layout->value_payload);
     if (tag == layout->tag_tensor && object != NULL) {
@@ -144,7 +144,7 @@ static void put_value(const struct ko_layout *layout, const uint8_t *value, stru
     }
 }
 
-void ops_describe_inputs(const struct ko_layout *layout, const uint8_t *function, struct ops_inputs *inputs) {
+void ops_describe_inputs(const struct kc_observer_layout *layout, const uint8_t *function, struct ops_inputs *inputs) {
     const uint8_t *values = ops_pointer(function + layout->function_inputs);
     const uint64_t count = values == NULL ? 0 : ops_word(function + layout->function_inputs + sizeof values);
     inputs->bytes = 0;

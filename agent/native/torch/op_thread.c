@@ -76,7 +76,7 @@ static struct {
     uint32_t top; /* one past the highest slot that was ever taken */
     pthread_key_t key;
     struct arena *arena;
-    struct ko_layout layout;
+    struct kc_observer_layout layout;
     bool layout_known;
     bool inputs;
     uint64_t comms; /* key of the name of ops that describe a collective */
@@ -393,7 +393,7 @@ int ops_threads_prepare(void) {
     return 0;
 }
 
-void ops_threads_open(struct arena *arena, const struct ko_layout *layout, bool inputs,
+void ops_threads_open(struct arena *arena, const struct kc_observer_layout *layout, bool inputs,
                       const char *(*name)(const void *), uint64_t (*thread_number)(void)) {
     ops.arena = arena;
     ops.layout_known = layout != NULL;

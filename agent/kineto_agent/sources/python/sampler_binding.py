@@ -25,7 +25,7 @@ _TEXT_BYTES = 64
 
 
 class _Layout(ctypes.Structure):
-    """ks_layout."""
+    """kc_sampler_layout."""
 
     _fields_ = [
         ("runtime", ctypes.c_uint64),
@@ -36,7 +36,7 @@ class _Layout(ctypes.Structure):
 
 
 class _Frame(ctypes.Structure):
-    """ks_frame."""
+    """kc_sampler_frame."""
 
     code: int
     instruction: int
@@ -44,7 +44,7 @@ class _Frame(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ks_config."""
+    """kc_sampler_config."""
 
     _fields_ = [
         ("buffer_limit_bytes", ctypes.c_uint64),
@@ -62,7 +62,7 @@ _RESULTS = (
 
 
 class StopResult(ctypes.Structure):
-    """ks_stop_result."""
+    """kc_sampler_stop_result."""
 
     counts: Counts
     cpu_ns: int
@@ -87,7 +87,7 @@ def _unreadable(what: str) -> SourceError:
 class Sampler(NativeInterface):
     """The one stack sampler of this process. Methods raise SourceError where the C side gives a reason."""
 
-    ABI_FUNCTION = "ks_abi"
+    ABI_FUNCTION = "kc_sampler_abi"
     ABI = 1
     USE = " for stacks"
     REASONS = _REASONS
@@ -97,66 +97,66 @@ class Sampler(NativeInterface):
         # The same library: what is called through this keeps the GIL. So only one thread at a time is inside, and a
         # short call does not wait for the GIL behind it, which took seconds in programs that release it every 1 ms.
         self._with_gil: Any = ctypes.PyDLL(path, handle=self._library._handle)
-        self._with_gil.ks_ticks.restype = ctypes.c_uint64
+        self._with_gil.kc_sampler_ticks.restype = ctypes.c_uint64
 
     def open(self, numbers: StackLayout) -> None:
         """Read memory by this layout from now on."""
         places = _Layout(_runtime_address(), id(CodeType), id(FrameType), *numbers)
-        self._check(self._with_gil.ks_open(ctypes.byref(places), *self._error.room))
+        self._check(self._with_gil.kc_sampler_open(ctypes.byref(places), *self._error.room))
 
     def look(self) -> Tuple[List[Tuple[int, int]], bool]:
         """The caller's stack from this method on: address of the code, offset of the instruction. Has it the GIL?"""
         frames = (_Frame * _DEPTH)()
         holds_gil = ctypes.c_uint32()
-        depth = self._check(self._with_gil.ks_look(frames, _DEPTH, ctypes.byref(holds_gil), *self._error.room))
+        depth = self._check(self._with_gil.kc_sampler_look(frames, _DEPTH, ctypes.byref(holds_gil), *self._error.room))
         return [(frame.code, frame.instruction) for frame in frames[:depth]], bool(holds_gil.value)
 
     def read_text(self, text: str) -> str:
         """What the sampler makes of a text; "" if it cannot read it."""
         room = ctypes.create_string_buffer(_TEXT_BYTES)
-        size = self._with_gil.ks_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
+        size = self._with_gil.kc_sampler_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
         return room.raw[: max(size, 0)].decode("utf-8", "replace")
 
     def runs(self, code: CodeType) -> bool:
         """Whether a thread of any interpreter is inside this code."""
-        return bool(self._with_gil.ks_runs(ctypes.c_uint64(id(code))) > 0)
+        return bool(self._with_gil.kc_sampler_runs(ctypes.c_uint64(id(code))) > 0)
 
     def runs_file(self, file: str) -> bool:
         """Whether a thread of any interpreter is inside code of this file."""
-        return bool(self._with_gil.ks_runs_file(file.encode("utf-8", "replace")) > 0)
+        return bool(self._with_gil.kc_sampler_runs_file(file.encode("utf-8", "replace")) > 0)
 
     def prepare(self, config: Config) -> int:
         """Make the arena; gives its file descriptor, which stays the sampler's."""
-        return self._check(self._library.ks_prepare(ctypes.byref(config), *self._error.room))
+        return self._check(self._library.kc_sampler_prepare(ctypes.byref(config), *self._error.room))
 
     def start(self) -> None:
         """Start the sampler's thread."""
-        self._check(self._with_gil.ks_start(*self._error.room))
+        self._check(self._with_gil.kc_sampler_start(*self._error.room))
 
     def name(self, tid: int, name: str) -> None:
         """What the program calls a thread."""
         text = name.encode("utf-8", "replace")[:256]
-        self._with_gil.ks_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
+        self._with_gil.kc_sampler_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
 
     def counts(self) -> Counts:
         """Zeros when nothing is recorded."""
         counts = Counts()
-        self._with_gil.ks_counts(ctypes.byref(counts))
+        self._with_gil.kc_sampler_counts(ctypes.byref(counts))
         return counts
 
     def ticks(self) -> int:
         """How often all threads have been looked at in this recording."""
-        return int(self._with_gil.ks_ticks())
+        return int(self._with_gil.kc_sampler_ticks())
 
     def stop(self, limit_ms: int) -> StopResult:
         """Zeros when nothing was recorded."""
         result = StopResult()
-        self._library.ks_stop(ctypes.c_uint32(limit_ms), ctypes.byref(result))
+        self._library.kc_sampler_stop(ctypes.c_uint32(limit_ms), ctypes.byref(result))
         return result
 
     def close(self) -> None:
         """Free the arena."""
-        self._library.ks_close()
+        self._library.kc_sampler_close()
 
 
 _loaded: Dict[str, Sampler] = {}

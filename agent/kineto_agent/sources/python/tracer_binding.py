@@ -14,7 +14,7 @@ _REASONS = {_PYTHON: "PYTHON_CALLS_UNAVAILABLE", _SYSTEM: "ARENA_FAILED", _ORDER
 
 
 class Config(ctypes.Structure):
-    """kp_config."""
+    """kc_tracer_config."""
 
     _fields_ = [
         ("buffer_limit_bytes", ctypes.c_uint64),
@@ -25,7 +25,7 @@ class Config(ctypes.Structure):
 
 
 class Result(ctypes.Structure):
-    """kp_result."""
+    """kc_tracer_result."""
 
     counts: Counts
     threads: int
@@ -46,7 +46,7 @@ class Result(ctypes.Structure):
 class PythonCalls(NativeInterface):
     """The one recorder of this process. Methods raise SourceError where the C side gives a reason."""
 
-    ABI_FUNCTION = "kp_abi"
+    ABI_FUNCTION = "kc_tracer_abi"
     ABI = 2
     USE = " for calls of Python"
     REASONS = _REASONS
@@ -57,43 +57,43 @@ class PythonCalls(NativeInterface):
 
     def open(self) -> None:
         """Find the interpreter's functions."""
-        self._check(self._library.kp_open(*self._error.room))
+        self._check(self._library.kc_tracer_open(*self._error.room))
 
     def prepare(self, config: Config) -> int:
         """Make the arena; gives its file descriptor, which stays the recorder's."""
-        return self._check(self._library.kp_prepare(ctypes.byref(config), *self._error.room))
+        return self._check(self._library.kc_tracer_prepare(ctypes.byref(config), *self._error.room))
 
     def leave_out(self) -> None:
         """The calling thread is not recorded."""
-        self._with_gil.kp_leave_out()
+        self._with_gil.kc_tracer_leave_out()
 
     def start(self, module_call: int) -> None:
         """Set the profile function. module_call: address of the code of torch.nn.Module.__call__, or 0."""
-        self._check(self._with_gil.kp_start(ctypes.c_void_p(module_call), *self._error.room))
+        self._check(self._with_gil.kc_tracer_start(ctypes.c_void_p(module_call), *self._error.room))
 
     def look(self) -> None:
         """Set it on new threads."""
-        self._with_gil.kp_look()
+        self._with_gil.kc_tracer_look()
 
     def counts(self) -> Counts:
         """Zeros when nothing is recorded."""
         counts = Counts()
-        self._library.kp_counts(ctypes.byref(counts))
+        self._library.kc_tracer_counts(ctypes.byref(counts))
         return counts
 
     def stop(self) -> Result:
         """Zeros when nothing was recorded."""
         result = Result()
-        self._with_gil.kp_stop(ctypes.byref(result))
+        self._with_gil.kc_tracer_stop(ctypes.byref(result))
         return result
 
     def close(self) -> None:
         """Free the arena."""
-        self._library.kp_close()
+        self._library.kc_tracer_close()
 
     def forked(self) -> None:
         """In a forked child: its thread has no profile function of ours any more."""
-        self._with_gil.kp_forked()
+        self._with_gil.kc_tracer_forked()
 
 
 _loaded: Dict[str, PythonCalls] = {}

@@ -12,7 +12,7 @@ from kineto_agent.sources.native_interface import ErrorText
 from kineto_agent.system.debuglog import log
 
 LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
-_NOTHING = 1  # KG_NOTHING
+_NOTHING = 1  # KC_GATE_NOTHING
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: s
         yield
     finally:
         if collector is not None:
-            log("Kineto was kept off CUPTI: %d calls", collector.kg_down())
+            log("Kineto was kept off CUPTI: %d calls", collector.kc_gate_down())
 
 
 def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
@@ -45,8 +45,8 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
     error = ErrorText()
     try:
         collector = ctypes.CDLL(collector_library.path())
-        collector.kg_down.restype = ctypes.c_uint64
-        code = collector.kg_up(os.fsencode(library), os.fsencode(cupti), *error.room)
+        collector.kc_gate_down.restype = ctypes.c_uint64
+        code = collector.kc_gate_up(os.fsencode(library), os.fsencode(cupti), *error.room)
     except (OSError, AttributeError) as exc:
         raise _unavailable(str(exc)) from exc
     if code == _NOTHING:
