@@ -31,7 +31,7 @@ _OTHER_DEVICES = {"CUDA", "XPU", "MTIA"}
 
 
 def start_quietly(maps: str = "/proc/self/maps") -> None:
-    """Kineto is initialised afterwards; nothing happens if it was. Call it under torch_symbols.quiet().
+    """Kineto is initialised afterwards; nothing happens if it was. Call it under libtorch_symbols.quiet().
 
     Raises SourceError if it is not initialised and cannot be without printing: TORCH_PROFILER_UNAVAILABLE.
     """

@@ -1,4 +1,4 @@
-"""The collector of another process: cupti_native.Collector by packets to its kc_serve (agent/native/remote/serve.h).
+"""The collector of another process: collector_binding.Collector by packets to its kc_serve (agent/native/remote/serve.h).
 
 Theory of operation
     One packet out, one packet back, under a lock, each with a time limit. The other process is not trusted: an answer
@@ -195,7 +195,7 @@ class RemoteCollector(Collector):
         answer = self._quietly(command, argument, ctypes.sizeof(kind), limit_s)
         return kind.from_buffer_copy(answer.result) if answer.result else kind()
 
-    # ------------------------------------------------------------ cupti_native.Collector
+    # ------------------------------------------------------------ collector_binding.Collector
 
     def open(self, path: str) -> int:
         """Open libcupti; gives its version number."""

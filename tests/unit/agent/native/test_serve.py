@@ -1,4 +1,4 @@
-"""The collector served by packets from a C program: everything that cupti_native.Collector does in Python, and ends."""
+"""The collector served by packets from a C program: everything that collector_binding.Collector does in Python, and ends."""
 
 from __future__ import annotations
 
