@@ -306,7 +306,8 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes,
                       self.gave_way ? "another tool has taken CUPTI into use" : "not prepared");
     }
-    (void)worker_take_dropped(&self.worker); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
+    /* What was dropped since the last recording: cuptiFinalize counts the kernel that it interrupts. */
+    (void)worker_take_dropped(&self.worker);
     attachment_begins(&self.api);
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {

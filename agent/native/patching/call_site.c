@@ -62,6 +62,7 @@ static struct operand operand_at(const uint8_t *at, uint32_t rex) {
 /* How instructions with a ModRM byte are told apart: what they write, and what follows the operand. */
 enum form { UNKNOWN, TO_RM, TO_REG, READS, TO_RM_8, READS_8 };
 
+// clang-format off: a row for each form
 static enum form form_of(uint8_t opcode) {
     switch (opcode) {
     case 0x01: case 0x09: case 0x21: case 0x29: case 0x31: case 0x88: case 0x89: return TO_RM;
@@ -78,9 +79,11 @@ static enum form form_of_0f(uint8_t opcode) {
     case 0x57: case 0x6c: case 0x6f: case 0x7f: case 0xd6: case 0xef: case 0xa3: return READS;
     case 0xb6: case 0xb7: case 0xbe: case 0xbf: return TO_REG;
     case 0xba: return READS_8;
-    default: return opcode >= 0x40 && opcode <= 0x4f ? TO_REG /* cmov */ : opcode >= 0x90 && opcode <= 0x9f ? READS : UNKNOWN;
+    default:
+        return opcode >= 0x40 && opcode <= 0x4f ? TO_REG /* cmov */ : opcode >= 0x90 && opcode <= 0x9f ? READS : UNKNOWN;
     }
 }
+// clang-format on
 
 static struct instruction with_operand(enum form form, const uint8_t *at, uint32_t before, uint32_t rex) {
     const struct operand operand = operand_at(at, rex);

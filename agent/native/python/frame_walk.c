@@ -332,7 +332,7 @@ static void show(struct walker_of_stacks *walker) {
 static uint32_t agreed(const struct stack *one, const struct stack *other) {
     uint32_t a = one->depth;
     uint32_t b = other->depth;
-    if (one->truncated || other->truncated) { /* maybe at different frames: from the outer one of those that both have */
+    if (one->truncated || other->truncated) { /* maybe at different frames: from the outermost that both have */
         while (a > 0 && one->frames[a - 1].address != other->frames[b - 1].address) {
             a--;
         }
