@@ -87,6 +87,14 @@ void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s); /* as a JSON string 
 kp_sequence *kp_sequence_of(kp_reader *r, uint64_t id);     /* NULL: no memory; valid until the next one */
 uint32_t kp_track_of(kp_reader *r, uint64_t uuid);          /* its number; UINT32_MAX: no memory */
 
+/* ---- clocks ---- */
+
+enum { BOOT_CLOCK = 6 };
+
+/* Clocks from 64 on belong to the sequence: each one with its distance from the boot clock, or its last time. */
+void kp_read_clocks(kp_sequence *s, kp_span message);
+int64_t kp_time_of(kp_reader *r, kp_sequence *s, uint64_t clock_id, uint64_t time); /* ns */
+
 /* ---- interned texts, annotations ---- */
 
 void kp_read_interned(kp_reader *r, const kp_sequence *s, kp_span message);
