@@ -25,7 +25,7 @@ struct pair {
 };
 
 static struct {
-    const void *library; /* whose place is known, or known not to be found */
+    const void *library;    /* whose place is known, or known not to be found */
     const uintptr_t *place; /* of the two callbacks */
     struct pair before;
     struct pair theirs; /* who is to be registered again */

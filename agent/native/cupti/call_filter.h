@@ -14,9 +14,9 @@ struct calls {
     char patterns[CALLS_DOMAINS][CALLS_PATTERNS_BYTES]; /* each ended by NUL, the list by an empty one */
     uint8_t keep[CALLS_DOMAINS][CALLS_MOST];
     uint8_t graph[CALLS_DOMAINS][CALLS_MOST]; /* the call launches a graph, or readies one for it */
-    uint32_t last[CALLS_DOMAINS];     /* highest call number with a name; 0: CUPTI gives no names */
-    cupti_result names[CALLS_DOMAINS]; /* its answer when asked for the first one */
-    uint64_t unnamed;                 /* names that did not fit the string table */
+    uint32_t last[CALLS_DOMAINS];             /* highest call number with a name; 0: CUPTI gives no names */
+    cupti_result names[CALLS_DOMAINS];        /* its answer when asked for the first one */
+    uint64_t unnamed;                         /* names that did not fit the string table */
 };
 
 /* Finds the calls that launch graphs, and the calls of each domain that match its patterns; names these in the arena. CUPTI gives names only

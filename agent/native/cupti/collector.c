@@ -61,7 +61,7 @@ static struct {
     bool close_pending; /* kc_close came before it did */
     bool detached;
     bool graphs_watched; /* the subscriber tells of their launches */
-    bool gave_way; /* to somebody else who uses CUPTI, and has it now */
+    bool gave_way;       /* to somebody else who uses CUPTI, and has it now */
     struct kc_stop_result stopped;
 } self;
 

@@ -67,13 +67,13 @@ struct kc_detach_result {
 
 /* Who else in the process uses CUPTI. */
 struct kc_others {
-    int64_t time_ns;        /* Unix: one of them came during this recording, which had ended by then; 0: nobody did */
-    uint64_t caller;        /* an address in its code */
-    uint64_t listener;      /* a buffer callback of theirs that CUPTI had when we subscribed; 0: none is known */
-    uint32_t in_use;        /* activities that they had enabled then, as far as can be told */
-    uint32_t ended;         /* 1: they have disabled all that they enabled, as far as can be told */
-    char function[48];      /* of CUPTI, that it called */
-    char unnoticed[160];    /* why one may come without our noticing; empty: none may */
+    int64_t time_ns;     /* Unix: one of them came during this recording, which had ended by then; 0: nobody did */
+    uint64_t caller;     /* an address in its code */
+    uint64_t listener;   /* a buffer callback of theirs that CUPTI had when we subscribed; 0: none is known */
+    uint32_t in_use;     /* activities that they had enabled then, as far as can be told */
+    uint32_t ended;      /* 1: they have disabled all that they enabled, as far as can be told */
+    char function[48];   /* of CUPTI, that it called */
+    char unnoticed[160]; /* why one may come without our noticing; empty: none may */
 };
 
 KC_EXPORT uint32_t kc_abi(void);

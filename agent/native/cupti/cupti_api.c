@@ -27,9 +27,9 @@ int cupti_api_open(struct cupti_api *api, const char *path, char *error, size_t 
         snprintf(error, error_bytes, "cannot open %s: %s", path, why != NULL ? why : "unknown reason");
         return -1;
     }
-#define CUPTI_RESOLVE(field, symbol, parameters)                                      \
-    if (resolve(library, path, symbol, &api->field, error, error_bytes) != 0) {       \
-        return -1;                                                                    \
+#define CUPTI_RESOLVE(field, symbol, parameters)                                \
+    if (resolve(library, path, symbol, &api->field, error, error_bytes) != 0) { \
+        return -1;                                                              \
     }
     CUPTI_FUNCTIONS(CUPTI_RESOLVE)
 #undef CUPTI_RESOLVE

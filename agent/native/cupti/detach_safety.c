@@ -36,8 +36,8 @@
 
 static struct {
     uint32_t graph_launched; /* since attachment_recording_begins */
-    uint32_t reasons;  /* of this library */
-    bool others_known; /* `reasons` holds what other libraries have left */
+    uint32_t reasons;        /* of this library */
+    bool others_known;       /* `reasons` holds what other libraries have left */
 } attachment;
 
 static void mark(uint32_t reason) {

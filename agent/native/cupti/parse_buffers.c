@@ -19,8 +19,7 @@
 #define RECORD_BYTES_MOST 4096u
 #define RECORD_ALIGNMENT 8u
 
-bool walker_init(struct walker *walker, const struct cupti_api *api, struct arena *arena,
-                 uint32_t kernel_name_offset) {
+bool walker_init(struct walker *walker, const struct cupti_api *api, struct arena *arena, uint32_t kernel_name_offset) {
     memset(walker, 0, sizeof *walker);
     walker->api = api;
     walker->arena = arena;
@@ -138,8 +137,7 @@ static void set_ready(struct arena *arena, uint32_t index, uint64_t records, uin
 void walker_publish(struct walker *walker, uint32_t index) {
     struct arena *arena = walker->arena;
     uint8_t *buffer = arena_buffer(arena, index);
-    const uint64_t valid =
-        __atomic_load_n(arena_buffer_word(arena, index, ARENA_BUFFER_VALID_BYTES), __ATOMIC_RELAXED);
+    const uint64_t valid = __atomic_load_n(arena_buffer_word(arena, index, ARENA_BUFFER_VALID_BYTES), __ATOMIC_RELAXED);
     const int64_t records = valid == 0 ? 0 : walk_or_learn(walker, buffer, valid);
     if (records > 0) {
         set_ready(arena, index, (uint64_t)records, valid);

@@ -96,8 +96,7 @@ cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct
     return result;
 }
 
-static cupti_result follow_domain(const struct cupti_api *api, void *held, const struct calls *calls,
-                                  uint32_t domain) {
+static cupti_result follow_domain(const struct cupti_api *api, void *held, const struct calls *calls, uint32_t domain) {
     if (calls->patterns[domain][0] == 0) {
         return CUPTI_SUCCESS;
     }

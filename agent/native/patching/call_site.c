@@ -31,7 +31,7 @@ enum flow { NEXT, BRANCH, JUMP, NEAR_JUMP, CALL, RETURN, END }; /* NEAR_JUMP: a 
 struct instruction {
     enum flow flow;
     uint32_t length;
-    int32_t pushed;  /* bytes; negative: popped */
+    int32_t pushed;   /* bytes; negative: popped */
     int32_t distance; /* BRANCH, both JUMPs and CALL: from the next instruction */
 };
 
@@ -140,8 +140,10 @@ static struct instruction decode(const uint8_t *at) {
     }
     switch (opcode) {
     case 0x0f: return after_0f(at + n, n, rex);
-    case 0x3c: case 0xa8: return (struct instruction){NEXT, n + 1, 0, 0};
-    case 0x3d: case 0xa9: return (struct instruction){narrow ? END : NEXT, n + 4, 0, 0};
+    case 0x3c:
+    case 0xa8: return (struct instruction){NEXT, n + 1, 0, 0};
+    case 0x3d:
+    case 0xa9: return (struct instruction){narrow ? END : NEXT, n + 4, 0, 0};
     case 0x81: return narrow ? (struct instruction){END, 0, 0, 0} : with_number(at + n, n, rex, false);
     case 0x83: return with_number(at + n, n, rex, true);
     case 0x90: return (struct instruction){NEXT, n, 0, 0};

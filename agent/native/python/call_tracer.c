@@ -64,8 +64,8 @@ static struct {
     uint32_t used;
     uint64_t lent_ns;
     size_t profile_word; /* of PyThreadState */
-    uint64_t recording; /* number of the current one */
-    uint64_t set_ns;    /* when the function was last set on a thread */
+    uint64_t recording;  /* number of the current one */
+    uint64_t set_ns;     /* when the function was last set on a thread */
     struct thread threads[THREADS_MOST];
     uint32_t threads_used;
     void *left_out[LEFT_OUT_MOST];
@@ -186,21 +186,12 @@ static int on_event(void *unused, void *frame, int what, void *argument) {
         return 0;
     }
     switch ((enum event)what) {
-    case CALL:
-        write_record(now_ns(), own->id, python_name_of_frame(frame));
-        break;
-    case C_CALL:
-        write_record(now_ns(), own->id, python_name_of_c_function(argument));
-        break;
-    case RETURN:
-        write_record(now_ns(), own->id, ARENA_CALL_RETURN);
-        break;
+    case CALL: write_record(now_ns(), own->id, python_name_of_frame(frame)); break;
+    case C_CALL: write_record(now_ns(), own->id, python_name_of_c_function(argument)); break;
+    case RETURN: write_record(now_ns(), own->id, ARENA_CALL_RETURN); break;
     case C_EXCEPTION:
-    case C_RETURN:
-        write_record(now_ns(), own->id, ARENA_CALL_C_RETURN);
-        break;
-    default:
-        break;
+    case C_RETURN: write_record(now_ns(), own->id, ARENA_CALL_C_RETURN); break;
+    default: break;
     }
     return 0;
 }
@@ -251,9 +242,7 @@ static uint64_t change_all(profile_function from, profile_function to) {
 
 /* Other interpreters may have a GIL of their own, which keeps us off their threads. The main one was the first to be
  * made and is the last in their list, so that no other needs to be looked at: it might end meanwhile. */
-static void look_for_others(void) {
-    self.result.elsewhere |= python.newest_interpreter() != python.main_interpreter();
-}
+static void look_for_others(void) { self.result.elsewhere |= python.newest_interpreter() != python.main_interpreter(); }
 
 static void set_all(void) {
     look_for_others();
@@ -341,8 +330,8 @@ int kc_tracer_prepare(const struct kc_tracer_config *config, char *error, size_t
         return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
     }
     const uint64_t wanted = config->buffer_limit_bytes / config->buffer_bytes;
-    const int failed =
-        arena_create(arena, wanted < 2 ? 2 : (uint32_t)wanted, config->buffer_bytes, config->strings_bytes, &step);
+    const int failed = arena_create(arena, wanted < 2 ? 2 : (uint32_t)wanted, config->buffer_bytes,
+                                    config->strings_bytes, &step);
     if (failed != 0) {
         free(arena);
         return refuse_system(error, error_bytes, step, failed);

@@ -169,8 +169,8 @@ uint32_t python_name_of_c_function(const void *object) {
     const char *type = function->self != NULL ? function->self->type->name : "module";
     const int length = strcmp(type, "module") == 0
                            ? snprintf(text, sizeof text, "C<built-in function %s>", or_unknown(method->name))
-                           : snprintf(text, sizeof text, "C<built-in method %s of %s object>",
-                                      or_unknown(method->name), type);
+                           : snprintf(text, sizeof text, "C<built-in method %s of %s object>", or_unknown(method->name),
+                                      type);
     return named(slot, text, length);
 }
 
@@ -194,8 +194,8 @@ uint32_t python_name_of_frame(void *frame) {
 
 bool python_names_prepare(void) {
     if (self.names == NULL) {
-        void *names = mmap(NULL, NAMES_SLOTS * sizeof *self.names, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *names = mmap(NULL, NAMES_SLOTS * sizeof *self.names, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                           -1, 0);
         self.names = names == MAP_FAILED ? NULL : names;
     }
     return self.names != NULL;

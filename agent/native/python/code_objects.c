@@ -17,7 +17,7 @@ bool code_fits(const struct kc_sampler_layout *layout) {
 
 static uint32_t code_bytes(const struct kc_sampler_layout *layout) {
     const uint32_t last = FARTHER(FARTHER(layout->code_filename, layout->code_name),
-                                        FARTHER(layout->code_lines, layout->code_first_line));
+                                  FARTHER(layout->code_lines, layout->code_first_line));
     return FARTHER(last, FARTHER(layout->object_type, layout->object_size)) + (uint32_t)sizeof(uint64_t);
 }
 

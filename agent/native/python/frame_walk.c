@@ -34,7 +34,7 @@
 #define FRAME_BYTES_MOST 160u
 #define GIL_BYTES_MOST 64u
 #define OFFSET_MOST (1u << 20) /* of what is read by itself: interpreters have some 300 KB */
-#define TAGS 3u /* low bits of the reference to the code in a frame, from 3.14 on */
+#define TAGS 3u                /* low bits of the reference to the code in a frame, from 3.14 on */
 
 /* ---- offsets ---- */
 
@@ -56,8 +56,8 @@ bool walk_fits(const struct kc_sampler_layout *layout) {
     const uint32_t alone[] = {layout->runtime_interpreters, layout->interpreter_next, layout->interpreter_threads,
                               layout->cframe_frame, layout->gil_offset};
 #define FIT(offsets, bytes) offsets_fit(offsets, sizeof(offsets) / sizeof *(offsets), bytes)
-    return FIT(in_thread, THREAD_BYTES_MOST) && FIT(in_frame, FRAME_BYTES_MOST) &&
-           FIT(in_gil, GIL_BYTES_MOST) && FIT(alone, OFFSET_MOST) && code_fits(layout);
+    return FIT(in_thread, THREAD_BYTES_MOST) && FIT(in_frame, FRAME_BYTES_MOST) && FIT(in_gil, GIL_BYTES_MOST) &&
+           FIT(alone, OFFSET_MOST) && code_fits(layout);
 }
 
 /* ---- interpreters and threads ---- */
@@ -79,7 +79,7 @@ bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64
     const struct kc_sampler_layout *layout = walker->layout;
     uint8_t bytes[THREAD_BYTES_MOST];
     const uint32_t last = FARTHER(FARTHER(layout->thread_native_id, layout->thread_id),
-                                        FARTHER(layout->thread_frame, layout->thread_interpreter));
+                                  FARTHER(layout->thread_frame, layout->thread_interpreter));
     if (!memory_read(&walker->memory, bytes, address, FARTHER(last, layout->thread_next) + sizeof(uint64_t))) {
         return false;
     }
@@ -94,12 +94,9 @@ bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64
 
 uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter) {
     switch (walker->layout->gil) {
-    case KC_GIL_IN_RUNTIME:
-        return walker->layout->runtime + walker->layout->gil_offset;
-    case KC_GIL_BY_POINTER:
-        return memory_word(&walker->memory, interpreter + walker->layout->gil_offset);
-    default:
-        return 0;
+    case KC_GIL_IN_RUNTIME: return walker->layout->runtime + walker->layout->gil_offset;
+    case KC_GIL_BY_POINTER: return memory_word(&walker->memory, interpreter + walker->layout->gil_offset);
+    default: return 0;
     }
 }
 
@@ -228,8 +225,8 @@ static bool take_hold(struct walker_of_stacks *walker, const struct python_threa
     }
     pieces[count++] = (struct memory_piece){&hold->from, innermost_at, sizeof hold->from};
     for (uint32_t i = 0; i < hold->pieces; i++) {
-        pieces[count++] =
-            (struct memory_piece){hold->bytes + (size_t)i * hold->bytes_each, hold->addresses[i], hold->bytes_each};
+        pieces[count++] = (struct memory_piece){hold->bytes + (size_t)i * hold->bytes_each, hold->addresses[i],
+                                                hold->bytes_each};
     }
     pieces[count++] = (struct memory_piece){&hold->to, innermost_at, sizeof hold->to};
     if (layout->frames == KC_FRAMES_BY_CFRAME) {
@@ -371,7 +368,8 @@ static bool keep_agreed(struct walker_of_stacks *walker, const struct python_thr
     }
     const struct walked_frame *inner = &after->frames[after->depth - kept];
     uint32_t at = 0;
-    while (at < middle->depth && (middle->frames[at].address != inner->address || middle->frames[at].code != inner->code)) {
+    while (at < middle->depth &&
+           (middle->frames[at].address != inner->address || middle->frames[at].code != inner->code)) {
         at++;
     }
     uint32_t called = at == middle->depth ? 0 : at > 0 && middle->frames[at - 1].code != 0 ? 1 : 2;

@@ -20,7 +20,7 @@ static inline uint64_t word_in(const uint8_t *bytes, uint32_t offset) {
 struct walked_frame {
     uint64_t address;
     uint64_t previous;
-    uint64_t code; /* 0: one of the interpreter's own */
+    uint64_t code;        /* 0: one of the interpreter's own */
     uint64_t instruction; /* as it stands in the frame */
 };
 
@@ -36,7 +36,7 @@ struct stack {
 struct walker_of_stacks {
     const struct kc_sampler_layout *layout;
     struct memory memory;
-    struct stack stack;  /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
+    struct stack stack; /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
     struct stack second;
     struct stack third;
     int64_t shortest_hold_ns; /* so far */

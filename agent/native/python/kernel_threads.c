@@ -18,7 +18,7 @@
 #include "common/wake.h"
 
 #define OWN_PREFIX "kineto-" /* names of the agent's threads; no other thread's name begins so */
-#define NAME_LOOKS 3u           /* a thread of ours has its name within so many refreshes */
+#define NAME_LOOKS 3u        /* a thread of ours has its name within so many refreshes */
 #define LISTING_BYTES 8192u
 
 static size_t read_file(const char *path, char *text, size_t bytes) {

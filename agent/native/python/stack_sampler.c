@@ -53,7 +53,7 @@ static struct {
     struct walker_of_stacks looker; /* of the agent's thread */
     struct sampler *sampler;
     struct sampler *stuck; /* its thread has not ended in time */
-    int arena_fd; /* of `sampler`, which a forked child has not */
+    int arena_fd;          /* of `sampler`, which a forked child has not */
     pthread_t thread;
     _Atomic bool running;
     _Atomic bool exiting;
@@ -158,7 +158,8 @@ static bool knows_tid(const struct python_thread *thread) {
     return thread->native_id == tid || ids_tid(&self.ids, &self.looker.memory, thread->id) == tid;
 }
 
-int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *holds_gil, char *error, size_t error_bytes) {
+int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *holds_gil, char *error,
+                    size_t error_bytes) {
     struct walker_of_stacks *walker = &self.looker;
     struct code_identity codes[STACK_DEPTH_MOST];
     struct own_thread own;
@@ -176,14 +177,15 @@ int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *ho
     /* A partial one is whole here, since this thread stands still; the caller compares it anyway. */
     const enum walk walked = walk_stack(walker, &own.thread, &outermost);
     if ((walked != WALK_WHOLE && walked != WALK_PARTIAL) || !walk_codes(walker, &walker->stack, codes)) {
-        return refuse(KC_SAMPLER_UNREAD, error, error_bytes, "the stack of the thread that asks is not where it should be");
+        return refuse(KC_SAMPLER_UNREAD, error, error_bytes,
+                      "the stack of the thread that asks is not where it should be");
     }
     *holds_gil = walk_gil_holder(walker, walk_gil(walker, own.interpreter)) == own.thread.id;
     const uint32_t depth = walker->stack.depth < most ? walker->stack.depth : most;
     for (uint32_t i = 0; i < depth; i++) {
-        frames[i] = (struct kc_sampler_frame){.code = walker->stack.frames[i].code,
-                                      .instruction =
-                                          walk_instruction(walker->layout, &walker->stack.frames[i], &codes[i])};
+        frames[i] = (struct kc_sampler_frame){
+            .code = walker->stack.frames[i].code,
+            .instruction = walk_instruction(walker->layout, &walker->stack.frames[i], &codes[i])};
     }
     return (int)depth;
 }
@@ -274,8 +276,8 @@ int kc_sampler_prepare(const struct kc_sampler_config *config, char *error, size
     if (sampler == NULL) {
         return refuse_system(error, error_bytes, step, errno);
     }
-    const int number =
-        arena_create(&sampler->arena, buffer_count(config), config->buffer_bytes, config->strings_bytes, &step);
+    const int number = arena_create(&sampler->arena, buffer_count(config), config->buffer_bytes, config->strings_bytes,
+                                    &step);
     if (number != 0) {
         sampler_destroy(sampler);
         return refuse_system(error, error_bytes, step, number);

@@ -20,9 +20,9 @@
 enum { KC_SAMPLER_UNREAD = -3 }; /* this process's memory does not look as the layout says, or cannot be read */
 
 enum kc_sampler_frames {
-    KC_FRAME_OBJECTS = 0,      /* up to 3.10: PyFrameObject linked by f_back */
-    KC_FRAMES_BY_CFRAME = 1,   /* 3.11 and 3.12: thread -> _PyCFrame -> _PyInterpreterFrame */
-    KC_FRAMES_BY_THREAD = 2,   /* from 3.13 on: thread -> _PyInterpreterFrame */
+    KC_FRAME_OBJECTS = 0,    /* up to 3.10: PyFrameObject linked by f_back */
+    KC_FRAMES_BY_CFRAME = 1, /* 3.11 and 3.12: thread -> _PyCFrame -> _PyInterpreterFrame */
+    KC_FRAMES_BY_THREAD = 2, /* from 3.13 on: thread -> _PyInterpreterFrame */
 };
 
 enum kc_sampler_gil {
@@ -73,7 +73,7 @@ struct kc_sampler_layout {
 };
 
 struct kc_sampler_frame {
-    uint64_t code; /* address */
+    uint64_t code;       /* address */
     int32_t instruction; /* offset in bytes, -1: unknown */
     uint32_t reserved;
 };
@@ -106,7 +106,8 @@ KC_EXPORT uint32_t kc_sampler_abi(void);
 KC_EXPORT int kc_sampler_open(const struct kc_sampler_layout *layout, char *error, size_t error_bytes);
 /* The stack of the calling thread, innermost frame first; returns the number of frames. `*holds_gil` is 1 if the GIL's
  * owner, as the layout finds it, is this thread. The caller keeps the GIL. */
-KC_EXPORT int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *holds_gil, char *error, size_t error_bytes);
+KC_EXPORT int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *holds_gil, char *error,
+                              size_t error_bytes);
 /* A str object as UTF-8, cut to `bytes`; returns its length. */
 KC_EXPORT int kc_sampler_read_text(uint64_t address, char *text, uint32_t bytes);
 /* 1 if a thread of any interpreter is inside this code object, or cannot be read, 0 if none is. The caller keeps the

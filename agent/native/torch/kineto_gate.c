@@ -45,15 +45,15 @@
 typedef void (*function)(void); /* any of them */
 
 /* Name and parameters of everything by which Kineto changes what CUPTI records, for libcupti's whole process. */
-#define EACH_GATE(X)                                                                                      \
-    X(cuptiActivityEnable, (uint32_t kind), (kind))                                                       \
-    X(cuptiActivityDisable, (uint32_t kind), (kind))                                                      \
-    X(cuptiActivityEnableDriverApi, (uint32_t call, uint8_t on), (call, on))                              \
-    X(cuptiActivityEnableRuntimeApi, (uint32_t call, uint8_t on), (call, on))                             \
-    X(cuptiActivityEnableCudaEventDeviceTimestamps, (uint8_t on), (on))                                   \
-    X(cuptiActivityFlushAll, (uint32_t flag), (flag))                                                     \
-    X(cuptiActivityRegisterCallbacks, (void *requested, void *completed), (requested, completed))         \
-    X(cuptiActivityRegisterTimestampCallback, (void *clock), (clock))                                     \
+#define EACH_GATE(X)                                                                              \
+    X(cuptiActivityEnable, (uint32_t kind), (kind))                                               \
+    X(cuptiActivityDisable, (uint32_t kind), (kind))                                              \
+    X(cuptiActivityEnableDriverApi, (uint32_t call, uint8_t on), (call, on))                      \
+    X(cuptiActivityEnableRuntimeApi, (uint32_t call, uint8_t on), (call, on))                     \
+    X(cuptiActivityEnableCudaEventDeviceTimestamps, (uint8_t on), (on))                           \
+    X(cuptiActivityFlushAll, (uint32_t flag), (flag))                                             \
+    X(cuptiActivityRegisterCallbacks, (void *requested, void *completed), (requested, completed)) \
+    X(cuptiActivityRegisterTimestampCallback, (void *clock), (clock))                             \
     X(cuptiActivitySetAttribute, (uint32_t attribute, size_t *bytes, void *value), (attribute, bytes, value))
 
 #define AS_NUMBER(name, parameters, arguments) AT_##name,
@@ -91,9 +91,9 @@ static bool kept_off(void) {
     return true;
 }
 
-#define AS_FUNCTION(name, parameters, arguments)                                        \
-    static int gated_##name parameters {                                                \
-        return kept_off() ? 0 : ((int(*) parameters)atomic_load(&gate.real[AT_##name])) arguments; \
+#define AS_FUNCTION(name, parameters, arguments)                                                  \
+    static int gated_##name parameters {                                                          \
+        return kept_off() ? 0 : ((int(*) parameters)atomic_load(&gate.real[AT_##name]))arguments; \
     }
 EACH_GATE(AS_FUNCTION)
 

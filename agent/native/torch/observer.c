@@ -59,18 +59,18 @@ static struct {
 /* ---- the callbacks ---- */
 
 #if defined(__x86_64__)
-#define START(name, scope)                                          \
-    static void *name(void **context, const void *function) {       \
-        *context = NULL;                                            \
-        ops_begin(function, scope);                                 \
-        return context;                                             \
+#define START(name, scope)                                    \
+    static void *name(void **context, const void *function) { \
+        *context = NULL;                                      \
+        ops_begin(function, scope);                           \
+        return context;                                       \
     }
 #elif defined(__aarch64__)
-#define START(name, scope)                                                                                     \
-    __attribute__((used)) static void name##_body(const void *function) __asm__(#name "_body");                \
-    static void name##_body(const void *function) { ops_begin(function, scope); }                              \
-    void name(void) __attribute__((visibility("hidden")));                                                     \
-    __asm__(".text\n.hidden " #name "\n.globl " #name "\n.type " #name ", %function\n" #name                   \
+#define START(name, scope)                                                                      \
+    __attribute__((used)) static void name##_body(const void *function) __asm__(#name "_body"); \
+    static void name##_body(const void *function) { ops_begin(function, scope); }               \
+    void name(void) __attribute__((visibility("hidden")));                                      \
+    __asm__(".text\n.hidden " #name "\n.globl " #name "\n.type " #name ", %function\n" #name    \
             ":\n    hint #34\n    str xzr, [x8]\n    b " #name "_body\n.size " #name ", .-" #name "\n");
 #else
 #error "the calling convention of std::unique_ptr results is not known for this machine"
@@ -151,7 +151,8 @@ static void hook_process(void) {
 
 uint32_t kc_observer_abi(void) { return KC_OBSERVER_ABI; }
 
-int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits, char *error, size_t error_bytes) {
+int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits, char *error,
+                     size_t error_bytes) {
     *layout_fits = 0;
     if (self.phase > OPENED || self.exiting) {
         return refuse(KC_ORDER, error, error_bytes, "a recording of operators is still open");
@@ -164,7 +165,8 @@ int kc_observer_open(const char *path, const struct kc_observer_layout *layout, 
     ops_comms_open(path);
     self.record_inputs = false;
     if (!self.taken_once && !ops_torch_takes(&self.torch, scope_callback(0))) {
-        return refuse(KC_OBSERVER_CALLBACK, error, error_bytes, "this torch does not keep callbacks in the form that is known");
+        return refuse(KC_OBSERVER_CALLBACK, error, error_bytes,
+                      "this torch does not keep callbacks in the form that is known");
     }
     self.taken_once = true;
     self.layout_known = layout != NULL && ops_torch_fits(&self.torch, layout);

@@ -64,7 +64,7 @@ struct kc_observer_layout {
     uint32_t comms_ranks;
     uint32_t comms_sequence; /* int64_t; 0: not in this version */
     uint32_t comms_transfer; /* bool; 0: likewise */
-    uint32_t dtypes;       /* ScalarType below this one are types, the next is Undefined */
+    uint32_t dtypes;         /* ScalarType below this one are types, the next is Undefined */
 };
 
 struct kc_observer_config {
@@ -91,8 +91,8 @@ struct kc_observer_stop_result {
 KC_EXPORT uint32_t kc_observer_abi(void);
 /* Finds torch's functions in the library loaded as `path` and checks that it takes our callbacks. `layout` may be NULL;
  * *layout_fits tells whether this very library keeps to it as far as at::RecordFunction goes. May be called again. */
-KC_EXPORT int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits, char *error,
-                      size_t error_bytes);
+KC_EXPORT int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits,
+                               char *error, size_t error_bytes);
 /* Describes one TensorImpl as inputs are described (protocol/records.py), for a check of the layout: returns the
  * bytes put into `out`; *storage_data gets the address of its data. */
 KC_EXPORT int kc_observer_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data);

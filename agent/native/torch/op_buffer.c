@@ -45,8 +45,8 @@ void ops_buffer_publish(struct ops_buffer *buffer) {
     buffer->index = NO_BUFFER;
     *arena_buffer_word(arena, index, ARENA_BUFFER_VALID_BYTES) = buffer->used;
     *arena_buffer_word(arena, index, ARENA_BUFFER_RECORDS) = records;
-    *arena_buffer_word(arena, index, ARENA_BUFFER_SEQUENCE) =
-        __atomic_fetch_add(arena_word(arena, ARENA_SEQUENCE), 1, __ATOMIC_RELAXED);
+    *arena_buffer_word(arena, index, ARENA_BUFFER_SEQUENCE) = __atomic_fetch_add(arena_word(arena, ARENA_SEQUENCE), 1,
+                                                                                 __ATOMIC_RELAXED);
     __atomic_fetch_add(arena_word(arena, ARENA_RECORDS), records, __ATOMIC_RELAXED);
     __atomic_fetch_add(arena_word(arena, ARENA_VALID_BYTES), buffer->used, __ATOMIC_RELAXED);
     arena_set_state(arena, index, ARENA_READY);

@@ -16,7 +16,7 @@
 #define DIMS_MOST 16u
 
 enum kind { OTHER, TENSOR, TENSOR_LIST, INT, DOUBLE, BOOL, SCALAR_LIST, NONE };
-enum { CUT = 1 };                                   /* flags of the whole and of a list */
+enum { CUT = 1 };                                    /* flags of the whole and of a list */
 enum { NO_SIZES = 1, NO_STRIDES = 2, CUT_DIMS = 4 }; /* flags of a tensor */
 enum { NO_DTYPE = 255 };
 enum { CUSTOM_STRIDES = 1, CUSTOM_SIZES = 2 }; /* SizesStridesPolicy */
@@ -84,13 +84,11 @@ void ops_describe_tensor(const struct kc_observer_layout *layout, const uint8_t 
 
 static enum kind scalar_kind(const struct kc_observer_layout *layout, const uint8_t *value) {
     const uint32_t tag = half(value + layout->value_tag);
-    return tag == layout->tag_int      ? INT
-           : tag == layout->tag_double ? DOUBLE
-           : tag == layout->tag_bool   ? BOOL
-                                       : OTHER;
+    return tag == layout->tag_int ? INT : tag == layout->tag_double ? DOUBLE : tag == layout->tag_bool ? BOOL : OTHER;
 }
 
-static void put_scalar(const struct kc_observer_layout *layout, const uint8_t *value, enum kind kind, struct ops_inputs *inputs) {
+static void put_scalar(const struct kc_observer_layout *layout, const uint8_t *value, enum kind kind,
+                       struct ops_inputs *inputs) {
     put_byte(inputs, kind);
     put(inputs, value + layout->value_payload, kind == BOOL ? 1 : 8);
 }

@@ -83,7 +83,7 @@ enum ops_interned ops_add_text(struct arena *arena, uint64_t key, uint32_t space
 }
 
 static enum ops_interned write_text(struct arena *arena, struct set *set, uint32_t slot, uint64_t key, uint32_t space,
-                       const void *data, uint32_t bytes) {
+                                    const void *data, uint32_t bytes) {
     if (!try_lock()) {
         return OPS_LATER;
     }

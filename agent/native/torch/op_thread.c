@@ -53,8 +53,8 @@ struct frame {
 
 struct slot {
     _Alignas(64) uint32_t taken; /* a thread has it */
-    uint32_t inside;    /* and is in a callback */
-    uint64_t recording; /* that the rest belongs to */
+    uint32_t inside;             /* and is in a callback */
+    uint64_t recording;          /* that the rest belongs to */
     uint64_t torch_thread;
     uint64_t elsewhere_seen;
     struct ops_buffer buffer;
@@ -96,16 +96,16 @@ static void count(uint64_t *total) { __atomic_fetch_add(total, 1, __ATOMIC_RELAX
 
 static void write_op(struct slot *slot, const struct frame *frame, uint64_t end, uint8_t flags, uint64_t now) {
     const struct ops_record record = {.start = frame->start,
-                                     .end = end,
-                                     .name = frame->name,
-                                     .sequence = frame->sequence,
-                                     .forward_thread = frame->forward_thread,
-                                     .inputs = frame->inputs,
-                                     .thread = slot->thread,
-                                     .number = frame->number,
-                                     .kind = ARENA_KIND_OP,
-                                     .scope = frame->scope,
-                                     .flags = flags};
+                                      .end = end,
+                                      .name = frame->name,
+                                      .sequence = frame->sequence,
+                                      .forward_thread = frame->forward_thread,
+                                      .inputs = frame->inputs,
+                                      .thread = slot->thread,
+                                      .number = frame->number,
+                                      .kind = ARENA_KIND_OP,
+                                      .scope = frame->scope,
+                                      .flags = flags};
     ops_buffer_append(&slot->buffer, &record, now);
 }
 
@@ -198,8 +198,8 @@ static struct slot *take_slot(void) {
         if (__atomic_load_n(&slot->taken, __ATOMIC_RELAXED) == 0 &&
             __atomic_compare_exchange_n(&slot->taken, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
             uint32_t top = __atomic_load_n(&ops.top, __ATOMIC_RELAXED);
-            while (top <= i && !__atomic_compare_exchange_n(&ops.top, &top, i + 1, false, __ATOMIC_SEQ_CST,
-                                                            __ATOMIC_RELAXED)) {
+            while (top <= i &&
+                   !__atomic_compare_exchange_n(&ops.top, &top, i + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
             }
             (void)pthread_setspecific(ops.key, slot);
             return slot;
@@ -268,10 +268,10 @@ static void write_tensors(struct slot *slot, const struct ops_inputs *inputs, ui
     for (uint32_t first = 0; first < inputs->tensor_count; first += 3) {
         const uint32_t left = inputs->tensor_count - first;
         struct ops_tensors_record record = {.thread = slot->thread,
-                                        .number = number,
-                                        .kind = ARENA_KIND_OP_TENSORS,
-                                        .count = (uint8_t)(left < 3 ? left : 3),
-                                        .first = (uint8_t)first};
+                                            .number = number,
+                                            .kind = ARENA_KIND_OP_TENSORS,
+                                            .count = (uint8_t)(left < 3 ? left : 3),
+                                            .first = (uint8_t)first};
         memcpy(record.tensors, &inputs->tensors[first], record.count * sizeof record.tensors[0]);
         ops_buffer_append(&slot->buffer, &record, now);
     }

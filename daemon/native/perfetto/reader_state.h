@@ -4,8 +4,8 @@
 
 #include "perfetto/read_packets.h"
 
-#define MAX_NESTING 16       /* of annotations inside annotations */
-#define CLOCKS 4             /* of one sequence that count in a way of their own */
+#define MAX_NESTING 16 /* of annotations inside annotations */
+#define CLOCKS 4       /* of one sequence that count in a way of their own */
 
 enum { CATEGORIES = 1, NAMES = 2, ANNOTATIONS = 3, VALUES = 4 }; /* interned texts */
 

@@ -25,11 +25,18 @@
 #define NAMES_COUNT 12u
 
 /* The first are called. The others are what some versions have. */
-static const char *const NAMES[NAMES_COUNT] = {
-    "cuptiActivityRegisterCallbacks", "cuptiSubscribe", "cuptiActivityEnable", "cuptiSubscribe_v2",
-    "cuptiActivityRegisterCallbacks_v2", "cuptiActivityEnable_v2", "cuptiActivityEnableContext",
-    "cuptiActivityEnableAndDump", "cuptiActivityDisable", "cuptiActivityDisable_v2", "cuptiActivityDisableContext",
-    "cuptiFinalize"};
+static const char *const NAMES[NAMES_COUNT] = {"cuptiActivityRegisterCallbacks",
+                                               "cuptiSubscribe",
+                                               "cuptiActivityEnable",
+                                               "cuptiSubscribe_v2",
+                                               "cuptiActivityRegisterCallbacks_v2",
+                                               "cuptiActivityEnable_v2",
+                                               "cuptiActivityEnableContext",
+                                               "cuptiActivityEnableAndDump",
+                                               "cuptiActivityDisable",
+                                               "cuptiActivityDisable_v2",
+                                               "cuptiActivityDisableContext",
+                                               "cuptiFinalize"};
 static void *functions[NAMES_COUNT];
 static struct call_site sites[NAMES_COUNT * SITES_OF_ONE];
 static uint32_t site_count;

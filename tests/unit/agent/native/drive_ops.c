@@ -332,13 +332,20 @@ static void test_inputs(void) {
     struct fake_list tensors = {.begin = many, .end = many + 40}, numbers = {.begin = scalars, .end = scalars + 3};
     struct fake_list texts = {.begin = strings, .end = strings + 1}, empty = {.begin = NULL};
     const struct fake_value all[] = {
-        pointer_value(FAKE_TENSOR, &plain),    pointer_value(FAKE_TENSOR, &large),
-        pointer_value(FAKE_TENSOR, &sparse),   pointer_value(FAKE_TENSOR, &nested),
-        pointer_value(FAKE_TENSOR, &symbolic), pointer_value(FAKE_TENSOR, &undefined),
-        value(FAKE_INT, 7),                    value(FAKE_DOUBLE, bits(1.5)),
-        value(FAKE_BOOL, 1),                   value(FAKE_NONE, 0),
-        value(FAKE_STRING, 8),                 pointer_value(FAKE_LIST, &numbers),
-        pointer_value(FAKE_LIST, &texts),      pointer_value(FAKE_LIST, &empty),
+        pointer_value(FAKE_TENSOR, &plain),
+        pointer_value(FAKE_TENSOR, &large),
+        pointer_value(FAKE_TENSOR, &sparse),
+        pointer_value(FAKE_TENSOR, &nested),
+        pointer_value(FAKE_TENSOR, &symbolic),
+        pointer_value(FAKE_TENSOR, &undefined),
+        value(FAKE_INT, 7),
+        value(FAKE_DOUBLE, bits(1.5)),
+        value(FAKE_BOOL, 1),
+        value(FAKE_NONE, 0),
+        value(FAKE_STRING, 8),
+        pointer_value(FAKE_LIST, &numbers),
+        pointer_value(FAKE_LIST, &texts),
+        pointer_value(FAKE_LIST, &empty),
         pointer_value(FAKE_LIST, &tensors),
     };
     start_with(1 << 20, 1);

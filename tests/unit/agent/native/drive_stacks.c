@@ -187,10 +187,10 @@ static int open_sampler(uint32_t hz, uint64_t strings_bytes) {
     places.runtime = (uint64_t)(uintptr_t)&runtime;
     places.code_type = (uint64_t)(uintptr_t)&code_type;
     const struct kc_sampler_config config = {.buffer_limit_bytes = 1u << 20,
-                                     .buffer_bytes = 64u << 10,
-                                     .strings_bytes = strings_bytes,
-                                     .hz = hz,
-                                     .max_load_ppm = 1000000};
+                                             .buffer_bytes = 64u << 10,
+                                             .strings_bytes = strings_bytes,
+                                             .hz = hz,
+                                             .max_load_ppm = 1000000};
     CHECK(kc_sampler_open(&places, error, sizeof error) == 0);
     const int fd = kc_sampler_prepare(&config, error, sizeof error);
     CHECK(fd >= 0);
@@ -219,7 +219,10 @@ static void check_fork(void) {
     const pid_t pid = fork();
     if (pid == 0) {
         const struct kc_sampler_config config = {.buffer_bytes = 64u << 10};
-        _exit(kc_sampler_ticks() == 0 && kc_sampler_stop(1, &result) < 0 && kc_sampler_prepare(&config, error, sizeof error) < 0 ? 0 : 1);
+        _exit(kc_sampler_ticks() == 0 && kc_sampler_stop(1, &result) < 0 &&
+                      kc_sampler_prepare(&config, error, sizeof error) < 0
+                  ? 0
+                  : 1);
     }
     int status;
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
