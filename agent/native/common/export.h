@@ -1,5 +1,9 @@
 /* What the library's public interfaces share: collector.h, stack_sampler.h, call_tracer.h, observer.h, kineto_gate.h.
  * Every exported name begins with kc_.
+ *
+ * Every C file says in its first comment which threads run it, and where it blocks: waits for another thread, for a
+ * lock or for time. A system call that waits for nobody is not meant. "The agent's thread" is the one that calls the
+ * exported functions, without the GIL unless the file says otherwise.
  */
 #ifndef KINETO_EXPORT_H
 #define KINETO_EXPORT_H

@@ -19,8 +19,8 @@ struct calls {
     uint64_t unnamed;                         /* names that did not fit the string table */
 };
 
-/* Finds the calls that launch graphs, and the calls of each domain that match its patterns; names these in the arena. CUPTI gives names only
- * once it is initialised, that is after cuptiActivityRegisterCallbacks. */
+/* Finds the calls that launch graphs, and the calls of each domain that match its patterns; names these in the arena.
+ * CUPTI gives names only once it is initialised, that is after cuptiActivityRegisterCallbacks. */
 void calls_select(struct calls *calls, const struct cupti_api *api, struct arena *arena);
 /* Whether the calls of a domain have names: without them, recording any would be of no use to anybody. Returns
  * CUPTI's reason if not. */

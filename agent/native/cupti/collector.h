@@ -5,7 +5,7 @@
  *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_subscribe? -> kc_start -> kc_record_calls? -> kc_counts*
  *     -> kc_stop -> kc_detach? -> kc_close
  *
- * Functions return 0 (or what is said) on success and a negative kc_error otherwise; those with an `error`
+ * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
  * buffer put a text into it. In a forked child everything returns KC_FORKED and does nothing.
  */
 #ifndef KINETO_COLLECTOR_H

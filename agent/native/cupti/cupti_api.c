@@ -1,4 +1,8 @@
-/* Resolving CUPTI's functions from the copy that the process has loaded. See cupti_api.h. */
+/* Resolving CUPTI's functions from the copy that the process has loaded. See cupti_api.h.
+ *
+ * Threads: the agent's.
+ * Blocks: inside the loader, when libcupti is opened.
+ */
 #define _GNU_SOURCE
 #include "cupti/cupti_api.h"
 

@@ -14,6 +14,11 @@
  * are not counted: its own state is known better (sources/torch/kineto_state.py).
  *
  *     IDLE -> ARMED -> YIELDING -> YIELDED -> IDLE
+ *
+ * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
+ *   the agent's.
+ * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.4 s at most; others pass without
+ *   waiting. gate_settle and gate_disarm wait on the agent's thread, 0.4 s at most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"

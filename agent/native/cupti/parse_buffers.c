@@ -4,12 +4,15 @@
  *   Records carry a kind and no size. cuptiActivityGetNextRecord knows the sizes; the distance between two
  *   records that it returns is the size of the first. A buffer with a kind not seen before is walked with it
  *   once (`learn`); all others are walked by the learned sizes: 3 ns a record with names (tests/bench/collector.py)
- *   where CUDA 13's cuptiActivityGetNextRecord alone takes 9. A walk must end exactly at the last valid byte; one that does not is learned anew, and if
- *   the records contradict the sizes learned before, the buffer is not published: its records count as
- *   dropped, because the daemon could only misread them.
+ *   where CUDA 13's cuptiActivityGetNextRecord alone takes 9. A walk must end exactly at the last valid byte. One that
+ *   does not is learned anew, and if the records contradict the sizes learned before, the buffer is not published: its
+ *   records count as dropped, because the daemon could only misread them.
  *
  *   The name in a kernel record is a pointer into this process. Its text is put into the string table before
  *   the buffer turns READY, so that the daemon can name every kernel it sees, even after the process died.
+ *
+ * Threads: the collector's; the agent's prepares the walker.
+ * Blocks: inside cuptiActivityGetNextRecord at most.
  */
 #include "cupti/parse_buffers.h"
 

@@ -10,6 +10,9 @@
  * The instructions before the call are decoded, for their lengths and for what they push: that finds the function's
  * return address, hence who called it. Whatever the decoder does not know ends the search. Nothing is ever changed
  * but a displacement of a call that was found so.
+ *
+ * Threads: the agent's.
+ * Blocks: never. The instructions are only read here.
  */
 #include "patching/call_site.h"
 

@@ -16,12 +16,16 @@
  * many bytes around the callee.
  *
  * A large program has mapped nearly all that a displacement reaches (2 GiB to either side): JAX leaves some twenty
- * holes, of 4 KiB to 2 MiB. So the free ranges are looked up (code_space.c), and the nearest place in them is taken. Where none
- * fits, a stub goes into the rest of the last page of the library's own code. That is writable, too, for as long
- * as stubs are written.
+ * holes, of 4 KiB to 2 MiB. So the free ranges are looked up (code_space.c), and the nearest place in them is taken.
+ * Where none fits, a stub goes into the rest of the last page of the library's own code. That page is writable, too,
+ * while stubs are written.
  *
  * The code's page becomes writable for the store and never ceases to be executable. A system that allows that not
  * (SELinux's execmod, PaX) refuses, and nothing has changed. Stubs stay mapped for ever; a forked child has them, too.
+ *
+ * Threads: stubs run on whatever thread enters the function, which they do not delay; the rest runs on the agent's
+ *   thread.
+ * Blocks: never. The page of the code is writable while the call is redirected.
  */
 #define _GNU_SOURCE
 #include "patching/call_site.h"

@@ -11,6 +11,9 @@
  * A segment ends within a page as a rule, and what follows there belongs to no symbol and no section: no program can
  * refer to it. It shows what happens to follow in the file. Where it still is what the file has there, nobody else (a
  * tool that changes code, an older agent) has put it to use.
+ *
+ * Threads: the agent's.
+ * Blocks: never; it reads /proc/self/maps and files of libraries.
  */
 #define _GNU_SOURCE
 #include "patching/code_space.h"

@@ -11,6 +11,11 @@
  *   threads may end: so the list of threads is gone through anew after each.
  *
  *   No buffer free ends the recording for good: with a hole in it, returns would be taken for those of other calls.
+ *
+ * Threads: on_event runs on every recorded thread of the program, with the GIL; the exported functions marked (GIL)
+ *   on the agent's with the GIL, the others without.
+ * Blocks: on_event never waits: no lock, and no system call but gettid at a thread's first event. Setting the
+ *   function may run the program's audit hooks.
  */
 #define _GNU_SOURCE
 #include "python/call_tracer.h"
@@ -43,7 +48,7 @@ struct record {
     uint32_t thread;
     uint32_t name;
 };
-_Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "arena.PYTHON_CALL");
+_Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "records.PYTHON_CALL");
 
 /* A thread with at least one event. */
 struct thread {

@@ -2,10 +2,11 @@
  *
  * One recording at a time, in this order; functions marked (GIL) are called by a Python thread that holds it:
  *
- *   kc_tracer_prepare -> kc_tracer_leave_out (GIL)* -> kc_tracer_start (GIL) -> kc_tracer_look (GIL)*, kc_tracer_counts* -> kc_tracer_stop (GIL) -> kc_tracer_close
+ *   kc_tracer_prepare -> kc_tracer_leave_out (GIL)* -> kc_tracer_start (GIL)
+ *     -> kc_tracer_look (GIL)*, kc_tracer_counts* -> kc_tracer_stop (GIL) -> kc_tracer_close
  *
- * Functions return 0 (or what is said) on success and a negative kc_error otherwise; those with an `error` buffer put
- * a text into it. A forked child calls kc_tracer_forked (GIL) and begins anew.
+ * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
+ * buffer put a text into it. A forked child calls kc_tracer_forked (GIL) and begins anew.
  */
 #ifndef KINETO_PYTHON_CALLS_H
 #define KINETO_PYTHON_CALLS_H

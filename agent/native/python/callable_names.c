@@ -5,6 +5,11 @@
  *   when it is first seen. Odd numbers are of C functions. Code objects are kept until the end of the recording, so
  *   that no other gets the address of one. C functions and modules are not: that would keep the program's objects
  *   alive. A module's address counts with its type.
+ *
+ * Threads: that of on_event (call_tracer.c), with the GIL; python_find and python_names_prepare run on the agent's
+ *   without it.
+ * Blocks: never waits. What it asks of the interpreter for a callable that is new (attributes of code objects and
+ *   frames) runs no code of the program.
  */
 #define _GNU_SOURCE
 #include "python/callable_names.h"

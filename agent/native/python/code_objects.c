@@ -1,4 +1,8 @@
-/* Code objects and texts, see frame_walk.h. Nothing of them is believed but by its type, and none of it is followed. */
+/* Code objects and texts, see frame_walk.h. Nothing of them is believed but by its type, and none of it is followed.
+ *
+ * Threads: the sampler's without the GIL, or the agent's (kc_sampler_look, _read_text) with it.
+ * Blocks: never; one system call for each read.
+ */
 #include "python/frame_walk.h"
 
 #define CODE_BYTES_MOST 256u

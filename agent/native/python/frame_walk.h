@@ -70,7 +70,7 @@ enum walk walk_stack(struct walker_of_stacks *walker, const struct python_thread
 
 /* Where the interpreter's GIL is, 0 if that is not known. */
 uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter);
-/* The thread (pthread_t) that holds this GIL, 0 if none does. Not the thread state: up to 3.11 a thread that goes over to
+/* The thread (pthread_t) that holds this GIL, 0 if none does. Not the thread state: up to 3.11 a thread that moves to
  * another interpreter keeps the GIL that it took for the first one. */
 uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil);
 

@@ -3,6 +3,9 @@
  * The CPU clock of a thread is named by its tid alone: no descriptor, no right, 0.2 us. A descriptor is only opened to
  * list the threads (ten times a second), for a new thread's name, and for what a thread waits for that has been running
  * and is not on a processor now; sampler_thread.c sees to it that these are in a table of their own.
+ *
+ * Threads: the sampler's.
+ * Blocks: never for long: it reads /proc, and clocks by system calls.
  */
 #define _GNU_SOURCE
 #include "python/kernel_threads.h"

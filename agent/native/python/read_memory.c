@@ -3,6 +3,9 @@
  * process_vm_readv on the own process needs no right and copies through the kernel: a page that is not there, or that
  * goes away meanwhile, makes the call fail. A sandbox may forbid it (seccomp); then /proc/self/mem does the same, at
  * the price of a descriptor and of one call for each piece. Either takes 0.3 us for up to a page.
+ *
+ * Threads: any, but each `struct memory` belongs to one.
+ * Blocks: never for long; a page that is swapped out is waited for by the kernel.
  */
 #define _GNU_SOURCE
 #include "python/read_memory.h"

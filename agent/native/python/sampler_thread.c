@@ -1,4 +1,9 @@
-/* See sampler_thread.h; stack_sampler.c explains how it works. */
+/* See sampler_thread.h; stack_sampler.c explains how it works.
+ *
+ * Threads: the sampler's own, without Python and with all signals blocked; sampler_name runs on the agent's.
+ * Blocks: the thread sleeps until its next tick. It holds the string table's lock while it names one stack;
+ *   sampler_name, with the GIL, may wait that long.
+ */
 #define _GNU_SOURCE
 #include "python/sampler_thread.h"
 

@@ -8,19 +8,24 @@
  *   users' processes withhold), stops nobody, writes the same arena as every other source, and can be checked on the
  *   spot: before a recording the agent compares what kc_sampler_look finds on its own thread with what Python says.
  *
- *   read_memory.c  reads memory by a system call: a wrong address is an error, never a fault.
- *   frame_walk.c    finds threads and frames, and tells a stack that changed meanwhile.
+ *   read_memory.c     reads memory by a system call: a wrong address is an error, never a fault.
+ *   frame_walk.c      finds threads and frames, and tells a stack that changed meanwhile.
  *   code_objects.c    reads code objects and texts.
- *   stack_names.c   gives numbers to code objects and stacks, and writes what they stand for.
- *   kernel_threads.c   the kernel's threads: CPU time, name, what they wait for.
+ *   stack_names.c     gives numbers to code objects and stacks, and writes what they stand for.
+ *   kernel_threads.c  the kernel's threads: CPU time, name, what they wait for.
  *   sampler_thread.c  the thread: at each tick one record for each Python thread, and for each other one that has run.
- *   sampling_rate.c    when the next tick is.
+ *   sampling_rate.c   when the next tick is.
  *
  *   A thread that has had no CPU time since its last sample is still where it was: it costs a look at its clock.
  *
  *   Fork: nothing of this is mapped in the child (MADV_DONTFORK), the arena's descriptor is closed there. Exit: a
  *   handler ends the thread, which publishes what it has. Of a process that is killed, what was published (every
  *   250 ms) stays in the arena.
+ *
+ * Threads: the exported functions run on the agent's, those that read the interpreter's memory with the GIL
+ *   (sampler_binding.py); at_exit runs on the thread that exits.
+ * Blocks: kc_sampler_stop, without the GIL, waits for the sampler's thread up to its limit; at_exit waits for it up
+ *   to EXIT_LIMIT_NS. The others never do.
  */
 #define _GNU_SOURCE
 #include "python/stack_sampler.h"

@@ -5,7 +5,8 @@
  *
  * kc_sampler_open, _look, _read_text, _runs and _runs_file may be called at any time; the rest belongs to one recording
  * at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their comments say) on
- * success and a negative kc_error otherwise, KC_ORDER in a forked child; those with an `error` buffer put a text into it.
+ * success and a negative kc_error otherwise, KC_ORDER in a forked child; those with an `error` buffer put a text into
+ * it.
  */
 #ifndef KINETO_STACKS_H
 #define KINETO_STACKS_H

@@ -3,6 +3,9 @@
  * torch::ParamCommsDebugInfo is the calling thread's, pushed around the op (RECORD_PARAM_COMMS), and is what Kineto's
  * arguments of a collective are made of. It is read through the layout table, if its class is that one: the object's
  * virtual table is libtorch_cpu's.
+ *
+ * Threads: ops_comms_describe runs on the thread of the program that begins the op; ops_comms_open on the agent's.
+ * Blocks: never while describing: no lock, no allocation, no system call. Opening takes the loader's lock.
  */
 #define _GNU_SOURCE
 #include "torch/collective_info.h"

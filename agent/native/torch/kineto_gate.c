@@ -15,6 +15,10 @@
  * The entries are found in the library's relocations, once. An entry that the dynamic linker has not resolved yet
  * (lazy binding) may be overwritten by it on another thread: then that thread's calls, and ours after it, go straight
  * to CUPTI, which kc_gate_down tells by what was kept off.
+ *
+ * Threads: kc_gate_up and kc_gate_down run on the agent's, which then calls Kineto; the gates themselves on whatever
+ *   thread calls CUPTI from that library.
+ * Blocks: never. Up and down take the loader's lock.
  */
 #define _GNU_SOURCE
 #include "torch/kineto_gate.h"

@@ -2,6 +2,9 @@
  *
  * The checks construct a RecordFunction in memory of ours, filled with a pattern before, and look at what torch's own
  * constructor has put where. It never runs: its callbacks are chosen, not called. Its destructor follows.
+ *
+ * Threads: the agent's.
+ * Blocks: inside torch while callbacks are registered, and in the loader.
  */
 #define _GNU_SOURCE
 #include "torch/libtorch_api.h"

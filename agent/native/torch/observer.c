@@ -14,6 +14,11 @@
  *   Fork: the arena is not mapped in the child (MADV_DONTFORK), its descriptor is closed there, the callbacks that are
  *   still registered there do nothing. torch is not called; a recording of the child's own removes them first. Exit: a
  *   handler makes the callbacks inert and publishes, before the static destructors of torch (registered earlier).
+ *
+ * Threads: the callbacks run on every thread of the program that runs an op, with or without the GIL; the exported
+ *   functions on the agent's without the GIL; at_exit on the thread that exits.
+ * Blocks: the callbacks never do. kc_observer_stop waits up to its limit for threads that are inside one, at_exit
+ *   likewise. torch may take a lock of its own while callbacks are registered.
  */
 #define _GNU_SOURCE
 #include "torch/observer.h"

@@ -2,10 +2,11 @@
  *
  * One recording at a time, every function on one thread at a time (the agent's), in this order:
  *
- *   kc_observer_open -> kc_observer_prepare -> kc_observer_start -> kc_observer_counts* -> kc_observer_stop -> kc_observer_close
+ *   kc_observer_open -> kc_observer_prepare -> kc_observer_start -> kc_observer_counts* -> kc_observer_stop
+ *     -> kc_observer_close
  *
- * Functions return 0 (or what is said) on success and a negative kc_error otherwise; those with an `error` buffer put
- * a text into it. A forked child begins anew: what its parent records is not its own.
+ * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
+ * buffer put a text into it. A forked child begins anew: what its parent records is not its own.
  */
 #ifndef KINETO_OPS_H
 #define KINETO_OPS_H

@@ -1,4 +1,8 @@
-/* See op_buffer.h. Several threads publish at a time: the header's counters are added to, not stored. */
+/* See op_buffer.h. Several threads publish at a time: the header's counters are added to, not stored.
+ *
+ * Threads: the thread of the program whose buffer it is; the agent's once that one is known to be outside.
+ * Blocks: never: one compare-and-swap for each buffer.
+ */
 #include "torch/op_buffer.h"
 
 #include <string.h>

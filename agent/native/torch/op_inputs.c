@@ -3,6 +3,9 @@
  * Reads torch's objects through the layout table, never calls their methods: those of tensor subclasses may run Python.
  * Sizes and strides are read only where the object says that they are its own (sizes_strides_policy_), so sparse,
  * nested, symbolic and Python-defined ones are described without.
+ *
+ * Threads: the thread of the program that begins the op; kc_observer_describe_tensor uses it on the agent's.
+ * Blocks: never: no lock, no allocation, no system call, no call into torch.
  */
 #include "torch/op_inputs.h"
 

@@ -15,6 +15,11 @@
  *   to that one (cross_thread_ends.h), or before the recording. Beyond DEPTH_MOST open ops, ops are dropped.
  *
  *   No lock, no allocation; the system is called for the thread's id, once a recording, and for its slot.
+ *
+ * Threads: ops_begin and ops_end run on threads of the program, inside an op; thread_ends where one of them ends; the
+ *   rest on the agent's.
+ * Blocks: ops_begin and ops_end never do. thread_ends yields the processor FINISH_TRIES times at most;
+ *   ops_threads_collect yields the processor until the threads that are inside have left, up to its limit.
  */
 #define _GNU_SOURCE
 #include "torch/op_thread.h"

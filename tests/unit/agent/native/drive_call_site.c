@@ -2,7 +2,8 @@
  *
  *   drive_call_site LIBCUPTI roomy|dense|full
  *
- * If it is `full`, there is no room but the library's own, and some functions may lack a stub. If it is `dense`, there is no more room around it than in a JAX program.
+ * If it is `full`, there is no room but the library's own, and some functions may lack a stub. If it is `dense`, there
+ * is no more room around it than in a JAX program.
  * The functions fail without a driver: they must do so in the same way through a stub. Exits with 0 if they do, and
  * with 2 if this libcupti cannot even be asked (13.2 recurses for ever).
  */

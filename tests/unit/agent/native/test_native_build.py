@@ -43,6 +43,12 @@ def test_only_the_interface_is_exported() -> None:
     assert {line.split()[-1] for line in listing.splitlines()} == EXPORTED
 
 
+@pytest.mark.parametrize("path", native.collector_sources(), ids=lambda path: path.name)
+def test_a_c_file_says_which_threads_run_it_and_where_it_blocks(path: Path) -> None:
+    comment = path.read_text().split("*/")[0]
+    assert comment.startswith("/*") and "\n * Threads: " in comment and "\n * Blocks: " in comment
+
+
 def test_the_hook_finds_no_daemon_code_in_the_agents_own_project(hook: ModuleType) -> None:
     assert [library.target.name for library in hook.libraries(native.ROOT / "agent")] == ["libkineto_collector.so"]
 
