@@ -1,4 +1,4 @@
-"""The collector of another process: collector_binding.Collector by packets to its kc_serve (agent/native/remote/serve.h).
+"""The collector of another process: collector_binding.Collector by packets to its kc_serve (remote/serve.h).
 
 Theory of operation
     One packet out, one packet back, under a lock, each with a time limit. The other process is not trusted: an answer

@@ -1,4 +1,4 @@
-"""The collector served by packets from a C program: everything that collector_binding.Collector does in Python, and ends."""
+"""The collector served by packets from a C program: all that collector_binding.Collector does, and how it ends."""
 
 from __future__ import annotations
 
