@@ -117,7 +117,7 @@ class LinkLost(NamedTuple):
     now_ns: int
 
 
-class Ending(NamedTuple):
+class AgentEnding(NamedTuple):
     """The process exits (TARGET_EXITING) or stops its agent (AGENT_STOPPED)."""
 
     now_ns: int
@@ -138,7 +138,7 @@ Event = Union[
     SourcesStopped,
     Released,
     LinkLost,
-    Ending,
+    AgentEnding,
 ]
 
 # ---------------------------------------------------------------- commands
@@ -174,7 +174,7 @@ class WatchStep(NamedTuple):
     iteration: Optional[int]
 
 
-class Report(NamedTuple):
+class ReportState(NamedTuple):
     """Tell the daemon of a transition."""
 
     capture_id: str
@@ -206,4 +206,6 @@ class Conclude(NamedTuple):
     warnings: Tuple[str, ...]
 
 
-Command = Union[StartSources, StopSources, FreeSources, AwaitProfiler, SetTimer, WatchStep, Report, Reject, Conclude]
+Command = Union[
+    StartSources, StopSources, FreeSources, AwaitProfiler, SetTimer, WatchStep, ReportState, Reject, Conclude
+]

@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from kineto_agent.control.events import TORCH_PROFILER, Refusal
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.records import KINETO_JSON_FORMAT
-from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Taken
-from kineto_agent.sources.registry import Choice, Plan
+from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Takeover
+from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
 from kineto_agent.system.debuglog import log, log_exception
 
@@ -40,21 +40,21 @@ class ProfilerInTheWay(Exception):
     """Nothing was announced or started: the program's own profiler is active. The text is for people."""
 
 
-def source_request(choice: Choice, wanted: wire.Start) -> SourceRequest:
+def source_request(choice: SourceChoice, wanted: wire.Start) -> SourceRequest:
     """What one source gets of a request."""
     return SourceRequest(
         choice.activity_types, wanted.buffer_limit_bytes, wanted.options, named=bool(wanted.activity_types)
     )
 
 
-def profiler_in_the_way(plan: Plan, request: wire.Start, guard: ProfilerGuard) -> str:
+def profiler_in_the_way(plan: RecordingPlan, request: wire.Start, guard: ProfilerGuard) -> str:
     """Why the recording could not start now because of the program's own profiler; "" if it could."""
     yielding = [choice.source.name for choice in plan.choices if _would_yield(choice, request)]
     state = guard.state() if yielding else UserProfiler.IDLE
     return _in_the_way(state, yielding) if state.active else ""
 
 
-def _would_yield(choice: Choice, request: wire.Start) -> bool:
+def _would_yield(choice: SourceChoice, request: wire.Start) -> bool:
     try:
         return choice.source.would_yield(source_request(choice, request))
     except Exception:  # noqa: BLE001 - its prepare() will say what is wrong
@@ -66,8 +66,8 @@ def _in_the_way(state: UserProfiler, names: List[str]) -> str:
     return "the program's own torch.profiler %s, and %s cannot record beside it" % (state.value, " and ".join(names))
 
 
-def _taken(session: SourceSession) -> Optional[Taken]:
-    ask: Optional[Callable[[], Optional[Taken]]] = getattr(session, "taken", None)
+def _taken(session: SourceSession) -> Optional[Takeover]:
+    ask: Optional[Callable[[], Optional[Takeover]]] = getattr(session, "taken", None)
     try:
         return ask() if ask is not None else None
     except Exception:  # noqa: BLE001 - stop() will say what is wrong
@@ -78,7 +78,7 @@ def _taken(session: SourceSession) -> Optional[Taken]:
 class Recording:
     """What the sources do for one capture. Used by the agent's thread."""
 
-    def __init__(self, plan: Plan, request: wire.Start, guard: Optional[ProfilerGuard] = None) -> None:
+    def __init__(self, plan: RecordingPlan, request: wire.Start, guard: Optional[ProfilerGuard] = None) -> None:
         self._plan = plan
         self._request = request
         self._guard = ProfilerGuard(self.give_way) if guard is None else guard
@@ -126,7 +126,7 @@ class Recording:
             log("this torch does not say what its profiler does: it is taken to be idle")
         return _in_the_way(state, [part.name for part in yielding]) if state.active else ""
 
-    def _prepare(self, choice: Choice) -> None:
+    def _prepare(self, choice: SourceChoice) -> None:
         name = choice.source.name
         try:
             self._prepared.append(_Part(name, choice.source.prepare(source_request(choice, self._request))))

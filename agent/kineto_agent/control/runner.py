@@ -83,7 +83,7 @@ class Agent:
         self._on_end = on_end
         self._session = Session()
         self._recording: Optional[Recording] = None
-        self._plan: Optional[registry.Plan] = None
+        self._plan: Optional[registry.RecordingPlan] = None
         self._guard = ProfilerGuard()
         self._awaits_profiler = self._told_of_profiler = False
         self._events: Deque[events.Event] = deque()
@@ -226,7 +226,7 @@ class Agent:
     def _finish(self) -> None:
         """The end of the thread."""
         if self._stop is not None:
-            self._handle(events.Ending(self._now_ns(), self._stop.reason_code, self._stop.reason))
+            self._handle(events.AgentEnding(self._now_ns(), self._stop.reason_code, self._stop.reason))
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
         self._counter.watch(None)
@@ -403,7 +403,7 @@ class Agent:
         self._watched = command.iteration
         self._counter.watch(command.iteration, self._wake)
 
-    def _report(self, command: events.Report) -> None:
+    def _report(self, command: events.ReportState) -> None:
         self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
 
     def _reject(self, command: events.Reject) -> None:
@@ -469,7 +469,7 @@ _CARRY_OUT: Dict[type, Callable[[Agent, Any], None]] = {
     events.AwaitProfiler: Agent._await_profiler,
     events.SetTimer: Agent._set_timer,
     events.WatchStep: Agent._watch_step,
-    events.Report: Agent._report,
+    events.ReportState: Agent._report,
     events.Reject: Agent._reject,
     events.Conclude: Agent._conclude,
 }

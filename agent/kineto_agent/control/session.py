@@ -38,11 +38,11 @@ from kineto_agent.control.capture_requests import (
     problem_of,
 )
 from kineto_agent.control.events import (
+    AgentEnding,
     AwaitProfiler,
     CancelRequested,
     Command,
     Conclude,
-    Ending,
     Event,
     FreeSources,
     LinkLost,
@@ -51,7 +51,7 @@ from kineto_agent.control.events import (
     Refusal,
     Reject,
     Released,
-    Report,
+    ReportState,
     SessionState,
     SetTimer,
     SourcesFailed,
@@ -167,7 +167,7 @@ class Session:
             capture.begin_ns = request.start_time_ns - request.warmup_ns
         if capture.begin_ns <= now_ns:
             return self._begin(capture, now_ns, profiler)
-        return [Report(request.capture_id, self.state, now_ns), SetTimer(capture.begin_ns)]
+        return [ReportState(request.capture_id, self.state, now_ns), SetTimer(capture.begin_ns)]
 
     def _accept_iterations(
         self, capture: _Capture, now_ns: int, iteration: int, profiler: Optional[Refusal]
@@ -179,7 +179,7 @@ class Session:
             return self._begin(capture, now_ns, profiler)
         capture.awaits_step = True
         timer = SetTimer(capture.patient_since_ns + capture.patience_ns)
-        return [Report(request.capture_id, self.state, now_ns), WatchStep(watched), timer]
+        return [ReportState(request.capture_id, self.state, now_ns), WatchStep(watched), timer]
 
     def _choose_iteration(self, capture: _Capture, wanted: Optional[int], earliest: int) -> None:
         late = wanted is not None and wanted < earliest
@@ -197,7 +197,7 @@ class Session:
         if event.now_ns < deadline_ns:
             return [SetTimer(deadline_ns)]
         if self.state is SessionState.COLLECT or capture.request.or_duration_ns is None:
-            return self._ending(capture, Ending(event.now_ns, *_not_reached(capture, event)))
+            return self._ending(capture, AgentEnding(event.now_ns, *_not_reached(capture, event)))
         what = "no iteration began for %g s" % (capture.patience_ns / _S)
         self._record_instead(capture, what if event.stepped_ns else "this process has not finished an iteration")
         if self.state is SessionState.WAIT_FOR_REQUEST:
@@ -232,7 +232,7 @@ class Session:
             advice = "trace again after it, let the capture wait (--wait-for-user-profiler), or leave out"
             return self._refuse(capture, "%s; %s the activities that conflict with it" % (reason, advice))
         capture.wait_end_ns = capture.wait_end_ns or now_ns + PROFILER_WAIT_NS
-        report = Report(request.capture_id, self.state, now_ns)
+        report = ReportState(request.capture_id, self.state, now_ns)
         return [WatchStep(None), report, AwaitProfiler(), SetTimer(capture.wait_end_ns)]
 
     def _refuse(self, capture: _Capture, reason: str) -> List[Command]:
@@ -269,7 +269,7 @@ class Session:
 
     def _warm_up(self, capture: _Capture, now_ns: int) -> List[Command]:
         self.state = SessionState.WARMUP
-        report = Report(capture.request.capture_id, self.state, now_ns)
+        report = ReportState(capture.request.capture_id, self.state, now_ns)
         return [SetTimer(None), WatchStep(None), report, StartSources(capture.request)]
 
     def _waited(self, capture: _Capture, event: Tick) -> List[Command]:
@@ -322,7 +322,7 @@ class Session:
     def _collect(self, capture: _Capture, now_ns: int) -> List[Command]:
         self.state = SessionState.COLLECT
         capture.collecting_ns = now_ns
-        return [Report(capture.request.capture_id, self.state, now_ns)]
+        return [ReportState(capture.request.capture_id, self.state, now_ns)]
 
     # ------------------------------------------------------------ towards the end
 
@@ -339,7 +339,7 @@ class Session:
 
     def _process(self, capture: _Capture, now_ns: int) -> List[Command]:
         self.state = SessionState.PROCESS
-        report = Report(capture.request.capture_id, self.state, now_ns)
+        report = ReportState(capture.request.capture_id, self.state, now_ns)
         return [SetTimer(None), WatchStep(None), report, StopSources()]
 
     def _cut(self, capture: _Capture, now_ns: int) -> List[Command]:
@@ -360,7 +360,7 @@ class Session:
         capture.end_as("partial" if keep else "cancelled", "CANCELLED", reason)
         return self._cut(capture, event.now_ns)
 
-    def _ending(self, capture: _Capture, event: Ending) -> List[Command]:
+    def _ending(self, capture: _Capture, event: AgentEnding) -> List[Command]:
         keep = self.state is SessionState.COLLECT
         capture.end_as("partial" if keep else "failed", event.reason_code, event.reason)
         return self._cut(capture, event.now_ns)
@@ -422,7 +422,7 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_WAIT, CancelRequested): Session._cancel,
     (_WAIT, SourcesFailed): Session._sources_failed,
     (_WAIT, LinkLost): Session._link_lost,
-    (_WAIT, Ending): Session._ending,
+    (_WAIT, AgentEnding): Session._ending,
     (_WAIT, ProfilerIdle): Session._profiler_idle,
     (_WARMUP, SourcesStarted): Session._sources_started,
     (_WARMUP, SourcesFailed): Session._sources_failed,
@@ -430,7 +430,7 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_WARMUP, Stepped): Session._stepped_to_collect,
     (_WARMUP, CancelRequested): Session._cancel,
     (_WARMUP, LinkLost): Session._link_lost,
-    (_WARMUP, Ending): Session._ending,
+    (_WARMUP, AgentEnding): Session._ending,
     (_WARMUP, ProfilerActive): Session._profiler_active,
     (_WARMUP, SourcesGaveWay): Session._gave_way,
     (_COLLECT, Tick): Session._collected,
@@ -438,7 +438,7 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_COLLECT, SourcesFailed): Session._sources_failed,
     (_COLLECT, CancelRequested): Session._cancel,
     (_COLLECT, LinkLost): Session._link_lost,
-    (_COLLECT, Ending): Session._ending,
+    (_COLLECT, AgentEnding): Session._ending,
     (_COLLECT, SourcesGaveWay): Session._gave_way,
     (_PROCESS, SourcesStopped): Session._sources_stopped,
     (_PROCESS, Released): Session._released,

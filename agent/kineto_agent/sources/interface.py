@@ -63,7 +63,7 @@ class SourceOutcome(NamedTuple):
     incomplete: str = ""  # why less was recorded than was asked for; the capture is PARTIAL then
 
 
-class Taken(NamedTuple):
+class Takeover(NamedTuple):
     """Somebody else in the program has taken what a session needs, and the session ended by itself before that."""
 
     time_ns: int  # Unix

@@ -12,7 +12,7 @@ from kineto_agent.sources.interface import SourceError
 _ERROR_BYTES = 1024
 
 
-class Counts(ctypes.Structure):
+class NativeCounts(ctypes.Structure):
     """kc_counts."""
 
     records: int

@@ -69,17 +69,17 @@ SOURCES: Tuple[_Row, ...] = (
 _sources: Dict[str, Source] = {}  # by module, once made
 
 
-class Choice(NamedTuple):
+class SourceChoice(NamedTuple):
     """A source and what it should record."""
 
     source: Source
     activity_types: FrozenSet[str]
 
 
-class Plan(NamedTuple):
+class RecordingPlan(NamedTuple):
     """Who records what. missing: wanted types of Kineto that nothing in this process offers now; and why, if known."""
 
-    choices: List[Choice]
+    choices: List[SourceChoice]
     missing: List[str]
     why: str = ""
 
@@ -115,7 +115,7 @@ def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
     return result
 
 
-def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> Plan:
+def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> RecordingPlan:
     """The sources for these activity types (none: all but those on request) and for what options (wire.Start) add.
 
     Raises SourceError if there are none.
@@ -142,9 +142,9 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
         types = offered[source.name]
         own = types & asked if asked else types - source.on_request
         if own or types & added:
-            choices.append(Choice(source, own | types & added))
+            choices.append(SourceChoice(source, own | types & added))
     missing = sorted((asked | added) - everything)
-    plan = Plan(choices, missing, why if _CALLS in missing else "")
+    plan = RecordingPlan(choices, missing, why if _CALLS in missing else "")
     if not choices:
         raise SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
     return plan
@@ -159,7 +159,7 @@ def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> D
     return changed
 
 
-def _nothing(plan: Plan, there: str) -> str:
+def _nothing(plan: RecordingPlan, there: str) -> str:
     if not plan.missing:
         return "no activity source works in this process"
     return plan.cannot() if plan.why else "%s; it offers: %s" % (plan.cannot(), there)

@@ -162,7 +162,7 @@ class FakeAgent:
             self._stop_source()
         elif isinstance(command, events.FreeSources):
             self._free_source()
-        elif isinstance(command, events.Report):
+        elif isinstance(command, events.ReportState):
             self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
         elif isinstance(command, events.Reject):
             self._send(wire.Rejected(*command))

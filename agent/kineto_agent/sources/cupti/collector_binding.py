@@ -11,7 +11,7 @@ from typing import Dict, List, NamedTuple, Sequence
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.interface import SourceError
-from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 
 LIBRARY = collector_library.INSTALLED
 _MARKER = "_kineto_cupti"  # attribute of sys, while an agent records CUPTI: whose collector does
@@ -29,7 +29,7 @@ _REASONS = {
 DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY = range(6)  # kc_detach_outcome
 
 
-class Config(ctypes.Structure):
+class CollectorConfig(ctypes.Structure):
     """kc_config."""
 
     buffer_limit_bytes: int
@@ -51,10 +51,10 @@ class Config(ctypes.Structure):
     ]
 
 
-class StopResult(ctypes.Structure):
+class CollectorResult(ctypes.Structure):
     """kc_stop_result."""
 
-    counts: Counts
+    counts: NativeCounts
     cpu_ns: int
     names_lost: int
     calls_unnamed: int
@@ -64,7 +64,7 @@ class StopResult(ctypes.Structure):
     flushes: int
     flush_result: int
     _fields_ = [
-        ("counts", Counts),
+        ("counts", NativeCounts),
         ("cpu_ns", ctypes.c_uint64),
         ("names_lost", ctypes.c_uint64),
         ("calls_unnamed", ctypes.c_uint64),
@@ -85,7 +85,7 @@ class DetachResult(ctypes.Structure):
     _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
 
 
-class Others(ctypes.Structure):
+class OtherUsers(ctypes.Structure):
     """kc_others."""
 
     time_ns: int
@@ -106,7 +106,7 @@ class Others(ctypes.Structure):
     ]
 
 
-class Enabled(NamedTuple):
+class EnableResult(NamedTuple):
     """CUPTI's answers of kc_start."""
 
     code: int  # 0, or the kc_error
@@ -131,7 +131,7 @@ class Collector(NativeInterface):
         self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), *self._error.room))
         return version.value
 
-    def prepare(self, config: Config) -> int:
+    def prepare(self, config: CollectorConfig) -> int:
         """Make the arena; gives its file descriptor, which stays the collector's."""
         self._claim_cupti()
         try:
@@ -171,9 +171,9 @@ class Collector(NativeInterface):
         self._library.kc_subscribe(ctypes.byref(result))
         return result.value
 
-    def others(self) -> Others:
+    def others(self) -> OtherUsers:
         """Who else uses CUPTI; zeros when nothing is recorded. Between prepare() and close(), on any thread."""
-        others = Others()
+        others = OtherUsers()
         self._library.kc_others(ctypes.byref(others))
         return others
 
@@ -190,23 +190,23 @@ class Collector(NativeInterface):
         """A detach() that waits on another thread gives up. The only method for any thread at any time."""
         self._library.kc_hurry()
 
-    def start(self, kinds: Sequence[int]) -> Enabled:
+    def start(self, kinds: Sequence[int]) -> EnableResult:
         """Begin to record; never raises."""
         results = (ctypes.c_int32 * len(kinds))()
         wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
         self._error.clear()
         code = self._library.kc_start(wanted, len(kinds), results, *self._error.room)
-        return Enabled(code, dict(zip(kinds, results)), str(self._error))
+        return EnableResult(code, dict(zip(kinds, results)), str(self._error))
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        counts = Counts()
+        counts = NativeCounts()
         self._library.kc_counts(ctypes.byref(counts))
         return counts
 
-    def stop(self, limit_ms: int) -> StopResult:
+    def stop(self, limit_ms: int) -> CollectorResult:
         """Zeros when nothing was recorded (or in a forked child)."""
-        result = StopResult()
+        result = CollectorResult()
         self._library.kc_stop(limit_ms, ctypes.byref(result))
         return result
 

@@ -20,11 +20,11 @@ from kineto_agent.sources.interface import (
     SourceError,
     SourceOutcome,
     SourceRequest,
-    Taken,
+    Takeover,
 )
 
 if TYPE_CHECKING:
-    from kineto_agent.sources.cupti.collector_binding import Collector, DetachResult, Enabled, StopResult
+    from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult, EnableResult
 
 # Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (51),
 # which hides those of graphs. They are enabled in this order: where CUPTI is attached already (torch.profiler was used
@@ -150,10 +150,10 @@ class CuptiSession:
         # The collector's functions run one at a time. The same thread may come again: in a signal's handler.
         self._lock = _thread.RLock()
         self._wanted = self._gave_way = False  # by the program's own profiler
-        self._stopped: Optional[StopResult] = None
+        self._stopped: Optional[CollectorResult] = None
         self._stop_limit_ms = 0
         self._closed = False
-        self._taken: Optional[Taken] = None
+        self._taken: Optional[Takeover] = None
 
     def start(self) -> None:
         """Enable the activities. Raises SourceError if none of them works."""
@@ -202,12 +202,12 @@ class CuptiSession:
         if others.unnoticed:
             self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))
 
-    def taken(self) -> Optional[Taken]:
+    def taken(self) -> Optional[Takeover]:
         """Who but torch.profiler has taken CUPTI: the recording is over, and nothing of CUPTI is touched any more."""
         if self._taken is None and not self._closed:
             others = self._collector.others()
             if others.time_ns:
-                self._taken = Taken(others.time_ns, other_users.name_of(others.caller, self._maps))
+                self._taken = Takeover(others.time_ns, other_users.name_of(others.caller, self._maps))
         return self._taken
 
     @property
@@ -248,13 +248,13 @@ class CuptiSession:
         finally:
             self._lock.release()
 
-    def _stop_collector(self, limit_ms: int) -> "StopResult":
+    def _stop_collector(self, limit_ms: int) -> "CollectorResult":
         if self._stopped is None:
             self._stop_limit_ms = limit_ms
             self._stopped = self._collector.stop(limit_ms)
         return self._stopped
 
-    def _refusal(self, enabled: "Enabled", refused: Mapping[int, int]) -> SourceError:
+    def _refusal(self, enabled: "EnableResult", refused: Mapping[int, int]) -> SourceError:
         details = ["%s: %s" % (_KIND_TYPES[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]
         text = "; ".join([enabled.error, *details])
         if any(result in _BUSY_RESULTS for result in refused.values()):
@@ -290,7 +290,7 @@ class CuptiSession:
             incomplete=self._incomplete,
         )
 
-    def _warn_about(self, stopped: "StopResult") -> None:
+    def _warn_about(self, stopped: "CollectorResult") -> None:
         if stopped.timed_out:
             self._warnings.append(
                 "CUPTI did not hand over its last records within %d ms: the trace ends early" % self._stop_limit_ms
@@ -406,7 +406,7 @@ class CuptiSource:
         if version not in KNOWN:
             raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
         arena_fd = collector.prepare(
-            collector_binding.Config(
+            collector_binding.CollectorConfig(
                 buffer_limit_bytes=request.buffer_limit_bytes,
                 buffer_bytes=BUFFER_BYTES,
                 strings_bytes=STRINGS_BYTES,

@@ -19,7 +19,13 @@ from kineto_agent.protocol.records import (
 )
 from kineto_agent.sources.arena_writer import ArenaWriter
 from kineto_agent.sources.interface import SourceCounts, SourceOutcome, SourceRequest
-from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, Snapshot, find_torch, history, usable_torch
+from kineto_agent.sources.memory.allocator_history import (
+    MAX_ENTRIES,
+    AllocatorSnapshot,
+    find_torch,
+    history,
+    usable_torch,
+)
 
 ACTIVITY_TYPE = "cpu_instant_event"
 _BUFFER_BYTES = 1 << 20
@@ -121,7 +127,7 @@ class MemoryEventsSession:
             history.end()
 
 
-def _totals(snapshot: Snapshot) -> Dict[str, Tuple[int, int]]:
+def _totals(snapshot: AllocatorSnapshot) -> Dict[str, Tuple[int, int]]:
     """By device: bytes that the program holds (as asked for), and bytes that the allocator holds."""
     totals: Dict[str, Tuple[int, int]] = {}
     for segment in snapshot.value.get("segments", []):

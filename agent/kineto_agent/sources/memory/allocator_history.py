@@ -8,7 +8,7 @@ Theory of operation
 
     A snapshot is made with the GIL held, in time proportional to the number of entries: hence MAX_ENTRIES. No garbage
     is collected meanwhile, since that would look at all of the new objects again and again. Snapshots are freed in
-    slices, so that the program gets the GIL in between. What a snapshot took is told by `Snapshot.took_ns`.
+    slices, so that the program gets the GIL in between. What a snapshot took is told by `AllocatorSnapshot.took_ns`.
 
     Stacks of the allocations cost 2 us each: only with option with_stack, and only Python's.
 
@@ -30,7 +30,7 @@ _WRAPPED = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 _SLICE = 500  # objects freed at once: well below a millisecond
 
 
-class Snapshot(NamedTuple):
+class AllocatorSnapshot(NamedTuple):
     """What torch told. value: torch's dictionary, to be given back by `free`."""
 
     value: Dict[str, Any]
@@ -77,7 +77,7 @@ class History:
         self._told: List[str] = []  # what the program did to it
         self._originals: Dict[str, Callable[..., Any]] = {}
         self._wrappers: Dict[str, Callable[..., Any]] = {}
-        self._latest: Optional[Snapshot] = None
+        self._latest: Optional[AllocatorSnapshot] = None
 
     @property
     def ours(self) -> bool:
@@ -110,7 +110,7 @@ class History:
         self._ours = True
         self._wrap()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> AllocatorSnapshot:
         """Everything now; the users of one recording share it. Raises SourceError."""
         if self._latest is None:
             try:
@@ -119,7 +119,7 @@ class History:
                 raise SourceError("MEMORY_SNAPSHOT_FAILED", "torch cannot make a memory snapshot: %s" % exc) from exc
         return self._latest
 
-    def _take(self) -> Snapshot:
+    def _take(self) -> AllocatorSnapshot:
         collecting = gc.isenabled()
         if collecting:
             gc.disable()
@@ -132,7 +132,7 @@ class History:
                 gc.enable()
         traces = value.get("device_traces", [])
         full = [device for device, trace in enumerate(traces) if len(trace) >= MAX_ENTRIES]
-        return Snapshot(value, took_ns, sum(map(len, traces)), full, time.time_ns())
+        return AllocatorSnapshot(value, took_ns, sum(map(len, traces)), full, time.time_ns())
 
     def end(self) -> None:
         """One user less; after the last one the history is off, if it is ours. Never raises."""

@@ -79,7 +79,7 @@ class PythonCallsSource:
 
         native = tracer_binding.load()
         native.open()
-        config = tracer_binding.Config(
+        config = tracer_binding.TracerConfig(
             request.buffer_limit_bytes,
             min(_BUFFER_BYTES, max(request.buffer_limit_bytes // 8, 4096)),
             _STRINGS_BYTES,

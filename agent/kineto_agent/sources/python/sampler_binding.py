@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
-from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 from kineto_agent.sources.python.interpreter_layouts import FRAME_OBJECTS, GIL_UNKNOWN, TABLE_BYTES, StackLayout, layout
 
 _SYSTEM, _UNREAD, _ORDER = -2, -3, -4
@@ -24,7 +24,7 @@ _TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for 
 _TEXT_BYTES = 64
 
 
-class _Layout(ctypes.Structure):
+class _SamplerLayout(ctypes.Structure):
     """kc_sampler_layout."""
 
     _fields_ = [
@@ -43,7 +43,7 @@ class _Frame(ctypes.Structure):
     _fields_ = [("code", ctypes.c_uint64), ("instruction", ctypes.c_int32), ("reserved", ctypes.c_uint32)]
 
 
-class Config(ctypes.Structure):
+class SamplerConfig(ctypes.Structure):
     """kc_sampler_config."""
 
     _fields_ = [
@@ -61,10 +61,10 @@ _RESULTS = (
 )  # fmt: skip
 
 
-class StopResult(ctypes.Structure):
+class SamplerResult(ctypes.Structure):
     """kc_sampler_stop_result."""
 
-    counts: Counts
+    counts: NativeCounts
     cpu_ns: int
     ticks: int
     missed_ticks: int
@@ -76,7 +76,7 @@ class StopResult(ctypes.Structure):
     longest_period_ns: int
     longest_cost_ns: int
     timed_out: int
-    _fields_ = [("counts", Counts), *((name, ctypes.c_uint64) for name in _RESULTS)]
+    _fields_ = [("counts", NativeCounts), *((name, ctypes.c_uint64) for name in _RESULTS)]
 
 
 def _unreadable(what: str) -> SourceError:
@@ -101,7 +101,7 @@ class Sampler(NativeInterface):
 
     def open(self, numbers: StackLayout) -> None:
         """Read memory by this layout from now on."""
-        places = _Layout(_runtime_address(), id(CodeType), id(FrameType), *numbers)
+        places = _SamplerLayout(_runtime_address(), id(CodeType), id(FrameType), *numbers)
         self._check(self._with_gil.kc_sampler_open(ctypes.byref(places), *self._error.room))
 
     def look(self) -> Tuple[List[Tuple[int, int]], bool]:
@@ -125,7 +125,7 @@ class Sampler(NativeInterface):
         """Whether a thread of any interpreter is inside code of this file."""
         return bool(self._with_gil.kc_sampler_runs_file(file.encode("utf-8", "replace")) > 0)
 
-    def prepare(self, config: Config) -> int:
+    def prepare(self, config: SamplerConfig) -> int:
         """Make the arena; gives its file descriptor, which stays the sampler's."""
         return self._check(self._library.kc_sampler_prepare(ctypes.byref(config), *self._error.room))
 
@@ -138,9 +138,9 @@ class Sampler(NativeInterface):
         text = name.encode("utf-8", "replace")[:256]
         self._with_gil.kc_sampler_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        counts = Counts()
+        counts = NativeCounts()
         self._with_gil.kc_sampler_counts(ctypes.byref(counts))
         return counts
 
@@ -148,9 +148,9 @@ class Sampler(NativeInterface):
         """How often all threads have been looked at in this recording."""
         return int(self._with_gil.kc_sampler_ticks())
 
-    def stop(self, limit_ms: int) -> StopResult:
+    def stop(self, limit_ms: int) -> SamplerResult:
         """Zeros when nothing was recorded."""
-        result = StopResult()
+        result = SamplerResult()
         self._library.kc_sampler_stop(ctypes.c_uint32(limit_ms), ctypes.byref(result))
         return result
 

@@ -65,7 +65,9 @@ class PythonStacksSource:
             reason = "stacks cannot be sampled: this Python has no ctypes (%s)" % exc
             raise SourceError("STACKS_UNREADABLE", reason) from exc
         sampler = sampler_binding.checked()
-        config = sampler_binding.Config(request.buffer_limit_bytes, BUFFER_BYTES, _STRINGS_BYTES, hz, MAX_LOAD_PPM)
+        config = sampler_binding.SamplerConfig(
+            request.buffer_limit_bytes, BUFFER_BYTES, _STRINGS_BYTES, hz, MAX_LOAD_PPM
+        )
         return PythonStacksSession(hz, sampler, sampler.prepare(config))
 
 

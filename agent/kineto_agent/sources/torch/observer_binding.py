@@ -8,7 +8,7 @@ import os
 from typing import Dict, NamedTuple, Optional, Tuple
 
 from kineto_agent.sources import collector_library
-from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 from kineto_agent.sources.torch.object_layouts import TorchLayout
 
 _DESCRIPTION_BYTES = 512
@@ -22,13 +22,13 @@ _REASONS = {
 _NUMBERS = tuple(field for field in TorchLayout._fields if field != "dtype_names")
 
 
-class Layout(ctypes.Structure):
+class ObserverLayout(ctypes.Structure):
     """kc_observer_layout: the numbers of a TorchLayout, in its order."""
 
     _fields_ = [(name, ctypes.c_uint32) for name in _NUMBERS]
 
 
-class Config(ctypes.Structure):
+class ObserverConfig(ctypes.Structure):
     """kc_observer_config."""
 
     _fields_ = [
@@ -41,10 +41,10 @@ class Config(ctypes.Structure):
     ]
 
 
-class StopResult(ctypes.Structure):
+class ObserverResult(ctypes.Structure):
     """kc_observer_stop_result."""
 
-    counts: Counts
+    counts: NativeCounts
     names_lost: int
     inputs_lost: int
     ended_elsewhere: int
@@ -54,7 +54,7 @@ class StopResult(ctypes.Structure):
     threads: int
     stuck: int
     _fields_ = [
-        ("counts", Counts),
+        ("counts", NativeCounts),
         ("names_lost", ctypes.c_uint64),
         ("inputs_lost", ctypes.c_uint64),
         ("ended_elsewhere", ctypes.c_uint64),
@@ -85,7 +85,7 @@ class Observer(NativeInterface):
         """Find torch's functions in libtorch_cpu; gives the layout that it keeps to, None if it is none of these."""
         fits = ctypes.c_uint32()
         for layout in (*layouts, None):
-            numbers = None if layout is None else ctypes.byref(Layout(*layout[: len(_NUMBERS)]))
+            numbers = None if layout is None else ctypes.byref(ObserverLayout(*layout[: len(_NUMBERS)]))
             code = self._library.kc_observer_open(os.fsencode(path), numbers, ctypes.byref(fits), *self._error.room)
             self._check(code)
             if fits.value:
@@ -101,7 +101,7 @@ class Observer(NativeInterface):
         )
         return Described(entry.raw[: max(size, 0)], data.value)
 
-    def prepare(self, config: Config) -> int:
+    def prepare(self, config: ObserverConfig) -> int:
         """Make the arena; gives its file descriptor, which stays the observer's."""
         return self._check(self._library.kc_observer_prepare(ctypes.byref(config), *self._error.room))
 
@@ -109,15 +109,15 @@ class Observer(NativeInterface):
         """Register the callbacks."""
         self._check(self._library.kc_observer_start(*self._error.room))
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        counts = Counts()
+        counts = NativeCounts()
         self._library.kc_observer_counts(ctypes.byref(counts))
         return counts
 
-    def stop(self, limit_ms: int) -> StopResult:
+    def stop(self, limit_ms: int) -> ObserverResult:
         """Zeros when nothing was recorded."""
-        result = StopResult()
+        result = ObserverResult()
         self._library.kc_observer_stop(limit_ms, ctypes.byref(result))
         return result
 

@@ -143,7 +143,7 @@ class TorchOpsSource:
         chosen = way(request.options, version, known, calls_of(request))
         if chosen.profiler:
             raise _NeedsProfiler(chosen.profiler)
-        config = observer_binding.Config(
+        config = observer_binding.ObserverConfig(
             buffer_limit_bytes=request.buffer_limit_bytes,
             buffer_bytes=buffer_bytes(request.buffer_limit_bytes),
             strings_bytes=min(_INPUTS_STRINGS_BYTES if chosen.inputs else _STRINGS_BYTES, request.buffer_limit_bytes),

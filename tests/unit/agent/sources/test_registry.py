@@ -31,7 +31,7 @@ STACKS: Source = Named("python_stacks", "python_function")
 IDLE: Source = Named("cupti")
 
 
-def chosen(plan: registry.Plan) -> Any:
+def chosen(plan: registry.RecordingPlan) -> Any:
     return [(choice.source.name, sorted(choice.activity_types)) for choice in plan.choices]
 
 

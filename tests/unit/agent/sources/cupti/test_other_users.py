@@ -10,7 +10,7 @@ from typing import Any, Iterator
 
 import pytest
 from kineto_agent.sources.cupti import other_users
-from kineto_agent.sources.cupti.collector_binding import Collector, Others
+from kineto_agent.sources.cupti.collector_binding import Collector, OtherUsers
 from kineto_agent.sources.interface import SourceError
 from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
 from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
@@ -181,7 +181,7 @@ def test_who_has_registered_once_for_all_his_sessions_has_his_records_after_a_ca
 
 def test_a_cupti_that_cannot_be_watched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda()
-    monkeypatch.setattr(Collector, "others", lambda self: Others(unnoticed=b"not this CPU"))
+    monkeypatch.setattr(Collector, "others", lambda self: OtherUsers(unnoticed=b"not this CPU"))
     with recording(["kernel"]) as (session, _):
         warnings = session.stop().warnings
     assert "starts during a capture may get less than it wants: not this CPU" in warnings[0]

@@ -10,7 +10,7 @@ from kineto_agent.protocol import arena
 from kineto_agent.protocol.records import SPACE_PYTHON_CODE
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import stack_sampling as module
-from kineto_agent.sources.python.sampler_binding import StopResult
+from kineto_agent.sources.python.sampler_binding import SamplerResult
 from kineto_agent.system.threads import start_thread
 from support.agent.agent_daemon import Sample, code_of
 from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
@@ -262,8 +262,8 @@ def test_what_the_thread_opens_is_not_among_the_programs_descriptors(record: Rec
 @pytest.mark.parametrize("torn, told", [(1, False), (200, True)])
 def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(torn: int, told: bool) -> None:
     class Ended:
-        def stop(self, _limit_ms: int) -> StopResult:
-            result = StopResult(torn_samples=torn)
+        def stop(self, _limit_ms: int) -> SamplerResult:
+            result = SamplerResult(torn_samples=torn)
             result.counts.records = 5000
             return result
 
