@@ -11,7 +11,7 @@ Formats
     PYTHON_CALLS       PYTHON_CALL records: every call of Python and every return, in the order of time.
     TORCH_OPS          OP, OP_TENSORS and OP_COMMS records of 64 bytes, which the byte at OP_KIND tells apart. Thread
                        and number say to which OP the other two belong.
-    KINETO_JSON        The bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
+    TORCH_PROFILER     The bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
     FILE               Likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
     MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
 
@@ -60,7 +60,7 @@ PYTHON_STACKS_FORMAT = "python_stacks/2"
 PYTHON_STACKS_1_FORMAT = "python_stacks/1"  # of earlier agents: only read
 PYTHON_CALLS_FORMAT = "python_calls/1"
 TORCH_OPS_FORMAT = "torch_ops/1"
-KINETO_JSON_FORMAT = "kineto_json/1"
+TORCH_PROFILER_FORMAT = "kineto_json/1"
 FILE_FORMAT = "file/1"
 MEMORY_EVENTS_FORMAT = "memory_events/1"
 

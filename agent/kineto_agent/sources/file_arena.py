@@ -1,4 +1,4 @@
-"""One file through an arena (FILE_FORMAT, KINETO_JSON_FORMAT): its bytes, in order, in buffers of 1 MiB.
+"""One file through an arena (FILE_FORMAT, TORCH_PROFILER_FORMAT): its bytes, in order, in buffers of 1 MiB.
 
 Theory of operation
     A file comes all at once, when a session stops, and may be larger than the arena. The writer therefore waits for

@@ -31,7 +31,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from kineto_agent.protocol.records import KINETO_JSON_FORMAT
+from kineto_agent.protocol.records import TORCH_PROFILER_FORMAT
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.torch import kineto_state, libtorch_symbols
@@ -101,7 +101,7 @@ class PieceLength:
 class TorchProfilerSession:
     """One recording."""
 
-    format = KINETO_JSON_FORMAT
+    format = TORCH_PROFILER_FORMAT
     yields = True
 
     def __init__(

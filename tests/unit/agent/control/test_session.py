@@ -118,7 +118,7 @@ def test_sources_that_are_late_for_the_start_time_shift_the_window_and_say_so() 
     run(session, timed(start_time_ns=NOW + S), Tick(NOW + S), SourcesStarted(NOW + 2 * S, -1))
     end = conclusion(run(session, Tick(NOW + 9 * S), SourcesStopped(NOW + 9 * S)))
     assert (end.window_start_ns, end.window_end_ns) == (NOW + 2 * S, NOW + 7 * S)
-    assert end.warnings == ("recording began 1.000 s after the wanted start time",)
+    assert end.warnings == ("recording began 1.000 s after the requested start time",)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_an_iteration_that_passed_while_the_sources_started_is_replaced_by_the_n
     run(session, counted(start_iteration=11))
     assert session.handle(SourcesStarted(NOW, 20)) == [WatchStep(21), OVERDUE]
     end = conclusion(run(session, Stepped(21, NOW), Stepped(24, NOW), SourcesStopped(NOW)))
-    assert end.warnings == ("iteration 11 could not be recorded any more: recorded from iteration 21 on",)
+    assert end.warnings == ("iteration 11 had already passed: recorded from iteration 21 on",)
 
 
 # ---------------------------------------------------------------- a process that never stepped

@@ -52,7 +52,9 @@ def test_a_capture_is_refused_while_it_is_active_and_told_what_to_do() -> None:
     reject, timer, free = session.handle(timed())
     assert isinstance(reject, Reject)
     assert (reject.capture_id, reject.reason_code) == ("c1", "USER_PROFILER_ACTIVE")
-    assert reject.reason.startswith("it records; trace again after it, let the capture wait (--wait-for-user-profiler)")
+    assert reject.reason.startswith(
+        "it records; try again once it has finished, let the capture wait (--wait-for-user-profiler)"
+    )
     assert repr([timer, free]) == repr([SetTimer(None), FreeSources()])
     assert (session.state, session.capture_id) == (WAIT, "")
 
@@ -97,7 +99,7 @@ def test_the_wait_has_a_limit() -> None:
     reject = session.handle(Tick(late))[0]
     assert isinstance(reject, Reject)
     assert (reject.reason_code, session.capture_id) == ("USER_PROFILER_ACTIVE", "")
-    assert "has not ended in 3600 s" in reject.reason
+    assert "was still running after 3600 s" in reject.reason
 
 
 def test_a_waiting_capture_can_be_cancelled() -> None:
@@ -112,7 +114,7 @@ def test_a_capture_with_a_start_time_is_refused_rather_than_late() -> None:
     assert session.handle(event) == [ReportState("c1", WAIT, NOW), SetTimer(NOW + 9 * S)]  # it may end until then
     reject = run(session, Tick(NOW + 9 * S), ProfilerActive(NOW + 9 * S, "it records"))[0]
     assert isinstance(reject, Reject)
-    assert reject.reason == "it records; a capture with a start time cannot wait: trace again after it"
+    assert reject.reason == "it records; a capture with a start time cannot wait: try again once it has finished"
 
 
 @pytest.mark.parametrize(("changes", "first"), [({}, 21), ({"start_iteration": 11}, 21)])
