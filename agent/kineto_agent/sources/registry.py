@@ -11,7 +11,7 @@ from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
-# Kineto's names; what is not among them and not offered by a source is a misspelling.
+# Kineto's names. A type that is neither among them nor offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
         "cpu_op", "user_annotation", "gpu_user_annotation", "gpu_memcpy", "gpu_memset", "kernel",
@@ -25,13 +25,13 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
 
 _TORCH_OPS = "torch_ops"
 _CALLS = "python_function"
-# Options that bring a type with them.
+# Activity types that options add.
 _TYPES_OF_OPTIONS = {
     "with_stack": _CALLS,
     "stack_trace": _CALLS,
     "profile_memory": "cpu_instant_event",
 }
-_EXACT_CALLS = "stack_trace"  # python_function is every call then, not samples
+_EXACT_CALLS = "stack_trace"  # python_function then means every call, not samples
 
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
 
@@ -70,21 +70,21 @@ _sources: Dict[str, Source] = {}  # by module, once made
 
 
 class SourceChoice(NamedTuple):
-    """A source and what it should record."""
+    """A source and the activity types it should record."""
 
     source: Source
     activity_types: FrozenSet[str]
 
 
 class RecordingPlan(NamedTuple):
-    """Who records what. missing: wanted types of Kineto that nothing in this process offers now; and why, if known."""
+    """Which source records what. missing: wanted types that no source of this process offers now; why: if known."""
 
     choices: List[SourceChoice]
     missing: List[str]
     why: str = ""
 
     def cannot(self) -> str:
-        """What is missing, in words."""
+        """A message that names what is missing."""
         words = "this process cannot record %s" % ", ".join(self.missing)
         return "%s: %s" % (words, self.why) if self.why else words
 
@@ -104,19 +104,19 @@ def sources() -> List[Source]:
 
 
 def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
-    """Source name -> activity types that it could record now. Never raises."""
+    """The activity types that each source could record now, by the name of the source. Never raises."""
     result: Dict[str, List[str]] = {}
     for source in available:
         try:
             result[source.name] = list(source.activity_types())
-        except Exception:  # noqa: BLE001 - one source's trouble is not another's
+        except Exception:  # noqa: BLE001 - the failure of one source does not affect the others
             log_exception("source %s cannot tell its activity types" % source.name)
             result[source.name] = []
     return result
 
 
 def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> RecordingPlan:
-    """The sources for these activity types (none: all but those on request) and for what options (wire.Start) add.
+    """The sources for these activity types and for those that options (wire.Start) add. wanted: empty: the defaults.
 
     Raises SourceError if there are none.
     """
@@ -151,7 +151,7 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:
-    """One source records Python's calls, nobody samples them. torch's profiler can only where torch is."""
+    """Let one source record Python's calls and no source sample them. torch's profiler can do so only with torch."""
     changed = {name: types - {_CALLS} for name, types in offered.items()}
     for name in names:
         if changed.get(name) or name != _TORCH_OPS:

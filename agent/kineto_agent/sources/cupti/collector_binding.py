@@ -14,7 +14,7 @@ from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 
 LIBRARY = collector_library.INSTALLED
-_MARKER = "_kineto_cupti"  # attribute of sys, while an agent records CUPTI: whose collector does
+_MARKER = "_kineto_cupti"  # attribute of sys that says whose collector records with CUPTI at present
 
 _NOT_ASKED = -1  # no CUPTI result
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
@@ -126,13 +126,13 @@ class Collector(NativeInterface):
         super().__init__(path)
 
     def open(self, path: str) -> int:
-        """Open libcupti; gives its version number."""
+        """Open libcupti and return its version number."""
         version = ctypes.c_uint32()
         self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), *self._error.room))
         return version.value
 
     def prepare(self, config: CollectorConfig) -> int:
-        """Make the arena; gives its file descriptor, which stays the collector's."""
+        """Make the arena and return its file descriptor, which the collector keeps."""
         self._claim_cupti()
         try:
             return self._check(self._library.kc_prepare(ctypes.byref(config), *self._error.room))
@@ -141,7 +141,7 @@ class Collector(NativeInterface):
             raise
 
     def _claim_cupti(self) -> None:
-        """CUPTI has one set of buffer callbacks, and a process may have two agents: its own and an attached one."""
+        """Claim CUPTI for this agent: it has one set of buffer callbacks, but a process may have two agents."""
         self._claim = (os.getpid(), self._claim[1])
         holder = sys.__dict__.setdefault(_MARKER, self._claim)
         if holder is self._claim:
@@ -149,10 +149,10 @@ class Collector(NativeInterface):
         if holder[0] == os.getpid():
             raise SourceError(
                 "CUPTI_BUSY",
-                "another kineto agent in this process records CUPTI (its collector is %s): wait for the end of that "
-                "capture, then trace again" % holder[1],
+                "another kineto agent in this process is recording with CUPTI (its collector is %s): try again once "
+                "that capture has ended" % holder[1],
             )
-        sys.__dict__[_MARKER] = self._claim  # it was the parent's, at the time of the fork
+        sys.__dict__[_MARKER] = self._claim  # it belonged to the parent at the fork
 
     def _release_cupti(self) -> None:
         if sys.__dict__.get(_MARKER) is self._claim:
@@ -166,7 +166,7 @@ class Collector(NativeInterface):
             raise SourceError(_REASONS[code], "the collector refused a list of %d API calls" % len(patterns))
 
     def subscribe(self) -> int:
-        """Take CUPTI's only subscriber; gives CUPTI's result: 39 if another tool has it. After prepare()."""
+        """Take CUPTI's only subscriber, after prepare(). Returns CUPTI's result: 39 if another tool has it."""
         result = ctypes.c_int32(_NOT_ASKED)
         self._library.kc_subscribe(ctypes.byref(result))
         return result.value
@@ -178,7 +178,7 @@ class Collector(NativeInterface):
         return others
 
     def record_calls(self) -> str:
-        """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
+        """Record the chosen API calls through the subscriber, after start(). Returns why that failed, or ""."""
         self._error.clear()
         return str(self._error) if self._library.kc_record_calls(*self._error.room) < 0 else ""
 
@@ -187,7 +187,7 @@ class Collector(NativeInterface):
         self._library.kc_yield()
 
     def hurry(self) -> None:
-        """A detach() that waits on another thread gives up. The only method for any thread at any time."""
+        """Make a detach() that is waiting on another thread give up. The only method for any thread at any time."""
         self._library.kc_hurry()
 
     def start(self, kinds: Sequence[int]) -> EnableResult:
@@ -222,13 +222,13 @@ class Collector(NativeInterface):
         self._release_cupti()
 
     def device(self, index: int, attributes: bytes) -> bytes:
-        """cupti_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""
+        """cuda_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""
         facts = ctypes.create_string_buffer(cuda_devices.FACTS.size)
         self._library.kc_device(index, attributes, len(attributes) // 4, facts)
         return facts.raw
 
     def result_text(self, result: int) -> str:
-        """CUPTI's own words for one of its results."""
+        """CUPTI's text for one of its results."""
         self._library.kc_result_text(result, *self._error.room)
         return str(self._error)
 

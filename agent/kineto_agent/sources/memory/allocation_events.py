@@ -1,8 +1,8 @@
 """Allocation events: what torch's CUDA allocator did in the window, as records.
 
-Taken from the history of allocations (allocator_history.py) when the recording stops. The sizes are those that the
-program asked for. What the totals were then is metadata: earlier ones follow from the records.
-CPU allocations cannot be had: torch reports them to profilers of the allocating thread only.
+They are taken from the history of allocations (allocator_history.py) when the recording stops. Sizes are those that the
+program asked for. The totals at that time are metadata; earlier totals follow from the records. CPU allocations cannot
+be recorded: torch reports them only to profilers on the allocating thread.
 """
 
 import time
@@ -39,7 +39,7 @@ _ACTIONS = {
     "oom": MEMORY_OUT_OF_MEMORY,
 }
 _U64 = (1 << 64) - 1
-ONLY_CUDA = "[memory] events are those of CUDA: torch gives CPU allocations to profilers of the allocating thread only"
+ONLY_CUDA = "[memory] events cover CUDA only: torch reports CPU allocations only to profilers on the allocating thread"
 
 
 class MemoryEventsSource:
@@ -53,7 +53,7 @@ class MemoryEventsSource:
         return [] if find_torch() is None else [ACTIVITY_TYPE]
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """It has nothing to do with torch's profiler."""
+        """No: it does not use torch's profiler."""
         return False
 
     def prepare(self, request: SourceRequest) -> "MemoryEventsSession":
@@ -87,7 +87,7 @@ class MemoryEventsSession:
         return self._writer.counts()
 
     def stop(self) -> SourceOutcome:
-        """Take the history and write it down. Raises SourceError if torch gives none."""
+        """Take the history and write it as records. Raises SourceError if torch returns none."""
         began_ns = time.thread_time_ns()
         try:
             snapshot = history.snapshot()
@@ -95,7 +95,9 @@ class MemoryEventsSession:
             for device, trace in enumerate(snapshot.value.get("device_traces", [])):
                 self._write(device, trace)
                 if device in snapshot.full:
-                    text = "device %d: more than %d allocations and frees in the window; only the last ones are there"
+                    text = (
+                        "device %d: more than %d allocations and frees in the window; only the last ones are recorded"
+                    )
                     warnings.append(text % (device, MAX_ENTRIES))
             metadata = {"totals": _totals(snapshot), "took_ns": snapshot.took_ns}
         finally:
@@ -114,7 +116,7 @@ class MemoryEventsSession:
                 append(layout, time_us * 1000, address, entry["size"], entry["stream"] & _U64, device, action)
 
     def give_way(self) -> None:
-        """Nothing: it runs beside the program's own profiler."""
+        """Do nothing: it runs beside the program's own profiler."""
 
     def close(self) -> None:
         """Free the arena."""
@@ -128,7 +130,7 @@ class MemoryEventsSession:
 
 
 def _totals(snapshot: AllocatorSnapshot) -> Dict[str, Tuple[int, int]]:
-    """By device: bytes that the program holds (as asked for), and bytes that the allocator holds."""
+    """Bytes that the program holds (as it asked for them) and bytes that the allocator holds, by device."""
     totals: Dict[str, Tuple[int, int]] = {}
     for segment in snapshot.value.get("segments", []):
         device = str(segment["device"])

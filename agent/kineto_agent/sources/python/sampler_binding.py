@@ -1,8 +1,8 @@
 """The stack sampler's C interface (agent/native/python/stack_sampler.h) through ctypes. Imported when it is needed.
 
-The sampler reads the interpreter's structures by a table of offsets. Before anything is read for a user, `checked`
-lets it read things that Python can tell as well: the stack of the asking thread, the parts of a code object, texts of
-every kind. Where they differ, nothing is recorded: a stack is never misread.
+The sampler reads the interpreter's structures by a table of offsets. Before each recording, `checked` compares what it
+reads with what Python says: the stack of the calling thread, the parts of a code object, strings of every kind. If they
+differ, nothing is recorded, so that no stack is misread.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _SYSTEM, _UNREAD, _ORDER = -2, -3, -4
 _UNREADABLE = "STACKS_UNREADABLE"
 _REASONS = {_SYSTEM: "ARENA_FAILED", _UNREAD: _UNREADABLE, _ORDER: "STACKS_BUSY"}
 _DEPTH = 256  # STACK_DEPTH_MOST
-_TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython keeps text
+_TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython stores strings
 _TEXT_BYTES = 64
 
 
@@ -80,7 +80,7 @@ class SamplerResult(ctypes.Structure):
 
 
 def _unreadable(what: str) -> SourceError:
-    reason = "the stacks of this Python (%s) cannot be read: %s; nothing is sampled, so that nothing is misread"
+    reason = "the stacks of this Python (%s) cannot be read reliably, so none are sampled: %s"
     return SourceError(_UNREADABLE, reason % (sys.version.split()[0], what))
 
 
@@ -105,14 +105,17 @@ class Sampler(NativeInterface):
         self._check(self._with_gil.kc_sampler_open(ctypes.byref(places), *self._error.room))
 
     def look(self) -> Tuple[List[Tuple[int, int]], bool]:
-        """The caller's stack from this method on: address of the code, offset of the instruction. Has it the GIL?"""
+        """The caller's stack from this method outwards, and whether the caller is found to hold the GIL.
+
+        A frame is the address of its code and the offset of its instruction.
+        """
         frames = (_Frame * _DEPTH)()
         holds_gil = ctypes.c_uint32()
         depth = self._check(self._with_gil.kc_sampler_look(frames, _DEPTH, ctypes.byref(holds_gil), *self._error.room))
         return [(frame.code, frame.instruction) for frame in frames[:depth]], bool(holds_gil.value)
 
     def read_text(self, text: str) -> str:
-        """What the sampler makes of a text; "" if it cannot read it."""
+        """The string as the sampler reads it; "" if it cannot."""
         room = ctypes.create_string_buffer(_TEXT_BYTES)
         size = self._with_gil.kc_sampler_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
         return room.raw[: max(size, 0)].decode("utf-8", "replace")
@@ -126,7 +129,7 @@ class Sampler(NativeInterface):
         return bool(self._with_gil.kc_sampler_runs_file(file.encode("utf-8", "replace")) > 0)
 
     def prepare(self, config: SamplerConfig) -> int:
-        """Make the arena; gives its file descriptor, which stays the sampler's."""
+        """Make the arena and return its file descriptor, which the sampler keeps."""
         return self._check(self._library.kc_sampler_prepare(ctypes.byref(config), *self._error.room))
 
     def start(self) -> None:
@@ -134,7 +137,7 @@ class Sampler(NativeInterface):
         self._check(self._with_gil.kc_sampler_start(*self._error.room))
 
     def name(self, tid: int, name: str) -> None:
-        """What the program calls a thread."""
+        """Set the program's own name of a thread."""
         text = name.encode("utf-8", "replace")[:256]
         self._with_gil.kc_sampler_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
 
@@ -145,7 +148,7 @@ class Sampler(NativeInterface):
         return counts
 
     def ticks(self) -> int:
-        """How often all threads have been looked at in this recording."""
+        """How often all threads have been sampled in this recording."""
         return int(self._with_gil.kc_sampler_ticks())
 
     def stop(self, limit_ms: int) -> SamplerResult:
@@ -163,7 +166,7 @@ _loaded: Dict[str, Sampler] = {}
 
 
 def checked() -> Sampler:
-    """The process's sampler, which has just shown that it reads this interpreter rightly. Raises SourceError."""
+    """The process's sampler, just verified to read this interpreter correctly. Raises SourceError."""
     if "sampler" not in _loaded:
         _loaded["sampler"] = Sampler(collector_library.path())
         collector_library.loaded()
@@ -179,13 +182,13 @@ def checked() -> Sampler:
     wrong = next(_differences(sampler, numbers, frames), None)
     if wrong is not None:
         raise _unreadable(wrong)
-    if not holds_gil:  # who has the GIL is left out then, all else stands
+    if not holds_gil:  # then the GIL's holder is not recorded; everything else is
         sampler.open(numbers._replace(gil=GIL_UNKNOWN))
     return sampler
 
 
 def _pointer_bits() -> int:
-    """Of a pointer."""
+    """Width of a pointer in bits."""
     return 8 * ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -200,7 +203,7 @@ def _runtime_address() -> int:
 
 
 def _pythons() -> Iterator[Any]:
-    """Who may export it: the program and what is linked to it, else a libpython that was loaded for itself."""
+    """Libraries that may export it: the program with its dependencies, then any libpython loaded separately."""
     yield ctypes.pythonapi
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
         paths = {line.rstrip("\n").split(None, 5)[-1] for line in lines if "libpython" in line}
@@ -212,7 +215,7 @@ def _pythons() -> Iterator[Any]:
 
 
 def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int, int]]) -> Iterator[str]:
-    """What the sampler reads otherwise than Python says, for people. frames: look(), called by the caller."""
+    """Differences between what the sampler reads and what Python says. frames: from look(), called by the caller."""
     found = iter(frames)
     frame: Optional[FrameType] = sys._getframe(1)
     exact = False  # the two innermost frames have gone on since the look
@@ -228,7 +231,7 @@ def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int,
     yield from _code_differences(numbers, sys._getframe(1).f_code)
     for text in _TEXTS:
         if sampler.read_text(text) != text:
-            yield "text is kept in another way"
+            yield "strings are stored in another way"
 
 
 def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:

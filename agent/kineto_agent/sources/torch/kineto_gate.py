@@ -1,4 +1,4 @@
-"""Keeps Kineto off CUPTI while a session of ours begins or ends, for operators alone: kineto_gate.c has why."""
+"""Keeps Kineto off CUPTI while one of our sessions, for operators alone, begins or ends. kineto_gate.c says why."""
 
 import contextlib
 import ctypes
@@ -17,10 +17,10 @@ _NOTHING = 1  # KC_GATE_NOTHING
 
 @contextlib.contextmanager
 def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[None]:
-    """What this thread makes the library ask of CUPTI inside the block is not asked. Without CUPTI it does nothing.
+    """Inside the block, calls to CUPTI that the library makes on this thread do nothing. Without CUPTI: no effect.
 
-    Raises SourceError if that is required and cannot be had: TORCH_PROFILER_UNAVAILABLE, since it might harm the
-    program's own torch.profiler.
+    Raises SourceError (TORCH_PROFILER_UNAVAILABLE) if this is required but impossible, since the program's own
+    torch.profiler might be harmed.
     """
     found = mapped_files("libcupti.so", maps)
     if not found:
@@ -60,6 +60,6 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
 def _unavailable(why: str) -> SourceError:
     return SourceError(
         "TORCH_PROFILER_UNAVAILABLE",
-        "torch's profiler would have CUPTI record every CUDA call, which cannot be kept from it here (%s): "
-        "trace without what needs it" % why,
+        "torch's profiler would have CUPTI record every CUDA call, which cannot be prevented here (%s): "
+        "trace without the options that need it" % why,
     )

@@ -69,7 +69,7 @@ class ObserverResult(ctypes.Structure):
 class Described(NamedTuple):
     """A tensor as the observer sees it."""
 
-    entry: bytes  # in the form of sources/torch/operators.py
+    entry: bytes  # in the form of SPACE_OP_INPUTS
     storage_data: int  # address
 
 
@@ -82,7 +82,7 @@ class Observer(NativeInterface):
     REASONS = _REASONS
 
     def open(self, path: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
-        """Find torch's functions in libtorch_cpu; gives the layout that it keeps to, None if it is none of these."""
+        """Find torch's functions in libtorch_cpu. Returns the layout that fits, or None if none of these does."""
         fits = ctypes.c_uint32()
         for layout in (*layouts, None):
             numbers = None if layout is None else ctypes.byref(ObserverLayout(*layout[: len(_NUMBERS)]))
@@ -102,7 +102,7 @@ class Observer(NativeInterface):
         return Described(entry.raw[: max(size, 0)], data.value)
 
     def prepare(self, config: ObserverConfig) -> int:
-        """Make the arena; gives its file descriptor, which stays the observer's."""
+        """Make the arena and return its file descriptor, which the observer keeps."""
         return self._check(self._library.kc_observer_prepare(ctypes.byref(config), *self._error.room))
 
     def start(self) -> None:

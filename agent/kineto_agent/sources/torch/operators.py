@@ -1,12 +1,11 @@
 """PyTorch's operators and annotations, of all threads.
 
 Theory of operation
-    Two ways. The observer (agent/native/torch/observer.c) registers RecordFunction callbacks of our own, in C: it
-    conflicts with nothing, needs no GIL, and everything it saw is there at once when it stops. Torch's own profiler
-    (sources/torch/torch_profiler.py) serves what the observer cannot: exact Python stacks, modules, FLOPs, shapes
-    where the
-    layout of this torch's objects is not known, and any torch that lacks the functions which the observer needs.
-    `way` decides; metadata["way"] tells people.
+    There are two ways. The observer (agent/native/torch/observer.c) registers our own RecordFunction callbacks in C: it
+    conflicts with nothing, needs no GIL, and everything it saw is available at once when it stops. Torch's own profiler
+    (sources/torch/torch_profiler.py) serves what the observer cannot: exact Python stacks, modules, FLOPs, shapes where
+    the layout of this torch's objects is not known, and any torch without the functions that the observer needs. `way`
+    decides; metadata["way"] tells the user.
 
     The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
     sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before
@@ -35,7 +34,7 @@ NAME = "torch_ops"
 ACTIVITY_TYPES = ("cpu_op", "user_annotation")
 _STOP_LIMIT_MS = 1000
 _PAGE_BYTES = 4096
-_MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: threads beyond number, each with a buffer of its own, must fit
+_MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: any number of threads must fit, each with its own buffer
 _LEAST_BUFFERS, _MANY_BUFFERS = 64, 8192
 _PREFAULT_BYTES = 16 * 1024 * 1024  # 0.25 s of 1 M ops/s, until the daemon gives buffers back
 _STRINGS_BYTES = 1024 * 1024  # some 10,000 names
@@ -55,7 +54,7 @@ class Way(NamedTuple):
 
 
 def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False) -> Way:
-    """The way for these options (wire.Start.options) where the observer works. calls: Python's are asked of us too."""
+    """The way for these options (wire.Start.options) where the observer works. calls: Python's calls, too."""
     for name in PROFILER_OPTIONS:
         if options.get(name):
             return Way("%s needs it" % name, False)
@@ -68,7 +67,7 @@ def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool =
 
 
 def calls_of(request: SourceRequest) -> bool:
-    """Whether Python's calls are asked of this source: only where sources/python/call_tracing.py cannot."""
+    """Whether this source must record Python's calls: only where sources/python/call_tracing.py cannot."""
     return "python_function" in request.activity_types
 
 
@@ -79,13 +78,13 @@ def release_of(version: str) -> Tuple[int, int]:
 
 
 def torch_version() -> str:
-    """Of the torch in this process; "": there is none, or it is still being imported."""
+    """Version of the torch in this process; "" if there is none or it is still being imported."""
     torch = sys.modules.get("torch")
     return str(getattr(torch, "__version__", "")) if hasattr(torch, "_C") else ""
 
 
 def library_path() -> str:
-    """Where this process has libtorch_cpu from; "": it has none."""
+    """Path of the libtorch_cpu that this process has mapped, or ""."""
     if "path" not in _mapped:
         for line in mappings.read().split(b"\n"):
             if line.endswith(_LIBRARY):
@@ -105,7 +104,7 @@ class TorchOpsSource:
         return list(ACTIVITY_TYPES) if torch_version() and library_path() else []
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """torch's profiler does, the observer does not. One that turned out not to work here is remembered."""
+        """Only torch's profiler would. An observer that did not work here before is not tried again."""
         from kineto_agent.sources.torch.object_layouts import LAYOUTS
 
         version = torch_version()
@@ -165,7 +164,7 @@ class _NeedsProfiler(Exception):
 
 
 def buffer_bytes(limit_bytes: int) -> int:
-    """The size of one buffer: a fair number of them in a small arena, not too many in a large one."""
+    """The size of one buffer, so that a small arena has enough of them and a large one not too many."""
     wanted = min(limit_bytes // _LEAST_BUFFERS, _MOST_BUFFER_BYTES)
     pages = max(wanted, limit_bytes // _MANY_BUFFERS, _PAGE_BYTES) // _PAGE_BYTES
     return pages * _PAGE_BYTES

@@ -128,7 +128,7 @@ def attempt():
         with recording(["kernel"]) as (session, _):
             return session.stop().counts.records
     except SourceError as error:
-        return error.reason_code, "the buffers are those of the program itself" in error.reason
+        return error.reason_code, "the buffers belong to the program itself" in error.reason
 
 with listener.profile() as count:
     cuda.launch(count=2)
@@ -184,7 +184,7 @@ def test_a_cupti_that_cannot_be_watched_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Collector, "others", lambda self: OtherUsers(unnoticed=b"not this CPU"))
     with recording(["kernel"]) as (session, _):
         warnings = session.stop().warnings
-    assert "starts during a capture may get less than it wants: not this CPU" in warnings[0]
+    assert "starts during a capture may lose records: not this CPU" in warnings[0]
 
 
 def test_a_user_is_named_by_the_library_that_calls(tmp_path: Path) -> None:

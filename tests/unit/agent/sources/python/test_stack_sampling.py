@@ -174,8 +174,8 @@ def test_a_sampler_that_costs_too_much_slows_down_and_says_so(record: Record, mo
     until(lambda: time.monotonic() - began > 0.7, "the load of half a second is known")
     recorder.wait(2)
     recorder.stop()
-    assert recorder.outcome.warnings[0].startswith("stacks were sampled at down to ")
-    assert " Hz instead of 1000 Hz: one sample of all threads took " in recorder.outcome.warnings[0]
+    assert recorder.outcome.warnings[0].startswith("the sampling rate of stacks dropped from 1000 Hz to ")
+    assert " Hz: one sample of all threads took " in recorder.outcome.warnings[0]
 
 
 def test_a_session_that_never_started_can_be_stopped_and_closed() -> None:
@@ -272,4 +272,6 @@ def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(tor
 
     outcome = module.PythonStacksSession(100, Ended(), -1).stop()
     assert outcome.counts.dropped == 0
-    assert outcome.warnings == (["200 of 5200 looks at stacks are left out: the threads changed them meanwhile"] * told)
+    assert outcome.warnings == (
+        ["200 of 5200 stack samples were left out: the stacks changed while they were read"] * told
+    )
