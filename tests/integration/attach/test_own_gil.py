@@ -10,7 +10,7 @@ from support.targets.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pytho
 every_python = pytest.mark.parametrize("python", pythons_with_own_gils(), ids=version_of)
 NOT_THERE = (
     "calls in sub-interpreters were not recorded: exact calls cover the main interpreter only; leave out "
-    "--with-stack=trace to have stacks of all of them sampled"
+    "--with-stack=trace to have the stacks of all interpreters sampled"
 )
 
 
