@@ -25,6 +25,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/mypy tests
 	$(BIN)/lint-imports
+	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal

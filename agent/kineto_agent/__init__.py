@@ -1,23 +1,24 @@
 """kineto_agent: the light agent inside a traced process.
 
-start()   let this process be traced on demand by the kinetod of this machine; harmless to repeat
-step()    an iteration of the training loop has ended; needed only without a torch optimizer
+start()   let the kinetod of this machine trace this process on demand; may be repeated
+step()    say that an iteration of the training loop has ended; needed only without a torch optimizer
 stop()    end the agent; a running capture ends with what it has
 
-All three are safe to call anywhere: they raise nothing and print nothing. Beside them, the environment
-variables of `kineto_agent.system.env` decide everything.
+All three are safe to call anywhere: they raise nothing and print nothing. Everything else is set by the environment
+variables in `kineto_agent.system.env`.
 """
 
 import sys
 
-__version__ = "0.1.0"
+from kineto_agent.version import __version__
+
 __all__ = ["__version__", "start", "step", "stop"]
 
 
 def start() -> None:
-    """Start the agent of this process, unless it runs already. Needs CPython 3.9 on Linux.
+    """Start the agent of this process unless it is running. Needs CPython 3.9 or later on Linux.
 
-    A set-uid program, or one with capabilities of its file, gets none: its variables are its caller's.
+    A set-uid program, or one with file capabilities, gets no agent: its environment variables are its caller's.
     """
     if _supported():
         from kineto_agent.bootstrap import lifecycle
@@ -28,7 +29,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """End the agent of this process, if it runs."""
+    """Stop the agent of this process, if it is running."""
     if _supported():
         from kineto_agent.bootstrap import lifecycle
 
@@ -36,7 +37,7 @@ def stop() -> None:
 
 
 def step() -> None:
-    """One iteration of the training loop has ended. From the first call on, optimizer steps no longer count."""
+    """Say that an iteration of the training loop has ended. After the first call, optimizer steps no longer count."""
     if _supported():
         from kineto_agent.steps.counting import COUNTER
 

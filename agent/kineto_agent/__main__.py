@@ -1,4 +1,4 @@
-"""`python -m kineto_agent SCRIPT|-m MODULE|-c CODE [ARGS...]`: what python itself does, with the agent in it.
+"""`python -m kineto_agent SCRIPT|-m MODULE|-c CODE [ARGS...]`: runs a program as python does, with the agent in it.
 
 The environment variable KINETO_AGENT is set for child processes, so that launchers (torchrun) pass the agent on
 where kineto_agent is installed.
@@ -19,7 +19,7 @@ _USAGE = "usage: python -m kineto_agent (SCRIPT | -m MODULE | -c CODE) [ARGS...]
 
 
 def main(arguments: List[str]) -> int:
-    """Run the program with the agent. Returns the exit status of a usage error, else what the program does counts."""
+    """Run the program with the agent. Returns 2 after a usage error, else 0 unless the program exits by itself."""
     if not arguments or (arguments[0] in ("-m", "-c") and len(arguments) < 2):
         sys.stderr.write(_USAGE)
         return 2

@@ -23,9 +23,9 @@ prefix=/opt/kinetod
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
-version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' agent/kineto_agent/__init__.py)
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' agent/kineto_agent/version.py)
 minor=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-[ -n "$version" ] || { echo "agent/kineto_agent/__init__.py has no version" >&2; exit 1; }
+[ -n "$version" ] || { echo "agent/kineto_agent/version.py has no version" >&2; exit 1; }
 
 # The environment, made at its place below the root, then told where it will lie.
 mkdir -p "$root$prefix"

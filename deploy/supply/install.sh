@@ -19,7 +19,7 @@ pip=("$work/tools/bin/pip" --python "$environment/bin/python3")
 "${pip[@]}" download "${quiet[@]}" --require-hashes --only-binary :all: --no-deps --dest "$work/files" \
     -r deploy/supply/requirements.txt
 "$work/tools/bin/pip" wheel "${quiet[@]}" --no-index --no-deps --no-build-isolation --wheel-dir "$work/files" .
-version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' agent/kineto_agent/__init__.py)
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' agent/kineto_agent/version.py)
 # Isolated: folders that the builder's own configuration names are no sources. The bill of materials looks at the hashes again.
 "${pip[@]}" --isolated install "${quiet[@]}" --no-index --find-links "$work/files" --no-compile --no-warn-script-location \
     --report "$work/report.json" "kinetod${extras:+[$extras]}==$version"

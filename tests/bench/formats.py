@@ -29,7 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from kineto_agent.protocol.arena import SPACE_OP_NAME
+from kineto_agent.protocol.records import SPACE_OP_NAME
 from kineto_trace.decode.cupti import cupti_records
 from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS
 from kineto_trace.decode.time_window import whole_extent

@@ -47,14 +47,13 @@ struct open_call {
 static struct open_call begin(uint32_t domain, uint32_t cbid) {
     const uint32_t correlation = __atomic_add_fetch(&fake.correlation, 1, __ATOMIC_RELAXED);
     notify(domain, cbid, 0, correlation, false);
-    const struct open_call call = {
-        .domain = domain,
-        .record = {.kind = domain == DOMAIN_RUNTIME ? RUNTIME : DRIVER,
-                   .cbid = cbid,
-                   .start = fake_now_ns(),
-                   .process = (uint32_t)getpid(),
-                   .thread = (uint32_t)syscall(SYS_gettid),
-                   .correlation = correlation}};
+    const struct open_call call = {.domain = domain,
+                                   .record = {.kind = domain == DOMAIN_RUNTIME ? RUNTIME : DRIVER,
+                                              .cbid = cbid,
+                                              .start = fake_now_ns(),
+                                              .process = (uint32_t)getpid(),
+                                              .thread = (uint32_t)syscall(SYS_gettid),
+                                              .correlation = correlation}};
     return call;
 }
 

@@ -28,12 +28,18 @@ static const struct call {
     uint32_t cbid;
     const char *name;
 } CALLS[] = {
-    {DOMAIN_RUNTIME, 10, "cudaGetLastError_v3020"},    {DOMAIN_RUNTIME, 17, "cudaGetDevice_v3020"},
-    {DOMAIN_RUNTIME, 41, "cudaMemcpyAsync_v3020"},     {DOMAIN_RUNTIME, 51, "cudaMemsetAsync_v3020"},
-    {DOMAIN_RUNTIME, 131, "cudaStreamSynchronize_v3020"}, {DOMAIN_RUNTIME, 211, "cudaLaunchKernel_v7000"},
-    {DOMAIN_RUNTIME, 165, "cudaDeviceSynchronize_v3020"}, {DOMAIN_RUNTIME, 311, "cudaGraphLaunch_v10000"},
-    {DOMAIN_RUNTIME, 138, "cudaEventQuery_v3020"},     {DOMAIN_RUNTIME, 20, "cudaMalloc_v3020"},
-    {DOMAIN_DRIVER, 304, "cuCtxGetCurrent"},           {DOMAIN_DRIVER, 307, "cuLaunchKernel"},
+    {DOMAIN_RUNTIME, 10, "cudaGetLastError_v3020"},
+    {DOMAIN_RUNTIME, 17, "cudaGetDevice_v3020"},
+    {DOMAIN_RUNTIME, 41, "cudaMemcpyAsync_v3020"},
+    {DOMAIN_RUNTIME, 51, "cudaMemsetAsync_v3020"},
+    {DOMAIN_RUNTIME, 131, "cudaStreamSynchronize_v3020"},
+    {DOMAIN_RUNTIME, 211, "cudaLaunchKernel_v7000"},
+    {DOMAIN_RUNTIME, 165, "cudaDeviceSynchronize_v3020"},
+    {DOMAIN_RUNTIME, 311, "cudaGraphLaunch_v10000"},
+    {DOMAIN_RUNTIME, 138, "cudaEventQuery_v3020"},
+    {DOMAIN_RUNTIME, 20, "cudaMalloc_v3020"},
+    {DOMAIN_DRIVER, 304, "cuCtxGetCurrent"},
+    {DOMAIN_DRIVER, 307, "cuLaunchKernel"},
     {DOMAIN_DRIVER, 514, "cuGraphLaunch"},
 };
 #define CBID_OF_NEXT_YEAR 807u
@@ -86,9 +92,7 @@ static void queue_current(void) {
     pthread_cond_signal(&fake.filled_some);
 }
 
-static size_t kernel_bytes(void) {
-    return (fake.version >= 130000 ? 216 : 208) + (size_t)fake.extra_kernel_bytes;
-}
+static size_t kernel_bytes(void) { return (fake.version >= 130000 ? 216 : 208) + (size_t)fake.extra_kernel_bytes; }
 
 static size_t record_bytes(uint32_t kind) {
     switch (kind) {

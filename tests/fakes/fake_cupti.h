@@ -22,18 +22,18 @@ uint32_t fake_sync(uint32_t stream); /* waits until the stream's work is over */
 void fake_launch_many(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream);
 
 uint64_t fake_written(uint32_t kind); /* records put into buffers since the library was loaded */
-uint64_t fake_entered(void); /* how often it was taken into use, or was about to be */
+uint64_t fake_entered(void);          /* how often it was taken into use, or was about to be */
 int fake_is_enabled(uint32_t kind);
 uint64_t fake_single_calls(void); /* how often single calls were switched on or off */
 uint64_t fake_dropped(void);
-uint64_t fake_finalized(void);      /* successful cuptiFinalize calls */
-uint64_t fake_misused(void);        /* cuptiFinalize outside the exit of a call, or after a graph was
+uint64_t fake_finalized(void); /* successful cuptiFinalize calls */
+uint64_t fake_misused(void);   /* cuptiFinalize outside the exit of a call, or after a graph was
                                      * launched while GPU activities were recorded; a first subscription after recording
                                      * began; copies or sets enabled while kernels are not; what takes something
                                      * from the program's own Kineto */
-int fake_subscribed(void);           /* somebody has the subscriber */
-void fake_unregister(void);         /* whoever has registered callbacks is gone */
-int fake_attached(void);            /* any kind enabled or callbacks registered */
+int fake_subscribed(void);     /* somebody has the subscriber */
+void fake_unregister(void);    /* whoever has registered callbacks is gone */
+int fake_attached(void);       /* any kind enabled or callbacks registered */
 
 /* The program's own Kineto begins to profile; ends, and gives the number of kernels it got. */
 void fake_kineto_begin(void);

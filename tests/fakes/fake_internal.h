@@ -43,7 +43,7 @@ struct kernel { /* CUpti_ActivityKernel9 (208 bytes) and 10 (216) */
     void *window;
     uint32_t channel, channel_type, cluster[3], cluster_policy;
     uint64_t local_total_v2;
-    uint32_t tail[2]; /* potential cluster size, active clusters: since CUDA 12 */
+    uint32_t tail[2];         /* potential cluster size, active clusters: since CUDA 12 */
     uint64_t device_launched; /* since CUDA 13 */
 };
 _Static_assert(sizeof(struct kernel) == 216 && offsetof(struct kernel, name) == 104, "CUDA 13.0's layout");
@@ -111,11 +111,11 @@ struct fake {
     pthread_mutex_t mutex;
     pthread_cond_t filled_some;
     bool thread_runs;
-    bool hooked;          /* a kind has been enabled since the start or the last finalize */
-    bool had_subscriber;  /* since the library was loaded */
-    bool kineto;          /* the program's own Kineto profiles: fake_kineto.c */
-    bool kinetos_clock;   /* it has registered its timestamp callback, for the life of the process */
-    uint64_t entered;     /* of its functions, those with which it is taken into use */
+    bool hooked;         /* a kind has been enabled since the start or the last finalize */
+    bool had_subscriber; /* since the library was loaded */
+    bool kineto;         /* the program's own Kineto profiles: fake_kineto.c */
+    bool kinetos_clock;  /* it has registered its timestamp callback, for the life of the process */
+    uint64_t entered;    /* of its functions, those with which it is taken into use */
     requested_fn requested;
     completed_fn completed;
     uint8_t enabled[KINDS];
@@ -133,8 +133,9 @@ struct fake {
     size_t dropped;
     uint32_t correlation;
     long version, subscribe_result, refuse_kind, refuse_result, drop_next, extra_kernel_bytes, one_wide_kernel;
-    long hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms, enter_delay_ms, finalize_result, drop_at_finalize;
-    long graph_recorded; /* a graph was launched while the device's activities were enabled */
+    long hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms, enter_delay_ms, finalize_result,
+        drop_at_finalize;
+    long graph_recorded;    /* a graph was launched while the device's activities were enabled */
     long newer_than_driver; /* CUPTI names a call that the driver does not have */
 };
 extern struct fake fake;

@@ -72,9 +72,14 @@ static long set(const char *key, long fallback) {
     long value, found = fallback;
     const char *path = getenv("FAKE_NVML");
     FILE *file = path ? fopen(path, "r") : NULL;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "%63s %ld", name, &value) == 2 && strcmp(name, key) == 0) found = value;
-    if (file) fclose(file);
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%63s %ld", name, &value) == 2 && strcmp(name, key) == 0) {
+            found = value;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
     return found;
 }
 
@@ -83,13 +88,20 @@ static int processes(unsigned gpu, Process *list, Sample *samples, unsigned room
     unsigned at, pid, mib, percent, count = 0;
     const char *path = getenv("FAKE_NVML");
     FILE *file = path ? fopen(path, "r") : NULL;
-    while (file && fgets(line, sizeof line, file))
+    while (file && fgets(line, sizeof line, file)) {
         if (sscanf(line, "process %u %u %u %u", &at, &pid, &mib, &percent) == 4 && at == gpu) {
-            if (list && count < room) list[count] = (Process){pid, (unsigned long long)mib << 20, ~0u, ~0u};
-            if (samples && count < room) samples[count] = (Sample){pid, 1000000ull + count, percent, 1, 0, 0};
+            if (list && count < room) {
+                list[count] = (Process){pid, (unsigned long long)mib << 20, ~0u, ~0u};
+            }
+            if (samples && count < room) {
+                samples[count] = (Sample){pid, 1000000ull + count, percent, 1, 0, 0};
+            }
             count++;
         }
-    if (file) fclose(file);
+    }
+    if (file) {
+        fclose(file);
+    }
     return (int)count;
 }
 
@@ -98,7 +110,9 @@ static Result newer(Device device) { return set("old", 0) ? NOT_SUPPORTED : usab
 
 Result nvmlInitWithFlags(unsigned flags) {
     (void)flags;
-    for (unsigned i = 0; i < MAX_GPUS; i++) gpus[i].index = i;
+    for (unsigned i = 0; i < MAX_GPUS; i++) {
+        gpus[i].index = i;
+    }
     return (Result)set("init", OK);
 }
 Result nvmlShutdown(void) { return OK; }
@@ -134,14 +148,22 @@ Result nvmlDeviceGetPciInfo_v3(Device device, Pci *pci) {
     return OK;
 }
 Result nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
-    while (set("hang", 0)) poll(NULL, 0, 5);
-    if (set("crash", 0)) raise(SIGKILL);
+    while (set("hang", 0)) {
+        poll(NULL, 0, 5);
+    }
+    if (set("crash", 0)) {
+        raise(SIGKILL);
+    }
     *memory = (Memory){143771ull << 20, 100000ull << 20, 43771ull << 20};
     return usable(device);
 }
 Result nvmlDeviceGetMemoryInfo_v2(Device device, MemoryV2 *memory) {
-    if (set("old", 0)) return NOT_SUPPORTED;
-    if (memory->version != (sizeof *memory | 2u << 24)) return VERSION_MISMATCH;
+    if (set("old", 0)) {
+        return NOT_SUPPORTED;
+    }
+    if (memory->version != (sizeof *memory | 2u << 24)) {
+        return VERSION_MISMATCH;
+    }
     Memory all;
     Result result = nvmlDeviceGetMemoryInfo(device, &all);
     *memory = (MemoryV2){memory->version, all.total, 671ull << 20, all.free, all.used - (671ull << 20)};
@@ -182,10 +204,11 @@ Result nvmlDeviceGetFieldValues(Device device, int count, FieldValue *values) {
         int nvlink = (values[i].field == 138 || values[i].field == 139) && values[i].scope == 0xFFFFFFFFu;
         values[i].result = memory_temperature || (nvlink && !set("old", 0)) ? OK : NOT_SUPPORTED;
         values[i].value_type = memory_temperature ? 1 : 3;
-        if (memory_temperature)
+        if (memory_temperature) {
             values[i].value.u = 70;
-        else
+        } else {
             values[i].value.ull = values[i].field == 138 ? 5000 : 6000;
+        }
     }
     return usable(device);
 }
@@ -197,8 +220,12 @@ Result nvmlDeviceGetTotalEccErrors(Device device, int type, int since, unsigned 
 Result nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *list) {
     unsigned there = (unsigned)processes(device->index, NULL, NULL, 0), room = *count;
     *count = there;
-    if (usable(device)) return usable(device);
-    if (there > (list ? room : 0)) return INSUFFICIENT;
+    if (usable(device)) {
+        return usable(device);
+    }
+    if (there > (list ? room : 0)) {
+        return INSUFFICIENT;
+    }
     processes(device->index, list, NULL, room);
     return OK;
 }
@@ -211,7 +238,9 @@ Result nvmlDeviceGetProcessUtilization(Device device, Sample *samples, unsigned 
     unsigned there = (unsigned)processes(device->index, NULL, NULL, 0), room = *count;
     (void)since;
     *count = there;
-    if (!samples || room < there) return INSUFFICIENT;
+    if (!samples || room < there) {
+        return INSUFFICIENT;
+    }
     processes(device->index, NULL, samples, room);
     return OK;
 }
@@ -230,7 +259,9 @@ Result nvmlDeviceRegisterEvents(Device device, unsigned long long types, void *e
 }
 Result nvmlEventSetWait_v2(void *events, Event *event, unsigned timeout_ms) {
     (void)events, (void)timeout_ms;
-    if (!pending_xid) return TIMEOUT;
+    if (!pending_xid) {
+        return TIMEOUT;
+    }
     *event = (Event){&gpus[0], 8, (unsigned long long)pending_xid, ~0u, ~0u};
     pending_xid = 0;
     return OK;

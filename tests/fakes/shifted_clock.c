@@ -19,16 +19,24 @@ __attribute__((constructor)) static void load(void) {
     const char *path = getenv("SHIFTED_CLOCK");
     *(void **)&real_clock_gettime = dlsym(RTLD_NEXT, "clock_gettime");
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0) return;
+    if (fd < 0) {
+        return;
+    }
     void *map = mmap(NULL, sizeof *shift_s, PROT_READ, MAP_SHARED, fd, 0);
-    if (map != MAP_FAILED) shift_s = map;
+    if (map != MAP_FAILED) {
+        shift_s = map;
+    }
     close(fd);
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
-    if (!real_clock_gettime) load();
+    if (!real_clock_gettime) {
+        load();
+    }
     int status = real_clock_gettime(clock, now);
-    if (status == 0 && shift_s && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += *shift_s;
+    if (status == 0 && shift_s && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        now->tv_sec += *shift_s;
+    }
     return status;
 }
 
@@ -44,6 +52,8 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
 time_t time(time_t *now) {
     struct timespec precise;
     clock_gettime(CLOCK_REALTIME, &precise);
-    if (now) *now = precise.tv_sec;
+    if (now) {
+        *now = precise.tv_sec;
+    }
     return precise.tv_sec;
 }

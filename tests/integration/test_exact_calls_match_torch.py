@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from kineto_agent.protocol.arena import SPACE_PYTHON_CALL
+from kineto_agent.protocol.records import SPACE_PYTHON_CALL
 from kineto_trace.decode.python import exact_calls
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource

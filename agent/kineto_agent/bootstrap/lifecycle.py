@@ -1,4 +1,4 @@
-"""The one agent of this process: start, stop, and what fork and exit mean for it."""
+"""The one agent of this process: starting, stopping, and handling fork and exit."""
 
 import _thread
 import atexit
@@ -16,7 +16,7 @@ _hooks = StepHooks(COUNTER)
 
 
 def start() -> None:
-    """Start the agent, unless it runs. Never raises."""
+    """Start the agent unless it is running. Never raises."""
     global _agent
     try:
         with _lock:

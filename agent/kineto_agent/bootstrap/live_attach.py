@@ -1,17 +1,17 @@
-"""The agent of a live attach, in a process that nobody prepared.
+"""The agent of a live attach, in a process that was not prepared for it.
 
 Theory of operation
-    `kineto_agent.bootstrap.loader` has made this module, and every other one of the agent, in a namespace of its own,
+    `kineto_agent.bootstrap.loader` has loaded this module, and every other one of the agent, in a private namespace,
     and calls `run` with the channel to the daemon. That channel is the link. When it ends the agent leaves: the running
     capture is ended, the hook in torch's optimizers and the descriptors are taken back, the thread ends. The modules
     stay for the next attach. So do the fork hooks, which cannot be taken back, and the exit hook, whose place in the
     interpreter's list could not be either; without an agent they do nothing.
 
-    An agent that the program has itself (kineto_agent in sys.modules) is another one, with its own link; both can
-    live. Only one at a time records CUPTI (`collector_binding`).
+    If the program also has an agent (kineto_agent in sys.modules), that is a separate one with its own link; both can
+    run. Only one at a time records with CUPTI (`collector_binding`).
 
-    torch is looked for when the daemon asks something, not by a finder on sys.meta_path: taking one away from another
-    thread than the one that imports can make that thread miss the finder behind it.
+    torch is looked for when the daemon asks for something, not by a finder on sys.meta_path: removing a finder while
+    another thread imports can make that thread skip the finder behind it.
 """
 
 import _thread
@@ -31,16 +31,16 @@ from kineto_agent.system.gil_turns import Turns
 READY = b"K"  # the answer that the daemon waits for after it has sent the agent
 
 _agent: Optional[Agent] = None
-_lock = _thread.allocate_lock()  # one comes, one goes
+_lock = _thread.allocate_lock()  # guards the exchange of _agent
 _hooks = StepHooks(COUNTER)
 
 
 def run(channel: Any, library: int, number: int, turns: int) -> Callable[[], None]:
-    """Make the agent over this channel (a `_socket.socket`); its work, for the calling thread to do. A running agent
-    has been ended before.
+    """Make the agent over this channel (a `_socket.socket`); returns its work, which the calling thread must do. A
+    running agent must have been ended before.
 
-    library: memfd with the collector, -1 for none; number: no library had it before in this process. Both become
-    the agent's. turns: the address that Turns takes. Raises OSError; then the caller still has the channel.
+    library: memfd with the collector, which becomes the agent's, -1 for none; number: unused so far by any library of
+    this process. turns: the address for Turns. Raises OSError; then the caller keeps the channel.
     """
     global _agent
     with _lock:
@@ -58,7 +58,7 @@ def run(channel: Any, library: int, number: int, turns: int) -> Callable[[], Non
 
 
 def end() -> None:
-    """End the running agent, if there is one, since another one comes. Waits, but not for long."""
+    """End the running agent, if there is one, to make room for another. Waits for it at most EXIT_TIMEOUT_S."""
     agent = _agent
     if agent is not None:
         agent.stop("AGENT_STOPPED", "another live attach has replaced the agent of this one")
@@ -70,7 +70,7 @@ def _sources() -> List[Source]:
 
 
 def _left() -> None:
-    """The end of the agent's thread."""
+    """Called at the end of the agent's thread."""
     global _agent
     _hooks.remove()
     with _lock:

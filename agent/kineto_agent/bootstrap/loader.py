@@ -8,20 +8,19 @@ Theory of operation
 
     The modules live in a dictionary of their own. Their `__builtins__` is a copy with another `__import__`, which
     serves `kineto_agent` from there, the standard library from `Standard` (standard_library.py) and passes everything
-    else on: sys.modules, sys.path and a kineto_agent that the program has itself are not concerned.
+    else on: sys.modules, sys.path and the program's own kineto_agent are not affected.
 
-    Compiling takes 30 ms in all, executing what came compiled 10 ms, and the GIL is not given up by itself meanwhile.
-    So it is done in pieces, and the thread rests after each millisecond of its own processor time, three times as
-    long: no training step gets longer by more than a third of what it is. Where the GIL is not to be had again for long
-    (a program that keeps it through long calls), rests would only add up: there the thread relies on the interpreter,
-    which takes the GIL away from it after 5 ms.
+    Compiling takes 30 ms in all, executing precompiled code 10 ms, and neither releases the GIL by itself. So the work
+    is done in pieces, and after each millisecond of its own processor time the thread rests three times as long: no
+    training step gets longer by more than a third. Where the GIL takes long to get back (a program that keeps it
+    through long calls), rests would only add up: there the thread relies on the interpreter, which takes the GIL away
+    from it after 5 ms.
 
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
-    sources finds them: hooks that cannot be taken back (fork) do not add up. Any version may meet what any other
-    version left there: "digest", and "end", a function that ends a running agent.
+    sources finds them, and fork hooks, which cannot be taken back, do not accumulate. Any version may find what any
+    other version has left there: "digest", and "end", a function that ends a running agent.
 
-    The text of standard_library.py stands before this one in the packet. `gil_turns` among the globals is what Turns
-    takes.
+    The text of standard_library.py stands before this one in the packet. The global `turns` is the address for Turns.
 """
 
 from __future__ import annotations  # not evaluated: typing might not be imported yet
@@ -140,11 +139,11 @@ def _magic() -> Any:
 
 
 def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callable[[], None]:
-    """Start the agent with `channel` as its link; its work, to be done on this thread. Raises whatever goes wrong;
-    the bootstrap then closes the channel and what is left in `descriptors`.
+    """Start the agent with `channel` as its link; returns its work, to be done on this thread. Raises whatever goes
+    wrong; the bootstrap then closes the channel and the remaining `descriptors`.
 
-    A bootstrap that the daemon has given up may still be at work beside the next one: each touches only its own part
-    of state["open"].
+    A bootstrap that the daemon has given up on may still be running beside the next one: each touches only its own
+    part of state["open"].
     """
     files = dict(zip(HEADER["descriptors"], descriptors))
     agent: Any = state.get("agent")
@@ -159,7 +158,7 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     if modules is not None:
         live = modules.get(_LIVE)
         agent = {"digest": HEADER["digest"], "live": live, "end": live.end}
-    state["libraries"] = state.get("libraries", 0) + 1  # number of this one
+    state["libraries"] = state.get("libraries", 0) + 1  # the number of this one
     given = (files.get("library", -1), state["libraries"], turns)  # noqa: F821
     work: Callable[[], None] = agent["live"].run(channel, *given)
     state["agent"] = agent
@@ -170,5 +169,5 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
 
 
 def _held(state: dict[str, Any], opened: Any) -> list[Any]:
-    """What the bootstrap has noted of it for its fork hook."""
+    """The entries for it that the bootstrap has made for its fork hook."""
     return [held for held in state["open"] if getattr(held, "x", None) == opened]

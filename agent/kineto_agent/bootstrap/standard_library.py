@@ -1,14 +1,14 @@
 """The interpreter's own standard library, whatever the program has put in its place. Part of the loader's packet.
 
 Theory of operation
-    A program may have a select.py or json.py of its own in the folder that is first in sys.path, a module of such a
-    name in sys.modules, or functions of its own in the standard ones (gevent, eventlet, freezegun). None of that may be
-    run by the agent, and nothing of the agent's may be found by the program. So a standard module is
+    A program may have its own select.py or json.py in the first folder of sys.path, a module of such a name in
+    sys.modules, or its own functions in the standard modules (gevent, eventlet, freezegun). The agent must run none of
+    these, and the program must find nothing of the agent's. So a standard module is
         the one in sys.modules, if that is the interpreter's: built in, frozen, or from its own folders;
         else a private copy from those folders, which does not get into sys.modules. What it imports comes from here
         too, and its `sys` is a copy with a `modules` of its own, where enum and the like look themselves up.
     typing is never loaded: the interpreter itself imports it by name from 3.12 on when a private copy is executed. The
-    agent's type hints get values that can be told apart (`_typing`), which is all that it needs of them.
+    agent's type hints get distinguishable values (`_typing`), which is all that the agent needs.
     Of four modules the agent gets a copy with the original functions where the program has others: os (from posix),
     time, select and _thread. A built-in module that is made anew has them; up to Python 3.9 some cannot be made twice,
     there they are found by what still refers to the module.
@@ -16,11 +16,11 @@ Theory of operation
     An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
     an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
 
-    Files are opened by the bootstrap's `opened`, since the program may close a descriptor between two calls of Python's
-    own reader and have the number for a pipe of its own. For the same reason no folder is listed.
+    Files are opened by the bootstrap's `opened`: between two calls of Python's own reader the program may close the
+    descriptor and reuse its number for a pipe. For the same reason no folder is listed.
 
-    No import statement here: `modules`, which is sys.modules, is given. Every interpreter has the modules that are
-    taken from it since its start.
+    There are no import statements here: `modules`, which is sys.modules, is given. The modules that are taken from it
+    exist in every interpreter from its start.
 """
 
 from __future__ import annotations  # by the bootstrap's compile(); not evaluated
@@ -44,7 +44,7 @@ _Module: Any = type(sys)
 _Builtin = type(len)
 _machinery: Any = modules["_frozen_importlib"]
 _files: Any = modules["_frozen_importlib_external"]
-# What a program may have replaced of modules in C, and the agent uses.
+# Functions of modules in C that the agent uses and a program may have replaced.
 _ORIGINALS = {
     "_thread": ("start_new_thread", "allocate_lock", "get_ident", "get_native_id"),
     "time": ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "thread_time", "thread_time_ns"),
@@ -56,7 +56,7 @@ _OF_THE_PROGRAM = ("environ", "environb")  # in os; what the program has changed
 
 
 class Standard:
-    """Its modules, as the agent imports them."""
+    """The standard library's modules, as the agent imports them."""
 
     def __init__(self, rest: Callable[[], None]) -> None:
         self._rest = rest  # called after each piece of work
@@ -146,7 +146,7 @@ class Standard:
         return self._private[name]
 
     def _execute(self, spec: Any) -> None:
-        """A private copy of a module in Python."""
+        """Make a private copy of a module written in Python."""
         module = self._private[spec.name] = _Module(spec.name)
         module.__file__, module.__spec__, module.__loader__ = spec.origin, spec, spec.loader
         module.__package__ = spec.parent
@@ -180,7 +180,7 @@ def _folders() -> Iterator[str]:
 
 
 def _find(name: str, places: list[str]) -> Any:
-    """By looking for the file: sys.path_hooks and their cache are the program's."""
+    """The spec of a module, found by its file: sys.path_hooks and their cache belong to the program."""
     last = name.rpartition(".")[2]
     loaders = (
         (_files.ExtensionFileLoader, modules["_imp"].extension_suffixes()),
@@ -220,13 +220,13 @@ def _source_loader() -> Any:
             return data
 
         def set_data(self, *_arguments: Any, **_mode: Any) -> None:
-            """Nothing is written: no compiled file next to the source."""
+            """Write nothing: no compiled file next to the source."""
 
     return Loader
 
 
 def _native(spec: Any) -> Any:
-    """A built-in module or an extension, made anew."""
+    """A fresh copy of a built-in module or an extension."""
     before = modules.get(spec.name)
     module = _machinery.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -285,7 +285,7 @@ def _referring(module: Any) -> list[Any]:
 
 
 class _Hint:
-    """A type hint, equal to one that is written in the same way."""
+    """A type hint, equal to any that is written the same way."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,6 +1,6 @@
 """Imported by the .pth hook when KINETO_AGENT is set: starts the agent with the interpreter.
 
-Whatever goes wrong stays in here: an exception in a .pth line would be printed by every interpreter start.
+Errors stay in here: every start of an interpreter would print an exception from a .pth line.
 """
 
 try:

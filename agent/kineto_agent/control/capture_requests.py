@@ -1,4 +1,4 @@
-"""What a capture request asks for, and whether it can be done. Pure. Times are Unix ns."""
+"""What a capture request asks for and whether it can be served: pure functions. Times are Unix ns."""
 
 from typing import Optional
 
@@ -7,12 +7,12 @@ from kineto_agent.protocol import wire
 
 MAX_LATE_START_NS = 10_000_000_000  # as Kineto: a start time further in the past is an error
 WARMUP_SLACK_NS = 1_000_000_000  # a warm-up may lose this much: delivery takes milliseconds, not seconds
-NO_STEP_NS = 60_000_000_000  # a loop in which none begins for so long (and so many of them) evaluates, saves or hangs
-NO_STEP_ITERATIONS = 20
-OR_DURATION_ITERATIONS = 3  # an iteration that takes longer than --or-duration is no reason to give up on iterations
+NO_STEP_NS = 60_000_000_000  # a loop that begins no iteration for this long is evaluating, saving or hanging
+NO_STEP_ITERATIONS = 20  # this many median iterations are added to NO_STEP_NS
+OR_DURATION_ITERATIONS = 3  # iterations longer than --or-duration are no reason to give up on iterations
 NEVER_STEPPED = (
-    "this process has not finished an iteration yet, so none can be counted: ask for a duration, say what to record "
-    "then (--or-duration 5s), wait for the first optimizer step, or call kineto_agent.step() once per iteration"
+    "this process has not finished an iteration yet, so none can be counted: ask for a duration, give a fallback "
+    "(--or-duration 5s), wait for the first optimizer step, or call kineto_agent.step() once per iteration"
 )
 _S = 1_000_000_000
 
@@ -46,12 +46,12 @@ def _never_stepped(event: StartRequested) -> Optional[Refusal]:
 
 
 def may_still_step(event: StartRequested) -> bool:
-    """Whether the first iteration of this process may be on its way: its optimizers have not been watched for long."""
+    """Whether the first iteration of this process may still come: its optimizers have not been watched for long."""
     return 0 <= event.now_ns - event.hooked_ns < patience_ns(event.request, event.step_ns)
 
 
 def patience_ns(request: wire.Start, step_ns: int) -> int:
-    """How long a capture by iteration waits for the next one. step_ns: the median of the latest; 0: unknown."""
+    """How long a capture by iteration waits for the next iteration. step_ns: median of the latest, 0 if unknown."""
     if request.or_duration_ns is None:
         return NO_STEP_NS + NO_STEP_ITERATIONS * step_ns
     return max(request.or_duration_ns, OR_DURATION_ITERATIONS * step_ns)
@@ -74,13 +74,13 @@ def _start_time_past(request: wire.Start, now_ns: int) -> Optional[Refusal]:
         return None
     late_ns = now_ns - request.start_time_ns
     if late_ns > MAX_LATE_START_NS:
-        reason = "the start time was %.1f s ago when the request came: ask for a later one" % (late_ns / _S)
+        reason = "the start time was %.1f s ago when the request arrived: ask for a later one" % (late_ns / _S)
         return Refusal("START_TIME_PAST", reason)
     missing_ns = late_ns + request.warmup_ns
     if request.warmup_ns and missing_ns > WARMUP_SLACK_NS:
         return Refusal(
             "START_TIME_PAST",
-            "the warm-up of %.3f s does not fit: it should have begun %.3f s before the request came; "
+            "the warm-up of %.3f s does not fit: it should have begun %.3f s before the request arrived; "
             "ask for a later start time or a shorter warm-up" % (request.warmup_ns / _S, missing_ns / _S),
         )
     return None

@@ -1,4 +1,4 @@
-"""What the session takes and gives: states, events and commands. Times are Unix ns."""
+"""States, events and commands of the session. Times are Unix ns."""
 
 import enum
 from typing import NamedTuple, Optional, Tuple, Union
@@ -28,14 +28,14 @@ class Refusal(NamedTuple):
 
 
 class StartRequested(NamedTuple):
-    """The daemon wants a capture. refusal: the runner knows already that no source can serve it."""
+    """The daemon wants a capture. refusal: why no source can serve it, if the runner already knows."""
 
     request: wire.Start
     now_ns: int
     iteration: int  # -1: never stepped
     refusal: Optional[Refusal] = None
-    profiler: Optional[Refusal] = None  # the program's own profiler is in the way at the moment
-    hooked_ns: int = 0  # since when torch's optimizers are counted; 0: they are not
+    profiler: Optional[Refusal] = None  # why the program's own profiler is in the way right now
+    hooked_ns: int = 0  # since when torch's optimizers have been counted; 0: they are not
     step_ns: int = 0  # median of the latest iterations; 0: unknown
 
 
@@ -62,7 +62,7 @@ class ProfilerActive(NamedTuple):
 
 
 class ProfilerIdle(NamedTuple):
-    """The awaited end of the program's own profiler; `iteration` is the one running now."""
+    """The program's own profiler, whose end was awaited, is idle; `iteration` is the one running now."""
 
     now_ns: int
     iteration: int
@@ -76,14 +76,14 @@ class SourcesGaveWay(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """The timer ran out."""
+    """The timer has expired."""
 
     now_ns: int
     stepped_ns: int = 0  # when the running iteration began; 0: never stepped
 
 
 class Stepped(NamedTuple):
-    """The watched iteration was reached. time_ns: when the watched one began."""
+    """The watched iteration was reached. time_ns: when it began."""
 
     iteration: int
     time_ns: int
@@ -98,7 +98,7 @@ class CancelRequested(NamedTuple):
 
 
 class SourcesStopped(NamedTuple):
-    """Every source has stopped. gave_way_ns: some had before, for the program's own profiler; 0: none."""
+    """Every source has stopped. gave_way_ns: when some stopped early for the program's own profiler; 0: none did."""
 
     now_ns: int
     gave_way_ns: int = 0
@@ -117,7 +117,7 @@ class LinkLost(NamedTuple):
     now_ns: int
 
 
-class Ending(NamedTuple):
+class AgentEnding(NamedTuple):
     """The process exits (TARGET_EXITING) or stops its agent (AGENT_STOPPED)."""
 
     now_ns: int
@@ -138,7 +138,7 @@ Event = Union[
     SourcesStopped,
     Released,
     LinkLost,
-    Ending,
+    AgentEnding,
 ]
 
 # ---------------------------------------------------------------- commands
@@ -159,23 +159,23 @@ class FreeSources(NamedTuple):
 
 
 class AwaitProfiler(NamedTuple):
-    """Give a ProfilerIdle as soon as the program's own profiler is idle, unless FreeSources comes first."""
+    """Deliver a ProfilerIdle as soon as the program's own profiler is idle, unless FreeSources comes first."""
 
 
 class SetTimer(NamedTuple):
-    """Give a Tick at this time; None: no Tick."""
+    """Deliver a Tick at this time; None: deliver none."""
 
     deadline_ns: Optional[int]
 
 
 class WatchStep(NamedTuple):
-    """Give a Stepped as soon as this iteration is reached; None: no Stepped."""
+    """Deliver a Stepped as soon as this iteration is reached; None: deliver none."""
 
     iteration: Optional[int]
 
 
-class Report(NamedTuple):
-    """Tell the daemon of a transition."""
+class ReportState(NamedTuple):
+    """Tell the daemon about a transition."""
 
     capture_id: str
     state: SessionState
@@ -206,4 +206,6 @@ class Conclude(NamedTuple):
     warnings: Tuple[str, ...]
 
 
-Command = Union[StartSources, StopSources, FreeSources, AwaitProfiler, SetTimer, WatchStep, Report, Reject, Conclude]
+Command = Union[
+    StartSources, StopSources, FreeSources, AwaitProfiler, SetTimer, WatchStep, ReportState, Reject, Conclude
+]

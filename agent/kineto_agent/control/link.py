@@ -2,18 +2,18 @@
 
 Theory of operation
     The runner owns the poll loop; the link says what to wait for (`fileno`, `wants_write`, `retry_at_ns`)
-    and never blocks, except for at most `_CONNECT_TIMEOUT_S` in connect(2) when the daemon's backlog is full.
-    A frame that the kernel does not take at once waits in a bounded queue. Every trouble ends in one way: the
+    and never blocks, except in connect(2), for at most `_CONNECT_TIMEOUT_S`, when the daemon's backlog is full.
+    A frame that the kernel does not take at once waits in a bounded queue. Every failure ends in the same way: the
     connection is closed, `retry_at_ns` says when to try again, and LinkClosed tells the runner.
 
     `_socket` is what the socket module wraps. It takes 2 ms less to import, and it stays the real one when a
     program patches the socket module (gevent).
 
-    After a live attach the link is the channel that the daemon has pulled out of this process (`adopted`): there is
-    nowhere else to connect to, so its end is the end of the link.
+    After a live attach the link is the channel that the daemon has taken out of this process (`adopted`). There is
+    nothing else to connect to, so the link ends with it.
 
-    Only a daemon of root or of the process's own user is spoken to: anybody can make a socket in /tmp. Or one of a
-    user to whom root has given the socket's folder in /run (the system's daemon has a user of its own).
+    The link talks only to a daemon that runs as root, as the process's own user, or as the user to whom root has given
+    the socket's folder in /run (the system's daemon has a user of its own): anybody can make a socket in /tmp.
 
     A program may close descriptors that it did not open (daemonizing does). Before each use the link looks
     whether its number still names its socket, and lets go of the number if not.
@@ -112,7 +112,7 @@ class Link:
 
     @property
     def ended(self) -> bool:
-        """Whether there never will be a connection again."""
+        """Whether there will never be a connection again."""
         return self._adopted and self._socket is None
 
     @property
@@ -132,7 +132,7 @@ class Link:
     # ------------------------------------------------------------ connecting
 
     def connect(self) -> bool:
-        """Try every candidate once. False: none is there; `retry_at_ns` is set."""
+        """Try every candidate once. Returns False if none accepts; then `retry_at_ns` is set."""
         for path in self._candidates():
             connection = self._try(path)
             if connection is not None:
@@ -167,7 +167,7 @@ class Link:
         self._refused_until_ns = 0
 
     def refuse(self, reason: str) -> None:
-        """The daemon will not work with us: say nothing more, come back much later.
+        """The daemon will not work with us: send nothing more, and retry much later.
 
         The connection stays open, if the daemon wants that, so that it can show us as incompatible.
         """
@@ -177,7 +177,7 @@ class Link:
         self._refused_until_ns = self._monotonic_ns() + REFUSED_BACKOFF_NS
 
     def _schedule_retry(self) -> None:
-        jitter = 0.5 + os.urandom(1)[0] / 256  # 64 agents of one host do not come back in step
+        jitter = 0.5 + os.urandom(1)[0] / 256  # 64 agents of one host must not reconnect at the same moment
         soonest = self._monotonic_ns() + int(self._backoff_ns * jitter)
         self._backoff_ns = min(self._backoff_ns * 2, MAX_BACKOFF_NS)
         self.retry_at_ns = max(soonest, self._refused_until_ns)
@@ -221,7 +221,7 @@ class Link:
         if not self._queue and self._transmit(frame, descriptors):
             return
         if len(self._queue) >= MAX_QUEUED_FRAMES:
-            self._fail("the daemon does not read: %d frames wait for it" % len(self._queue))
+            self._fail("the daemon does not read: %d frames are waiting" % len(self._queue))
         copies = tuple(os.dup(descriptor) for descriptor in descriptors)
         self._queue.append(_Queued(frame, copies, tuple(identity(copy) for copy in copies)))
 
@@ -250,7 +250,7 @@ class Link:
         return True
 
     def receive(self) -> Optional[wire.Message]:
-        """The next message, None if there is none now. Raises LinkClosed at the end or on nonsense."""
+        """The next message, or None if none has arrived. Raises LinkClosed at the end and on an invalid frame."""
         frame = self._read()
         if frame is None or self.refused:
             return None
@@ -260,7 +260,7 @@ class Link:
             self.refuse(str(exc))
             return None
         except wire.WireError as exc:
-            self._fail("the daemon sent nonsense: %s" % exc)
+            self._fail("the daemon sent an invalid frame: %s" % exc)
 
     def _read(self) -> Optional[bytes]:
         connection = self._checked()

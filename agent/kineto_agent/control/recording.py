@@ -1,12 +1,11 @@
 """The activity sources of one capture: prepare, announce, start, stop, count, close.
 
-One source's trouble is not another's: as long as one records, the capture goes on, and `problems` says what is
-missing. This is the seam where whatever a source raises becomes a SourceError.
+The failure of one source does not affect the others: as long as one records, the capture goes on, and `problems` says
+what is missing. Here whatever a source raises becomes a SourceError.
 
-Where one of the sources cannot run beside the program's own torch.profiler, the guard
-(sources/torch/profiler_guard.py) is
-installed from before the start until the sources have stopped. Its lock makes the look at that profiler and the start
-one step. `give_way` is the one method for the program's threads.
+If one of the sources cannot run beside the program's own torch.profiler, the guard (sources/torch/profiler_guard.py)
+is installed from before the start until the sources have stopped. Its lock makes checking that profiler and starting
+one step. `give_way` is the only method that the program's threads call.
 """
 
 import time
@@ -14,12 +13,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from kineto_agent.control.events import TORCH_PROFILER, Refusal
 from kineto_agent.protocol import wire
-from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Taken
-from kineto_agent.sources.registry import Choice, Plan
+from kineto_agent.protocol.records import TORCH_PROFILER_FORMAT
+from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Takeover
+from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
 from kineto_agent.system.debuglog import log, log_exception
 
-TORCH_PROFILER_FORMAT = "kineto_json/1"  # of a session that has torch's own profiler running
 Announce = Callable[[wire.Arena, int], None]
 
 
@@ -39,21 +38,21 @@ class ProfilerInTheWay(Exception):
     """Nothing was announced or started: the program's own profiler is active. The text is for people."""
 
 
-def source_request(choice: Choice, wanted: wire.Start) -> SourceRequest:
-    """What one source gets of a request."""
+def source_request(choice: SourceChoice, wanted: wire.Start) -> SourceRequest:
+    """The part of a request that concerns one source."""
     return SourceRequest(
         choice.activity_types, wanted.buffer_limit_bytes, wanted.options, named=bool(wanted.activity_types)
     )
 
 
-def profiler_in_the_way(plan: Plan, request: wire.Start, guard: ProfilerGuard) -> str:
+def profiler_in_the_way(plan: RecordingPlan, request: wire.Start, guard: ProfilerGuard) -> str:
     """Why the recording could not start now because of the program's own profiler; "" if it could."""
     yielding = [choice.source.name for choice in plan.choices if _would_yield(choice, request)]
     state = guard.state() if yielding else UserProfiler.IDLE
     return _in_the_way(state, yielding) if state.active else ""
 
 
-def _would_yield(choice: Choice, request: wire.Start) -> bool:
+def _would_yield(choice: SourceChoice, request: wire.Start) -> bool:
     try:
         return choice.source.would_yield(source_request(choice, request))
     except Exception:  # noqa: BLE001 - its prepare() will say what is wrong
@@ -65,8 +64,8 @@ def _in_the_way(state: UserProfiler, names: List[str]) -> str:
     return "the program's own torch.profiler %s, and %s cannot record beside it" % (state.value, " and ".join(names))
 
 
-def _taken(session: SourceSession) -> Optional[Taken]:
-    ask: Optional[Callable[[], Optional[Taken]]] = getattr(session, "taken", None)
+def _taken(session: SourceSession) -> Optional[Takeover]:
+    ask: Optional[Callable[[], Optional[Takeover]]] = getattr(session, "taken", None)
     try:
         return ask() if ask is not None else None
     except Exception:  # noqa: BLE001 - stop() will say what is wrong
@@ -77,7 +76,7 @@ def _taken(session: SourceSession) -> Optional[Taken]:
 class Recording:
     """What the sources do for one capture. Used by the agent's thread."""
 
-    def __init__(self, plan: Plan, request: wire.Start, guard: Optional[ProfilerGuard] = None) -> None:
+    def __init__(self, plan: RecordingPlan, request: wire.Start, guard: Optional[ProfilerGuard] = None) -> None:
         self._plan = plan
         self._request = request
         self._guard = ProfilerGuard(self.give_way) if guard is None else guard
@@ -125,7 +124,7 @@ class Recording:
             log("this torch does not say what its profiler does: it is taken to be idle")
         return _in_the_way(state, [part.name for part in yielding]) if state.active else ""
 
-    def _prepare(self, choice: Choice) -> None:
+    def _prepare(self, choice: SourceChoice) -> None:
         name = choice.source.name
         try:
             self._prepared.append(_Part(name, choice.source.prepare(source_request(choice, self._request))))
@@ -197,13 +196,13 @@ class Recording:
         self._guard.remove()
 
     def _note_unannounced(self) -> None:
-        """A Kineto session that the guard could not see beforehand, such as one that was asked for over dynolog."""
+        """Note a Kineto session that the guard could not see in advance, such as one requested through dynolog."""
         ours = any(part.session.format == TORCH_PROFILER_FORMAT for part in self._yielding)
         with self._guard.lock:
             seen = self._yielding and self._guard.state(kineto_is_ours=ours, started=True).active
         if seen:
             reason = (
-                "Kineto began a trace of its own during the capture (over dynolog or a file): either may lack events"
+                "Kineto began its own trace during the capture (over dynolog or a file): either trace may lack events"
             )
             self.problems.append(Refusal("USER_PROFILER_STARTED", reason))
 
@@ -224,7 +223,7 @@ class Recording:
 
     @property
     def problem(self) -> Optional[Refusal]:
-        """What is missing in this recording, in one; None if nothing."""
+        """All problems of this recording as one; None if there are none."""
         if not self.problems:
             return None
         return Refusal(self.problems[0].reason_code, "; ".join(problem.reason for problem in self.problems))
@@ -239,7 +238,7 @@ class Recording:
         return result
 
     def warnings(self) -> List[str]:
-        """What the sources want people to know."""
+        """Warnings of all sources, for the user."""
         return [warning for outcome in self._outcomes.values() for warning in outcome.warnings]
 
     def cpu_ns(self) -> int:

@@ -8,10 +8,10 @@ Theory of operation
 
 Rules
     Nothing escapes into the program: an exception ends the capture with a Result "failed", goes to the debug
-    log, and the agent carries on without a link until its next attempt.
+    log, and the agent carries on without a link until the next connection attempt.
     A forked child has no agent: it closes the descriptors it inherited (else the daemon would not see the
     parent's end) and may call start() itself.
-    An agent that was brought by a live attach ends with its link. `on_end` is the last thing that its thread does.
+    An agent that a live attach has brought ends with its link. `on_end` is the last thing that its thread does.
     At exit a running capture is stopped and its Result sent, within EXIT_TIMEOUT_S.
 """
 
@@ -38,7 +38,7 @@ from kineto_agent.system.gil_turns import Turns
 from kineto_agent.system.threads import Thread, start_thread, thread_names
 
 EXIT_TIMEOUT_S = 2.0
-_LOOK_PERIOD_NS = 100_000_000  # at the program's profiler, while a capture waits for its end or for torch's import
+_LOOK_PERIOD_NS = 100_000_000  # how often the program's profiler is polled, while a capture waits for it or for torch
 _MAX_POLL_MS = 3_600_000  # poll takes an int
 _MAX_THREADS = 400  # names in a Result: 64 characters each stay far below the frame limit
 _MAX_WARNINGS = 32
@@ -47,11 +47,11 @@ _MAX_FAILURES_IN_A_ROW = 10
 
 
 def _nothing() -> None:
-    """Nobody needs to know."""
+    """Do nothing."""
 
 
 def _clock_ahead_ns() -> int:
-    """How far Unix time is ahead of the clock that nobody sets."""
+    """How far Unix time is ahead of the monotonic clock."""
     return time.time_ns() - time.monotonic_ns()
 
 
@@ -83,7 +83,7 @@ class Agent:
         self._on_end = on_end
         self._session = Session()
         self._recording: Optional[Recording] = None
-        self._plan: Optional[registry.Plan] = None
+        self._plan: Optional[registry.RecordingPlan] = None
         self._guard = ProfilerGuard()
         self._awaits_profiler = self._told_of_profiler = False
         self._events: Deque[events.Event] = deque()
@@ -105,7 +105,7 @@ class Agent:
         self._thread = start_thread("kineto-agent", self._main)
 
     def work(self) -> Callable[[], None]:
-        """Instead of `start`: what a thread of ours, which exists already, has to do until the agent has ended."""
+        """Instead of `start`: the function that an existing thread of ours runs until the agent has ended."""
         thread = self._thread = Thread("kineto-agent")
         return lambda: thread.run(self._main)
 
@@ -123,7 +123,7 @@ class Agent:
         self._thread.join(timeout_s)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the link. The agent is of no further use; the sources see to themselves."""
+        """In a forked child: let go of the link. The agent is of no further use; the sources clean up by themselves."""
         self._thread = None
         self._counter.watch(None)
         self._link.abandon()
@@ -154,7 +154,7 @@ class Agent:
             self._on_end()
 
     def _turn(self) -> None:
-        """Wait for one thing and deal with it."""
+        """Wait for the next input or timer and handle it."""
         if self._adopted:
             self._adopted = False
             self._send(self._hello())
@@ -226,7 +226,7 @@ class Agent:
     def _finish(self) -> None:
         """The end of the thread."""
         if self._stop is not None:
-            self._handle(events.Ending(self._now_ns(), self._stop.reason_code, self._stop.reason))
+            self._handle(events.AgentEnding(self._now_ns(), self._stop.reason_code, self._stop.reason))
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
         self._counter.watch(None)
@@ -241,7 +241,7 @@ class Agent:
             self._guarded(self._link.flush)
 
     def _recover(self, exc: Exception) -> None:
-        """After an error of our own: tell the daemon, then begin anew."""
+        """After an error of our own: tell the daemon, then start over."""
         text = "error in the agent: %s: %s" % (type(exc).__name__, exc)
         self._events.clear()
         self._handling = False
@@ -289,7 +289,7 @@ class Agent:
         self._guarded(lambda: self._link.send(message, descriptors))
 
     def _now_ns(self) -> int:
-        """Unix ns that run on evenly from the start of the sources on: nobody who sets the clock changes a window."""
+        """Unix ns that advance steadily once the sources have started, so that setting the clock changes no window."""
         return self._ahead_ns + time.monotonic_ns()
 
     def _dispatch(self, message: wire.Message) -> None:
@@ -332,7 +332,7 @@ class Agent:
     # ------------------------------------------------------------ the session's commands
 
     def _handle(self, event: events.Event) -> None:
-        """Give an event to the session and carry out its commands, until there are no more events."""
+        """Pass an event to the session and carry out its commands, until no events are left."""
         self._events.append(event)
         if self._handling:
             return
@@ -403,7 +403,7 @@ class Agent:
         self._watched = command.iteration
         self._counter.watch(command.iteration, self._wake)
 
-    def _report(self, command: events.Report) -> None:
+    def _report(self, command: events.ReportState) -> None:
         self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
 
     def _reject(self, command: events.Reject) -> None:
@@ -429,9 +429,12 @@ class Agent:
         warnings = [*command.warnings, *(recording.warnings() if recording is not None else ())]
         iterations = self._iterations(command)
         starts = iterations.get("starts", ())
-        oldest = self._counter.count - RING_ITERATIONS + 2  # that may still be known
+        oldest = self._counter.count - RING_ITERATIONS + 2  # the oldest that may still be known
         if starts and starts[0][1] > command.window_start_ns and starts[0][0] <= oldest:
-            warnings.append("iterations before %d are not marked in the trace: they were too many" % starts[0][0])
+            warnings.append(
+                "iterations before %d are not marked in the trace: only the latest %d are remembered"
+                % (starts[0][0], RING_ITERATIONS)
+            )
         return wire.Result(
             capture_id=command.capture_id,
             outcome=outcome,
@@ -469,7 +472,7 @@ _CARRY_OUT: Dict[type, Callable[[Agent, Any], None]] = {
     events.AwaitProfiler: Agent._await_profiler,
     events.SetTimer: Agent._set_timer,
     events.WatchStep: Agent._watch_step,
-    events.Report: Agent._report,
+    events.ReportState: Agent._report,
     events.Reject: Agent._reject,
     events.Conclude: Agent._conclude,
 }

@@ -1,12 +1,12 @@
-"""What the agent says of its process: the Hello, within the limits of a frame."""
+"""What the agent tells about its process: the Hello, within the limits of a frame."""
 
 import os
 import sys
 from typing import Dict, List, Mapping, Optional
 
-from kineto_agent import __version__
 from kineto_agent.protocol import wire
 from kineto_agent.system.descriptors import read_file
+from kineto_agent.version import __version__
 
 _MAX_ARGV_BYTES = 8 * 1024  # in JSON a byte may become six
 _MAX_ARGUMENT_BYTES = 2 * 1024
@@ -21,7 +21,7 @@ def hello(
     busy_capture_id: str,
     environ: Mapping[str, str] = os.environ,
 ) -> wire.Hello:
-    """This process, as it is now."""
+    """A Hello that describes this process as it is now."""
     return wire.Hello(
         agent_version=__version__,
         pid=os.getpid(),
@@ -38,13 +38,13 @@ def hello(
 
 
 def framework() -> str:
-    """For example "torch 2.11.0+cu130"; "" if none is imported."""
+    """Framework and version, for example "torch 2.11.0+cu130"; "" if none is imported."""
     version = getattr(sys.modules.get("torch"), "__version__", None)
     return ("torch %s" % version)[:_MAX_TEXT_CHARS] if version is not None else ""
 
 
 def job_id(environ: Mapping[str, str]) -> str:
-    """Slurm's job or torchrun's run; "" if neither says."""
+    """Slurm's job id or torchrun's run id; "" if neither is set."""
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     text = environ.get("SLURM_JOB_ID") or ("" if run == "none" else run)  # "none" is torchrun's default
     return _printable(os.fsencode(text))[:_MAX_TEXT_CHARS]
@@ -59,7 +59,7 @@ def _number(environ: Mapping[str, str], names: "tuple[str, ...]") -> Optional[in
 
 
 def command_line(path: str = "/proc/self/cmdline") -> List[str]:
-    """The arguments of this process; long ones and long lists are cut."""
+    """The arguments of this process; long arguments and long lists are truncated."""
     try:
         data = read_file(path, _MAX_ARGV_BYTES + 1)
     except OSError:
@@ -73,5 +73,5 @@ def command_line(path: str = "/proc/self/cmdline") -> List[str]:
 
 
 def _printable(data: bytes) -> str:
-    """Text that every reader can encode again."""
+    """Decode to text that every reader can encode again."""
     return data.decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 
 Theory of operation
     `Session.handle(event)` changes the state and returns the commands that the runner must carry out, in
-    order. There is no I/O, thread or clock in here: every event carries the time (Unix ns) at which it happened.
+    order. There is no I/O, thread or clock here: every event carries the time (Unix ns) at which it happened.
 
         WAIT_FOR_REQUEST --> WARMUP --> COLLECT --> PROCESS --> WAIT_FOR_REQUEST
 
@@ -16,16 +16,16 @@ Theory of operation
     agent's thread gets to run. An iteration window always has at least one iteration of warm-up: the sources
     must run before the first recorded iteration begins.
 
-    Nobody waits for ever: if no iteration begins for a time (`requests.patience_ns`), the capture ends, or records by
-    duration where that was asked for. So it does in a process that has never stepped.
+    No capture waits for ever: if no iteration begins for a time (`capture_requests.patience_ns`), the capture ends, or
+    records by duration where that was asked for. The same holds in a process that has never stepped.
 
     The program's own torch.profiler goes first. A capture that conflicts with it does not begin while it is active; a
-    profiler that begins later ends the window, since the sources that conflict have stopped there.
+    profiler that begins later ends the window, because the conflicting sources stop at that moment.
 
 Rules
     A start request that does not repeat the id of the running capture is answered by exactly one Reject or
     Conclude, unless the link is lost (there is nobody left to tell). One capture at a time.
-    A pair of state and event that is not in the table has no meaning and changes nothing.
+    A pair of state and event that is not in the table is ignored.
 """
 
 from typing import Callable, Dict, List, Optional, Tuple, Type
@@ -38,11 +38,11 @@ from kineto_agent.control.capture_requests import (
     problem_of,
 )
 from kineto_agent.control.events import (
+    AgentEnding,
     AwaitProfiler,
     CancelRequested,
     Command,
     Conclude,
-    Ending,
     Event,
     FreeSources,
     LinkLost,
@@ -51,7 +51,7 @@ from kineto_agent.control.events import (
     Refusal,
     Reject,
     Released,
-    Report,
+    ReportState,
     SessionState,
     SetTimer,
     SourcesFailed,
@@ -68,7 +68,7 @@ from kineto_agent.control.events import (
 from kineto_agent.protocol import wire
 
 PROFILER_WAIT_NS = 3600_000_000_000  # for the program's own profiler; the daemon's limit is shorter by default
-RELEASE_DEADLINE_NS = 60_000_000_000  # a daemon that forgets a capture does not keep its memory for ever
+RELEASE_DEADLINE_NS = 60_000_000_000  # limits how long a capture that the daemon forgets keeps its memory
 _S = 1_000_000_000
 
 
@@ -109,12 +109,12 @@ def _round_up(iteration: int, multiple: int) -> int:
 
 
 def _not_reached(capture: _Capture, event: Tick) -> Tuple[str, str]:
-    """Code and reason of a capture whose iterations do not come."""
+    """Code and reason for a capture whose iterations do not begin."""
     if not event.stepped_ns:
         return "NEVER_STEPPED", NEVER_STEPPED
     return "ITERATIONS_NOT_REACHED", (
-        "no iteration began for %g s (wanted: %d from %d on): the program evaluates, saves, hangs or has ended its "
-        "loop; trace again when it steps, or ask for a duration"
+        "no iteration began for %g s (wanted: %d from %d on): the program is evaluating, saving, hanging or past its "
+        "loop; try again once it steps, or ask for a duration"
         % (capture.patience_ns / _S, capture.request.iterations or 0, capture.start_iteration)
     )
 
@@ -132,7 +132,7 @@ class Session:
         return self._capture.request.capture_id if self._capture else ""
 
     def handle(self, event: Event) -> List[Command]:
-        """Take one event; returns what is to be done now, in order."""
+        """Take one event; returns the commands to carry out now, in order."""
         if isinstance(event, StartRequested):
             return self._start(event)
         if self._capture is None:
@@ -167,7 +167,7 @@ class Session:
             capture.begin_ns = request.start_time_ns - request.warmup_ns
         if capture.begin_ns <= now_ns:
             return self._begin(capture, now_ns, profiler)
-        return [Report(request.capture_id, self.state, now_ns), SetTimer(capture.begin_ns)]
+        return [ReportState(request.capture_id, self.state, now_ns), SetTimer(capture.begin_ns)]
 
     def _accept_iterations(
         self, capture: _Capture, now_ns: int, iteration: int, profiler: Optional[Refusal]
@@ -179,25 +179,25 @@ class Session:
             return self._begin(capture, now_ns, profiler)
         capture.awaits_step = True
         timer = SetTimer(capture.patient_since_ns + capture.patience_ns)
-        return [Report(request.capture_id, self.state, now_ns), WatchStep(watched), timer]
+        return [ReportState(request.capture_id, self.state, now_ns), WatchStep(watched), timer]
 
     def _choose_iteration(self, capture: _Capture, wanted: Optional[int], earliest: int) -> None:
         late = wanted is not None and wanted < earliest
         start = earliest if wanted is None or late else wanted
         capture.start_iteration = _round_up(start, capture.request.iteration_roundup)
         if late:
-            text = "iteration %d could not be recorded any more: recorded from iteration %d on"
+            text = "iteration %d had already passed: recorded from iteration %d on"
             capture.warnings.append(text % (wanted, capture.start_iteration))
 
     # ------------------------------------------------------------ iterations that do not come
 
     def _check_progress(self, capture: _Capture, event: Tick) -> List[Command]:
-        """Whether the next iteration is overdue: then record by duration, if that was asked for, or end."""
+        """If the next iteration is overdue, record by duration, if that was asked for, or end the capture."""
         deadline_ns = max(capture.patient_since_ns, event.stepped_ns) + capture.patience_ns
         if event.now_ns < deadline_ns:
             return [SetTimer(deadline_ns)]
         if self.state is SessionState.COLLECT or capture.request.or_duration_ns is None:
-            return self._ending(capture, Ending(event.now_ns, *_not_reached(capture, event)))
+            return self._ending(capture, AgentEnding(event.now_ns, *_not_reached(capture, event)))
         what = "no iteration began for %g s" % (capture.patience_ns / _S)
         self._record_instead(capture, what if event.stepped_ns else "this process has not finished an iteration")
         if self.state is SessionState.WAIT_FOR_REQUEST:
@@ -206,7 +206,7 @@ class Session:
         return [WatchStep(None), *self._warmed(capture, event)]
 
     def _record_instead(self, capture: _Capture, why: str) -> None:
-        """By duration, not by iteration."""
+        """Switch the capture from an iteration window to a duration window."""
         before = capture.request
         capture.request = instead_of_iterations(before)
         text = "%s: recorded for %g s instead" % (why, (before.or_duration_ns or 0) / _S)
@@ -222,17 +222,19 @@ class Session:
         return self._wait(capture, event.now_ns, event.reason)
 
     def _wait(self, capture: _Capture, now_ns: int, reason: str) -> List[Command]:
-        """Nothing has been announced yet: wait for the end of the program's own profiler, or refuse."""
+        """Wait for the end of the program's own profiler, or refuse the capture. Nothing has been announced yet."""
         request = capture.request
         self.state = SessionState.WAIT_FOR_REQUEST
         capture.awaits_step = False
         if request.start_time_ns:
-            return self._refuse(capture, reason + "; a capture with a start time cannot wait: trace again after it")
+            return self._refuse(
+                capture, reason + "; a capture with a start time cannot wait: try again once it has finished"
+            )
         if not request.options.get("wait_for_user_profiler"):
-            advice = "trace again after it, let the capture wait (--wait-for-user-profiler), or leave out"
+            advice = "try again once it has finished, let the capture wait (--wait-for-user-profiler), or leave out"
             return self._refuse(capture, "%s; %s the activities that conflict with it" % (reason, advice))
         capture.wait_end_ns = capture.wait_end_ns or now_ns + PROFILER_WAIT_NS
-        report = Report(request.capture_id, self.state, now_ns)
+        report = ReportState(request.capture_id, self.state, now_ns)
         return [WatchStep(None), report, AwaitProfiler(), SetTimer(capture.wait_end_ns)]
 
     def _refuse(self, capture: _Capture, reason: str) -> List[Command]:
@@ -253,23 +255,23 @@ class Session:
         return self._process(capture, event.time_ns)
 
     def _cut_at_profiler(self, capture: _Capture, time_ns: int, who: str) -> None:
-        """A window that goes on after this time is not whole."""
+        """End the window at this time, unless it had already ended."""
         if 0 < capture.window_end_ns <= time_ns or capture.outcome in ("failed", "cancelled"):
             return
-        text = who + " started during the capture, which ended what conflicts with it: "
+        text = who + " started during the capture, so the activities that conflict with it were stopped: "
         if 0 < capture.window_start_ns < time_ns:
             capture.window_end_ns = time_ns
             capture.end_as("partial", "USER_PROFILER_STARTED", text + "the window is cut short there")
         else:
             capture.window_start_ns = capture.window_end_ns = 0
-            reason = text + "the window had not begun; trace again after that profiler's end"
+            reason = text + "the window had not begun; try again once that profiler has finished"
             capture.end_as("failed", "USER_PROFILER_STARTED", reason)
 
     # ------------------------------------------------------------ towards the window
 
     def _warm_up(self, capture: _Capture, now_ns: int) -> List[Command]:
         self.state = SessionState.WARMUP
-        report = Report(capture.request.capture_id, self.state, now_ns)
+        report = ReportState(capture.request.capture_id, self.state, now_ns)
         return [SetTimer(None), WatchStep(None), report, StartSources(capture.request)]
 
     def _waited(self, capture: _Capture, event: Tick) -> List[Command]:
@@ -278,7 +280,7 @@ class Session:
         if capture.wait_end_ns:
             if event.now_ns < capture.wait_end_ns:
                 return [SetTimer(capture.wait_end_ns)]
-            text = "the program's own torch.profiler has not ended in %d s; trace again after it"
+            text = "the program's own torch.profiler was still running after %d s; try again once it has finished"
             return self._refuse(capture, text % (PROFILER_WAIT_NS // _S))
         if event.now_ns < capture.begin_ns:
             return [SetTimer(capture.begin_ns)]
@@ -299,7 +301,7 @@ class Session:
         capture.window_start_ns = max(request.start_time_ns or event.now_ns + request.warmup_ns, event.now_ns)
         late_ns = event.now_ns - request.start_time_ns
         if request.start_time_ns and late_ns > 0:
-            capture.warnings.append("recording began %.3f s after the wanted start time" % (late_ns / _S))
+            capture.warnings.append("recording began %.3f s after the requested start time" % (late_ns / _S))
         return self._warmed(capture, Tick(event.now_ns))
 
     def _warmed(self, capture: _Capture, event: Tick) -> List[Command]:
@@ -322,7 +324,7 @@ class Session:
     def _collect(self, capture: _Capture, now_ns: int) -> List[Command]:
         self.state = SessionState.COLLECT
         capture.collecting_ns = now_ns
-        return [Report(capture.request.capture_id, self.state, now_ns)]
+        return [ReportState(capture.request.capture_id, self.state, now_ns)]
 
     # ------------------------------------------------------------ towards the end
 
@@ -339,11 +341,11 @@ class Session:
 
     def _process(self, capture: _Capture, now_ns: int) -> List[Command]:
         self.state = SessionState.PROCESS
-        report = Report(capture.request.capture_id, self.state, now_ns)
+        report = ReportState(capture.request.capture_id, self.state, now_ns)
         return [SetTimer(None), WatchStep(None), report, StopSources()]
 
     def _cut(self, capture: _Capture, now_ns: int) -> List[Command]:
-        """End before the window is complete; what is in it so far lies between its start and now."""
+        """End the capture before its window is complete; the window then ends now."""
         if self.state is SessionState.COLLECT:
             capture.window_end_ns = now_ns
         else:
@@ -360,7 +362,7 @@ class Session:
         capture.end_as("partial" if keep else "cancelled", "CANCELLED", reason)
         return self._cut(capture, event.now_ns)
 
-    def _ending(self, capture: _Capture, event: Ending) -> List[Command]:
+    def _ending(self, capture: _Capture, event: AgentEnding) -> List[Command]:
         keep = self.state is SessionState.COLLECT
         capture.end_as("partial" if keep else "failed", event.reason_code, event.reason)
         return self._cut(capture, event.now_ns)
@@ -422,7 +424,7 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_WAIT, CancelRequested): Session._cancel,
     (_WAIT, SourcesFailed): Session._sources_failed,
     (_WAIT, LinkLost): Session._link_lost,
-    (_WAIT, Ending): Session._ending,
+    (_WAIT, AgentEnding): Session._ending,
     (_WAIT, ProfilerIdle): Session._profiler_idle,
     (_WARMUP, SourcesStarted): Session._sources_started,
     (_WARMUP, SourcesFailed): Session._sources_failed,
@@ -430,7 +432,7 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_WARMUP, Stepped): Session._stepped_to_collect,
     (_WARMUP, CancelRequested): Session._cancel,
     (_WARMUP, LinkLost): Session._link_lost,
-    (_WARMUP, Ending): Session._ending,
+    (_WARMUP, AgentEnding): Session._ending,
     (_WARMUP, ProfilerActive): Session._profiler_active,
     (_WARMUP, SourcesGaveWay): Session._gave_way,
     (_COLLECT, Tick): Session._collected,
@@ -438,7 +440,7 @@ TABLE: Dict[Tuple[SessionState, Type[object]], Callable[..., List[Command]]] = {
     (_COLLECT, SourcesFailed): Session._sources_failed,
     (_COLLECT, CancelRequested): Session._cancel,
     (_COLLECT, LinkLost): Session._link_lost,
-    (_COLLECT, Ending): Session._ending,
+    (_COLLECT, AgentEnding): Session._ending,
     (_COLLECT, SourcesGaveWay): Session._gave_way,
     (_PROCESS, SourcesStopped): Session._sources_stopped,
     (_PROCESS, Released): Session._released,

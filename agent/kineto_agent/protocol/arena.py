@@ -15,18 +15,8 @@ Theory of operation
 
     String table entry: u64 key, u32 space, u32 length, bytes padded to a multiple of 8.
 
-    agent/native/common/arena.h says the same in C; tests/unit/agent/protocol/test_arena.py compares the two.
-
-Formats
-    "cupti/1"          raw CUPTI activity records, as CUPTI wrote them (layout by cuptiGetVersion in
-                       the metadata, observed record sizes in the header).
-    "python_stacks/2"  STACK_SAMPLE records: a thread at one time; its stack is a node of a tree in the string table.
-    "python_calls/1"   PYTHON_CALL records: each call of Python, in the order of time, and each return.
-    "torch_ops/1"      OP, OP_TENSORS and OP_COMMS records of 64 bytes, told apart by the byte at OP_KIND. What the
-                       others say of an op is found by its thread and number.
-    "kineto_json/1"    the bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
-    "file/1"           likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
-    "memory_events/1"  MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
+    records.py says what the buffers and the string table hold. agent/native/common/arena.h says the same in C;
+    tests/unit/agent/protocol/test_arena.py compares the two.
 """
 
 import struct
@@ -52,8 +42,9 @@ SEQUENCE = 96  # READY buffers so far; the next one gets this number
 CLOSED = 112  # 1: the source has stopped and every buffer with records is READY
 RECORD_BYTES = 512  # u32[128]: observed size of one record by CUPTI activity kind, 0: none seen
 RECORD_KINDS = 128
-# "cupti/1": when recording began and at its latest flush, u64 each: Unix ns, the processor's time stamp counter (0: it
-# has none), CLOCK_MONOTONIC ns. Times of records may be of any of these clocks (agent/native/cupti/clock_samples.c).
+# CUPTI's records only: when recording began and at its latest flush, u64 each: Unix ns, the processor's time stamp
+# counter (0: it has none), CLOCK_MONOTONIC ns. Times of records may be of any of these clocks
+# (agent/native/cupti/clock_samples.c).
 CLOCKS_FIRST = 1024
 CLOCKS_LAST = 1048
 
@@ -66,52 +57,3 @@ BUFFER_RECORDS = 24  # u64
 FREE, LOANED, COMPLETED, READY = range(4)
 
 STRING_ENTRY = struct.Struct("<QII")  # key, space, length
-SPACE_KERNEL_NAME = 0  # key: the name pointer in kernel records
-SPACE_DRIVER_API = 1  # key: callback id
-SPACE_RUNTIME_API = 2  # key: callback id
-SPACE_PYTHON_CODE = 3  # key: code number (> 0); PYTHON_CODE, file, name, the raw line table (maybe cut or empty)
-SPACE_STACK_NODE = 4  # key: node number (> 0); STACK_NODE; a parent has the smaller number
-SPACE_THREAD_NAME = 5  # key: system thread id; a later entry replaces an earlier one
-SPACE_OP_NAME = 6  # key: hash of the text, as in OP
-SPACE_OP_INPUTS = 7  # key: hash of the entry, as in OP; what the inputs of an op look like (sources/torch/operators.py)
-SPACE_TORCH_THREAD = 8  # key: system thread id; u64: torch's own number of that thread
-SPACE_PYTHON_CALL = 10  # key: number, as in PYTHON_CALL; what is called (sources/python/call_tracing.py)
-SPACE_OP_COMMS = (
-    9  # key: hash of the entry, as in OP_COMMS; what torch says about a collective (sources/torch/operators.py)
-)
-
-# time ns, system thread id, stack node (0: no Python frame), state and STACK_HOLDS_GIL, CPU time in us since the
-# thread's previous sample
-STACK_SAMPLE = struct.Struct("<qIIII")
-STACK_UNKNOWN, STACK_RUNNING, STACK_WAITS_FOR_GIL, STACK_IDLE = range(4)  # states, at the moment of the sample
-STACK_HOLDS_GIL = 256
-PYTHON_CODE = struct.Struct("<IBII")  # first line, LINES_*, bytes of the file's name, bytes of the qualified name
-LINES_NONE, LINES_LNOTAB, LINES_310, LINES_311 = 0, 9, 10, 11  # co_lnotab of 3.9, co_linetable of 3.10, and of later
-STACK_NODE = struct.Struct("<IIi")  # parent node (0: root), code number, offset in the bytecode (-1: unknown)
-
-# time ns, thread id, name: one of CALL_… or the number of a SPACE_PYTHON_CALL entry
-PYTHON_CALL = struct.Struct("<QII")
-PYTHON_CALL_BYTES = PYTHON_CALL.size
-CALL_RETURN = 0  # of the innermost Python function of the thread
-CALL_C_RETURN = 1  # of what that one has called
-CALL_CUT = 2  # the thread is no longer recorded: all its calls end here
-CALL_UNKNOWN = 4  # a call whose name found no room; 5: in C
-CALL_FIRST = 16  # of the numbers; odd ones are of functions in C
-
-# start ns, end ns (0: had not ended), name, sequence number (-1: none), torch's number of the forward thread (0: none),
-# inputs (0: not recorded), system thread id, number of the op in its thread, kind, scope, flags, reserved
-OP = struct.Struct("<qqQqQQIIBBBBI")
-# three tensors: address of the TensorImpl, address of the storage's data; thread, op's number, kind, tensors in here,
-# position of the first one among the op's tensors
-OP_TENSORS = struct.Struct("<QQQQQQIIBBBBI")
-# the entry (0: lost), sequence number in the process group (-1: none), reserved; thread, op's number, kind, 1 if the
-# number counts transfers between two ranks, reserved
-OP_COMMS = struct.Struct("<QqQQQQIIBBBBI")
-OP_KIND = 56  # byte offset in all
-KIND_OP, KIND_OP_TENSORS, KIND_OP_COMMS = 0, 1, 2
-SCOPE_FUNCTION, SCOPE_BACKWARD_FUNCTION, SCOPE_USER = 0, 1, 7  # at::RecordScope
-OP_UNFINISHED, OP_ENDED_ELSEWHERE = 1, 2  # flags: still running when recording ended; ended on another thread
-
-# time ns, address, bytes, stream, device, action
-MEMORY_EVENT = struct.Struct("<qQQQiI")
-MEMORY_ALLOCATED, MEMORY_FREED, MEMORY_RESERVED, MEMORY_RELEASED, MEMORY_OUT_OF_MEMORY = range(1, 6)  # actions

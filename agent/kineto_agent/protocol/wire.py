@@ -117,7 +117,7 @@ class State(NamedTuple):
 class Arena(NamedTuple):
     """Announces the memfd (one descriptor with this frame) into which a source writes.
 
-    format: "cupti/1" or "python_stacks/2" (see `kineto_agent.protocol.arena`). metadata is the source's own.
+    format: one of `kineto_agent.protocol.records`. metadata is the source's own.
     """
 
     capture_id: str

@@ -2,7 +2,7 @@
 
 Theory of operation
     `kineto_agent.protocol.arena` gives the layout and the states of a buffer. There is one writer thread. A record goes
-    into the current (LOANED) buffer; `publish` makes that buffer READY, a full one is published by itself. The
+    into the current (LOANED) buffer. `publish` makes that buffer READY; a full one is published automatically. The
     daemon sets READY buffers to FREE when it has copied them; the lowest FREE one is taken next, so that few
     pages are touched while the daemon keeps up. Without a FREE buffer a record is dropped and counted.
 
@@ -10,7 +10,7 @@ Theory of operation
     state or `strings_used` covers must be visible before it; taking and giving back a lock is the barrier
     (needed on ARM, free on x86).
 
-    A forked child closes what it inherited, else the memory would live as long as the child.
+    A forked child closes what it inherited; otherwise the memory would live as long as the child.
 
     The memfd is sealed against every change of its size before anybody else gets it.
 """
@@ -43,7 +43,7 @@ def _round_up(size: int, multiple: int) -> int:
 
 
 def _fitting(buffer_bytes: int, limit_bytes: int) -> int:
-    """The size of a buffer with which the fewest buffers are within the limit."""
+    """The largest buffer size with which the minimum number of buffers stays within the limit."""
     pages = min(buffer_bytes, limit_bytes // MIN_BUFFERS) // arena.PAGE_BYTES
     return max(pages, 1) * arena.PAGE_BYTES
 
@@ -92,7 +92,7 @@ class ArenaWriter:
     # ------------------------------------------------------------ writing
 
     def append(self, layout: struct.Struct, *values: int) -> bool:
-        """One record into the current buffer. False: dropped, since no buffer is free."""
+        """Write one record into the current buffer. Returns False if it was dropped because no buffer is free."""
         if self._current >= 0 and self._fill + layout.size > self.buffer_bytes:
             self.publish()
         if self._current < 0 and not self._borrow():
@@ -105,7 +105,7 @@ class ArenaWriter:
         return True
 
     def room(self) -> Optional[memoryview]:
-        """The rest of the current buffer, never empty, to be filled by the caller and released; None: none is free."""
+        """The rest of the current buffer, never empty, for the caller to fill and release; None: no buffer is free."""
         if self._current >= 0 and self._fill >= self.buffer_bytes:
             self.publish()
         if self._current < 0 and not self._borrow():
@@ -114,18 +114,18 @@ class ArenaWriter:
         return self._bytes[start + self._fill : start + self.buffer_bytes]
 
     def write_through(self, data: memoryview) -> int:
-        """As much of the data as fits into `room()`, written without the GIL; the caller says `filled` then."""
+        """Write as much of the data as fits into `room()`, without the GIL. The caller then calls `filled`."""
         offset = self._buffers_offset + self._current * self.buffer_bytes + self._fill
         with data[: self.buffer_bytes - self._fill] as part:
             return os.pwrite(self.fd, part, offset)
 
     def filled(self, size: int) -> None:
-        """So many bytes of `room()` are written. A buffer that is written in this way counts as one record."""
+        """Say that `size` bytes of `room()` are written. A buffer that is written in this way counts as one record."""
         self._fill += size
         self._fill_records = 1
 
     def intern(self, key: int, space: int, text: bytes) -> bool:
-        """One entry into the string table, at once visible to the daemon. False: the table is full."""
+        """Add one entry to the string table, visible to the daemon at once. Returns False if the table is full."""
         head = arena.STRING_ENTRY.size
         size = _round_up(head + len(text), 8)
         if self._strings_used + size > self._strings_bytes:
@@ -172,7 +172,7 @@ class ArenaWriter:
         return SourceCounts(self._ready_records, self._ready_bytes, self._dropped)
 
     def close(self) -> None:
-        """Give the memory back. The daemon keeps its own mapping."""
+        """Release the memory. The daemon keeps its own mapping."""
         if self.fd < 0:
             return
         _open.discard(self)

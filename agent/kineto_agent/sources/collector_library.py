@@ -1,7 +1,7 @@
 """Where the collector library lies: beside this package, or in a memfd that a live attach brought along.
 
-dlopen takes a name that it has seen for the library that it has loaded under it, although the number may mean another
-memfd by now. So each library that is brought has a name of its own: the same path with another count of "./".
+dlopen takes a path that it has seen before for the library that it loaded then, although the descriptor may name
+another memfd by now. So each library that is brought gets its own path: the same one with a different count of "./".
 """
 
 from typing import NamedTuple, Optional
@@ -22,19 +22,19 @@ _loaded = ""
 
 
 def path() -> str:
-    """What to open."""
+    """The path to open."""
     return _loaded or (INSTALLED if _brought is None else _brought.path)
 
 
 def loaded() -> None:
-    """What path() named has been loaded: from now on that name stands for it, even without the memfd."""
+    """Say that the library at path() has been loaded: from now on that path stands for it, even without the memfd."""
     global _loaded
     _loaded = path()
     close()
 
 
 def bring(descriptor: int, number: int) -> None:
-    """From now on the library is this memfd, which becomes ours. number: no library had it before in this process."""
+    """Use this memfd, which becomes ours, as the library. number: unused so far by any library of this process."""
     global _brought
     close()
     _brought = _Brought("/proc/self/fd/%s%d" % ("./" * number, descriptor), descriptor, identity(descriptor))

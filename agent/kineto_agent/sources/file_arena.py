@@ -1,11 +1,11 @@
-"""One file through an arena ("file/1", "kineto_json/1"): its bytes, in order, in buffers of 1 MiB.
+"""One file through an arena (FILE_FORMAT, TORCH_PROFILER_FORMAT): its bytes, in order, in buffers of 1 MiB.
 
 Theory of operation
     A file comes all at once, when a session stops, and may be larger than the arena. The writer therefore waits for
-    the daemon to set buffers FREE, PATIENCE_S from one to the next: a daemon that copies is waited for as long as it
-    takes, one that is gone or stuck costs the agent's thread that time once. Then nothing more of the file is
-    written: a hole in the middle would be worth no more than a cut. What is missing is counted: `lost_bytes`, and
-    one dropped record for the file, so that the daemon knows that it is cut.
+    the daemon to set buffers FREE, at most PATIENCE_S from one to the next: it waits for a daemon that copies for as
+    long as that takes, and once for a daemon that is gone or stuck. Then nothing more of the file is written, since a
+    hole in the middle would be worth no more than a truncated file. What is missing is counted: `lost_bytes`, and one
+    dropped record for the file, which tells the daemon that it is truncated.
 
     A record is a buffer. Descriptors are read into the mapping by os.readv and bytes are written into the memfd by
     os.pwrite: both leave the GIL to the program. `write` makes it a file object: a pickler writes its frames of
@@ -37,19 +37,19 @@ class FileArena:
         self.lost_bytes = 0
 
     def copy_from(self, source: Union[int, bytes, bytearray, memoryview]) -> int:
-        """Append bytes, or what a descriptor gives until its end; returns the bytes written. Raises its OSError."""
+        """Append bytes, or everything that can be read from a descriptor. Returns the bytes written. Raises OSError."""
         if isinstance(source, int):
             return self._copy_descriptor(source)
         with memoryview(source).cast("B") as data:
             return self._copy_bytes(data)
 
     def write(self, data: Union[bytes, bytearray, memoryview]) -> int:
-        """The same as a file object does it: everything counts as taken; see `lost_bytes`."""
+        """Like `copy_from`, as a file object: reports all bytes as written; see `lost_bytes`."""
         self.copy_from(data)
         return len(data)
 
     def counts(self) -> SourceCounts:
-        """What lies in READY buffers; dropped is 1 if the file is cut."""
+        """What lies in READY buffers; dropped is 1 if the file is truncated."""
         return self._writer.counts()
 
     def finish(self) -> None:
@@ -57,12 +57,12 @@ class FileArena:
         self._writer.finish()
 
     def close(self) -> None:
-        """Give the memory back. The daemon keeps its own mapping."""
+        """Release the memory. The daemon keeps its own mapping."""
         self._writer.close()
         self.fd = -1
 
     def mark_cut(self) -> None:
-        """The file is not whole, and nothing more of it comes."""
+        """Say that the file is truncated: nothing more of it follows."""
         if not self._dropped:
             self._dropped = True
             self._writer.drop()
@@ -78,7 +78,7 @@ class FileArena:
                 return total
             self._took(size)
             total += size
-        while True:  # only to tell how much is lost
+        while True:  # only to count what is lost
             size = len(os.read(descriptor, BUFFER_BYTES))
             if not size:
                 return total
@@ -103,7 +103,7 @@ class FileArena:
         self.written_bytes += size
 
     def _wait_for_room(self) -> bool:
-        """Until a buffer is free; False: the file is cut."""
+        """Wait until a buffer is free. Returns False if the file is truncated instead."""
         deadline = time.monotonic() + self._patience_s
         while not self._dropped:
             room = self._writer.room()

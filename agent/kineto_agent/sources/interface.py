@@ -1,4 +1,4 @@
-"""What an activity source is: the values, errors and protocols that every member of this folder follows.
+"""What an activity source is: the values, errors and protocols that every source implements.
 
 A source is one vendor's or language's way to record activities. The runner (the agent's one thread) calls
 
@@ -6,23 +6,23 @@ A source is one vendor's or language's way to record activities. The runner (the
 
 in this order, all on the agent's thread. Nothing here may print, raise into user code, or hold the GIL for
 more than a millisecond at a time. A session records from start() on; the runner decides later which window
-is kept, so a warm-up needs nothing from the source.
+is kept, so a source need not know about warm-up.
 
-One call comes from elsewhere: session.give_way(), on the thread of the program that is about to start its own
-torch.profiler, at any time from start() on, also while stop() or close() runs. A session that cannot run beside that
-profiler (`yields`) stops for good there; the others do nothing. recording.py says who calls it.
+One call comes from another thread: session.give_way(), on the thread of the program that is about to start its own
+torch.profiler, at any time from start() on, even while stop() or close() runs. A session that cannot run beside that
+profiler (`yields`) stops for good there; the others do nothing. control/recording.py calls it.
 
-A session whose vendor's library may be taken by anybody else has one more method, taken(), for the agent's thread: who
-has taken it, None if nobody. Its recording ended by itself then, and stop() gives what there was.
+A session whose vendor library another user may take over has one more method, taken(), for the agent's thread: who has
+taken it over, or None. If somebody has, the recording has already ended, and stop() returns what was recorded.
 
-In a forked child nobody calls a source: it gives back by itself what it inherited (descriptors, mappings),
-touching no vendor library.
+In a forked child nobody calls a source: it releases what it inherited (descriptors, mappings) by itself, without
+touching a vendor library.
 """
 
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Protocol
 
-PROFILER_OPTIONS = ("with_modules", "with_flops")  # what only torch's own profiler gives
-# Option of a request that the daemon adds: the file of the program whose device code launches CUDA graphs.
+PROFILER_OPTIONS = ("with_modules", "with_flops")  # what only torch's own profiler can record
+# Option that the daemon adds to a request: the program's file whose device code launches CUDA graphs.
 DEVICE_GRAPHS = "device_graphs"
 
 
@@ -39,7 +39,7 @@ class SourceRequest(NamedTuple):
     """What one session should record."""
 
     activity_types: FrozenSet[str]  # the wanted ones among activity_types(), never empty
-    buffer_limit_bytes: int  # cap on the arena's buffers
+    buffer_limit_bytes: int  # limit for the arena's buffers
     options: Dict[str, Any]  # wire.Start.options
     named: bool = True  # the user named these types; False: they are the source's defaults
 
@@ -58,13 +58,13 @@ class SourceOutcome(NamedTuple):
     counts: SourceCounts
     metadata: Dict[str, Any]  # JSON; joined to the session's metadata
     warnings: List[str]  # for the user, e.g. "stayed attached to CUPTI: …"
-    detach_ns: int  # time from the request to detach until detached; 0: not detached or nothing to detach
+    detach_ns: int  # time from requesting the detach to its completion; 0: not detached, or nothing to detach
     cpu_ns: int  # CPU time of the source's own threads
     incomplete: str = ""  # why less was recorded than was asked for; the capture is PARTIAL then
 
 
-class Taken(NamedTuple):
-    """Somebody else in the program has taken what a session needs, and the session ended by itself before that."""
+class Takeover(NamedTuple):
+    """Somebody else in the program has taken what a session needs; the session had ended before that."""
 
     time_ns: int  # Unix
     who: str  # for people: "xla_cuda_plugin.so"
@@ -74,9 +74,9 @@ class SourceSession(Protocol):
     """One recording."""
 
     arena_fd: int  # a sealed memfd laid out as kineto_agent.protocol.arena says; owned by the session
-    format: str  # "cupti/1", "python_stacks/2"
+    format: str  # one of kineto_agent.protocol.records
     metadata: Dict[str, Any]  # JSON; known before the first record (versions, devices, …)
-    yields: bool  # it cannot run beside the program's own torch.profiler, which goes first
+    yields: bool  # it cannot run beside the program's own torch.profiler, which takes precedence
 
     def start(self) -> None:
         """Begin to record. Raises SourceError; then close() must still be called."""
@@ -85,16 +85,16 @@ class SourceSession(Protocol):
         """Cheap; callable at any time between start() and close()."""
 
     def stop(self) -> SourceOutcome:
-        """End recording and make everything READY within about two seconds, or as long as the daemon takes it.
+        """End recording and make everything READY, within about two seconds or for as long as the daemon keeps copying.
 
-        Raises SourceError if nothing of what it was to deliver can be had; the capture is PARTIAL then.
+        Raises SourceError if it can deliver nothing; the capture is PARTIAL then.
         """
 
     def give_way(self) -> None:
         """The program's own torch.profiler starts as soon as this returns: with `yields`, stop within some 100 ms.
 
-        Any thread. What there was is kept for stop(), which must not touch the vendor's library or torch's profiler
-        any more: they are the program's now. Waits for a start() or stop() that is inside them. Never raises.
+        Called on any thread. What was recorded is kept for stop(), which must no longer touch the vendor's library or
+        torch's profiler: they now belong to the program. Waits for a start() or stop() in progress. Never raises.
         """
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Source(Protocol):
     """A way to record activities in this process."""
 
     name: str
-    on_request: FrozenSet[str]  # activity types that are recorded only if named: they cost the target much
+    on_request: FrozenSet[str]  # activity types that are recorded only if named, because they cost the target much
 
     def activity_types(self) -> List[str]:
         """Kineto's names of what could be recorded right now; empty if nothing. Cheap, without side effects."""

@@ -1,7 +1,7 @@
-"""What the C interfaces of the collector library have in common, through ctypes. Imported when a capture is prepared.
+"""What the C interfaces of the collector library share, through ctypes. Imported when a capture is prepared.
 
-Each of them is one object in a process, has a number of its own (`*_abi`), and functions that give a negative number
-and a text where they fail.
+Each interface exists once in a process and has its own version number (`*_abi`). Its functions return a negative number
+and a text when they fail.
 """
 
 import ctypes
@@ -12,8 +12,8 @@ from kineto_agent.sources.interface import SourceError
 _ERROR_BYTES = 1024
 
 
-class Counts(ctypes.Structure):
-    """kc_counts and ko_counts."""
+class NativeCounts(ctypes.Structure):
+    """kc_counts."""
 
     records: int
     bytes: int
@@ -22,14 +22,14 @@ class Counts(ctypes.Structure):
 
 
 class ErrorText:
-    """Where a function writes why it fails. `room` is its last two arguments."""
+    """The buffer in which a function explains its failure. `room` holds its last two arguments."""
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(_ERROR_BYTES)
         self.room = self._buffer, ctypes.c_size_t(_ERROR_BYTES)
 
     def clear(self) -> None:
-        """Before a call that says nothing when it succeeds."""
+        """Empty the buffer, before a call that does not write to it on success."""
         self._buffer.value = b""
 
     def __str__(self) -> str:
@@ -37,11 +37,11 @@ class ErrorText:
 
 
 class NativeInterface:
-    """One interface of the library, loaded and of the right number. Raises SourceError: COLLECTOR_MISSING."""
+    """One interface of the library, loaded and of the right version. Raises SourceError: COLLECTOR_MISSING."""
 
-    ABI_FUNCTION: str  # gives the number
-    ABI: int  # that this agent needs
-    USE = ""  # what the interface is for, in texts
+    ABI_FUNCTION: str  # returns the version number
+    ABI: int  # the version that this agent needs
+    USE = ""  # what the interface is for, as messages say it
     REASONS: Dict[int, str]  # error number -> reason code
 
     def __init__(self, path: str) -> None:
@@ -57,13 +57,13 @@ class NativeInterface:
         if abi != self.ABI:
             raise SourceError(
                 "COLLECTOR_MISSING",
-                "%s has interface %d%s, this agent needs %d: reinstall kineto-agent so that both are of one version"
+                "%s has interface version %d%s, but this agent needs %d: reinstall kineto-agent so that both match"
                 % (path, abi, self.USE, self.ABI),
             )
         self._error = ErrorText()
 
     def _check(self, code: int) -> int:
-        """The answer of a function, if it is none of its errors."""
+        """Return the result of a function, or raise SourceError if it is an error."""
         if code < 0:
             raise SourceError(self.REASONS[code], str(self._error))
         return code

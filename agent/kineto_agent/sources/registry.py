@@ -1,14 +1,17 @@
-"""Which activity sources this process has, and which of them serve a request."""
+"""Which activity sources this process has, and which of them serve a request.
+
+A source is one folder (interface.py says what it must do) and one row of SOURCES.
+"""
 
 import os
 import sys
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
-# Kineto's names; what is not among them and not offered by a source is a misspelling.
+# Kineto's names. A type that is neither among them nor offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
         "cpu_op", "user_annotation", "gpu_user_annotation", "gpu_memcpy", "gpu_memset", "kernel",
@@ -20,97 +23,100 @@ ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     )
 )  # fmt: skip
 
-_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
 _TORCH_OPS = "torch_ops"
-_sources: Dict[str, Source] = {}
 _CALLS = "python_function"
-# Options that bring a type with them.
+# Activity types that options add.
 _TYPES_OF_OPTIONS = {
     "with_stack": _CALLS,
     "stack_trace": _CALLS,
     "profile_memory": "cpu_instant_event",
 }
-_EXACT_CALLS = "stack_trace"  # python_function is every call then, not samples
+_EXACT_CALLS = "stack_trace"  # python_function then means every call, not samples
+
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
 
 
-class Choice(NamedTuple):
-    """A source and what it should record."""
+def _everywhere() -> bool:
+    return True
+
+
+def _has_torch() -> bool:
+    return "torch" in sys.modules
+
+
+def _has_nvidia() -> bool:
+    return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
+
+
+class _Row(NamedTuple):
+    """A source that this process may have. Its module is imported only where `possible` says so: that costs time."""
+
+    module: str  # below kineto_agent.sources
+    made_by: str  # its class, called without arguments
+    possible: Callable[[], bool]
+
+
+# In the order in which sessions start. CUPTI has one set of callbacks, and torch's profiler registers its own: ours
+# must be the last.
+SOURCES: Tuple[_Row, ...] = (
+    _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
+    _Row("python.call_tracing", "PythonCallsSource", _everywhere),
+    _Row("torch.operators", "TorchOpsSource", _has_torch),
+    _Row("memory.snapshots", "MemorySource", _has_torch),
+    _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
+    _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
+)
+_sources: Dict[str, Source] = {}  # by module, once made
+
+
+class SourceChoice(NamedTuple):
+    """A source and the activity types it should record."""
 
     source: Source
     activity_types: FrozenSet[str]
 
 
-class Plan(NamedTuple):
-    """Who records what. missing: wanted types of Kineto that nothing in this process offers now; and why, if known."""
+class RecordingPlan(NamedTuple):
+    """Which source records what. missing: wanted types that no source of this process offers now; why: if known."""
 
-    choices: List[Choice]
+    choices: List[SourceChoice]
     missing: List[str]
     why: str = ""
 
     def cannot(self) -> str:
-        """What is missing, in words."""
+        """A message that names what is missing."""
         words = "this process cannot record %s" % ", ".join(self.missing)
         return "%s: %s" % (words, self.why) if self.why else words
 
 
 def sources() -> List[Source]:
-    """The sources of this process in the order in which they start, made when first needed. Never raises."""
-    if "python_stacks" not in _sources:
-        from kineto_agent.sources.python.call_tracing import PythonCallsSource
-        from kineto_agent.sources.python.stack_sampling import PythonStacksSource
-
-        _sources["python_stacks"] = PythonStacksSource()
-        _sources["python_calls"] = PythonCallsSource()
-    if "cupti" not in _sources and _has_nvidia():
-        try:
-            from kineto_agent.sources.cupti.gpu_activities import CuptiSource
-
-            _sources["cupti"] = CuptiSource()
-        except Exception:  # noqa: BLE001 - a process without a usable source still has the others
-            log_exception("the CUPTI source cannot be loaded")
-    if "torch" in sys.modules:
-        _add_torch_sources()
-    # CUPTI has one set of callbacks, and torch's profiler registers its own: ours must be the last.
-    return sorted(_sources.values(), key=lambda source: source.name == "cupti")
-
-
-def _add_torch_sources() -> None:
-    """What needs torch costs nothing in a process without it."""
-    if _TORCH_OPS not in _sources:
-        from kineto_agent.sources.torch.operators import TorchOpsSource
-
-        _sources[_TORCH_OPS] = TorchOpsSource()
-    if "memory_events" in _sources:
-        return
-    try:
-        from kineto_agent.sources.memory.allocation_events import MemoryEventsSource
-        from kineto_agent.sources.memory.snapshots import MemorySource
-
-        for source in (MemorySource(), MemoryEventsSource()):
-            _sources[source.name] = source
-    except Exception:  # noqa: BLE001 - a process without a usable source still has the others
-        log_exception("the sources for torch cannot be loaded")
-
-
-def _has_nvidia() -> bool:
-    """ctypes and all that CUPTI needs is loaded only where there could be a GPU."""
-    return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
+    """The sources of this process in the order of SOURCES, each made when it first becomes possible. Never raises."""
+    for row in SOURCES:
+        if row.module not in _sources and row.possible():
+            try:
+                # Not importlib: the loader of a live attach gives our modules an __import__ of their own, and importlib
+                # would find a kineto_agent that the program has installed.
+                module = __import__("kineto_agent.sources." + row.module, fromlist=(row.made_by,))
+                _sources[row.module] = getattr(module, row.made_by)()
+            except Exception:  # noqa: BLE001 - a process without a usable source still has the others
+                log_exception("the source %s cannot be loaded" % row.module)
+    return [_sources[row.module] for row in SOURCES if row.module in _sources]
 
 
 def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
-    """Source name -> activity types that it could record now. Never raises."""
+    """The activity types that each source could record now, by the name of the source. Never raises."""
     result: Dict[str, List[str]] = {}
     for source in available:
         try:
             result[source.name] = list(source.activity_types())
-        except Exception:  # noqa: BLE001 - one source's trouble is not another's
+        except Exception:  # noqa: BLE001 - the failure of one source does not affect the others
             log_exception("source %s cannot tell its activity types" % source.name)
             result[source.name] = []
     return result
 
 
-def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> Plan:
-    """The sources for these activity types (none: all but those on request) and for what options (wire.Start) add.
+def choose(available: List[Source], wanted: List[str], options: Optional[Mapping[str, Any]] = None) -> RecordingPlan:
+    """The sources for these activity types and for those that options (wire.Start) add. wanted: empty: the defaults.
 
     Raises SourceError if there are none.
     """
@@ -136,16 +142,16 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
         types = offered[source.name]
         own = types & asked if asked else types - source.on_request
         if own or types & added:
-            choices.append(Choice(source, own | types & added))
+            choices.append(SourceChoice(source, own | types & added))
     missing = sorted((asked | added) - everything)
-    plan = Plan(choices, missing, why if _CALLS in missing else "")
+    plan = RecordingPlan(choices, missing, why if _CALLS in missing else "")
     if not choices:
         raise SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
     return plan
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:
-    """One source records Python's calls, nobody samples them. torch's profiler can only where torch is."""
+    """Let one source record Python's calls and no source sample them. torch's profiler can do so only with torch."""
     changed = {name: types - {_CALLS} for name, types in offered.items()}
     for name in names:
         if changed.get(name) or name != _TORCH_OPS:
@@ -153,7 +159,7 @@ def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> D
     return changed
 
 
-def _nothing(plan: Plan, there: str) -> str:
+def _nothing(plan: RecordingPlan, there: str) -> str:
     if not plan.missing:
         return "no activity source works in this process"
     return plan.cannot() if plan.why else "%s; it offers: %s" % (plan.cannot(), there)

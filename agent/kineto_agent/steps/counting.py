@@ -1,10 +1,10 @@
 """Counting training iterations: the program's own `kineto_agent.step()`, torch's optimizers, or its profiler's steps.
 
 Theory of operation
-    One of three counts at a time, the most telling that has ever been seen: step() before the optimizers before
-    torch.profiler. Whoever takes over goes on from the current count. With several optimizers an iteration ends when
-    the largest count per optimizer grows, as in Kineto; an optimizer that joins later continues at the current count.
-    The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch to this.
+    One of three counts at a time, the most reliable that has been seen so far: step(), then the optimizers, then
+    torch.profiler. A counter that takes over continues from the current count. With several optimizers an iteration
+    ends when the largest count per optimizer grows, as in Kineto; an optimizer that joins later continues at the
+    current count. The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch to this.
 
     `count` is the number of finished iterations and so the number of the running one; -1 before the first.
     Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS.
@@ -23,30 +23,29 @@ _MASK = RING_ITERATIONS - 1
 _NEVER = 1 << 62
 _BASELINE_ITERATIONS = 256  # the median of so many is steady, and sorting them is cheap
 _MIN_SAMPLES = 3
-# Of a comparison: each side in so many parts, whose medians may be so far apart, as a share of the side's own.
+# For a comparison each side is split into parts, whose medians may differ by this share of the side's own median.
 _PARTS = 4
 _MIN_COMPARED = 2 * _PARTS
 _UNSTEADY = 0.1
-_PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # who counts: the largest that has been seen
+_PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # who counts: the largest seen so far
 
 
 def _ignore() -> None:
-    """Nobody waits."""
+    """Do nothing."""
 
 
 def median_ns(durations: Sequence[int]) -> int:
-    """The median, 0 if there are too few for one to mean anything."""
+    """The median, or 0 if there are too few durations for a meaningful one."""
     return sorted(durations)[len(durations) // 2] if len(durations) >= _MIN_SAMPLES else 0
 
 
 def step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
     """The median iteration time during a capture over that before it; 0.0 where that says nothing about the capture.
 
-    The two were measured one after the other, so whatever else changes meanwhile (other programs on the machine, the
-    first iterations of a program, another phase of it) is in the ratio as well. So there must be enough of both, in
-    order of time, and the medians of their quarters must agree to a tenth: a pace that drifts or jumps on one side has
-    not been the same on the other. And recording makes no program faster: a ratio that is below 1 by more than that
-    has another cause.
+    The two are measured one after the other, so whatever else changes meanwhile (other programs on the machine, the
+    first iterations of a program, another phase of it) also affects the ratio. So there must be enough of both, in
+    order of time, and the medians of their quarters must agree within a tenth: if the pace drifts or jumps on one side,
+    the two cannot be compared. Recording makes no program faster, so a ratio further below 1 has another cause.
     """
     if not (_is_steady(before_ns) and _is_steady(during_ns)):
         return 0.0
@@ -79,19 +78,19 @@ class StepCounter:
         self._wake_at = _NEVER
 
     def step(self) -> None:
-        """The program says that an iteration has ended."""
+        """Count an iteration; called by the program."""
         self._authority = _PROGRAM
         self._advance(max(self.count, 0) + 1)
 
     def on_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """torch's hook."""
+        """Count a step of one of torch's optimizers; torch calls it as a hook."""
         self._stepped(_OPTIMIZER, optimizer)
 
     # torch.compile must not trace into the hook: it calls it as it is.
     on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def on_profiler_step(self, profiler: Any) -> None:
-        """A step of the program's own torch.profiler (or of one requester of torch's step tracker)."""
+        """Count a step of the program's own torch.profiler (or of one requester of torch's step tracker)."""
         self._stepped(_PROFILER, profiler)
 
     def _stepped(self, authority: int, stepper: Any) -> None:
@@ -132,7 +131,7 @@ class StepCounter:
     # ------------------------------------------------------------ for the agent's thread
 
     def watch(self, iteration: Optional[int], wake: Callable[[], None] = _ignore) -> bool:
-        """Call `wake` once when this iteration begins. True: it has begun already. None: no longer."""
+        """Call `wake` once when this iteration begins; None cancels that. Returns True if it has begun already."""
         self._wake_at = _NEVER
         self._wake = wake
         if iteration is None:
@@ -141,14 +140,14 @@ class StepCounter:
         return self.count >= iteration
 
     def time_of(self, iteration: int) -> int:
-        """When this iteration began (Unix ns), 0 if that is not known (any more)."""
+        """When this iteration began (Unix ns), or 0 if that is unknown or forgotten."""
         known = 0 <= self.count - iteration < RING_ITERATIONS - 1 and iteration >= 0
         return self._ring[iteration & _MASK] if known else 0
 
     def begun(self, start_ns: int, end_ns: int) -> List[List[int]]:
-        """Number and begin (Unix ns) of the iterations that overlap [start_ns, end_ns], and of the one after them.
+        """Number and start (Unix ns) of the iterations that overlap [start_ns, end_ns], and of the one after them.
 
-        Ascending, at most RING_ITERATIONS: of more, the latest.
+        Ascending; if there are more than RING_ITERATIONS, the latest.
         """
         found: List[List[int]] = []
         for number in range(self.count, -1, -1):
@@ -164,7 +163,7 @@ class StepCounter:
         return found
 
     def forget_thread(self) -> None:
-        """In a forked child: its thread has another number now, though Python's identifier is the same."""
+        """In a forked child: the thread has a new number, although Python's identifier stays the same."""
         self._ident = 0
 
     def durations_ns(self, start_ns: int, end_ns: int) -> List[int]:

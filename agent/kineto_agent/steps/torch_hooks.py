@@ -7,11 +7,11 @@ Theory of operation
     functions that call them first and then count.
 
     torch may be imported long after the agent has started. A finder on sys.meta_path waits for the modules in question,
-    lets the import system do all the work, and takes itself away once it has seen all of them.
+    lets the import system do all the work, and removes itself once it has seen all of them.
 
 Rules
     Nothing raised here reaches the program, and nothing that torch raises is changed.
-    What somebody else has shadowed after us is left as it is: our part of it falls silent.
+    If somebody else has shadowed a method after us, it is left as it is, and our function stops counting.
 """
 
 import functools
@@ -37,13 +37,13 @@ _QUIET_PAUSE_S = 0.001
 
 
 class _ModuleFinder:
-    """Waits on sys.meta_path for some modules of torch. Everything else passes by untouched."""
+    """Waits on sys.meta_path for some modules of torch and ignores everything else."""
 
     def __init__(self, on_loaded: Dict[str, Callable[[ModuleType], None]]) -> None:
         self._on_loaded = on_loaded
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """The spec that the next finder gives, its loader prepared to tell us."""
+        """The spec that the next finder returns, its loader prepared to notify us."""
         on_loaded = self._on_loaded.get(fullname)
         if on_loaded is None:
             return None
@@ -75,11 +75,11 @@ class _ModuleFinder:
 
 
 def _between_steps(module: Any, action: Callable[[], None]) -> bool:
-    """Change torch's global hooks while no optimizer of another thread walks through them: its step would fail.
+    """Change torch's global hooks while no optimizer of another thread iterates over them: its step would fail.
 
-    A walk that is in the only hook, or finds none, does not notice. Else wait for a moment in which nothing of that
-    module runs; after a sleep this thread has just got the GIL and keeps it for some milliseconds. False: there was
-    no such moment, nothing is done.
+    With one hook or none, an iteration does not notice. Otherwise wait for a moment in which nothing of that module
+    runs; after a sleep this thread has just got the GIL and keeps it for some milliseconds. Returns False if there was
+    no such moment; then nothing is changed.
     """
     if len(getattr(module, _HOOKS, ())) <= 1:
         action()
@@ -94,7 +94,7 @@ def _between_steps(module: Any, action: Callable[[], None]) -> bool:
 
 
 def _who_runs(module: Any) -> Callable[[], bool]:
-    """Tells whether a thread executes a function of the module, or one called by it; also where that cannot be known.
+    """A function that says whether a thread may be inside a function of the module, or in one called by it.
 
     Not by sys._current_frames(), which crashes CPython 3.12 and 3.13 if an interpreter has a GIL of its own.
     """
@@ -117,7 +117,7 @@ class _Shadow:
         self._shadow: Any = None
 
     def install(self) -> None:
-        """Put it in place; one that is still there, under somebody else's, is only woken up."""
+        """Install it; if it is still there, below somebody else's function, only activate it."""
         if self._shadow is not None:
             self._active = True
             return
@@ -139,7 +139,7 @@ class _Shadow:
         setattr(self._owner, self._name, self._shadow)
 
     def remove(self) -> None:
-        """Take it back, or silence it where it lies under somebody else's."""
+        """Remove it, or deactivate it if it lies below somebody else's function."""
         self._active = False
         if self._shadow is not None and vars(self._owner).get(self._name) is self._shadow:
             setattr(self._owner, self._name, self._original)
@@ -147,7 +147,7 @@ class _Shadow:
 
 
 class _Requester:
-    """Stands for one requester of torch's step tracker, which are mere names."""
+    """Stands for one requester of torch's step tracker, where requesters are only names."""
 
 
 class StepHooks:
@@ -163,7 +163,7 @@ class StepHooks:
         self._requesters: Dict[Any, _Requester] = {}
 
     def install(self, wait_for_import: bool = True) -> None:
-        """Hook torch if it is there, else wait for its import, if wanted. Harmless to repeat."""
+        """Hook torch if it is imported, else wait for its import, if wanted. May be repeated."""
         if self._finder is not None:
             return
         for name, hook in self._hooks().items():
@@ -184,7 +184,7 @@ class StepHooks:
         }
 
     def _is_complete(self, name: str, module: ModuleType) -> bool:
-        """Whether its import has come far enough."""
+        """Whether its import has progressed far enough."""
         return hasattr(module, {_OPTIMIZER_MODULE: _REGISTER, _PROFILER_MODULE: "profile"}.get(name, _TRACKER))
 
     def _await(self, name: str, hook: Callable[[ModuleType], None]) -> None:
@@ -236,7 +236,7 @@ class StepHooks:
         self._awaited.clear()
 
     def remove(self) -> None:
-        """Take everything back. A hook for which there is no good moment stays and counts on."""
+        """Remove everything. A hook that cannot be removed safely right now stays and keeps counting."""
         self._withdraw()
         for shadow in self._shadows.values():
             shadow.remove()

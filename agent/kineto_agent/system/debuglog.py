@@ -1,7 +1,7 @@
 """The debug log: one line per event in the file that KINETO_AGENT_LOG names, nothing anywhere else.
 
-The file is opened for each line: the agent then holds no descriptor that a user's program could close or
-inherit, and a log rotated under it goes on in the new file. Never raises, never prints.
+The file is opened for each line: so the agent holds no descriptor that the program could close or inherit, and a
+rotated log continues in the new file. Never raises, never prints.
 """
 
 import os
@@ -14,7 +14,7 @@ _MAX_LINE_CHARS = 4000
 
 
 def log(text: str, *values: object) -> None:
-    """Append one line; `values` are filled in by the % operator."""
+    """Append one line, `text % values`."""
     path = os.environ.get(env.AGENT_LOG)
     if not path:
         return
@@ -37,6 +37,6 @@ def log(text: str, *values: object) -> None:
 def log_exception(what: str) -> None:
     """Append what went wrong with the traceback of the exception being handled."""
     if os.environ.get(env.AGENT_LOG):
-        import traceback  # takes 2 ms of the start-up if it comes with it
+        import traceback  # importing it at start-up would take 2 ms
 
         log("%s: %s", what, traceback.format_exc())

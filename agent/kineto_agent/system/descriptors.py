@@ -1,16 +1,16 @@
-"""Descriptors in a foreign process: the program may close numbers that it did not open, and use them anew.
+"""Descriptors in a foreign process: the program may close numbers that it did not open, and reuse them.
 
 Theory of operation
-    Python's own functions give the GIL away around each system call and may have it back 5 ms later. What a number
-    names then may be the program's: os.pipe() would answer with two files of the program. So descriptors are made,
-    looked at and closed here by system calls that keep the GIL, in a turn with it that has just begun: no Python code
-    of the program comes in between.
+    Python's own functions release the GIL around each system call and may get it back only 5 ms later. By then a number
+    may belong to the program: os.pipe() could return two files of the program. So descriptors are made, inspected and
+    closed here by system calls that keep the GIL, right after it was acquired: no Python code of the program comes in
+    between.
 
-    Those that stay are moved to the high end of the table of descriptors as it is now (the kernel would stop for
-    milliseconds to make a larger one). The lowest numbers are given first, so a program that opens as many as it has
-    closed does not come there, and waiting and reading without the GIL is safe: at worst such a number is closed.
+    Those that stay are moved to the high end of the present descriptor table (the kernel would pause for milliseconds
+    to make a larger one). The kernel assigns the lowest numbers first, so a program that opens as many as it has closed
+    does not reach them, and waiting and reading without the GIL is safe: at worst such a number is closed.
 
-    `_ctypes` is what the ctypes package wraps; it costs no file to be read.
+    `_ctypes` is what the ctypes package wraps; importing it reads no Python file.
 """
 
 import _ctypes
@@ -67,7 +67,7 @@ _syscall: Any = _Function(_ctypes.dlsym(_ctypes.dlopen(_program, os.RTLD_NOW), "
 
 
 def _call(number: int, *arguments: Any) -> int:
-    """With the GIL. Raises OSError."""
+    """Make a system call with the GIL held. Raises OSError."""
     result: int = _syscall(number, *arguments)
     if result < 0:
         error = _ctypes.get_errno()
@@ -81,12 +81,12 @@ def wake_waiter(address: int) -> None:
 
 
 def _begin_turn() -> None:
-    """Give the GIL away and have it anew: whoever wants it now waits 5 ms before he asks for it."""
+    """Release the GIL and acquire it again: any other thread now waits 5 ms before it requests it."""
     os.stat("/")
 
 
 def identity(descriptor: int) -> Identity:
-    """Device and inode of what the number names now; NOBODY if it is closed."""
+    """Device and inode of the file that the number names now; NOBODY if it is closed."""
     status = bytes(_STATUS_BYTES)
     if _syscall(_CALLS.fstat, descriptor, status) != 0:
         return NOBODY
@@ -95,7 +95,7 @@ def identity(descriptor: int) -> Identity:
 
 
 def close_ours(descriptor: int, ours: Identity) -> None:
-    """Close the number if it still names what it named for us."""
+    """Close the number if it still names our file."""
     _begin_turn()
     _close(descriptor, ours)
 
@@ -106,7 +106,7 @@ def _close(descriptor: int, ours: Identity) -> None:
 
 
 def _moved(descriptor: int) -> int:
-    """At the high end; where it was if there is no room."""
+    """Move it to the high end, or leave it if there is no room. Returns its number."""
     ours = identity(descriptor)
     high: int = _syscall(_CALLS.fcntl, descriptor, _F_DUPFD_CLOEXEC, _first_number())
     if high < 0:
@@ -134,13 +134,13 @@ def pipe() -> Tuple[int, int]:
 
 
 def memfd(name: str, flags: int) -> int:
-    """Like os.memfd_create, which Pythons that were built for an old C library lack. Raises OSError."""
+    """Like os.memfd_create, which Pythons built against an old C library lack. Raises OSError."""
     _begin_turn()
     return _moved(_call(_CALLS.memfd_create, name.encode(), flags))
 
 
 def read_file(path: str, most: int, *, begin_turn: bool = True) -> bytes:
-    """The beginning of a file of /proc that is read at once. Raises OSError."""
+    """The first `most` bytes of a file of /proc, in one read. Raises OSError."""
     if begin_turn:
         _begin_turn()
     descriptor = _open(path, os.O_RDONLY)
@@ -152,7 +152,7 @@ def read_file(path: str, most: int, *, begin_turn: bool = True) -> bytes:
 
 
 def read_on(descriptor: int, ours: Identity, times: int, most: int) -> List[bytes]:
-    """Some more pieces of a file that is ours; the last one is empty at its end. Raises OSError."""
+    """The next pieces of one of our files; the last one is empty at the end of the file. Raises OSError."""
     _begin_turn()
     if identity(descriptor) != ours:
         raise OSError(errno.EBADF, "the program closed the agent's descriptor")
@@ -164,7 +164,7 @@ def read_on(descriptor: int, ours: Identity, times: int, most: int) -> List[byte
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Into a file of /proc. Raises OSError."""
+    """Write into a file of /proc. Raises OSError."""
     _begin_turn()
     descriptor = _open(path, os.O_WRONLY)
     ours = identity(descriptor)
@@ -202,7 +202,7 @@ def _names(entries: bytes) -> Iterator[str]:
 
 
 def open_kept(path: str) -> int:
-    """A file to be read, for longer. Raises OSError."""
+    """Open a file that is read over a longer time. Raises OSError."""
     _begin_turn()
     return _moved(_open(path, os.O_RDONLY))
 

@@ -1,7 +1,7 @@
 """Every KINETO_* environment variable that the agent reads, and where it looks for its daemon.
 
-None of them counts in a program that was started with rights that its caller does not have (`is_elevated`): the
-variables are the caller's. So it is with LD_PRELOAD.
+A program that was started with rights that its caller lacks (`is_elevated`) ignores them, because they are the
+caller's. LD_PRELOAD works the same way.
 """
 
 import os
@@ -9,7 +9,7 @@ import struct
 from typing import List, Mapping
 
 AGENT = "KINETO_AGENT"
-"""On (anything but empty and 0): the interpreter starts the agent. Explicitly off: `kinetoctl run` does not either."""
+"""On (anything but empty and 0): the interpreter starts the agent. Explicitly off: neither does `kinetoctl run`."""
 
 AGENT_SOCKET = "KINETO_AGENT_SOCKET"
 """Path of the daemon's agent socket. Unset: the places of `agent_socket_candidates`, in that order."""
@@ -18,7 +18,7 @@ AGENT_LOG = "KINETO_AGENT_LOG"
 """A file to which the agent appends what it does. Unset: the agent logs nothing at all."""
 
 CUPTI_LIBRARY = "KINETO_CUPTI_LIBRARY"
-"""Path of the libcupti to use. Unset: the one that the process has loaded, else the one that its torch brings."""
+"""Path of the libcupti to use. Unset: the one that the process has loaded, else the one that comes with its torch."""
 
 _SYSTEM_SOCKET = "/run/kineto/agent.sock"
 _OFF = ("", "0")
@@ -28,7 +28,7 @@ _AT_SECURE = 23
 
 
 def is_elevated(auxiliary_vector: str = "/proc/self/auxv") -> bool:
-    """Whether this program has another user's or group's rights, or capabilities of its file (AT_SECURE)."""
+    """Whether this program has another user's or group's rights, or file capabilities (AT_SECURE)."""
     if os.getuid() != os.geteuid() or os.getgid() != os.getegid():
         return True
     from kineto_agent.system.descriptors import read_file  # _ctypes: only where it is needed
@@ -42,7 +42,7 @@ def is_elevated(auxiliary_vector: str = "/proc/self/auxv") -> bool:
 
 
 def is_on(environ: Mapping[str, str] = os.environ, default: str = "0") -> bool:
-    """Whether KINETO_AGENT asks for the agent. default: what an unset variable means."""
+    """Whether KINETO_AGENT asks for the agent. default: the value of an unset variable."""
     return environ.get(AGENT, default) not in _OFF
 
 

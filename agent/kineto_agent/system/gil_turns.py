@@ -1,11 +1,10 @@
-"""Turns with the GIL, where the interpreter does not see to them.
+"""Fair turns with the GIL, where the interpreter does not ensure them.
 
 Theory of operation
-    A live attach brings a native thread along (daemon/kinetod/attach/methods/turns_stub.c). Where the agent gets no
-    processor
-    time although it works, that thread has the program give the GIL away for a moment. So it is told when the agent
-    does not work but waits for something else. It looks at the agent's clock, thus nothing needs to be said before
-    each single call that gives the GIL away.
+    A live attach brings a native thread along (daemon/kinetod/attach/methods/turns_stub.c). If the agent gets no
+    processor time although it has work, that thread makes the program release the GIL for a moment. So it must know
+    when the agent has no work but waits for something else. It looks at the agent's CPU clock, so nothing needs to be
+    said before each call that releases the GIL.
 """
 
 import _ctypes
@@ -25,7 +24,7 @@ class _Word(_ctypes._SimpleCData):  # type: ignore[type-arg]
 
 
 class Turns:
-    """What that thread is told. address: of a struct python_turns, which stays; 0: there is no such thread."""
+    """What that thread is told. address: of a struct python_turns that is never freed; 0: there is no such thread."""
 
     def __init__(self, address: int = 0) -> None:
         self._words: Any = [_Word.from_address(address + 4 * index) for index in range(3)] if address else None
@@ -34,19 +33,19 @@ class Turns:
         self._bit = 0
 
     def rest(self, limit_ms: int) -> None:
-        """The agent waits for something else now, at most so long; -1: for ever."""
+        """Say that the agent now waits for something else, for at most `limit_ms`; -1: without limit."""
         if self._words is not None:
             self._bit ^= 1
             self._words[0].value = -1 if limit_ms < 0 else min(limit_ms, _MOST_MS) << 1 | self._bit
 
     def work(self) -> None:
-        """It works again."""
+        """Say that the agent works again."""
         if self._words is not None:
             self._words[0].value = 0
             wake_waiter(self._address)
 
     def end(self) -> None:
-        """Nothing is asked of the interpreter any more once this returns, since it is ending."""
+        """Make the thread ask nothing more of the interpreter, which is ending, once this returns."""
         if self._words is None or os.getpid() != self._pid:
             return
         _rest, over, queueing = self._words

@@ -1,8 +1,8 @@
 """The text of /proc/self/maps, without waiting for the GIL at every page of it.
 
-The kernel gives at most one page of it at a time. Python gives the GIL up for each and may wait 5 ms to have it again:
+The kernel returns at most one page at a time. Python releases the GIL for each read and may wait 5 ms to get it back:
 0.2 s for the 300 KB of a PyTorch process whose main thread is busy. So the pages are read by a call that keeps the GIL,
-each in some 20 us, and it is given up once in a while.
+some 20 us each, and the GIL is released once in a while.
 """
 
 from typing import List
@@ -14,7 +14,7 @@ _READS_AT_A_TIME = 32  # under a millisecond with the GIL
 
 
 def read(path: str = "/proc/self/maps") -> bytes:
-    """The whole of it. Raises OSError."""
+    """The whole text. Raises OSError."""
     descriptor = open_kept(path)
     ours = identity(descriptor)
     pieces: List[bytes] = []

@@ -1,18 +1,18 @@
-"""Threads of this process: starting ours unnoticed, and the system's ids and names of all of them.
+"""Threads of this process: starting ours without disturbing the program, and system ids and names of all threads.
 
 Theory of operation
     `threading` is never imported from here: up to CPython 3.12 the thread that imports it first becomes its
     "MainThread", and the agent may be brought into a program that has not imported it yet. Our threads are made by
     `_thread` and do not show in threading.enumerate(); where the program has imported `threading`, it is asked for
-    the program's own threads. Only the interpreter's own function makes them: what gevent, eventlet or a debugger has
-    put in its place makes greenlets, or threads that are traced.
+    the program's own threads. Only the interpreter's own function makes them: replacements by gevent, eventlet or a
+    debugger make greenlets, or threads that are traced.
 
-    Signals that the program should get are blocked by the new thread itself. The kernel gives them to the main thread
-    first, and a mask that the starting thread changed might not be changed back: a handler may raise in between.
+    The new thread itself blocks the signals that the program should get. The kernel prefers the main thread for them,
+    and a mask that the starting thread changed might not be restored: a handler may raise in between.
 
     From CPython 3.12 on the tools of sys.monitoring (cProfile, coverage, debuggers) are called on every thread of the
-    interpreter. A thread whose state counts as being traced is spared; that is done by functions in C alone before the
-    first of ours runs there.
+    interpreter. A thread whose state counts as being traced is spared; C functions alone do that before our first
+    Python function runs there.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -41,7 +41,7 @@ class Thread:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.ident = 0  # 0: has not come up yet
+        self.ident = 0  # 0: not started yet
         self.native_id = 0
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
@@ -51,14 +51,14 @@ class Thread:
         return self._ended.locked()
 
     def join(self, timeout_s: float = -1) -> bool:
-        """Wait for its end, at most so long. False: it goes on."""
+        """Wait for its end, for at most `timeout_s`. Returns False if it still runs."""
         if not self._ended.acquire(timeout=timeout_s):
             return False
         self._ended.release()
         return True
 
     def run(self, target: Callable[[], None]) -> None:
-        """The thread itself."""
+        """Run `target` as this thread."""
         # A thread may have the C library's own signals blocked; naming them would be a warning on the program's stderr.
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _SYNCHRONOUS)
         self.ident, self.native_id = _thread.get_ident(), _thread.get_native_id()
@@ -78,7 +78,7 @@ os.register_at_fork(after_in_child=_ours.clear)
 
 
 def start_thread(name: str, target: Callable[[], None]) -> Thread:
-    """A thread to which the kernel gives no signal that the program should get. Raises RuntimeError.
+    """Start a thread that gets no signal meant for the program. Raises RuntimeError.
 
     The name begins with "kineto-": no sampler shows such threads (agent/native/python/kernel_threads.c).
     """
@@ -96,7 +96,7 @@ def start_thread(name: str, target: Callable[[], None]) -> Thread:
 
 
 def _start_new_thread() -> Any:
-    """The interpreter's function, also where others have put theirs in its place. Raises RuntimeError."""
+    """The interpreter's own function, even if others have replaced it. Raises RuntimeError."""
     saved = getattr(sys.modules.get("gevent.monkey"), "saved", None)
     kept = saved.get("_thread", {}) if isinstance(saved, dict) else {}
     for found in (_START, _thread.start_new_thread, kept.get("start_new_thread")):
@@ -137,12 +137,12 @@ def program_threads() -> List[Any]:
     enumerate_threads = getattr(sys.modules.get("threading"), "enumerate", None)
     try:
         return enumerate_threads() if enumerate_threads is not None else []
-    except (AttributeError, NameError):  # it is being imported at the moment
+    except (AttributeError, NameError):  # it is being imported right now
         return []
 
 
 def name_this_thread(name: str) -> None:
-    """The name that ps and top show; at most 15 bytes of it."""
+    """Set the name that ps and top show; at most 15 bytes of it."""
     with contextlib.suppress(OSError):
         write_file("/proc/thread-self/comm", name.encode()[:15])
 

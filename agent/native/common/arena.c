@@ -1,4 +1,10 @@
-/* Making, populating and freeing an arena; its string table. See arena.h. */
+/* Making, populating and freeing an arena; its string table. See arena.h.
+ *
+ * Threads: the agent's thread makes, discards and frees arenas. The thread that records (the collector's or the
+ *   sampler's, or a thread of the program that holds the GIL or op_names.c's lock) adds strings; the collector's also
+ *   populates.
+ * Blocks: never waits. arena_populate takes the time of the page faults.
+ */
 #define _GNU_SOURCE
 #include "common/arena.h"
 

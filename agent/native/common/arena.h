@@ -1,7 +1,7 @@
 /* The memory that the collector writes and the daemon reads.
  *
- * The same layout as kineto_agent/protocol/arena.py, which explains it; tests/unit/agent/protocol/test_arena.py compares the
- * numbers below with that module, name by name.
+ * The same layout as kineto_agent/protocol/arena.py and records.py, which explain it; the unit test test_arena.py
+ * compares the numbers below with those modules, name by name.
  */
 #ifndef KINETO_ARENA_H
 #define KINETO_ARENA_H
@@ -59,7 +59,7 @@
 #define ARENA_OP_UNFINISHED 1
 #define ARENA_OP_ENDED_ELSEWHERE 2
 
-/* "python_calls/1": what a record's name is; kineto_agent/protocol/arena.py says what they mean */
+/* "python_calls/1": what a record's name is; kineto_agent/protocol/records.py says what they mean */
 #define ARENA_SPACE_PYTHON_CALL 10
 #define ARENA_PYTHON_CALL_BYTES 16
 #define ARENA_CALL_RETURN 0

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cupti/collector.h"
+#include "common/export.h"
 
 static inline int refuse(int code, char *error, size_t error_bytes, const char *text) {
     snprintf(error, error_bytes, "%s", text);

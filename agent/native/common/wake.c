@@ -1,4 +1,8 @@
-/* See wake.h. */
+/* See wake.h.
+ *
+ * Threads: any.
+ * Blocks: wake_post never does: one futex wake. wake_wait and wake_await sleep until a post or their limit.
+ */
 #define _GNU_SOURCE
 #include "common/wake.h"
 

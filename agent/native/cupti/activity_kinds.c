@@ -1,3 +1,8 @@
+/* See activity_kinds.h.
+ *
+ * Threads: whichever has the turn (collector_turn.h): the agent's, or one that is given way to.
+ * Blocks: inside CUPTI, which may take its own locks.
+ */
 #include "cupti/activity_kinds.h"
 
 #include <stdbool.h>

@@ -5,6 +5,9 @@
  * place is found once, by registering callbacks of ours and looking for them; a copy of the data from before tells who
  * stood there, and he is registered again at once. What CUPTI asks of ours in between goes to his, after as long as
  * the search takes: nothing of his is lost. If there is no such place, or more than one, nothing is concluded.
+ *
+ * Threads: the agent's, between recordings. The two stand-in callbacks run on whatever thread CUPTI calls them on.
+ * Blocks: the search does not wait. A stand-in callback yields the processor until the search has ended.
  */
 #define _GNU_SOURCE
 #include "cupti/buffer_callbacks.h"
@@ -25,7 +28,7 @@ struct pair {
 };
 
 static struct {
-    const void *library; /* whose place is known, or known not to be found */
+    const void *library;    /* whose place is known, or known not to be found */
     const uintptr_t *place; /* of the two callbacks */
     struct pair before;
     struct pair theirs; /* who is to be registered again */

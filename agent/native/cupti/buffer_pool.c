@@ -16,6 +16,10 @@
  *
  *   When no buffer is FREE, libcupti of CUDA 12.9 and later may be declined: it drops records and counts them.
  *   Before that it gets a spill buffer, whose records are only counted.
+ *
+ * Threads: the two callbacks run on threads of the program and of CUPTI; pool_take_*, pool_free_spill on the
+ *   collector's thread; the rest on the agent's.
+ * Blocks: nothing does in a callback. pool_close yields the processor until the callbacks that are inside have left.
  */
 #define _GNU_SOURCE
 #include "cupti/buffer_pool.h"

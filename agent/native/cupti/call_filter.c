@@ -3,6 +3,9 @@
  * Of the calls of a training loop nine in ten are cudaGetDevice and the like, and recording each costs the target
  * time. The wanted ones are found by name (cuptiGetCallbackName), since their numbers differ between CUDA versions.
  * call_records.c records them through the subscriber.
+ *
+ * Threads: the agent's, before a recording.
+ * Blocks: inside CUPTI while it gives names.
  */
 #include "cupti/call_filter.h"
 

@@ -14,6 +14,10 @@
  *   40 bytes by compare-and-swap, writes them and adds them to `written`. Who finds the buffer full lends the
  *   next one and marks the old one `sealed` with the bytes taken; the collector's thread seals now and then, too.
  *   A sealed buffer is complete once as much is written as was taken: the collector's thread looks, nobody waits.
+ *
+ * Threads: records_enter and records_exit run on every thread of the program that makes a CUDA call, inside the call;
+ *   records_seal and records_collect on the collector's thread; the rest on the agent's.
+ * Blocks: never: no lock, no allocation, one futex wake when a buffer is full.
  */
 #define _GNU_SOURCE
 #include "cupti/call_records.h"

@@ -4,6 +4,9 @@
  * callback with CUPTI, for the life of the process: from then on all of CUPTI's records bear the processor's time stamp
  * counter (on x86-64; CLOCK_MONOTONIC elsewhere). Taking the callback away would spoil the program's next profile. So
  * the daemon finds out which clock a record bears and translates it with two samples of all of them.
+ *
+ * Threads: the agent's when recording begins, then the collector's.
+ * Blocks: never.
  */
 #define _GNU_SOURCE
 #include "cupti/clock_samples.h"

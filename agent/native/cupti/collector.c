@@ -1,12 +1,17 @@
-/* The exported functions and the collector's thread. collector.h says how they are used.
+/* The collector's exported functions. collector.h says how they are used.
  *
  * Theory of operation
- *   Three parties meet in one arena: CUPTI's threads (buffer_pool.c), the collector's thread (collector_thread.c and parse_buffers.c),
- *   and the daemon, which copies READY buffers from its own mapping and sets them FREE.
+ *   Three parties meet in one arena: CUPTI's threads (buffer_pool.c), the collector's thread (collector_thread.c,
+ *   parse_buffers.c), and the daemon, which copies READY buffers from its own mapping and sets them FREE.
  *
  *   Fork: the arena is not mapped in the child (MADV_DONTFORK), the descriptor is closed there and every
  *   function refuses. Exit: a handler lets the thread publish what has been returned and end, before the
  *   vendor's own exit handlers (registered earlier, hence run later) take CUPTI down.
+ *
+ * Threads: the exported functions run on the agent's thread, without the GIL; give_way on a thread of the program
+ *   that is about to use CUPTI, at_exit on the one that exits.
+ * Blocks: each waits for its turn and inside CUPTI; kc_stop, kc_detach, give_way and at_exit wait for their limits at
+ *   most. No vendor callback is in this file.
  */
 #define _GNU_SOURCE
 #include "cupti/collector.h"
@@ -61,7 +66,7 @@ static struct {
     bool close_pending; /* kc_close came before it did */
     bool detached;
     bool graphs_watched; /* the subscriber tells of their launches */
-    bool gave_way; /* to somebody else who uses CUPTI, and has it now */
+    bool gave_way;       /* to somebody else who uses CUPTI, and has it now */
     struct kc_stop_result stopped;
 } self;
 
@@ -306,7 +311,8 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
         return refuse(self.dead ? KC_FORKED : KC_ORDER, error, error_bytes,
                       self.gave_way ? "another tool has taken CUPTI into use" : "not prepared");
     }
-    (void)worker_take_dropped(&self.worker); /* since the last recording: cuptiFinalize counts the kernel that it interrupts */
+    /* What was dropped since the last recording: cuptiFinalize counts the kernel that it interrupts. */
+    (void)worker_take_dropped(&self.worker);
     attachment_begins(&self.api);
     const cupti_result result = self.api.register_callbacks(pool_buffer_requested, pool_buffer_completed);
     if (result != CUPTI_SUCCESS) {

@@ -5,7 +5,7 @@
  *   kc_open -> kc_prepare -> kc_keep_calls* -> kc_subscribe? -> kc_start -> kc_record_calls? -> kc_counts*
  *     -> kc_stop -> kc_detach? -> kc_close
  *
- * Functions return 0 (or what is said) on success and a negative kc_error otherwise; those with an `error`
+ * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
  * buffer put a text into it. In a forked child everything returns KC_FORKED and does nothing.
  */
 #ifndef KINETO_COLLECTOR_H
@@ -14,18 +14,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/export.h"
 #include "cupti/cuda_devices.h"
 
 #define KC_ABI 3 /* changes with any signature or structure below */
-#define KC_EXPORT __attribute__((visibility("default")))
 
-enum kc_error {
-    KC_LIBRARY = -1, /* libcupti cannot be opened or lacks a function */
-    KC_SYSTEM = -2,  /* memory, thread or descriptor refused by the system */
-    KC_CUPTI = -3,   /* CUPTI refused */
-    KC_ORDER = -4,   /* called out of order */
-    KC_FORKED = -5,  /* this is a forked child */
-};
+enum { KC_CUPTI = -3 }; /* CUPTI refused */
 
 struct kc_config {
     uint64_t buffer_limit_bytes; /* cap on all buffers; two is the least */
@@ -36,12 +30,6 @@ struct kc_config {
     uint32_t kernel_name_offset; /* of the name pointer in a CONCURRENT_KERNEL record */
     uint32_t may_decline;        /* this CUPTI drops records when it gets no buffer (CUDA 12.9 and later) */
     uint32_t reserved;
-};
-
-struct kc_counts {
-    uint64_t records; /* in READY buffers, cumulative */
-    uint64_t bytes;
-    uint64_t dropped;
 };
 
 struct kc_stop_result {
@@ -79,13 +67,13 @@ struct kc_detach_result {
 
 /* Who else in the process uses CUPTI. */
 struct kc_others {
-    int64_t time_ns;        /* Unix: one of them came during this recording, which had ended by then; 0: nobody did */
-    uint64_t caller;        /* an address in its code */
-    uint64_t listener;      /* a buffer callback of theirs that CUPTI had when we subscribed; 0: none is known */
-    uint32_t in_use;        /* activities that they had enabled then, as far as can be told */
-    uint32_t ended;         /* 1: they have disabled all that they enabled, as far as can be told */
-    char function[48];      /* of CUPTI, that it called */
-    char unnoticed[160];    /* why one may come without our noticing; empty: none may */
+    int64_t time_ns;     /* Unix: one of them came during this recording, which had ended by then; 0: nobody did */
+    uint64_t caller;     /* an address in its code */
+    uint64_t listener;   /* a buffer callback of theirs that CUPTI had when we subscribed; 0: none is known */
+    uint32_t in_use;     /* activities that they had enabled then, as far as can be told */
+    uint32_t ended;      /* 1: they have disabled all that they enabled, as far as can be told */
+    char function[48];   /* of CUPTI, that it called */
+    char unnoticed[160]; /* why one may come without our noticing; empty: none may */
 };
 
 KC_EXPORT uint32_t kc_abi(void);

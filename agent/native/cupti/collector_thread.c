@@ -6,6 +6,11 @@
  *
  *   The last, forced flush runs on the thread too, so that kc_stop can give up waiting when CUPTI does not
  *   return. No lock is held across a CUPTI call: there is none.
+ *
+ * Threads: the collector's own, which blocks all signals; worker_start, worker_end and worker_leave run on the thread
+ *   that has the turn.
+ * Blocks: the thread sleeps between its tasks and may block inside CUPTI's flush. worker_end waits for it until its
+ *   limit.
  */
 #define _GNU_SOURCE
 #include "cupti/collector_thread.h"

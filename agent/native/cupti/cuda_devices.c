@@ -1,4 +1,8 @@
-/* See cuda_devices.h. */
+/* See cuda_devices.h.
+ *
+ * Threads: the agent's.
+ * Blocks: inside the loader and inside CUDA's query functions.
+ */
 #define _GNU_SOURCE
 #include "cupti/cuda_devices.h"
 

@@ -8,10 +8,10 @@
 #define DEVICE_NAME_BYTES 256
 
 struct device_facts {
-    int32_t count;           /* devices; 0 when unknown */
-    int32_t driver_version;  /* 0: unknown, likewise below */
+    int32_t count;          /* devices; 0 when unknown */
+    int32_t driver_version; /* 0: unknown, likewise below */
     int32_t runtime_version;
-    uint32_t known;          /* bit i: values[i] is valid */
+    uint32_t known; /* bit i: values[i] is valid */
     uint64_t memory_bytes;
     int32_t values[DEVICE_ATTRIBUTES]; /* of the attributes asked for, in their order */
     char name[DEVICE_NAME_BYTES];      /* ends with NUL; empty: unknown */

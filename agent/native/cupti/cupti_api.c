@@ -1,4 +1,8 @@
-/* Resolving CUPTI's functions from the copy that the process has loaded. See cupti_api.h. */
+/* Resolving CUPTI's functions from the copy that the process has loaded. See cupti_api.h.
+ *
+ * Threads: the agent's.
+ * Blocks: inside the loader, when libcupti is opened.
+ */
 #define _GNU_SOURCE
 #include "cupti/cupti_api.h"
 
@@ -27,9 +31,9 @@ int cupti_api_open(struct cupti_api *api, const char *path, char *error, size_t 
         snprintf(error, error_bytes, "cannot open %s: %s", path, why != NULL ? why : "unknown reason");
         return -1;
     }
-#define CUPTI_RESOLVE(field, symbol, parameters)                                      \
-    if (resolve(library, path, symbol, &api->field, error, error_bytes) != 0) {       \
-        return -1;                                                                    \
+#define CUPTI_RESOLVE(field, symbol, parameters)                                \
+    if (resolve(library, path, symbol, &api->field, error, error_bytes) != 0) { \
+        return -1;                                                              \
     }
     CUPTI_FUNCTIONS(CUPTI_RESOLVE)
 #undef CUPTI_RESOLVE

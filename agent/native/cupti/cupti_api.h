@@ -32,23 +32,21 @@ typedef void (*cupti_completed)(void *context, uint32_t stream, uint8_t *buffer,
 typedef void (*cupti_callback)(void *user, uint32_t domain, uint32_t cbid, const void *data);
 
 /* name of the field, symbol, result, parameters */
-#define CUPTI_FUNCTIONS(X)                                                                            \
-    X(get_version, "cuptiGetVersion", (uint32_t * version))                                           \
-    X(get_result_string, "cuptiGetResultString", (cupti_result result, const char **text))            \
-    X(get_callback_name, "cuptiGetCallbackName", (uint32_t domain, uint32_t cbid, const char **name)) \
-    X(set_thread_id_type, "cuptiSetThreadIdType", (uint32_t type))                                    \
-    X(register_callbacks, "cuptiActivityRegisterCallbacks", (cupti_requested, cupti_completed))       \
-    X(enable, "cuptiActivityEnable", (uint32_t kind))                                                 \
-    X(disable, "cuptiActivityDisable", (uint32_t kind))                                               \
-    X(flush_all, "cuptiActivityFlushAll", (uint32_t flag))                                            \
-    X(get_next_record, "cuptiActivityGetNextRecord", (uint8_t * buffer, size_t valid, void **record)) \
-    X(get_num_dropped, "cuptiActivityGetNumDroppedRecords",                                           \
-      (void *context, uint32_t stream, size_t *dropped))                                              \
-    X(subscribe, "cuptiSubscribe", (void **subscriber, cupti_callback, void *user))                   \
-    X(unsubscribe, "cuptiUnsubscribe", (void *subscriber))                                            \
-    X(enable_domain, "cuptiEnableDomain", (uint32_t enable, void *subscriber, uint32_t domain))       \
-    X(enable_callback, "cuptiEnableCallback",                                                         \
-      (uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid))                            \
+#define CUPTI_FUNCTIONS(X)                                                                                         \
+    X(get_version, "cuptiGetVersion", (uint32_t *version))                                                         \
+    X(get_result_string, "cuptiGetResultString", (cupti_result result, const char **text))                         \
+    X(get_callback_name, "cuptiGetCallbackName", (uint32_t domain, uint32_t cbid, const char **name))              \
+    X(set_thread_id_type, "cuptiSetThreadIdType", (uint32_t type))                                                 \
+    X(register_callbacks, "cuptiActivityRegisterCallbacks", (cupti_requested, cupti_completed))                    \
+    X(enable, "cuptiActivityEnable", (uint32_t kind))                                                              \
+    X(disable, "cuptiActivityDisable", (uint32_t kind))                                                            \
+    X(flush_all, "cuptiActivityFlushAll", (uint32_t flag))                                                         \
+    X(get_next_record, "cuptiActivityGetNextRecord", (uint8_t *buffer, size_t valid, void **record))               \
+    X(get_num_dropped, "cuptiActivityGetNumDroppedRecords", (void *context, uint32_t stream, size_t *dropped))     \
+    X(subscribe, "cuptiSubscribe", (void **subscriber, cupti_callback, void *user))                                \
+    X(unsubscribe, "cuptiUnsubscribe", (void *subscriber))                                                         \
+    X(enable_domain, "cuptiEnableDomain", (uint32_t enable, void *subscriber, uint32_t domain))                    \
+    X(enable_callback, "cuptiEnableCallback", (uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid)) \
     X(finalize, "cuptiFinalize", (void))
 
 struct cupti_call { /* CUpti_CallbackData */

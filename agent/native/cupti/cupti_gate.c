@@ -14,6 +14,11 @@
  * are not counted: its own state is known better (sources/torch/kineto_state.py).
  *
  *     IDLE -> ARMED -> YIELDING -> YIELDED -> IDLE
+ *
+ * Threads: the gates are entered on any thread of the program that calls a gated function of CUPTI; the rest runs on
+ *   the agent's.
+ * Blocks: a thread that enters an armed gate waits until our recording has ended, 0.4 s at most; others pass without
+ *   waiting. gate_settle and gate_disarm wait on the agent's thread, 0.4 s at most.
  */
 #define _GNU_SOURCE
 #include "cupti/cupti_gate.h"
@@ -35,10 +40,10 @@
 #define SITES_OF_ONE 4u
 #define SITES_MOST 96u
 #define RANGES_MOST 64u
-#define SETTLE_NS 50000000LL      /* for a call that came through a gate just before we came */
+#define SETTLE_NS 50000000LL        /* for a call that came through a gate just before we came */
 #define SETTLE_LIMIT_NS 400000000LL /* if its thread gets no CPU time meanwhile */
 #define SETTLE_LOOK_NS 2000000L
-#define CALL_CPU_NS 20000u /* what a call takes at least, once it is through its gate */
+#define CALL_CPU_NS 20000u        /* what a call takes at least, once it is through its gate */
 #define WAIT_LIMIT_NS 400000000LL /* for another thread that gives way: twice what collector.c takes */
 
 enum state { IDLE, ARMED, YIELDING, YIELDED };
@@ -103,8 +108,8 @@ static struct {
     _Atomic uint64_t caller;
     _Atomic(const char *) function;
     _Atomic uint32_t in_use;
-    _Atomic bool uncounted; /* nothing tells of some who disable */
-    _Atomic bool ended; /* the last thing that somebody did was to disable the last of them */
+    _Atomic bool uncounted;  /* nothing tells of some who disable */
+    _Atomic bool ended;      /* the last thing that somebody did was to disable the last of them */
     _Atomic int64_t last_ns; /* monotonic: when somebody last came */
     _Atomic uint32_t last_thread;
     _Atomic uint64_t last_cpu_ns; /* that thread's, then */
@@ -120,7 +125,8 @@ static bool is_torch(const char *name) { return strncmp(name, "libtorch", strlen
 
 static bool is_vendors(const char *name) {
     return strncmp(name, "libcupti.so", strlen("libcupti.so")) == 0 ||
-           strncmp(name, "libnvperf_", strlen("libnvperf_")) == 0 || strncmp(name, "libcuda.so", strlen("libcuda.so")) == 0;
+           strncmp(name, "libnvperf_", strlen("libnvperf_")) == 0 ||
+           strncmp(name, "libcuda.so", strlen("libcuda.so")) == 0;
 }
 
 static int note_range(struct dl_phdr_info *info, size_t size, void *table) {
@@ -235,7 +241,8 @@ static void find_gate(void *library, const struct gated *gated) {
     }
     const uint32_t room = SITES_MOST - gate.count;
     struct call_site *sites = &gate.sites[gate.count];
-    const uint32_t found = call_sites_find(function, bytes_of(function), sites, room < SITES_OF_ONE ? room : SITES_OF_ONE);
+    const uint32_t found = call_sites_find(function, bytes_of(function), sites,
+                                           room < SITES_OF_ONE ? room : SITES_OF_ONE);
     for (uint32_t i = 0; i < found; i++) {
         gate.gates[gate.count++] = (struct gate){gated, sites[i].depth};
     }

@@ -12,6 +12,10 @@
  *
  *     ARMED -> FINALIZING -> FINALIZED   (a callback won)
  *     ARMED -> EXPIRED                   (the time-out won: no callback will finalize any more)
+ *
+ * Threads: detach_run runs on the agent's; detach_at_exit on whatever thread ends a CUDA call; detach_expire on any.
+ * Blocks: detach_run waits up to its limit, and for cuptiFinalize up to a limit of its own. The thread that finalizes
+ *   is inside CUPTI until that returns.
  */
 #define _GNU_SOURCE
 #include "cupti/detach.h"

@@ -4,8 +4,8 @@
  *   A CUDA graph that was launched while CUPTI recorded GPU activities must not outlive cuptiFinalize: a later launch
  *   of it ends the program with CUDA_ERROR_LAUNCH_FAILED. Measured on an H200 with CUDA 13.0, 0.5 to 5 s afterwards:
  *   with kernels recorded, with copies and sets alone, in another recording than the last, after seconds of launches
- *   without any recording, with the device idle during cuptiFinalize (docs/measurements.md has the table). It is safe where no
- *   graph was launched meanwhile, whether or not graphs exist or launches of before are still queued.
+ *   without any recording, with the device idle during cuptiFinalize (docs/measurements.md has the table). It is safe
+ *   where no graph was launched meanwhile, whether or not graphs exist or earlier launches are still queued.
  *
  *   So nobody may call cuptiFinalize in this process any more once
  *     - a graph was launched while we recorded GPU activities, which the subscriber's callbacks tell, or
@@ -16,6 +16,9 @@
  *
  *   The answer holds for the life of the process, and a later agent brings a library of its own. So it is written
  *   where every library finds it: in the name of a memfd of which one page, without access, is mapped for ever.
+ *
+ * Threads: the agent's; the launch of a graph is noted on the thread that makes it.
+ * Blocks: noting a launch never does. The rest makes system calls and waits for nobody.
  */
 #define _GNU_SOURCE
 #include "cupti/detach_safety.h"
@@ -36,8 +39,8 @@
 
 static struct {
     uint32_t graph_launched; /* since attachment_recording_begins */
-    uint32_t reasons;  /* of this library */
-    bool others_known; /* `reasons` holds what other libraries have left */
+    uint32_t reasons;        /* of this library */
+    bool others_known;       /* `reasons` holds what other libraries have left */
 } attachment;
 
 static void mark(uint32_t reason) {

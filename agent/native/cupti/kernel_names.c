@@ -1,4 +1,8 @@
-/* See kernel_names.h. Open addressing, at most half full, grown by doubling; used by the collector's thread only. */
+/* See kernel_names.h. Open addressing, at most half full, grown by doubling; used by the collector's thread only.
+ *
+ * Threads: the collector's.
+ * Blocks: never; growing the set allocates memory.
+ */
 #define _GNU_SOURCE
 #include "cupti/kernel_names.h"
 

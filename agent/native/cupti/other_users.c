@@ -1,3 +1,8 @@
+/* See other_users.h.
+ *
+ * Threads: the agent's.
+ * Blocks: others_expect waits in gate_settle, 0.4 s at most.
+ */
 #include "cupti/other_users.h"
 
 #include <stdbool.h>

@@ -4,12 +4,15 @@
  *   Records carry a kind and no size. cuptiActivityGetNextRecord knows the sizes; the distance between two
  *   records that it returns is the size of the first. A buffer with a kind not seen before is walked with it
  *   once (`learn`); all others are walked by the learned sizes: 3 ns a record with names (tests/bench/collector.py)
- *   where CUDA 13's cuptiActivityGetNextRecord alone takes 9. A walk must end exactly at the last valid byte; one that does not is learned anew, and if
- *   the records contradict the sizes learned before, the buffer is not published: its records count as
- *   dropped, because the daemon could only misread them.
+ *   where CUDA 13's cuptiActivityGetNextRecord alone takes 9. A walk must end exactly at the last valid byte. One that
+ *   does not is learned anew, and if the records contradict the sizes learned before, the buffer is not published: its
+ *   records count as dropped, because the daemon could only misread them.
  *
  *   The name in a kernel record is a pointer into this process. Its text is put into the string table before
  *   the buffer turns READY, so that the daemon can name every kernel it sees, even after the process died.
+ *
+ * Threads: the collector's; the agent's prepares the walker.
+ * Blocks: inside cuptiActivityGetNextRecord at most.
  */
 #include "cupti/parse_buffers.h"
 
@@ -19,8 +22,7 @@
 #define RECORD_BYTES_MOST 4096u
 #define RECORD_ALIGNMENT 8u
 
-bool walker_init(struct walker *walker, const struct cupti_api *api, struct arena *arena,
-                 uint32_t kernel_name_offset) {
+bool walker_init(struct walker *walker, const struct cupti_api *api, struct arena *arena, uint32_t kernel_name_offset) {
     memset(walker, 0, sizeof *walker);
     walker->api = api;
     walker->arena = arena;
@@ -138,8 +140,7 @@ static void set_ready(struct arena *arena, uint32_t index, uint64_t records, uin
 void walker_publish(struct walker *walker, uint32_t index) {
     struct arena *arena = walker->arena;
     uint8_t *buffer = arena_buffer(arena, index);
-    const uint64_t valid =
-        __atomic_load_n(arena_buffer_word(arena, index, ARENA_BUFFER_VALID_BYTES), __ATOMIC_RELAXED);
+    const uint64_t valid = __atomic_load_n(arena_buffer_word(arena, index, ARENA_BUFFER_VALID_BYTES), __ATOMIC_RELAXED);
     const int64_t records = valid == 0 ? 0 : walk_or_learn(walker, buffer, valid);
     if (records > 0) {
         set_ready(arena, index, (uint64_t)records, valid);

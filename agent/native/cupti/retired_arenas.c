@@ -2,6 +2,9 @@
  *
  * What CUPTI may still write to is not unmapped: its memory is given back but for the buffers in question, and the
  * mapping stays until a detach proves that CUPTI has let go.
+ *
+ * Threads: retired_add and retired_free run on the agent's; retired_release on the collector's.
+ * Blocks: never.
  */
 #include "cupti/retired_arenas.h"
 

@@ -10,6 +10,11 @@
  *   and a CUDA call of another thread that comes in between reads through a null pointer. On an H200 with
  *   libcupti 13.0, one of three processes that subscribed for the first time after recording crashed so
  *   (162 of 470); none that had subscribed once before did (0 of 168, and 0 of 1,680 later subscriptions).
+ *
+ * Threads: the callback runs on every thread of the program that makes a CUDA call, inside the call; the rest on the
+ *   thread that has the turn.
+ * Blocks: the callback never does, unless a detach is armed: then cuptiFinalize runs in it. The rest may block inside
+ *   CUPTI.
  */
 #include "cupti/subscription.h"
 
@@ -96,8 +101,7 @@ cupti_result subscription_watch_graphs(const struct cupti_api *api, const struct
     return result;
 }
 
-static cupti_result follow_domain(const struct cupti_api *api, void *held, const struct calls *calls,
-                                  uint32_t domain) {
+static cupti_result follow_domain(const struct cupti_api *api, void *held, const struct calls *calls, uint32_t domain) {
     if (calls->patterns[domain][0] == 0) {
         return CUPTI_SUCCESS;
     }

@@ -10,6 +10,9 @@
  * The instructions before the call are decoded, for their lengths and for what they push: that finds the function's
  * return address, hence who called it. Whatever the decoder does not know ends the search. Nothing is ever changed
  * but a displacement of a call that was found so.
+ *
+ * Threads: the agent's.
+ * Blocks: never. The instructions are only read here.
  */
 #include "patching/call_site.h"
 
@@ -31,7 +34,7 @@ enum flow { NEXT, BRANCH, JUMP, NEAR_JUMP, CALL, RETURN, END }; /* NEAR_JUMP: a 
 struct instruction {
     enum flow flow;
     uint32_t length;
-    int32_t pushed;  /* bytes; negative: popped */
+    int32_t pushed;   /* bytes; negative: popped */
     int32_t distance; /* BRANCH, both JUMPs and CALL: from the next instruction */
 };
 
@@ -62,6 +65,7 @@ static struct operand operand_at(const uint8_t *at, uint32_t rex) {
 /* How instructions with a ModRM byte are told apart: what they write, and what follows the operand. */
 enum form { UNKNOWN, TO_RM, TO_REG, READS, TO_RM_8, READS_8 };
 
+// clang-format off: a row for each form
 static enum form form_of(uint8_t opcode) {
     switch (opcode) {
     case 0x01: case 0x09: case 0x21: case 0x29: case 0x31: case 0x88: case 0x89: return TO_RM;
@@ -78,9 +82,11 @@ static enum form form_of_0f(uint8_t opcode) {
     case 0x57: case 0x6c: case 0x6f: case 0x7f: case 0xd6: case 0xef: case 0xa3: return READS;
     case 0xb6: case 0xb7: case 0xbe: case 0xbf: return TO_REG;
     case 0xba: return READS_8;
-    default: return opcode >= 0x40 && opcode <= 0x4f ? TO_REG /* cmov */ : opcode >= 0x90 && opcode <= 0x9f ? READS : UNKNOWN;
+    default:
+        return opcode >= 0x40 && opcode <= 0x4f ? TO_REG /* cmov */ : opcode >= 0x90 && opcode <= 0x9f ? READS : UNKNOWN;
     }
 }
+// clang-format on
 
 static struct instruction with_operand(enum form form, const uint8_t *at, uint32_t before, uint32_t rex) {
     const struct operand operand = operand_at(at, rex);
@@ -137,8 +143,10 @@ static struct instruction decode(const uint8_t *at) {
     }
     switch (opcode) {
     case 0x0f: return after_0f(at + n, n, rex);
-    case 0x3c: case 0xa8: return (struct instruction){NEXT, n + 1, 0, 0};
-    case 0x3d: case 0xa9: return (struct instruction){narrow ? END : NEXT, n + 4, 0, 0};
+    case 0x3c:
+    case 0xa8: return (struct instruction){NEXT, n + 1, 0, 0};
+    case 0x3d:
+    case 0xa9: return (struct instruction){narrow ? END : NEXT, n + 4, 0, 0};
     case 0x81: return narrow ? (struct instruction){END, 0, 0, 0} : with_number(at + n, n, rex, false);
     case 0x83: return with_number(at + n, n, rex, true);
     case 0x90: return (struct instruction){NEXT, n, 0, 0};

@@ -16,12 +16,16 @@
  * many bytes around the callee.
  *
  * A large program has mapped nearly all that a displacement reaches (2 GiB to either side): JAX leaves some twenty
- * holes, of 4 KiB to 2 MiB. So the free ranges are looked up (code_space.c), and the nearest place in them is taken. Where none
- * fits, a stub goes into the rest of the last page of the library's own code. That is writable, too, for as long
- * as stubs are written.
+ * holes, of 4 KiB to 2 MiB. So the free ranges are looked up (code_space.c), and the nearest place in them is taken.
+ * Where none fits, a stub goes into the rest of the last page of the library's own code. That page is writable, too,
+ * while stubs are written.
  *
  * The code's page becomes writable for the store and never ceases to be executable. A system that allows that not
  * (SELinux's execmod, PaX) refuses, and nothing has changed. Stubs stay mapped for ever; a forked child has them, too.
+ *
+ * Threads: stubs run on whatever thread enters the function, which they do not delay; the rest runs on the agent's
+ *   thread.
+ * Blocks: never. The page of the code is writable while the call is redirected.
  */
 #define _GNU_SOURCE
 #include "patching/call_site.h"
@@ -45,7 +49,7 @@
 #define SLOTS (2 * PAGE / 16)
 #define AREAS_MOST 32u
 #define ROOMS_MOST 512u
-#define ATTEMPTS 4 /* another thread may take the same room */
+#define ATTEMPTS 4           /* another thread may take the same room */
 #define REACH (1900ll << 20) /* less than the 2 GiB of a displacement, with the library's own size to spare */
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -150,7 +154,7 @@ static uint8_t *place_in(const struct call_site *site, uint32_t block, struct ro
 struct area {
     uint8_t *at;
     size_t bytes;
-    bool mapped; /* by us; else it is the library's */
+    bool mapped;       /* by us; else it is the library's */
     bool taken[SLOTS]; /* by sixteen bytes, as stubs may have to begin at any byte */
 };
 
@@ -179,7 +183,8 @@ static bool take_room(struct area *area, struct call_site *site, uint32_t block)
 static bool map_area(struct area *area, uint8_t *stub) {
     uint8_t *begin = stub - (uintptr_t)stub % PAGE;
     const size_t bytes = stub + STUB_BYTES <= begin + PAGE ? PAGE : 2 * PAGE;
-    uint8_t *made = mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    uint8_t *made = mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
+                         0);
     if (made == MAP_FAILED) {
         return false;
     }

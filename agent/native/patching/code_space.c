@@ -11,6 +11,9 @@
  * A segment ends within a page as a rule, and what follows there belongs to no symbol and no section: no program can
  * refer to it. It shows what happens to follow in the file. Where it still is what the file has there, nobody else (a
  * tool that changes code, an older agent) has put it to use.
+ *
+ * Threads: the agent's.
+ * Blocks: never; it reads /proc/self/maps and files of libraries.
  */
 #define _GNU_SOURCE
 #include "patching/code_space.h"
@@ -92,7 +95,8 @@ static int look_for(struct dl_phdr_info *info, size_t size, void *wanted) {
     for (unsigned i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
         const uintptr_t begin = info->dlpi_addr + part->p_vaddr, end = begin + part->p_memsz;
-        if (part->p_type == PT_LOAD && segment->code >= begin && segment->code < end && part->p_filesz == part->p_memsz) {
+        if (part->p_type == PT_LOAD && segment->code >= begin && segment->code < end &&
+            part->p_filesz == part->p_memsz) {
             segment->path = info->dlpi_name;
             segment->file_offset = part->p_offset + part->p_filesz;
             segment->rest = (struct room){end, (end + page - 1) / page * page};

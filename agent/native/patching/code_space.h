@@ -8,11 +8,11 @@ struct room {
     uintptr_t begin, end;
 };
 
-/* The free pages between `low` and `high`, ascending, `most` ranges at most. Left out of them are a page at both ends, and
- * what the main stack and the heap may grow into. 0 as well if the mappings cannot be read. */
+/* The free pages between `low` and `high`, ascending, `most` ranges at most. A page at both ends is left out, and what
+ * the main stack and the heap may grow into. 0 as well if the mappings cannot be read. */
 uint32_t room_between(uintptr_t low, uintptr_t high, struct room *rooms, uint32_t most);
 
-/* What follows the instructions of the library of `code` in their last page, if nobody has used that; else it is empty. */
+/* What follows the instructions of the library of `code` in their last page; empty if somebody has used that. */
 struct room room_after_code(const void *code);
 
 #endif

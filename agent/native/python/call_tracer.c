@@ -11,6 +11,11 @@
  *   threads may end: so the list of threads is gone through anew after each.
  *
  *   No buffer free ends the recording for good: with a hole in it, returns would be taken for those of other calls.
+ *
+ * Threads: on_event runs on every recorded thread of the program, with the GIL; the exported functions marked (GIL)
+ *   on the agent's with the GIL, the others without.
+ * Blocks: on_event never waits: no lock, and no system call but gettid at a thread's first event. Setting the
+ *   function may run the program's audit hooks.
  */
 #define _GNU_SOURCE
 #include "python/call_tracer.h"
@@ -43,7 +48,7 @@ struct record {
     uint32_t thread;
     uint32_t name;
 };
-_Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "arena.PYTHON_CALL");
+_Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "records.PYTHON_CALL");
 
 /* A thread with at least one event. */
 struct thread {
@@ -64,15 +69,15 @@ static struct {
     uint32_t used;
     uint64_t lent_ns;
     size_t profile_word; /* of PyThreadState */
-    uint64_t recording; /* number of the current one */
-    uint64_t set_ns;    /* when the function was last set on a thread */
+    uint64_t recording;  /* number of the current one */
+    uint64_t set_ns;     /* when the function was last set on a thread */
     struct thread threads[THREADS_MOST];
     uint32_t threads_used;
     void *left_out[LEFT_OUT_MOST];
     uint32_t left_out_count;
     void *refused[REFUSED_MOST];
     uint32_t refused_count;
-    struct kp_result result;
+    struct kc_tracer_result result;
 } self;
 
 static struct thread crowd; /* threads beyond THREADS_MOST, which are not recorded */
@@ -186,21 +191,12 @@ static int on_event(void *unused, void *frame, int what, void *argument) {
         return 0;
     }
     switch ((enum event)what) {
-    case CALL:
-        write_record(now_ns(), own->id, python_name_of_frame(frame));
-        break;
-    case C_CALL:
-        write_record(now_ns(), own->id, python_name_of_c_function(argument));
-        break;
-    case RETURN:
-        write_record(now_ns(), own->id, ARENA_CALL_RETURN);
-        break;
+    case CALL: write_record(now_ns(), own->id, python_name_of_frame(frame)); break;
+    case C_CALL: write_record(now_ns(), own->id, python_name_of_c_function(argument)); break;
+    case RETURN: write_record(now_ns(), own->id, ARENA_CALL_RETURN); break;
     case C_EXCEPTION:
-    case C_RETURN:
-        write_record(now_ns(), own->id, ARENA_CALL_C_RETURN);
-        break;
-    default:
-        break;
+    case C_RETURN: write_record(now_ns(), own->id, ARENA_CALL_C_RETURN); break;
+    default: break;
     }
     return 0;
 }
@@ -251,9 +247,7 @@ static uint64_t change_all(profile_function from, profile_function to) {
 
 /* Other interpreters may have a GIL of their own, which keeps us off their threads. The main one was the first to be
  * made and is the last in their list, so that no other needs to be looked at: it might end meanwhile. */
-static void look_for_others(void) {
-    self.result.elsewhere |= python.newest_interpreter() != python.main_interpreter();
-}
+static void look_for_others(void) { self.result.elsewhere |= python.newest_interpreter() != python.main_interpreter(); }
 
 static void set_all(void) {
     look_for_others();
@@ -313,36 +307,36 @@ static void hook_process(void) {
 
 /* ---- exported ---- */
 
-uint32_t kp_abi(void) { return KP_ABI; }
+uint32_t kc_tracer_abi(void) { return KC_TRACER_ABI; }
 
-int kp_open(char *error, size_t error_bytes) {
+int kc_tracer_open(char *error, size_t error_bytes) {
     if (self.phase > OPENED) {
-        return refuse(KP_ORDER, error, error_bytes, "a recording of Python's calls is still open");
+        return refuse(KC_ORDER, error, error_bytes, "a recording of Python's calls is still open");
     }
     const char *missing = python_find();
     if (missing != NULL) {
         snprintf(error, error_bytes, "this Python has no %s", missing);
-        return KP_PYTHON;
+        return KC_LIBRARY;
     }
     self.phase = OPENED;
     return 0;
 }
 
-int kp_prepare(const struct kp_config *config, char *error, size_t error_bytes) {
+int kc_tracer_prepare(const struct kc_tracer_config *config, char *error, size_t error_bytes) {
     if (self.phase != OPENED) {
-        return refuse(KP_ORDER, error, error_bytes, "not open, or a recording of Python's calls is still open");
+        return refuse(KC_ORDER, error, error_bytes, "not open, or a recording of Python's calls is still open");
     }
     if (!python_names_prepare()) {
-        return refuse(KP_SYSTEM, error, error_bytes, "no memory for the names of functions");
+        return refuse(KC_SYSTEM, error, error_bytes, "no memory for the names of functions");
     }
     const char *step = "malloc";
     struct arena *arena = malloc(sizeof *arena);
     if (arena == NULL) {
-        return refuse(KP_SYSTEM, error, error_bytes, "out of memory");
+        return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
     }
     const uint64_t wanted = config->buffer_limit_bytes / config->buffer_bytes;
-    const int failed =
-        arena_create(arena, wanted < 2 ? 2 : (uint32_t)wanted, config->buffer_bytes, config->strings_bytes, &step);
+    const int failed = arena_create(arena, wanted < 2 ? 2 : (uint32_t)wanted, config->buffer_bytes,
+                                    config->strings_bytes, &step);
     if (failed != 0) {
         free(arena);
         return refuse_system(error, error_bytes, step, failed);
@@ -359,22 +353,22 @@ int kp_prepare(const struct kp_config *config, char *error, size_t error_bytes) 
     return arena->fd;
 }
 
-int kp_leave_out(void) {
+int kc_tracer_leave_out(void) {
     if (self.left_out_count < LEFT_OUT_MOST) {
         self.left_out[self.left_out_count++] = python.this_thread();
     }
     return 0;
 }
 
-int kp_start(void *module_call, char *error, size_t error_bytes) {
+int kc_tracer_start(void *module_call, char *error, size_t error_bytes) {
     void *const thread = python.this_thread();
     if (self.phase != PREPARED) {
-        return refuse(KP_ORDER, error, error_bytes, "not prepared");
+        return refuse(KC_ORDER, error, error_bytes, "not prepared");
     }
-    (void)kp_leave_out();
+    (void)kc_tracer_leave_out();
     if (!find_profile_word(thread)) {
         unset_this(thread);
-        return refuse(KP_PYTHON, error, error_bytes,
+        return refuse(KC_LIBRARY, error, error_bytes,
                       "this Python does not take a profile function as it is known, or an audit hook forbids it");
     }
     self.recording++;
@@ -387,9 +381,9 @@ int kp_start(void *module_call, char *error, size_t error_bytes) {
     return 0;
 }
 
-int kp_look(void) {
+int kc_tracer_look(void) {
     if (self.phase != RECORDING || !self.writing) {
-        return KP_ORDER;
+        return KC_ORDER;
     }
     for (uint32_t i = 0; i < self.threads_used; i++) {
         struct thread *known = &self.threads[i];
@@ -406,10 +400,10 @@ int kp_look(void) {
     return 0;
 }
 
-int kp_counts(struct kp_counts *counts) {
+int kc_tracer_counts(struct kc_counts *counts) {
     memset(counts, 0, sizeof *counts);
     if (self.phase < PREPARED) {
-        return KP_ORDER;
+        return KC_ORDER;
     }
     counts->records = arena_load(self.arena, ARENA_RECORDS);
     counts->bytes = arena_load(self.arena, ARENA_VALID_BYTES);
@@ -417,10 +411,10 @@ int kp_counts(struct kp_counts *counts) {
     return 0;
 }
 
-int kp_stop(struct kp_result *result) {
+int kc_tracer_stop(struct kc_tracer_result *result) {
     memset(result, 0, sizeof *result);
     if (self.phase != RECORDING) {
-        return KP_ORDER;
+        return KC_ORDER;
     }
     self.writing = false;
     publish();
@@ -433,12 +427,12 @@ int kp_stop(struct kp_result *result) {
     self.result.names_lost = python_names_end();
     arena_store(self.arena, ARENA_CLOSED, 1);
     self.phase = STOPPED;
-    (void)kp_counts(&self.result.counts);
+    (void)kc_tracer_counts(&self.result.counts);
     *result = self.result;
     return 0;
 }
 
-int kp_close(void) {
+int kc_tracer_close(void) {
     if (self.phase < PREPARED || self.phase == RECORDING) {
         return 0;
     }
@@ -449,7 +443,7 @@ int kp_close(void) {
     return 0;
 }
 
-int kp_forked(void) {
+int kc_tracer_forked(void) {
     void *const thread = python.this_thread();
     if (self.profile_word != 0 && profile_of(thread) == on_event) {
         unset_this(thread);

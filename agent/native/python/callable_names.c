@@ -5,6 +5,11 @@
  *   when it is first seen. Odd numbers are of C functions. Code objects are kept until the end of the recording, so
  *   that no other gets the address of one. C functions and modules are not: that would keep the program's objects
  *   alive. A module's address counts with its type.
+ *
+ * Threads: that of on_event (call_tracer.c), with the GIL; python_find and python_names_prepare run on the agent's
+ *   without it.
+ * Blocks: never waits. What it asks of the interpreter for a callable that is new (attributes of code objects and
+ *   frames) runs no code of the program.
  */
 #define _GNU_SOURCE
 #include "python/callable_names.h"
@@ -169,8 +174,8 @@ uint32_t python_name_of_c_function(const void *object) {
     const char *type = function->self != NULL ? function->self->type->name : "module";
     const int length = strcmp(type, "module") == 0
                            ? snprintf(text, sizeof text, "C<built-in function %s>", or_unknown(method->name))
-                           : snprintf(text, sizeof text, "C<built-in method %s of %s object>",
-                                      or_unknown(method->name), type);
+                           : snprintf(text, sizeof text, "C<built-in method %s of %s object>", or_unknown(method->name),
+                                      type);
     return named(slot, text, length);
 }
 
@@ -194,8 +199,8 @@ uint32_t python_name_of_frame(void *frame) {
 
 bool python_names_prepare(void) {
     if (self.names == NULL) {
-        void *names = mmap(NULL, NAMES_SLOTS * sizeof *self.names, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *names = mmap(NULL, NAMES_SLOTS * sizeof *self.names, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                           -1, 0);
         self.names = names == MAP_FAILED ? NULL : names;
     }
     return self.names != NULL;

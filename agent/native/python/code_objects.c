@@ -1,4 +1,8 @@
-/* Code objects and texts, see frame_walk.h. Nothing of them is believed but by its type, and none of it is followed. */
+/* Code objects and texts, see frame_walk.h. Nothing of them is believed but by its type, and none of it is followed.
+ *
+ * Threads: the sampler's without the GIL, or the agent's (kc_sampler_look, _read_text) with it.
+ * Blocks: never; one system call for each read.
+ */
 #include "python/frame_walk.h"
 
 #define CODE_BYTES_MOST 256u
@@ -6,7 +10,7 @@
 #define TEXT_BYTES_MOST 64u  /* what is read of a text before the characters */
 #define CHARACTERS_MOST 256u /* where they may begin */
 
-bool code_fits(const struct ks_layout *layout) {
+bool code_fits(const struct kc_sampler_layout *layout) {
     const uint32_t in_code[] = {layout->object_type, layout->object_size,     layout->code_filename,
                                 layout->code_name,   layout->code_first_line, layout->code_lines};
     const uint32_t characters = FARTHER(FARTHER(layout->text_ascii, layout->text_compact), layout->bytes_value);
@@ -15,13 +19,13 @@ bool code_fits(const struct ks_layout *layout) {
            characters <= CHARACTERS_MOST && layout->text_kind_shift < 32 && layout->code_bytecode <= CODE_BYTES_MOST;
 }
 
-static uint32_t code_bytes(const struct ks_layout *layout) {
+static uint32_t code_bytes(const struct kc_sampler_layout *layout) {
     const uint32_t last = FARTHER(FARTHER(layout->code_filename, layout->code_name),
-                                        FARTHER(layout->code_lines, layout->code_first_line));
+                                  FARTHER(layout->code_lines, layout->code_first_line));
     return FARTHER(last, FARTHER(layout->object_type, layout->object_size)) + (uint32_t)sizeof(uint64_t);
 }
 
-static bool read_code(const struct ks_layout *layout, const uint8_t *object, struct code_identity *code) {
+static bool read_code(const struct kc_sampler_layout *layout, const uint8_t *object, struct code_identity *code) {
     code->filename = word_in(object, layout->code_filename);
     code->name = word_in(object, layout->code_name);
     code->lines = word_in(object, layout->code_lines);
@@ -82,9 +86,9 @@ bool walk_codes(struct walker_of_stacks *walker, const struct stack *stack, stru
     return true;
 }
 
-int32_t walk_instruction(const struct ks_layout *layout, const struct walked_frame *frame,
+int32_t walk_instruction(const struct kc_sampler_layout *layout, const struct walked_frame *frame,
                          const struct code_identity *code) {
-    if (layout->frames == KS_FRAME_OBJECTS) {
+    if (layout->frames == KC_FRAME_OBJECTS) {
         const int64_t unit = (int64_t)frame->instruction;
         return unit < 0 || unit > INT32_MAX / 2 ? -1 : (int32_t)(unit * layout->instruction_scale);
     }
@@ -112,7 +116,7 @@ static uint32_t put_utf8(char *text, uint32_t character) {
 }
 
 int32_t walk_text(const struct walker_of_stacks *walker, uint64_t address, char *text, uint32_t most) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     uint8_t head[TEXT_BYTES_MOST];
     uint8_t characters[1024];
     uint32_t state;
@@ -150,7 +154,7 @@ int32_t walk_text(const struct walker_of_stacks *walker, uint64_t address, char 
 }
 
 int32_t walk_bytes(const struct walker_of_stacks *walker, uint64_t address, uint8_t *data, uint32_t most) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     const uint64_t size = memory_word(&walker->memory, address + layout->object_size);
     const uint32_t kept = size > most ? most : (uint32_t)size;
     if (kept > 0 && !memory_read(&walker->memory, data, address + layout->bytes_value, kept)) {

@@ -15,6 +15,9 @@
  *   be a choice in favour of code that makes few calls: functions of 20 us were found with shares 5 points too low that
  *   way. The price: the bytes of a callee that has returned stay where its caller's next callee will be, so that in
  *   code that calls every 50 ns 2 to 7 % of the samples, on a busy machine, have a callee below the wrong caller.
+ *
+ * Threads: the sampler's without the GIL, or the agent's (kc_sampler_look, _runs, _runs_file) with it.
+ * Blocks: never: no lock of the interpreter, bounded chains, one system call for each read.
  */
 #define _GNU_SOURCE
 #include "python/frame_walk.h"
@@ -34,7 +37,7 @@
 #define FRAME_BYTES_MOST 160u
 #define GIL_BYTES_MOST 64u
 #define OFFSET_MOST (1u << 20) /* of what is read by itself: interpreters have some 300 KB */
-#define TAGS 3u /* low bits of the reference to the code in a frame, from 3.14 on */
+#define TAGS 3u                /* low bits of the reference to the code in a frame, from 3.14 on */
 
 /* ---- offsets ---- */
 
@@ -47,7 +50,7 @@ bool offsets_fit(const uint32_t *offsets, size_t count, uint32_t bytes) {
     return true;
 }
 
-bool walk_fits(const struct ks_layout *layout) {
+bool walk_fits(const struct kc_sampler_layout *layout) {
     const uint32_t in_thread[] = {layout->thread_next, layout->thread_interpreter, layout->thread_frame,
                                   layout->thread_id, layout->thread_native_id};
     const uint32_t in_frame[] = {layout->frame_code, layout->frame_previous, layout->frame_instruction,
@@ -56,8 +59,8 @@ bool walk_fits(const struct ks_layout *layout) {
     const uint32_t alone[] = {layout->runtime_interpreters, layout->interpreter_next, layout->interpreter_threads,
                               layout->cframe_frame, layout->gil_offset};
 #define FIT(offsets, bytes) offsets_fit(offsets, sizeof(offsets) / sizeof *(offsets), bytes)
-    return FIT(in_thread, THREAD_BYTES_MOST) && FIT(in_frame, FRAME_BYTES_MOST) &&
-           FIT(in_gil, GIL_BYTES_MOST) && FIT(alone, OFFSET_MOST) && code_fits(layout);
+    return FIT(in_thread, THREAD_BYTES_MOST) && FIT(in_frame, FRAME_BYTES_MOST) && FIT(in_gil, GIL_BYTES_MOST) &&
+           FIT(alone, OFFSET_MOST) && code_fits(layout);
 }
 
 /* ---- interpreters and threads ---- */
@@ -76,10 +79,10 @@ uint64_t walk_threads(const struct walker_of_stacks *walker, uint64_t interprete
 
 bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64_t interpreter,
                  struct python_thread *thread) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     uint8_t bytes[THREAD_BYTES_MOST];
     const uint32_t last = FARTHER(FARTHER(layout->thread_native_id, layout->thread_id),
-                                        FARTHER(layout->thread_frame, layout->thread_interpreter));
+                                  FARTHER(layout->thread_frame, layout->thread_interpreter));
     if (!memory_read(&walker->memory, bytes, address, FARTHER(last, layout->thread_next) + sizeof(uint64_t))) {
         return false;
     }
@@ -94,12 +97,9 @@ bool walk_thread(const struct walker_of_stacks *walker, uint64_t address, uint64
 
 uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter) {
     switch (walker->layout->gil) {
-    case KS_GIL_IN_RUNTIME:
-        return walker->layout->runtime + walker->layout->gil_offset;
-    case KS_GIL_BY_POINTER:
-        return memory_word(&walker->memory, interpreter + walker->layout->gil_offset);
-    default:
-        return 0;
+    case KC_GIL_IN_RUNTIME: return walker->layout->runtime + walker->layout->gil_offset;
+    case KC_GIL_BY_POINTER: return memory_word(&walker->memory, interpreter + walker->layout->gil_offset);
+    default: return 0;
     }
 }
 
@@ -118,27 +118,27 @@ uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil) {
 /* ---- frames ---- */
 
 static uint64_t innermost(const struct walker_of_stacks *walker, const struct python_thread *thread) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     const uint64_t found = memory_word(&walker->memory, thread->address + layout->thread_frame);
-    if (layout->frames != KS_FRAMES_BY_CFRAME) {
+    if (layout->frames != KC_FRAMES_BY_CFRAME) {
         return found;
     }
     return found == 0 ? 0 : memory_word(&walker->memory, found + layout->cframe_frame);
 }
 
-static uint32_t frame_bytes(const struct ks_layout *layout) {
+static uint32_t frame_bytes(const struct kc_sampler_layout *layout) {
     return FARTHER(FARTHER(layout->frame_code, layout->frame_previous),
                    FARTHER(layout->frame_instruction, layout->frame_owner)) +
            (uint32_t)sizeof(uint64_t);
 }
 
 /* False: there is no frame in these bytes. */
-static bool decode_frame(const struct ks_layout *layout, const uint8_t *bytes, uint64_t address,
+static bool decode_frame(const struct kc_sampler_layout *layout, const uint8_t *bytes, uint64_t address,
                          struct walked_frame *frame) {
     frame->address = address;
     frame->previous = word_in(bytes, layout->frame_previous);
     frame->code = word_in(bytes, layout->frame_code);
-    if (layout->frames == KS_FRAME_OBJECTS) {
+    if (layout->frames == KC_FRAME_OBJECTS) {
         int32_t instruction;
         memcpy(&instruction, bytes + layout->frame_instruction, sizeof instruction);
         frame->instruction = (uint64_t)(int64_t)instruction;
@@ -189,7 +189,7 @@ struct hold {
 /* A frame object lies alone, the frames since 3.11 lie side by side: the page of the innermost one is taken then. */
 static void choose_pieces(const struct walker_of_stacks *walker, uint64_t innermost, struct hold *hold) {
     const struct stack *stack = &walker->stack;
-    if (walker->layout->frames != KS_FRAME_OBJECTS) {
+    if (walker->layout->frames != KC_FRAME_OBJECTS) {
         hold->pieces = 1;
         hold->bytes_each = MEMORY_PAGE_BYTES;
         hold->addresses[0] = innermost & ~(uint64_t)(MEMORY_PAGE_BYTES - 1);
@@ -211,28 +211,28 @@ static bool in_time(struct walker_of_stacks *walker, int64_t took_ns) {
 }
 
 static bool take_hold(struct walker_of_stacks *walker, const struct python_thread *thread, struct hold *hold) {
-    const struct ks_layout *layout = walker->layout;
+    const struct kc_sampler_layout *layout = walker->layout;
     const uint64_t pointer = thread->address + layout->thread_frame;
     uint64_t cframe = 0;
     struct memory_piece pieces[HOLD_FRAMES + 4];
     uint64_t outer[2] = {0, 0}; /* the thread's _PyCFrame before and after */
     uint32_t count = 0;
     uint64_t innermost_at = pointer;
-    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+    if (layout->frames == KC_FRAMES_BY_CFRAME) {
         cframe = memory_word(&walker->memory, pointer);
         innermost_at = cframe + layout->cframe_frame;
     }
     choose_pieces(walker, memory_word(&walker->memory, innermost_at), hold);
-    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+    if (layout->frames == KC_FRAMES_BY_CFRAME) {
         pieces[count++] = (struct memory_piece){&outer[0], pointer, sizeof outer[0]};
     }
     pieces[count++] = (struct memory_piece){&hold->from, innermost_at, sizeof hold->from};
     for (uint32_t i = 0; i < hold->pieces; i++) {
-        pieces[count++] =
-            (struct memory_piece){hold->bytes + (size_t)i * hold->bytes_each, hold->addresses[i], hold->bytes_each};
+        pieces[count++] = (struct memory_piece){hold->bytes + (size_t)i * hold->bytes_each, hold->addresses[i],
+                                                hold->bytes_each};
     }
     pieces[count++] = (struct memory_piece){&hold->to, innermost_at, sizeof hold->to};
-    if (layout->frames == KS_FRAMES_BY_CFRAME) {
+    if (layout->frames == KC_FRAMES_BY_CFRAME) {
         pieces[count++] = (struct memory_piece){&outer[1], pointer, sizeof outer[1]};
     }
     const int64_t began = clock_ns(CLOCK_MONOTONIC);
@@ -332,7 +332,7 @@ static void show(struct walker_of_stacks *walker) {
 static uint32_t agreed(const struct stack *one, const struct stack *other) {
     uint32_t a = one->depth;
     uint32_t b = other->depth;
-    if (one->truncated || other->truncated) { /* maybe at different frames: from the outer one of those that both have */
+    if (one->truncated || other->truncated) { /* maybe at different frames: from the outermost that both have */
         while (a > 0 && one->frames[a - 1].address != other->frames[b - 1].address) {
             a--;
         }
@@ -371,7 +371,8 @@ static bool keep_agreed(struct walker_of_stacks *walker, const struct python_thr
     }
     const struct walked_frame *inner = &after->frames[after->depth - kept];
     uint32_t at = 0;
-    while (at < middle->depth && (middle->frames[at].address != inner->address || middle->frames[at].code != inner->code)) {
+    while (at < middle->depth &&
+           (middle->frames[at].address != inner->address || middle->frames[at].code != inner->code)) {
         at++;
     }
     uint32_t called = at == middle->depth ? 0 : at > 0 && middle->frames[at - 1].code != 0 ? 1 : 2;

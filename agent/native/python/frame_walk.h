@@ -20,7 +20,7 @@ static inline uint64_t word_in(const uint8_t *bytes, uint32_t offset) {
 struct walked_frame {
     uint64_t address;
     uint64_t previous;
-    uint64_t code; /* 0: one of the interpreter's own */
+    uint64_t code;        /* 0: one of the interpreter's own */
     uint64_t instruction; /* as it stands in the frame */
 };
 
@@ -34,9 +34,9 @@ struct stack {
 };
 
 struct walker_of_stacks {
-    const struct ks_layout *layout;
+    const struct kc_sampler_layout *layout;
     struct memory memory;
-    struct stack stack;  /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
+    struct stack stack; /* what walk_stack has found: STACK_DEPTH_MOST frames at the most, none of them hidden */
     struct stack second;
     struct stack third;
     int64_t shortest_hold_ns; /* so far */
@@ -70,7 +70,7 @@ enum walk walk_stack(struct walker_of_stacks *walker, const struct python_thread
 
 /* Where the interpreter's GIL is, 0 if that is not known. */
 uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter);
-/* The thread (pthread_t) that holds this GIL, 0 if none does. Not the thread state: up to 3.11 a thread that goes over to
+/* The thread (pthread_t) that holds this GIL, 0 if none does. Not the thread state: up to 3.11 a thread that moves to
  * another interpreter keeps the GIL that it took for the first one. */
 uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil);
 
@@ -86,15 +86,15 @@ struct code_identity {
 };
 
 /* Whether all offsets lie within what is read of an object. What follows relies on it. */
-bool walk_fits(const struct ks_layout *layout);
-bool code_fits(const struct ks_layout *layout); /* those of code objects and texts */
+bool walk_fits(const struct kc_sampler_layout *layout);
+bool code_fits(const struct kc_sampler_layout *layout); /* those of code objects and texts */
 /* Whether a word at each of these offsets ends within so many bytes. */
 bool offsets_fit(const uint32_t *offsets, size_t count, uint32_t bytes);
 
 /* The code objects of the stack, in its order. False if one of them is none. */
 bool walk_codes(struct walker_of_stacks *walker, const struct stack *stack, struct code_identity *codes);
 /* The offset in bytes of a frame's instruction from the start of its bytecode, -1 if unknown. */
-int32_t walk_instruction(const struct ks_layout *layout, const struct walked_frame *frame,
+int32_t walk_instruction(const struct kc_sampler_layout *layout, const struct walked_frame *frame,
                          const struct code_identity *code);
 
 /* A str as UTF-8, cut to `most` bytes; returns its length, negative if it is no str that can be read. */

@@ -3,6 +3,9 @@
  * The CPU clock of a thread is named by its tid alone: no descriptor, no right, 0.2 us. A descriptor is only opened to
  * list the threads (ten times a second), for a new thread's name, and for what a thread waits for that has been running
  * and is not on a processor now; sampler_thread.c sees to it that these are in a table of their own.
+ *
+ * Threads: the sampler's.
+ * Blocks: never for long: it reads /proc, and clocks by system calls.
  */
 #define _GNU_SOURCE
 #include "python/kernel_threads.h"
@@ -18,7 +21,7 @@
 #include "common/wake.h"
 
 #define OWN_PREFIX "kineto-" /* names of the agent's threads; no other thread's name begins so */
-#define NAME_LOOKS 3u           /* a thread of ours has its name within so many refreshes */
+#define NAME_LOOKS 3u        /* a thread of ours has its name within so many refreshes */
 #define LISTING_BYTES 8192u
 
 static size_t read_file(const char *path, char *text, size_t bytes) {

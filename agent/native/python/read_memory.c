@@ -3,6 +3,9 @@
  * process_vm_readv on the own process needs no right and copies through the kernel: a page that is not there, or that
  * goes away meanwhile, makes the call fail. A sandbox may forbid it (seccomp); then /proc/self/mem does the same, at
  * the price of a descriptor and of one call for each piece. Either takes 0.3 us for up to a page.
+ *
+ * Threads: any, but each `struct memory` belongs to one.
+ * Blocks: never for long; a page that is swapped out is waited for by the kernel.
  */
 #define _GNU_SOURCE
 #include "python/read_memory.h"
@@ -30,8 +33,7 @@ bool memory_open(struct memory *memory) {
         memory->fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
         memory->file = memory->fd >= 0;
     }
-    return memory->vm ||
-           (memory_read(memory, &found, (uint64_t)(uintptr_t)&probe, sizeof found) && found == probe);
+    return memory->vm || (memory_read(memory, &found, (uint64_t)(uintptr_t)&probe, sizeof found) && found == probe);
 }
 
 void memory_close(struct memory *memory) {
@@ -63,9 +65,9 @@ bool memory_gather(const struct memory *memory, void *to, const uint64_t *addres
             remote[i].iov_base = (void *)(uintptr_t)addresses[done + i]; // NOLINT: never followed
             remote[i].iov_len = bytes;
         }
-        const bool read = memory->vm ? process_vm_readv(getpid(), &local, 1, remote, pieces, 0) ==
-                                           (ssize_t)local.iov_len
-                                     : memory_read(memory, out, addresses[done], bytes);
+        const bool read = memory->vm
+                              ? process_vm_readv(getpid(), &local, 1, remote, pieces, 0) == (ssize_t)local.iov_len
+                              : memory_read(memory, out, addresses[done], bytes);
         if (!read) {
             return false;
         }

@@ -1,4 +1,9 @@
-/* See sampler_thread.h; stack_sampler.c explains how it works. */
+/* See sampler_thread.h; stack_sampler.c explains how it works.
+ *
+ * Threads: the sampler's own, without Python and with all signals blocked; sampler_name runs on the agent's.
+ * Blocks: the thread sleeps until its next tick. It holds the string table's lock while it names one stack;
+ *   sampler_name, with the GIL, may wait that long.
+ */
 #define _GNU_SOURCE
 #include "python/sampler_thread.h"
 
@@ -42,8 +47,8 @@ struct tick {
     uint64_t elapsed_ns; /* since the tick before */
 };
 
-struct sampler *sampler_create(const struct ks_layout *layout, const struct thread_ids *ids,
-                               const struct ks_config *config) {
+struct sampler *sampler_create(const struct kc_sampler_layout *layout, const struct thread_ids *ids,
+                               const struct kc_sampler_config *config) {
     void *memory = mmap(NULL, sizeof(struct sampler), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {

@@ -17,8 +17,8 @@ enum sampler_command { SAMPLER_RUN, SAMPLER_FINISH };
 /* One recording, in memory of its own that no forked child has. The thread is the only writer of the arena but for the
  * string table, which `strings` guards. */
 struct sampler {
-    struct ks_layout layout;
-    struct ks_config config;
+    struct kc_sampler_layout layout;
+    struct kc_sampler_config config;
     struct arena arena;
     struct stack_names *names;
     struct walker_of_stacks walker;
@@ -34,14 +34,14 @@ struct sampler {
     uint32_t own_tid;
     uint32_t buffer; /* the LOANED one, or SAMPLER_NO_BUFFER */
     uint32_t buffer_used;
-    struct ks_stop_result result;
+    struct kc_sampler_stop_result result;
 };
 
 #define SAMPLER_NO_BUFFER UINT32_MAX
 
 /* NULL with errno. */
-struct sampler *sampler_create(const struct ks_layout *layout, const struct thread_ids *ids,
-                               const struct ks_config *config);
+struct sampler *sampler_create(const struct kc_sampler_layout *layout, const struct thread_ids *ids,
+                               const struct kc_sampler_config *config);
 void sampler_destroy(struct sampler *sampler);
 /* The thread's function; its argument is the sampler. */
 void *sampler_run(void *sampler);

@@ -3,6 +3,9 @@
  * A program that does the same thing every 5 or 10 ms would be seen in the same place again and again by a sampler that
  * keeps time as well. With one tick at a random moment of each period every moment is as likely as any other, and two
  * ticks are less than two periods apart.
+ *
+ * Threads: the sampler's.
+ * Blocks: never.
  */
 #define _GNU_SOURCE
 #include "python/sampling_rate.h"

@@ -6,6 +6,9 @@
  *
  * A stack is a chain of nodes: (parent node, code number, offset of the instruction). Both tables are open-addressed
  * and of a fixed size; their memory is only touched as far as it is used. A full one costs the sample, which is counted.
+ *
+ * Threads: the sampler's, under the lock of the string table; the agent's makes and frees it.
+ * Blocks: never; a system call for each read of a code object that is new.
  */
 #define _GNU_SOURCE
 #include "python/stack_names.h"

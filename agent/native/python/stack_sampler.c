@@ -6,21 +6,26 @@
  *   that a sample is taken when it is due and not when the program happens to release the GIL. It runs inside the
  *   program because there it needs no right to do so (a daemon would need ptrace, which Yama, containers and other
  *   users' processes withhold), stops nobody, writes the same arena as every other source, and can be checked on the
- *   spot: before a recording the agent compares what ks_look finds on its own thread with what Python says.
+ *   spot: before a recording the agent compares what kc_sampler_look finds on its own thread with what Python says.
  *
- *   read_memory.c  reads memory by a system call: a wrong address is an error, never a fault.
- *   frame_walk.c    finds threads and frames, and tells a stack that changed meanwhile.
+ *   read_memory.c     reads memory by a system call: a wrong address is an error, never a fault.
+ *   frame_walk.c      finds threads and frames, and tells a stack that changed meanwhile.
  *   code_objects.c    reads code objects and texts.
- *   stack_names.c   gives numbers to code objects and stacks, and writes what they stand for.
- *   kernel_threads.c   the kernel's threads: CPU time, name, what they wait for.
+ *   stack_names.c     gives numbers to code objects and stacks, and writes what they stand for.
+ *   kernel_threads.c  the kernel's threads: CPU time, name, what they wait for.
  *   sampler_thread.c  the thread: at each tick one record for each Python thread, and for each other one that has run.
- *   sampling_rate.c    when the next tick is.
+ *   sampling_rate.c   when the next tick is.
  *
  *   A thread that has had no CPU time since its last sample is still where it was: it costs a look at its clock.
  *
  *   Fork: nothing of this is mapped in the child (MADV_DONTFORK), the arena's descriptor is closed there. Exit: a
  *   handler ends the thread, which publishes what it has. Of a process that is killed, what was published (every
  *   250 ms) stays in the arena.
+ *
+ * Threads: the exported functions run on the agent's, those that read the interpreter's memory with the GIL
+ *   (sampler_binding.py); at_exit runs on the thread that exits.
+ * Blocks: kc_sampler_stop, without the GIL, waits for the sampler's thread up to its limit; at_exit waits for it up
+ *   to EXIT_LIMIT_NS. The others never do.
  */
 #define _GNU_SOURCE
 #include "python/stack_sampler.h"
@@ -48,12 +53,12 @@
 static struct {
     bool process_hooks;
     bool opened;
-    struct ks_layout layout;
+    struct kc_sampler_layout layout;
     struct thread_ids ids;
     struct walker_of_stacks looker; /* of the agent's thread */
     struct sampler *sampler;
     struct sampler *stuck; /* its thread has not ended in time */
-    int arena_fd; /* of `sampler`, which a forked child has not */
+    int arena_fd;          /* of `sampler`, which a forked child has not */
     pthread_t thread;
     _Atomic bool running;
     _Atomic bool exiting;
@@ -81,7 +86,7 @@ static bool end_thread(int64_t limit_ns) {
 }
 
 static void at_exit(void) {
-    self.exiting = true; /* before `running` is asked: ks_close does it the other way round */
+    self.exiting = true; /* before `running` is asked: kc_sampler_close does it the other way round */
     if (self.running && end_thread(EXIT_LIMIT_NS) && atomic_exchange(&self.running, false)) {
         pthread_join(self.thread, NULL);
     }
@@ -97,18 +102,18 @@ static void hook_process(void) {
 
 /* ---- looking ---- */
 
-uint32_t ks_abi(void) { return KS_ABI; }
+uint32_t kc_sampler_abi(void) { return KC_SAMPLER_ABI; }
 
-int ks_open(const struct ks_layout *layout, char *error, size_t error_bytes) {
+int kc_sampler_open(const struct kc_sampler_layout *layout, char *error, size_t error_bytes) {
     hook_process();
     memory_close(&self.looker.memory);
     self.opened = false;
     if (!walk_fits(layout)) {
-        return refuse(KS_UNREAD, error, error_bytes, "its offsets lead out of its objects");
+        return refuse(KC_SAMPLER_UNREAD, error, error_bytes, "its offsets lead out of its objects");
     }
     if (!memory_open(&self.looker.memory)) {
         snprintf(error, error_bytes, "this process may not read its own memory (%s)", strerror(errno));
-        return KS_UNREAD;
+        return KC_SAMPLER_UNREAD;
     }
     ids_learn(&self.ids, &self.looker.memory);
     self.layout = *layout;
@@ -158,38 +163,40 @@ static bool knows_tid(const struct python_thread *thread) {
     return thread->native_id == tid || ids_tid(&self.ids, &self.looker.memory, thread->id) == tid;
 }
 
-int ks_look(struct ks_frame *frames, uint32_t most, uint32_t *holds_gil, char *error, size_t error_bytes) {
+int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *holds_gil, char *error,
+                    size_t error_bytes) {
     struct walker_of_stacks *walker = &self.looker;
     struct code_identity codes[STACK_DEPTH_MOST];
     struct own_thread own;
     uint64_t outermost = 0;
     *holds_gil = 0;
     if (!self.opened) {
-        return refuse(KS_ORDER, error, error_bytes, "not open");
+        return refuse(KC_ORDER, error, error_bytes, "not open");
     }
     if (!any_thread(is_own, &own)) {
-        return refuse(KS_UNREAD, error, error_bytes, "no interpreter has the thread that asks");
+        return refuse(KC_SAMPLER_UNREAD, error, error_bytes, "no interpreter has the thread that asks");
     }
     if (!knows_tid(&own.thread)) {
-        return refuse(KS_UNREAD, error, error_bytes, "the system's id of a thread is not where it should be");
+        return refuse(KC_SAMPLER_UNREAD, error, error_bytes, "the system's id of a thread is not where it should be");
     }
     /* A partial one is whole here, since this thread stands still; the caller compares it anyway. */
     const enum walk walked = walk_stack(walker, &own.thread, &outermost);
     if ((walked != WALK_WHOLE && walked != WALK_PARTIAL) || !walk_codes(walker, &walker->stack, codes)) {
-        return refuse(KS_UNREAD, error, error_bytes, "the stack of the thread that asks is not where it should be");
+        return refuse(KC_SAMPLER_UNREAD, error, error_bytes,
+                      "the stack of the thread that asks is not where it should be");
     }
     *holds_gil = walk_gil_holder(walker, walk_gil(walker, own.interpreter)) == own.thread.id;
     const uint32_t depth = walker->stack.depth < most ? walker->stack.depth : most;
     for (uint32_t i = 0; i < depth; i++) {
-        frames[i] = (struct ks_frame){.code = walker->stack.frames[i].code,
-                                      .instruction =
-                                          walk_instruction(walker->layout, &walker->stack.frames[i], &codes[i])};
+        frames[i] = (struct kc_sampler_frame){
+            .code = walker->stack.frames[i].code,
+            .instruction = walk_instruction(walker->layout, &walker->stack.frames[i], &codes[i])};
     }
     return (int)depth;
 }
 
-int ks_read_text(uint64_t address, char *text, uint32_t bytes) {
-    return self.opened ? walk_text(&self.looker, address, text, bytes) : KS_ORDER;
+int kc_sampler_read_text(uint64_t address, char *text, uint32_t bytes) {
+    return self.opened ? walk_text(&self.looker, address, text, bytes) : KC_ORDER;
 }
 
 struct wanted {
@@ -229,19 +236,19 @@ static bool is_inside(const struct python_thread *thread, uint64_t interpreter, 
     return false;
 }
 
-int ks_runs(uint64_t code) {
+int kc_sampler_runs(uint64_t code) {
     struct wanted wanted = {.code = code};
-    return self.opened ? any_thread(is_inside, &wanted) : KS_ORDER;
+    return self.opened ? any_thread(is_inside, &wanted) : KC_ORDER;
 }
 
-int ks_runs_file(const char *file) {
+int kc_sampler_runs_file(const char *file) {
     struct wanted wanted = {.file = file};
-    return self.opened ? any_thread(is_inside, &wanted) : KS_ORDER;
+    return self.opened ? any_thread(is_inside, &wanted) : KC_ORDER;
 }
 
 /* ---- recording ---- */
 
-static uint32_t buffer_count(const struct ks_config *config) {
+static uint32_t buffer_count(const struct kc_sampler_config *config) {
     const uint64_t count = config->buffer_limit_bytes / config->buffer_bytes;
     return count < BUFFERS_LEAST ? BUFFERS_LEAST : count > BUFFERS_MOST ? BUFFERS_MOST : (uint32_t)count;
 }
@@ -262,20 +269,20 @@ static bool free_stuck(void) {
     return true;
 }
 
-int ks_prepare(const struct ks_config *config, char *error, size_t error_bytes) {
+int kc_sampler_prepare(const struct kc_sampler_config *config, char *error, size_t error_bytes) {
     if (!self.opened || self.sampler != NULL) {
-        return refuse(KS_ORDER, error, error_bytes, "not open, or a recording of stacks is still open");
+        return refuse(KC_ORDER, error, error_bytes, "not open, or a recording of stacks is still open");
     }
     if (!free_stuck()) {
-        return refuse(KS_ORDER, error, error_bytes, "the sampler of the previous recording has not ended yet");
+        return refuse(KC_ORDER, error, error_bytes, "the sampler of the previous recording has not ended yet");
     }
     const char *step = "mmap";
     struct sampler *sampler = sampler_create(&self.layout, &self.ids, config);
     if (sampler == NULL) {
         return refuse_system(error, error_bytes, step, errno);
     }
-    const int number =
-        arena_create(&sampler->arena, buffer_count(config), config->buffer_bytes, config->strings_bytes, &step);
+    const int number = arena_create(&sampler->arena, buffer_count(config), config->buffer_bytes, config->strings_bytes,
+                                    &step);
     if (number != 0) {
         sampler_destroy(sampler);
         return refuse_system(error, error_bytes, step, number);
@@ -302,9 +309,9 @@ static int create_thread(void) {
     return number;
 }
 
-int ks_start(char *error, size_t error_bytes) {
+int kc_sampler_start(char *error, size_t error_bytes) {
     if (self.sampler == NULL || self.running || self.sampler->ended) {
-        return refuse(KS_ORDER, error, error_bytes, "not prepared");
+        return refuse(KC_ORDER, error, error_bytes, "not prepared");
     }
     const int number = create_thread();
     if (number != 0) {
@@ -314,9 +321,9 @@ int ks_start(char *error, size_t error_bytes) {
     return 0;
 }
 
-int ks_name(uint32_t tid, const char *name, uint32_t length) {
+int kc_sampler_name(uint32_t tid, const char *name, uint32_t length) {
     if (self.sampler == NULL) {
-        return KS_ORDER;
+        return KC_ORDER;
     }
     if (!self.running && !self.sampler->ended) { /* no thread yet: it need not write the kernel's name */
         struct task *task = tasks_find(&self.sampler->tasks, tid);
@@ -324,13 +331,13 @@ int ks_name(uint32_t tid, const char *name, uint32_t length) {
             task->named = true;
         }
     }
-    return sampler_name(self.sampler, tid, name, length) ? 0 : KS_SYSTEM;
+    return sampler_name(self.sampler, tid, name, length) ? 0 : KC_SYSTEM;
 }
 
-int ks_counts(struct kc_counts *counts) {
+int kc_sampler_counts(struct kc_counts *counts) {
     memset(counts, 0, sizeof *counts);
     if (self.sampler == NULL) {
-        return KS_ORDER;
+        return KC_ORDER;
     }
     counts->records = arena_load(&self.sampler->arena, ARENA_RECORDS);
     counts->bytes = arena_load(&self.sampler->arena, ARENA_VALID_BYTES);
@@ -338,14 +345,14 @@ int ks_counts(struct kc_counts *counts) {
     return 0;
 }
 
-uint64_t ks_ticks(void) {
+uint64_t kc_sampler_ticks(void) {
     return self.sampler == NULL ? 0 : __atomic_load_n(&self.sampler->ticks, __ATOMIC_ACQUIRE);
 }
 
-int ks_stop(uint32_t limit_ms, struct ks_stop_result *result) {
+int kc_sampler_stop(uint32_t limit_ms, struct kc_sampler_stop_result *result) {
     memset(result, 0, sizeof *result);
     if (self.sampler == NULL) {
-        return KS_ORDER;
+        return KC_ORDER;
     }
     bool ended = true;
     if (self.running) {
@@ -358,16 +365,16 @@ int ks_stop(uint32_t limit_ms, struct ks_stop_result *result) {
         *result = self.sampler->result;
     }
     result->timed_out = !ended;
-    (void)ks_counts(&result->counts);
+    (void)kc_sampler_counts(&result->counts);
     return 0;
 }
 
-int ks_close(void) {
-    struct ks_stop_result result;
+int kc_sampler_close(void) {
+    struct kc_sampler_stop_result result;
     if (self.sampler == NULL) {
         return 0;
     }
-    (void)ks_stop(0, &result);
+    (void)kc_sampler_stop(0, &result);
     if (self.exiting) {
         return 0; /* the exit handler may be at work in it */
     }

@@ -1,10 +1,12 @@
 /* The stack sampler's interface, driven by sources/python/sampler_binding.py. stack_sampler.c explains how it works.
  *
- *   ks_open -> ks_look* -> ks_read_text* -> ks_prepare -> ks_start -> ks_name*, ks_counts* -> ks_stop -> ks_close
+ *   kc_sampler_open -> kc_sampler_look* -> kc_sampler_read_text* -> kc_sampler_prepare -> kc_sampler_start
+ *     -> kc_sampler_name*, kc_sampler_counts* -> kc_sampler_stop -> kc_sampler_close
  *
- * ks_open, ks_look, ks_read_text, ks_runs and ks_runs_file may be called at any time; the rest is for one recording at a time. All on
- * one thread at a time (the agent's). Functions return 0 (or what is said) on success and a negative ks_error
- * otherwise; those with an `error` buffer put a text into it.
+ * kc_sampler_open, _look, _read_text, _runs and _runs_file may be called at any time; the rest belongs to one recording
+ * at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their comments say) on
+ * success and a negative kc_error otherwise, KC_ORDER in a forked child; those with an `error` buffer put a text into
+ * it.
  */
 #ifndef KINETO_STACKS_H
 #define KINETO_STACKS_H
@@ -12,35 +14,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cupti/collector.h"
+#include "common/export.h"
 
-#define KS_ABI 1 /* changes with any signature or structure below */
+#define KC_SAMPLER_ABI 1 /* changes with any signature or structure below */
 
-enum ks_error {
-    KS_SYSTEM = -2, /* memory, thread or descriptor refused by the system */
-    KS_ORDER = -4,  /* called out of order, or in a forked child */
-    KS_UNREAD = -3, /* this process's memory does not look as the layout says, or cannot be read */
+enum { KC_SAMPLER_UNREAD = -3 }; /* this process's memory does not look as the layout says, or cannot be read */
+
+enum kc_sampler_frames {
+    KC_FRAME_OBJECTS = 0,    /* up to 3.10: PyFrameObject linked by f_back */
+    KC_FRAMES_BY_CFRAME = 1, /* 3.11 and 3.12: thread -> _PyCFrame -> _PyInterpreterFrame */
+    KC_FRAMES_BY_THREAD = 2, /* from 3.13 on: thread -> _PyInterpreterFrame */
 };
 
-enum ks_frames {
-    KS_FRAME_OBJECTS = 0,      /* up to 3.10: PyFrameObject linked by f_back */
-    KS_FRAMES_BY_CFRAME = 1,   /* 3.11 and 3.12: thread -> _PyCFrame -> _PyInterpreterFrame */
-    KS_FRAMES_BY_THREAD = 2,   /* from 3.13 on: thread -> _PyInterpreterFrame */
-};
-
-enum ks_gil {
-    KS_GIL_UNKNOWN = 0,
-    KS_GIL_IN_RUNTIME = 1, /* up to 3.11: inside _PyRuntime */
-    KS_GIL_BY_POINTER = 2, /* from 3.12 on: each interpreter points to its own */
+enum kc_sampler_gil {
+    KC_GIL_UNKNOWN = 0,
+    KC_GIL_IN_RUNTIME = 1, /* up to 3.11: inside _PyRuntime */
+    KC_GIL_BY_POINTER = 2, /* from 3.12 on: each interpreter points to its own */
 };
 
 /* Where the running CPython keeps what is needed: addresses, then offsets in bytes. 0: there is none. */
-struct ks_layout {
+struct kc_sampler_layout {
     uint64_t runtime;    /* address of _PyRuntime */
     uint64_t code_type;  /* address of PyCode_Type */
-    uint64_t frame_type; /* address of PyFrame_Type; KS_FRAME_OBJECTS only */
-    uint32_t frames;     /* ks_frames */
-    uint32_t gil;        /* ks_gil */
+    uint64_t frame_type; /* address of PyFrame_Type; KC_FRAME_OBJECTS only */
+    uint32_t frames;     /* kc_sampler_frames */
+    uint32_t gil;        /* kc_sampler_gil */
     uint32_t runtime_interpreters;
     uint32_t interpreter_next;
     uint32_t interpreter_threads;
@@ -52,9 +50,9 @@ struct ks_layout {
     uint32_t cframe_frame;
     uint32_t frame_code;
     uint32_t frame_previous;
-    uint32_t frame_instruction; /* a pointer into the bytecode; KS_FRAME_OBJECTS: an int32 */
+    uint32_t frame_instruction; /* a pointer into the bytecode; KC_FRAME_OBJECTS: an int32 */
     uint32_t frame_owner;       /* one byte */
-    uint32_t instruction_scale; /* KS_FRAME_OBJECTS: bytes of bytecode per unit */
+    uint32_t instruction_scale; /* KC_FRAME_OBJECTS: bytes of bytecode per unit */
     uint32_t least_shim_owner;  /* frames of this owner and above are the interpreter's own */
     uint32_t object_type;
     uint32_t object_size; /* ob_size of a variable-sized object */
@@ -75,13 +73,13 @@ struct ks_layout {
     uint32_t line_table_kind; /* as in SPACE_PYTHON_CODE */
 };
 
-struct ks_frame {
-    uint64_t code; /* address */
+struct kc_sampler_frame {
+    uint64_t code;       /* address */
     int32_t instruction; /* offset in bytes, -1: unknown */
     uint32_t reserved;
 };
 
-struct ks_config {
+struct kc_sampler_config {
     uint64_t buffer_limit_bytes;
     uint64_t buffer_bytes;
     uint64_t strings_bytes;
@@ -89,7 +87,7 @@ struct ks_config {
     uint32_t max_load_ppm; /* of one core; the rate is lowered beyond it */
 };
 
-struct ks_stop_result {
+struct kc_sampler_stop_result {
     struct kc_counts counts;
     uint64_t cpu_ns; /* of the sampler's thread */
     uint64_t ticks;
@@ -104,28 +102,29 @@ struct ks_stop_result {
     uint64_t timed_out;         /* 1: the thread did not end in time */
 };
 
-KC_EXPORT uint32_t ks_abi(void);
+KC_EXPORT uint32_t kc_sampler_abi(void);
 /* From now on memory is read by this layout. Fails where memory cannot be read at all. */
-KC_EXPORT int ks_open(const struct ks_layout *layout, char *error, size_t error_bytes);
+KC_EXPORT int kc_sampler_open(const struct kc_sampler_layout *layout, char *error, size_t error_bytes);
 /* The stack of the calling thread, innermost frame first; returns the number of frames. `*holds_gil` is 1 if the GIL's
  * owner, as the layout finds it, is this thread. The caller keeps the GIL. */
-KC_EXPORT int ks_look(struct ks_frame *frames, uint32_t most, uint32_t *holds_gil, char *error, size_t error_bytes);
+KC_EXPORT int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, uint32_t *holds_gil, char *error,
+                              size_t error_bytes);
 /* A str object as UTF-8, cut to `bytes`; returns its length. */
-KC_EXPORT int ks_read_text(uint64_t address, char *text, uint32_t bytes);
+KC_EXPORT int kc_sampler_read_text(uint64_t address, char *text, uint32_t bytes);
 /* 1 if a thread of any interpreter is inside this code object, or cannot be read, 0 if none is. The caller keeps the
  * GIL, so that the threads of its interpreter stand still. */
-KC_EXPORT int ks_runs(uint64_t code);
+KC_EXPORT int kc_sampler_runs(uint64_t code);
 /* The same for any code object of this file. */
-KC_EXPORT int ks_runs_file(const char *file);
+KC_EXPORT int kc_sampler_runs_file(const char *file);
 /* Makes the arena; returns its descriptor, which stays the sampler's. */
-KC_EXPORT int ks_prepare(const struct ks_config *config, char *error, size_t error_bytes);
-KC_EXPORT int ks_start(char *error, size_t error_bytes);
-/* The program's own name of a thread, in place of the kernel's. After ks_prepare. */
-KC_EXPORT int ks_name(uint32_t tid, const char *name, uint32_t length);
-KC_EXPORT int ks_counts(struct kc_counts *counts);
+KC_EXPORT int kc_sampler_prepare(const struct kc_sampler_config *config, char *error, size_t error_bytes);
+KC_EXPORT int kc_sampler_start(char *error, size_t error_bytes);
+/* The program's own name of a thread, in place of the kernel's. After kc_sampler_prepare. */
+KC_EXPORT int kc_sampler_name(uint32_t tid, const char *name, uint32_t length);
+KC_EXPORT int kc_sampler_counts(struct kc_counts *counts);
 /* How often threads have been looked at in this recording. */
-KC_EXPORT uint64_t ks_ticks(void);
-KC_EXPORT int ks_stop(uint32_t limit_ms, struct ks_stop_result *result);
-KC_EXPORT int ks_close(void);
+KC_EXPORT uint64_t kc_sampler_ticks(void);
+KC_EXPORT int kc_sampler_stop(uint32_t limit_ms, struct kc_sampler_stop_result *result);
+KC_EXPORT int kc_sampler_close(void);
 
 #endif

@@ -1,5 +1,8 @@
 /* See thread_ids.h. Before 3.11 a thread state has no thread id of the kernel's, only a pthread_t; in 3.11.0 and 3.11.1
  * a forked child's main thread has its parent's. In glibc and musl the id is in the structure that pthread_t points to.
+ *
+ * Threads: the sampler's; ids_learn runs on the agent's, which looks at itself.
+ * Blocks: never.
  */
 #define _GNU_SOURCE
 #include "python/thread_ids.h"

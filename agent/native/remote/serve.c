@@ -15,6 +15,11 @@
  *
  *   A program may close descriptors that it did not open and get the number anew. Before each use the number is
  *   looked at; if it is not our socket any more it is let go of.
+ *
+ * Threads: a thread of the target that the daemon made and that has nothing else to do; its signals are blocked.
+ *   at_exit runs on the thread that exits.
+ * Blocks: the thread sleeps in recvmsg between packets and does what the collector's functions do. at_exit waits for
+ *   the command in progress, up to its limit.
  */
 #define _GNU_SOURCE
 #include "remote/serve.h"

@@ -3,6 +3,9 @@
  * torch::ParamCommsDebugInfo is the calling thread's, pushed around the op (RECORD_PARAM_COMMS), and is what Kineto's
  * arguments of a collective are made of. It is read through the layout table, if its class is that one: the object's
  * virtual table is libtorch_cpu's.
+ *
+ * Threads: ops_comms_describe runs on the thread of the program that begins the op; ops_comms_open on the agent's.
+ * Blocks: never while describing: no lock, no allocation, no system call. Opening takes the loader's lock.
  */
 #define _GNU_SOURCE
 #include "torch/collective_info.h"
@@ -29,7 +32,7 @@ static void put(struct ops_comms *comms, const void *data, uint32_t bytes) {
     comms->bytes += bytes;
 }
 
-static void put_text(const struct ko_layout *layout, const uint8_t *string, struct ops_comms *comms) {
+static void put_text(const struct kc_observer_layout *layout, const uint8_t *string, struct ops_comms *comms) {
     const uint8_t *text = ops_pointer(string);
     const uint64_t length = layout->string_bytes == NEW_STRING_BYTES ? ops_word(string + sizeof text)
                                                                      : ops_word(text + OLD_STRING_LENGTH);
@@ -52,7 +55,7 @@ static void put_numbers(const uint8_t *vector, struct ops_comms *comms) {
 }
 
 /* They lie side by side, as int up to torch 2.4. */
-static void put_elements(const struct ko_layout *layout, const uint8_t *info, struct ops_comms *comms) {
+static void put_elements(const struct kc_observer_layout *layout, const uint8_t *info, struct ops_comms *comms) {
     for (uint32_t i = 0; i < 2; i++) {
         const uint8_t *at = info + (i == 0 ? layout->comms_in : layout->comms_out);
         int32_t narrow;
@@ -75,7 +78,7 @@ void ops_comms_open(const char *path) {
     dlclose(library);
 }
 
-bool ops_comms_describe(const struct ko_layout *layout, struct ops_comms *comms) {
+bool ops_comms_describe(const struct kc_observer_layout *layout, struct ops_comms *comms) {
     const bool is_object = layout->comms_kind == 0;
     if (comms_of.get == NULL || comms_of.table == NULL || (is_object && comms_of.kind == NULL)) {
         return false;

@@ -1,4 +1,4 @@
-/* What PyTorch says about a collective while its op "record_param_comms" begins (the form is in sources/torch/operators.py). */
+/* What PyTorch says about a collective while its op "record_param_comms" begins (protocol/records.py gives the form). */
 #ifndef KINETO_OPS_COMMS_H
 #define KINETO_OPS_COMMS_H
 
@@ -20,6 +20,6 @@ struct ops_comms {
 /* Finds what is needed in the library that ops_torch_open has opened. Without it nothing is ever described. */
 void ops_comms_open(const char *path);
 /* False if this thread's op is not described. Only while a start callback runs. */
-bool ops_comms_describe(const struct ko_layout *layout, struct ops_comms *comms);
+bool ops_comms_describe(const struct kc_observer_layout *layout, struct ops_comms *comms);
 
 #endif

@@ -1,6 +1,9 @@
-/* See cross_thread_ends.h. A ring that is written and read without a lock; of more than it holds the oldest are forgotten.
+/* See cross_thread_ends.h. A ring that is written and read without a lock; when it is full, the oldest are forgotten.
  *
  * An end belongs to the RecordFunction at that address whose op began before it; the address may be used again later.
+ *
+ * Threads: any thread of the program that begins or ends an op.
+ * Blocks: never.
  */
 #include "torch/cross_thread_ends.h"
 

@@ -45,16 +45,16 @@ EXPECTED = {
 HEADER = '''"""Where things lie in torch's objects, by minor version: byte offsets in 64-bit Linux builds. Generated.
 
 agent/native/torch/generate_torch_layouts.py made this from the headers in torch's wheels. The names are those of
-ko_layout
+kc_observer_layout
 (agent/native/torch/observer.h). A version that was built with either string of libstdc++ has two layouts; which one a
-torch keeps to is seen when it is tried (ko_open).
+torch keeps to is seen when it is tried (kc_observer_open).
 """
 
 from typing import Dict, NamedTuple, Tuple
 
 
 class TorchLayout(NamedTuple):
-    """ko_layout, and the names of the types as Kineto writes them, by at::ScalarType."""
+    """kc_observer_layout, and the names of the types as Kineto writes them, by at::ScalarType."""
 
 '''
 

@@ -14,7 +14,11 @@
  *
  * The entries are found in the library's relocations, once. An entry that the dynamic linker has not resolved yet
  * (lazy binding) may be overwritten by it on another thread: then that thread's calls, and ours after it, go straight
- * to CUPTI, which kg_down tells by what was kept off.
+ * to CUPTI, which kc_gate_down tells by what was kept off.
+ *
+ * Threads: kc_gate_up and kc_gate_down run on the agent's, which then calls Kineto; the gates themselves on whatever
+ *   thread calls CUPTI from that library.
+ * Blocks: never. Up and down take the loader's lock.
  */
 #define _GNU_SOURCE
 #include "torch/kineto_gate.h"
@@ -45,15 +49,15 @@
 typedef void (*function)(void); /* any of them */
 
 /* Name and parameters of everything by which Kineto changes what CUPTI records, for libcupti's whole process. */
-#define EACH_GATE(X)                                                                                      \
-    X(cuptiActivityEnable, (uint32_t kind), (kind))                                                       \
-    X(cuptiActivityDisable, (uint32_t kind), (kind))                                                      \
-    X(cuptiActivityEnableDriverApi, (uint32_t call, uint8_t on), (call, on))                              \
-    X(cuptiActivityEnableRuntimeApi, (uint32_t call, uint8_t on), (call, on))                             \
-    X(cuptiActivityEnableCudaEventDeviceTimestamps, (uint8_t on), (on))                                   \
-    X(cuptiActivityFlushAll, (uint32_t flag), (flag))                                                     \
-    X(cuptiActivityRegisterCallbacks, (void *requested, void *completed), (requested, completed))         \
-    X(cuptiActivityRegisterTimestampCallback, (void *clock), (clock))                                     \
+#define EACH_GATE(X)                                                                              \
+    X(cuptiActivityEnable, (uint32_t kind), (kind))                                               \
+    X(cuptiActivityDisable, (uint32_t kind), (kind))                                              \
+    X(cuptiActivityEnableDriverApi, (uint32_t call, uint8_t on), (call, on))                      \
+    X(cuptiActivityEnableRuntimeApi, (uint32_t call, uint8_t on), (call, on))                     \
+    X(cuptiActivityEnableCudaEventDeviceTimestamps, (uint8_t on), (on))                           \
+    X(cuptiActivityFlushAll, (uint32_t flag), (flag))                                             \
+    X(cuptiActivityRegisterCallbacks, (void *requested, void *completed), (requested, completed)) \
+    X(cuptiActivityRegisterTimestampCallback, (void *clock), (clock))                             \
     X(cuptiActivitySetAttribute, (uint32_t attribute, size_t *bytes, void *value), (attribute, bytes, value))
 
 #define AS_NUMBER(name, parameters, arguments) AT_##name,
@@ -91,9 +95,9 @@ static bool kept_off(void) {
     return true;
 }
 
-#define AS_FUNCTION(name, parameters, arguments)                                        \
-    static int gated_##name parameters {                                                \
-        return kept_off() ? 0 : ((int(*) parameters)atomic_load(&gate.real[AT_##name])) arguments; \
+#define AS_FUNCTION(name, parameters, arguments)                                                  \
+    static int gated_##name parameters {                                                          \
+        return kept_off() ? 0 : ((int(*) parameters)atomic_load(&gate.real[AT_##name]))arguments; \
     }
 EACH_GATE(AS_FUNCTION)
 
@@ -203,7 +207,7 @@ static void put_back(uint32_t count) {
     }
 }
 
-int kg_up(const char *object_name, const char *cupti, char *error, size_t error_bytes) {
+int kc_gate_up(const char *object_name, const char *cupti, char *error, size_t error_bytes) {
     if (atomic_load(&gate.thread) != 0) {
         return refuse(KC_ORDER, error, error_bytes, "Kineto is being kept off CUPTI already");
     }
@@ -215,7 +219,7 @@ int kg_up(const char *object_name, const char *cupti, char *error, size_t error_
             find_entries(&object);
         }
         if (gate.count == 0) {
-            return KG_NOTHING;
+            return KC_GATE_NOTHING;
         }
     }
     for (uint32_t n = 0; n < gate.count; n++) {
@@ -243,7 +247,7 @@ int kg_up(const char *object_name, const char *cupti, char *error, size_t error_
     return 0;
 }
 
-uint64_t kg_down(void) {
+uint64_t kc_gate_down(void) {
     put_back(gate.count);
     atomic_store(&gate.thread, 0);
     return atomic_load(&gate.kept_off);

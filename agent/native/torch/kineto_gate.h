@@ -3,17 +3,16 @@
 #define KINETO_KINETO_GATE_H
 
 #include <stddef.h>
-#include <stdint.h>
 
-#include "cupti/collector.h"
+#include "common/export.h"
 
-enum { KG_NOTHING = 1 }; /* the object is not loaded or does not call these functions: no gate is up */
+enum { KC_GATE_NOTHING = 1 }; /* the object is not loaded or does not call these functions: no gate is up */
 
 /* From now on CUPTI's functions that change what is recorded (EACH_GATE) succeed without doing anything if the object
- * whose file name is `object` calls them on this thread. cupti: the loaded libcupti. Returns 0, KG_NOTHING,
+ * whose file name is `object` calls them on this thread. cupti: the loaded libcupti. Returns 0, KC_GATE_NOTHING,
  * KC_LIBRARY, KC_SYSTEM, or KC_ORDER if a gate is up. */
-KC_EXPORT int kg_up(const char *object, const char *cupti, char *error, size_t error_bytes);
-/* As before. On the thread of kg_up. Returns the number of calls that were kept off. */
-KC_EXPORT uint64_t kg_down(void);
+KC_EXPORT int kc_gate_up(const char *object, const char *cupti, char *error, size_t error_bytes);
+/* As before. On the thread of kc_gate_up. Returns the number of calls that were kept off. */
+KC_EXPORT uint64_t kc_gate_down(void);
 
 #endif

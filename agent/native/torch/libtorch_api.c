@@ -2,6 +2,9 @@
  *
  * The checks construct a RecordFunction in memory of ours, filled with a pattern before, and look at what torch's own
  * constructor has put where. It never runs: its callbacks are chosen, not called. Its destructor follows.
+ *
+ * Threads: the agent's.
+ * Blocks: inside torch while callbacks are registered, and in the loader.
  */
 #define _GNU_SOURCE
 #include "torch/libtorch_api.h"
@@ -19,7 +22,7 @@ int ops_torch_open(struct ops_torch *torch, const char *path, char *error, size_
     void *library = dlopen(path, RTLD_NOLOAD | RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         snprintf(error, error_bytes, "%s is not loaded", path);
-        return KO_LIBRARY;
+        return KC_LIBRARY;
     }
     const struct {
         void *place;
@@ -37,7 +40,7 @@ int ops_torch_open(struct ops_torch *torch, const char *path, char *error, size_
         if (found == NULL) {
             snprintf(error, error_bytes, "%s has no function %s", path, wanted[i].name);
             dlclose(library);
-            return KO_LIBRARY;
+            return KC_LIBRARY;
         }
         memcpy(wanted[i].place, &found, sizeof found);
     }
@@ -76,7 +79,7 @@ static bool untouched(const uint8_t *at, const uint8_t *end) {
     return at == end;
 }
 
-bool ops_torch_fits(const struct ops_torch *torch, const struct ko_layout *layout) {
+bool ops_torch_fits(const struct ops_torch *torch, const struct kc_observer_layout *layout) {
     static const uint8_t none[16];
     const int64_t no_sequence = -1;
     _Alignas(64) uint8_t space[SPACE_BYTES];

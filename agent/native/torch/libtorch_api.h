@@ -32,11 +32,11 @@ struct ops_torch {
     void (*destroy)(void *function);
 };
 
-/* Finds the functions in the library, which must be loaded already. 0 or KO_LIBRARY. */
+/* Finds the functions in the library, which must be loaded already. 0 or KC_LIBRARY. */
 int ops_torch_open(struct ops_torch *torch, const char *path, char *error, size_t error_bytes);
 /* True if the callback is found, with its scopes, where this torch keeps callbacks. `callback` must do no harm. */
 bool ops_torch_takes(const struct ops_torch *torch, struct ops_callback callback);
 /* True if a RecordFunction made by this torch has its members where `layout` says. */
-bool ops_torch_fits(const struct ops_torch *torch, const struct ko_layout *layout);
+bool ops_torch_fits(const struct ops_torch *torch, const struct kc_observer_layout *layout);
 
 #endif

@@ -14,6 +14,11 @@
  *   Fork: the arena is not mapped in the child (MADV_DONTFORK), its descriptor is closed there, the callbacks that are
  *   still registered there do nothing. torch is not called; a recording of the child's own removes them first. Exit: a
  *   handler makes the callbacks inert and publishes, before the static destructors of torch (registered earlier).
+ *
+ * Threads: the callbacks run on every thread of the program that runs an op, with or without the GIL; the exported
+ *   functions on the agent's without the GIL; at_exit on the thread that exits.
+ * Blocks: the callbacks never do. kc_observer_stop waits up to its limit for threads that are inside one, at_exit
+ *   likewise. torch may take a lock of its own while callbacks are registered.
  */
 #define _GNU_SOURCE
 #include "torch/observer.h"
@@ -46,7 +51,7 @@ static struct {
     bool process_hooks;
     bool taken_once; /* this torch has shown that it takes our callbacks */
     struct ops_torch torch;
-    struct ko_layout layout;
+    struct kc_observer_layout layout;
     bool layout_known;
     bool record_inputs;
     struct arena *arena;
@@ -59,18 +64,18 @@ static struct {
 /* ---- the callbacks ---- */
 
 #if defined(__x86_64__)
-#define START(name, scope)                                          \
-    static void *name(void **context, const void *function) {       \
-        *context = NULL;                                            \
-        ops_begin(function, scope);                                 \
-        return context;                                             \
+#define START(name, scope)                                    \
+    static void *name(void **context, const void *function) { \
+        *context = NULL;                                      \
+        ops_begin(function, scope);                           \
+        return context;                                       \
     }
 #elif defined(__aarch64__)
-#define START(name, scope)                                                                                     \
-    __attribute__((used)) static void name##_body(const void *function) __asm__(#name "_body");                \
-    static void name##_body(const void *function) { ops_begin(function, scope); }                              \
-    void name(void) __attribute__((visibility("hidden")));                                                     \
-    __asm__(".text\n.hidden " #name "\n.globl " #name "\n.type " #name ", %function\n" #name                   \
+#define START(name, scope)                                                                      \
+    __attribute__((used)) static void name##_body(const void *function) __asm__(#name "_body"); \
+    static void name##_body(const void *function) { ops_begin(function, scope); }               \
+    void name(void) __attribute__((visibility("hidden")));                                      \
+    __asm__(".text\n.hidden " #name "\n.globl " #name "\n.type " #name ", %function\n" #name    \
             ":\n    hint #34\n    str xzr, [x8]\n    b " #name "_body\n.size " #name ", .-" #name "\n");
 #else
 #error "the calling convention of std::unique_ptr results is not known for this machine"
@@ -149,12 +154,13 @@ static void hook_process(void) {
 
 /* ---- exported ---- */
 
-uint32_t ko_abi(void) { return KO_ABI; }
+uint32_t kc_observer_abi(void) { return KC_OBSERVER_ABI; }
 
-int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_fits, char *error, size_t error_bytes) {
+int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits, char *error,
+                     size_t error_bytes) {
     *layout_fits = 0;
     if (self.phase > OPENED || self.exiting) {
-        return refuse(KO_ORDER, error, error_bytes, "a recording of operators is still open");
+        return refuse(KC_ORDER, error, error_bytes, "a recording of operators is still open");
     }
     self.phase = CLOSED;
     const int code = ops_torch_open(&self.torch, path, error, error_bytes);
@@ -164,7 +170,8 @@ int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_f
     ops_comms_open(path);
     self.record_inputs = false;
     if (!self.taken_once && !ops_torch_takes(&self.torch, scope_callback(0))) {
-        return refuse(KO_CALLBACK, error, error_bytes, "this torch does not keep callbacks in the form that is known");
+        return refuse(KC_OBSERVER_CALLBACK, error, error_bytes,
+                      "this torch does not keep callbacks in the form that is known");
     }
     self.taken_once = true;
     self.layout_known = layout != NULL && ops_torch_fits(&self.torch, layout);
@@ -176,10 +183,10 @@ int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_f
     return 0;
 }
 
-int ko_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data) {
+int kc_observer_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data) {
     struct ops_inputs inputs = {.bytes = 0};
     if (self.phase == CLOSED || !self.layout_known) {
-        return KO_ORDER;
+        return KC_ORDER;
     }
     ops_describe_tensor(&self.layout, tensor, &inputs);
     *storage_data = inputs.tensor_count > 0 ? inputs.tensors[0].data : 0;
@@ -187,7 +194,7 @@ int ko_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_
     return (int)inputs.bytes;
 }
 
-static uint32_t buffer_count(const struct ko_config *config) {
+static uint32_t buffer_count(const struct kc_observer_config *config) {
     const uint64_t number = config->buffer_limit_bytes / config->buffer_bytes;
     return number < BUFFERS_LEAST ? BUFFERS_LEAST : number > BUFFERS_MOST ? BUFFERS_MOST : (uint32_t)number;
 }
@@ -205,14 +212,14 @@ static void free_retired(void) {
     }
 }
 
-int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes) {
+int kc_observer_prepare(const struct kc_observer_config *config, char *error, size_t error_bytes) {
     if (self.phase != OPENED) {
-        return refuse(KO_ORDER, error, error_bytes, "not open, or a recording of operators is still open");
+        return refuse(KC_ORDER, error, error_bytes, "not open, or a recording of operators is still open");
     }
     if (self.retired != NULL) {
         free_retired();
         if (self.retired != NULL) {
-            return refuse(KO_ORDER, error, error_bytes, "a thread is still inside the previous recording");
+            return refuse(KC_ORDER, error, error_bytes, "a thread is still inside the previous recording");
         }
     }
     const int number = ops_threads_prepare();
@@ -222,7 +229,7 @@ int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes) 
     const char *step = "malloc";
     struct arena *arena = malloc(sizeof *arena);
     if (arena == NULL) {
-        return refuse(KO_SYSTEM, error, error_bytes, "out of memory");
+        return refuse(KC_SYSTEM, error, error_bytes, "out of memory");
     }
     const int failed = arena_create(arena, buffer_count(config), config->buffer_bytes, config->strings_bytes, &step);
     if (failed != 0) {
@@ -239,9 +246,9 @@ int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes) 
     return arena->fd;
 }
 
-int ko_start(char *error, size_t error_bytes) {
+int kc_observer_start(char *error, size_t error_bytes) {
     if (self.phase != PREPARED || self.exiting) {
-        return refuse(KO_ORDER, error, error_bytes, "not prepared");
+        return refuse(KC_ORDER, error, error_bytes, "not prepared");
     }
     unregister(); /* those that a forked child inherited */
     self.phase = RECORDING;
@@ -254,10 +261,10 @@ int ko_start(char *error, size_t error_bytes) {
     return 0;
 }
 
-int ko_counts(struct ko_counts *counts) {
+int kc_observer_counts(struct kc_counts *counts) {
     memset(counts, 0, sizeof *counts);
     if (self.phase < PREPARED) {
-        return KO_ORDER;
+        return KC_ORDER;
     }
     counts->records = arena_load(self.arena, ARENA_RECORDS);
     counts->bytes = arena_load(self.arena, ARENA_VALID_BYTES);
@@ -265,12 +272,12 @@ int ko_counts(struct ko_counts *counts) {
     return 0;
 }
 
-int ko_stop(uint32_t limit_ms, struct ko_stop_result *result) {
+int kc_observer_stop(uint32_t limit_ms, struct kc_observer_stop_result *result) {
     memset(result, 0, sizeof *result);
     if (!end_recording(limit_ms)) {
-        return KO_ORDER;
+        return KC_ORDER;
     }
-    (void)ko_counts(&result->counts);
+    (void)kc_observer_counts(&result->counts);
     result->names_lost = ops_names_lost(ARENA_SPACE_OP_NAME);
     result->inputs_lost = ops_names_lost(ARENA_SPACE_OP_INPUTS);
     result->ended_elsewhere = self.totals.ended_elsewhere;
@@ -282,12 +289,12 @@ int ko_stop(uint32_t limit_ms, struct ko_stop_result *result) {
     return 0;
 }
 
-int ko_close(void) {
-    struct ko_stop_result ignored;
+int kc_observer_close(void) {
+    struct kc_observer_stop_result ignored;
     if (self.phase < PREPARED) {
         return 0;
     }
-    (void)ko_stop(EXIT_LIMIT_MS, &ignored);
+    (void)kc_observer_stop(EXIT_LIMIT_MS, &ignored);
     if (self.exiting) {
         return 0; /* the exit handler may be at work in the arena */
     }

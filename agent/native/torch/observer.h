@@ -2,10 +2,11 @@
  *
  * One recording at a time, every function on one thread at a time (the agent's), in this order:
  *
- *   ko_open -> ko_prepare -> ko_start -> ko_counts* -> ko_stop -> ko_close
+ *   kc_observer_open -> kc_observer_prepare -> kc_observer_start -> kc_observer_counts* -> kc_observer_stop
+ *     -> kc_observer_close
  *
- * Functions return 0 (or what is said) on success and a negative ko_error otherwise; those with an `error` buffer put
- * a text into it. A forked child begins anew: what its parent records is not its own.
+ * Functions return 0 (or what their comments say) on success and a negative kc_error otherwise; those with an `error`
+ * buffer put a text into it. A forked child begins anew: what its parent records is not its own.
  */
 #ifndef KINETO_OPS_H
 #define KINETO_OPS_H
@@ -13,18 +14,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KO_ABI 2 /* changes with any signature or structure below */
-#define KO_EXPORT __attribute__((visibility("default")))
+#include "common/export.h"
 
-enum ko_error {
-    KO_LIBRARY = -1,  /* libtorch_cpu is not loaded, or lacks a function */
-    KO_SYSTEM = -2,   /* memory or descriptor refused by the system */
-    KO_CALLBACK = -3, /* this torch does not take callbacks as we lay them out */
-    KO_ORDER = -4,    /* called out of order */
-};
+#define KC_OBSERVER_ABI 2 /* changes with any signature or structure below */
+
+enum { KC_OBSERVER_CALLBACK = -3 }; /* this torch does not take callbacks as we lay them out */
 
 /* Where things lie in torch's objects: byte offsets, of one torch minor version (sources/torch/object_layouts.py). */
-struct ko_layout {
+struct kc_observer_layout {
     uint32_t function_bytes; /* at::RecordFunction */
     uint32_t function_scope;
     uint32_t function_sequence;
@@ -68,26 +65,20 @@ struct ko_layout {
     uint32_t comms_ranks;
     uint32_t comms_sequence; /* int64_t; 0: not in this version */
     uint32_t comms_transfer; /* bool; 0: likewise */
-    uint32_t dtypes;       /* ScalarType below this one are types, the next is Undefined */
+    uint32_t dtypes;         /* ScalarType below this one are types, the next is Undefined */
 };
 
-struct ko_config {
+struct kc_observer_config {
     uint64_t buffer_limit_bytes; /* cap on all buffers */
     uint64_t buffer_bytes;
     uint64_t strings_bytes;
-    uint64_t prefault_bytes; /* buffers backed by memory before ko_prepare returns */
-    uint32_t record_inputs;  /* only with a layout that ko_open found right */
+    uint64_t prefault_bytes; /* buffers backed by memory before kc_observer_prepare returns */
+    uint32_t record_inputs;  /* only with a layout that kc_observer_open found right */
     uint32_t reserved;
 };
 
-struct ko_counts {
-    uint64_t records; /* in READY buffers, cumulative */
-    uint64_t bytes;
-    uint64_t dropped;
-};
-
-struct ko_stop_result {
-    struct ko_counts counts;
+struct kc_observer_stop_result {
+    struct kc_counts counts;
     uint64_t names_lost;      /* texts of names that did not get into the string table */
     uint64_t inputs_lost;     /* descriptions of inputs that did not */
     uint64_t ended_elsewhere; /* ops that ended on another thread than the one they began on */
@@ -98,20 +89,20 @@ struct ko_stop_result {
     uint64_t stuck;           /* threads that stayed inside a callback: their last records are lost */
 };
 
-KO_EXPORT uint32_t ko_abi(void);
+KC_EXPORT uint32_t kc_observer_abi(void);
 /* Finds torch's functions in the library loaded as `path` and checks that it takes our callbacks. `layout` may be NULL;
  * *layout_fits tells whether this very library keeps to it as far as at::RecordFunction goes. May be called again. */
-KO_EXPORT int ko_open(const char *path, const struct ko_layout *layout, uint32_t *layout_fits, char *error,
-                      size_t error_bytes);
-/* Describes one TensorImpl as inputs are described (sources/torch/operators.py), for a check of the layout: returns the
+KC_EXPORT int kc_observer_open(const char *path, const struct kc_observer_layout *layout, uint32_t *layout_fits,
+                               char *error, size_t error_bytes);
+/* Describes one TensorImpl as inputs are described (protocol/records.py), for a check of the layout: returns the
  * bytes put into `out`; *storage_data gets the address of its data. */
-KO_EXPORT int ko_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data);
+KC_EXPORT int kc_observer_describe_tensor(const void *tensor, uint8_t *out, uint32_t bytes, uint64_t *storage_data);
 /* Makes the arena; returns its descriptor, which stays the observer's. */
-KO_EXPORT int ko_prepare(const struct ko_config *config, char *error, size_t error_bytes);
-KO_EXPORT int ko_start(char *error, size_t error_bytes);
-KO_EXPORT int ko_counts(struct ko_counts *counts);
+KC_EXPORT int kc_observer_prepare(const struct kc_observer_config *config, char *error, size_t error_bytes);
+KC_EXPORT int kc_observer_start(char *error, size_t error_bytes);
+KC_EXPORT int kc_observer_counts(struct kc_counts *counts);
 /* Removes the callbacks and makes everything READY; waits `limit_ms` at most for threads inside a callback. */
-KO_EXPORT int ko_stop(uint32_t limit_ms, struct ko_stop_result *result);
-KO_EXPORT int ko_close(void);
+KC_EXPORT int kc_observer_stop(uint32_t limit_ms, struct kc_observer_stop_result *result);
+KC_EXPORT int kc_observer_close(void);
 
 #endif

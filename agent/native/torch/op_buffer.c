@@ -1,4 +1,8 @@
-/* See op_buffer.h. Several threads publish at a time: the header's counters are added to, not stored. */
+/* See op_buffer.h. Several threads publish at a time: the header's counters are added to, not stored.
+ *
+ * Threads: the thread of the program whose buffer it is; the agent's once that one is known to be outside.
+ * Blocks: never: one compare-and-swap for each buffer.
+ */
 #include "torch/op_buffer.h"
 
 #include <string.h>
@@ -45,8 +49,8 @@ void ops_buffer_publish(struct ops_buffer *buffer) {
     buffer->index = NO_BUFFER;
     *arena_buffer_word(arena, index, ARENA_BUFFER_VALID_BYTES) = buffer->used;
     *arena_buffer_word(arena, index, ARENA_BUFFER_RECORDS) = records;
-    *arena_buffer_word(arena, index, ARENA_BUFFER_SEQUENCE) =
-        __atomic_fetch_add(arena_word(arena, ARENA_SEQUENCE), 1, __ATOMIC_RELAXED);
+    *arena_buffer_word(arena, index, ARENA_BUFFER_SEQUENCE) = __atomic_fetch_add(arena_word(arena, ARENA_SEQUENCE), 1,
+                                                                                 __ATOMIC_RELAXED);
     __atomic_fetch_add(arena_word(arena, ARENA_RECORDS), records, __ATOMIC_RELAXED);
     __atomic_fetch_add(arena_word(arena, ARENA_VALID_BYTES), buffer->used, __ATOMIC_RELAXED);
     arena_set_state(arena, index, ARENA_READY);

@@ -21,7 +21,7 @@ struct ops_record {
     uint8_t flags;
     uint8_t reserved[5];
 };
-_Static_assert(sizeof(struct ops_record) == OPS_RECORD_BYTES, "arena.OP");
+_Static_assert(sizeof(struct ops_record) == OPS_RECORD_BYTES, "records.OP");
 
 struct ops_tensors_record {
     struct ops_tensor tensors[3];
@@ -32,7 +32,7 @@ struct ops_tensors_record {
     uint8_t first;
     uint8_t reserved[5];
 };
-_Static_assert(sizeof(struct ops_tensors_record) == OPS_RECORD_BYTES, "arena.OP_TENSORS");
+_Static_assert(sizeof(struct ops_tensors_record) == OPS_RECORD_BYTES, "records.OP_TENSORS");
 
 struct ops_comms_record {
     uint64_t text;
@@ -44,7 +44,7 @@ struct ops_comms_record {
     uint8_t transfer;
     uint8_t reserved[6];
 };
-_Static_assert(sizeof(struct ops_comms_record) == OPS_RECORD_BYTES, "arena.OP_COMMS");
+_Static_assert(sizeof(struct ops_comms_record) == OPS_RECORD_BYTES, "records.OP_COMMS");
 
 struct ops_buffer {
     struct arena *arena;

@@ -3,6 +3,9 @@
  * Reads torch's objects through the layout table, never calls their methods: those of tensor subclasses may run Python.
  * Sizes and strides are read only where the object says that they are its own (sizes_strides_policy_), so sparse,
  * nested, symbolic and Python-defined ones are described without.
+ *
+ * Threads: the thread of the program that begins the op; kc_observer_describe_tensor uses it on the agent's.
+ * Blocks: never: no lock, no allocation, no system call, no call into torch.
  */
 #include "torch/op_inputs.h"
 
@@ -16,7 +19,7 @@
 #define DIMS_MOST 16u
 
 enum kind { OTHER, TENSOR, TENSOR_LIST, INT, DOUBLE, BOOL, SCALAR_LIST, NONE };
-enum { CUT = 1 };                                   /* flags of the whole and of a list */
+enum { CUT = 1 };                                    /* flags of the whole and of a list */
 enum { NO_SIZES = 1, NO_STRIDES = 2, CUT_DIMS = 4 }; /* flags of a tensor */
 enum { NO_DTYPE = 255 };
 enum { CUSTOM_STRIDES = 1, CUSTOM_SIZES = 2 }; /* SizesStridesPolicy */
@@ -34,7 +37,7 @@ static void put(struct ops_inputs *inputs, const void *data, uint32_t bytes) {
 
 static void put_byte(struct ops_inputs *inputs, uint32_t value) { inputs->text[inputs->bytes++] = (uint8_t)value; }
 
-static uint64_t data_of(const struct ko_layout *layout, const uint8_t *tensor) {
+static uint64_t data_of(const struct kc_observer_layout *layout, const uint8_t *tensor) {
     const uint8_t *storage = ops_pointer(tensor + layout->tensor_storage);
     return storage == NULL ? 0 : ops_word(storage + layout->storage_data);
 }
@@ -44,7 +47,7 @@ static uint32_t room_for_tensor(void) { return 4 + DIMS_MOST * 2 * (uint32_t)siz
 
 static bool fits(const struct ops_inputs *inputs, uint32_t bytes) { return inputs->bytes + bytes <= OPS_INPUTS_BYTES; }
 
-static uint32_t policy_of(const struct ko_layout *layout, const uint8_t *tensor) {
+static uint32_t policy_of(const struct kc_observer_layout *layout, const uint8_t *tensor) {
     const uint32_t mask = layout->tensor_policy_mask;
     const uint32_t lowest = mask & (~mask + 1);
     if ((tensor[layout->tensor_symbolic] & layout->tensor_symbolic_mask) != 0) {
@@ -53,7 +56,7 @@ static uint32_t policy_of(const struct ko_layout *layout, const uint8_t *tensor)
     return (tensor[layout->tensor_policy] & mask) / lowest;
 }
 
-void ops_describe_tensor(const struct ko_layout *layout, const uint8_t *tensor, struct ops_inputs *inputs) {
+void ops_describe_tensor(const struct kc_observer_layout *layout, const uint8_t *tensor, struct ops_inputs *inputs) {
     uint16_t dtype;
     memcpy(&dtype, tensor + layout->tensor_dtype, sizeof dtype);
     const bool defined = dtype < layout->dtypes;
@@ -82,24 +85,22 @@ void ops_describe_tensor(const struct ko_layout *layout, const uint8_t *tensor, 
     }
 }
 
-static enum kind scalar_kind(const struct ko_layout *layout, const uint8_t *value) {
+static enum kind scalar_kind(const struct kc_observer_layout *layout, const uint8_t *value) {
     const uint32_t tag = half(value + layout->value_tag);
-    return tag == layout->tag_int      ? INT
-           : tag == layout->tag_double ? DOUBLE
-           : tag == layout->tag_bool   ? BOOL
-                                       : OTHER;
+    return tag == layout->tag_int ? INT : tag == layout->tag_double ? DOUBLE : tag == layout->tag_bool ? BOOL : OTHER;
 }
 
-static void put_scalar(const struct ko_layout *layout, const uint8_t *value, enum kind kind, struct ops_inputs *inputs) {
+static void put_scalar(const struct kc_observer_layout *layout, const uint8_t *value, enum kind kind,
+                       struct ops_inputs *inputs) {
     put_byte(inputs, kind);
     put(inputs, value + layout->value_payload, kind == BOOL ? 1 : 8);
 }
 
-static bool is_tensor(const struct ko_layout *layout, const uint8_t *value) {
+static bool is_tensor(const struct kc_observer_layout *layout, const uint8_t *value) {
     return half(value + layout->value_tag) == layout->tag_tensor;
 }
 
-static void put_list(const struct ko_layout *layout, const uint8_t *list, struct ops_inputs *inputs) {
+static void put_list(const struct kc_observer_layout *layout, const uint8_t *list, struct ops_inputs *inputs) {
     const uint8_t *first = ops_pointer(list + layout->list_values);
     const uint8_t *end = ops_pointer(list + layout->list_values + sizeof first);
     const uint64_t count = first == NULL ? 0 : (uint64_t)(end - first) / layout->value_bytes;
@@ -129,7 +130,7 @@ static void put_list(const struct ko_layout *layout, const uint8_t *list, struct
     inputs->text[head + 1] = kept < count ? CUT : 0;
 }
 
-static void put_value(const struct ko_layout *layout, const uint8_t *value, struct ops_inputs *inputs) {
+static void put_value(const struct kc_observer_layout *layout, const uint8_t *value, struct ops_inputs *inputs) {
     const uint32_t tag = half(value + layout->value_tag);
     const uint8_t *object = ops_pointer(value + layout->value_payload);
     if (tag == layout->tag_tensor && object != NULL) {
@@ -144,7 +145,7 @@ static void put_value(const struct ko_layout *layout, const uint8_t *value, stru
     }
 }
 
-void ops_describe_inputs(const struct ko_layout *layout, const uint8_t *function, struct ops_inputs *inputs) {
+void ops_describe_inputs(const struct kc_observer_layout *layout, const uint8_t *function, struct ops_inputs *inputs) {
     const uint8_t *values = ops_pointer(function + layout->function_inputs);
     const uint64_t count = values == NULL ? 0 : ops_word(function + layout->function_inputs + sizeof values);
     inputs->bytes = 0;

@@ -1,4 +1,4 @@
-/* Describing the inputs of an op: types, sizes, strides, values (the form is in sources/torch/operators.py). */
+/* Describing the inputs of an op: types, sizes, strides, values (protocol/records.py gives the form). */
 #ifndef KINETO_OPS_INPUTS_H
 #define KINETO_OPS_INPUTS_H
 
@@ -23,8 +23,8 @@ struct ops_inputs {
 };
 
 /* Reads the inputs of the RecordFunction; only while its start callback runs. */
-void ops_describe_inputs(const struct ko_layout *layout, const uint8_t *function, struct ops_inputs *inputs);
+void ops_describe_inputs(const struct kc_observer_layout *layout, const uint8_t *function, struct ops_inputs *inputs);
 /* Describes one TensorImpl. */
-void ops_describe_tensor(const struct ko_layout *layout, const uint8_t *tensor, struct ops_inputs *inputs);
+void ops_describe_tensor(const struct kc_observer_layout *layout, const uint8_t *tensor, struct ops_inputs *inputs);
 
 #endif

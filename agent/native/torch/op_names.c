@@ -4,6 +4,9 @@
  *   A name is looked up on every op, on any thread: a table of hashes that is only added to, by compare-and-swap, and
  *   read without a lock. Its text is written once, by whoever finds it missing and gets the string table's lock; who
  *   does not get it within some hundred tries goes on, and tries again later. Nobody ever waits for the lock.
+ *
+ * Threads: any thread of the program that runs an op, and the agent's when the recording ends.
+ * Blocks: never: who does not get the lock within some hundred tries goes on.
  */
 #include "torch/op_names.h"
 
@@ -83,7 +86,7 @@ enum ops_interned ops_add_text(struct arena *arena, uint64_t key, uint32_t space
 }
 
 static enum ops_interned write_text(struct arena *arena, struct set *set, uint32_t slot, uint64_t key, uint32_t space,
-                       const void *data, uint32_t bytes) {
+                                    const void *data, uint32_t bytes) {
     if (!try_lock()) {
         return OPS_LATER;
     }

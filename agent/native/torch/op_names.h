@@ -24,7 +24,7 @@ enum ops_interned ops_add_text(struct arena *arena, uint64_t key, uint32_t space
 
 /* Texts of one thread that are to be tried again. */
 struct ops_late {
-    uint32_t used; /* bytes */
+    uint32_t used;                   /* bytes */
     uint8_t entries[OPS_LATE_BYTES]; /* struct arena_string and text, unaligned */
 };
 /* Keeps a copy, if there is room and it is not kept already. */

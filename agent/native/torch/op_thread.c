@@ -15,6 +15,11 @@
  *   to that one (cross_thread_ends.h), or before the recording. Beyond DEPTH_MOST open ops, ops are dropped.
  *
  *   No lock, no allocation; the system is called for the thread's id, once a recording, and for its slot.
+ *
+ * Threads: ops_begin and ops_end run on threads of the program, inside an op; thread_ends where one of them ends; the
+ *   rest on the agent's.
+ * Blocks: ops_begin and ops_end never do. thread_ends yields the processor FINISH_TRIES times at most;
+ *   ops_threads_collect yields the processor until the threads that are inside have left, up to its limit.
  */
 #define _GNU_SOURCE
 #include "torch/op_thread.h"
@@ -53,8 +58,8 @@ struct frame {
 
 struct slot {
     _Alignas(64) uint32_t taken; /* a thread has it */
-    uint32_t inside;    /* and is in a callback */
-    uint64_t recording; /* that the rest belongs to */
+    uint32_t inside;             /* and is in a callback */
+    uint64_t recording;          /* that the rest belongs to */
     uint64_t torch_thread;
     uint64_t elsewhere_seen;
     struct ops_buffer buffer;
@@ -76,7 +81,7 @@ static struct {
     uint32_t top; /* one past the highest slot that was ever taken */
     pthread_key_t key;
     struct arena *arena;
-    struct ko_layout layout;
+    struct kc_observer_layout layout;
     bool layout_known;
     bool inputs;
     uint64_t comms; /* key of the name of ops that describe a collective */
@@ -96,16 +101,16 @@ static void count(uint64_t *total) { __atomic_fetch_add(total, 1, __ATOMIC_RELAX
 
 static void write_op(struct slot *slot, const struct frame *frame, uint64_t end, uint8_t flags, uint64_t now) {
     const struct ops_record record = {.start = frame->start,
-                                     .end = end,
-                                     .name = frame->name,
-                                     .sequence = frame->sequence,
-                                     .forward_thread = frame->forward_thread,
-                                     .inputs = frame->inputs,
-                                     .thread = slot->thread,
-                                     .number = frame->number,
-                                     .kind = ARENA_KIND_OP,
-                                     .scope = frame->scope,
-                                     .flags = flags};
+                                      .end = end,
+                                      .name = frame->name,
+                                      .sequence = frame->sequence,
+                                      .forward_thread = frame->forward_thread,
+                                      .inputs = frame->inputs,
+                                      .thread = slot->thread,
+                                      .number = frame->number,
+                                      .kind = ARENA_KIND_OP,
+                                      .scope = frame->scope,
+                                      .flags = flags};
     ops_buffer_append(&slot->buffer, &record, now);
 }
 
@@ -198,8 +203,8 @@ static struct slot *take_slot(void) {
         if (__atomic_load_n(&slot->taken, __ATOMIC_RELAXED) == 0 &&
             __atomic_compare_exchange_n(&slot->taken, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
             uint32_t top = __atomic_load_n(&ops.top, __ATOMIC_RELAXED);
-            while (top <= i && !__atomic_compare_exchange_n(&ops.top, &top, i + 1, false, __ATOMIC_SEQ_CST,
-                                                            __ATOMIC_RELAXED)) {
+            while (top <= i &&
+                   !__atomic_compare_exchange_n(&ops.top, &top, i + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
             }
             (void)pthread_setspecific(ops.key, slot);
             return slot;
@@ -268,10 +273,10 @@ static void write_tensors(struct slot *slot, const struct ops_inputs *inputs, ui
     for (uint32_t first = 0; first < inputs->tensor_count; first += 3) {
         const uint32_t left = inputs->tensor_count - first;
         struct ops_tensors_record record = {.thread = slot->thread,
-                                        .number = number,
-                                        .kind = ARENA_KIND_OP_TENSORS,
-                                        .count = (uint8_t)(left < 3 ? left : 3),
-                                        .first = (uint8_t)first};
+                                            .number = number,
+                                            .kind = ARENA_KIND_OP_TENSORS,
+                                            .count = (uint8_t)(left < 3 ? left : 3),
+                                            .first = (uint8_t)first};
         memcpy(record.tensors, &inputs->tensors[first], record.count * sizeof record.tensors[0]);
         ops_buffer_append(&slot->buffer, &record, now);
     }
@@ -393,7 +398,7 @@ int ops_threads_prepare(void) {
     return 0;
 }
 
-void ops_threads_open(struct arena *arena, const struct ko_layout *layout, bool inputs,
+void ops_threads_open(struct arena *arena, const struct kc_observer_layout *layout, bool inputs,
                       const char *(*name)(const void *), uint64_t (*thread_number)(void)) {
     ops.arena = arena;
     ops.layout_known = layout != NULL;

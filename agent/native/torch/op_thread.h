@@ -21,7 +21,7 @@ struct ops_totals {
 int ops_threads_prepare(void);
 /* Ops that begin from now on are recorded. `thread_number` is torch's; `layout` may be NULL: no sequence numbers;
  * `name` gives the name of a RecordFunction. */
-void ops_threads_open(struct arena *arena, const struct ko_layout *layout, bool inputs,
+void ops_threads_open(struct arena *arena, const struct kc_observer_layout *layout, bool inputs,
                       const char *(*name)(const void *), uint64_t (*thread_number)(void));
 /* Nothing more is recorded. Safe anywhere, also in a forked child and at exit. */
 void ops_threads_close(void);

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kineto_agent.protocol.records import FILE_FORMAT
+
 from kineto_trace.base.atomic_files import DigestFile, atomic_file
 from kineto_trace.spool.raw_records import RawSource, read_source, source_directories
 from kineto_trace.store.output_formats import ATTACHMENTS, STORED_NAMES, OutputFile
 
-FORMAT = "file/1"
+FORMAT = FILE_FORMAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ enum {
     KC_S_G = 1 << 11,
     KC_TS_INTEGER = 1 << 12,
     KC_DUR_INTEGER = 1 << 13,
-    KC_TS_REAL = 1 << 14,  /* not whole nanoseconds: the column ts_real has the number */
+    KC_TS_REAL = 1 << 14, /* not whole nanoseconds: the column ts_real has the number */
     KC_DUR_REAL = 1 << 15,
     KC_PID_TEXT = 1 << 16,
     KC_TID_TEXT = 1 << 17,
@@ -81,7 +81,7 @@ typedef struct {
     const char *key;
     uint32_t key_bytes;
     uint32_t type;
-    uint32_t column;       /* of the kind; KC_T_I32X3 has three */
+    uint32_t column; /* of the kind; KC_T_I32X3 has three */
     uint32_t pad;
     int64_t default_value; /* of the column, as bits */
 } kc_chrome_arg;
@@ -94,7 +94,7 @@ typedef struct {
 typedef struct {
     const char *text; /* in lower case */
     uint32_t bytes;
-    uint32_t suffix;  /* 1: categories that end so */
+    uint32_t suffix; /* 1: categories that end so */
     uint32_t kind;
     uint32_t pad;
 } kc_chrome_category;
@@ -112,26 +112,26 @@ typedef struct {
 } kc_chrome_plan;
 
 enum {
-    KC_CHROME_MORE = 0,      /* wants the next piece, with what was not consumed in front of it */
-    KC_CHROME_MEMBER = 1,    /* a member beside traceEvents: its key and value are at these places of the piece */
-    KC_CHROME_DONE = 2,      /* the document is over */
-    KC_CHROME_NOT_JSON = 3,  /* neither an object nor a list */
-    KC_CHROME_DAMAGE = 4,    /* something was left out: why, where, and how many bytes */
+    KC_CHROME_MORE = 0,     /* wants the next piece, with what was not consumed in front of it */
+    KC_CHROME_MEMBER = 1,   /* a member beside traceEvents: its key and value are at these places of the piece */
+    KC_CHROME_DONE = 2,     /* the document is over */
+    KC_CHROME_NOT_JSON = 3, /* neither an object nor a list */
+    KC_CHROME_DAMAGE = 4,   /* something was left out: why, where, and how many bytes */
     KC_CHROME_NO_MEMORY = 5,
 };
 
 /* Why something was left out; kineto_trace.formats.chrome.chrome_native_reader has the words. */
 enum {
     KC_WHY_NONE,
-    KC_WHY_END,        /* the text ends */
+    KC_WHY_END, /* the text ends */
     KC_WHY_NO_MEMORY,
     KC_WHY_NO_KEY,
     KC_WHY_NO_COLON,
     KC_WHY_NO_VALUE,
     KC_WHY_NO_COMMA,
     KC_WHY_DEPTH,
-    KC_WHY_NO_EVENT,   /* a value that is no object */
-    KC_WHY_LONG,       /* longer than the caller wants to keep */
+    KC_WHY_NO_EVENT, /* a value that is no object */
+    KC_WHY_LONG,     /* longer than the caller wants to keep */
 };
 /* What was left out. */
 enum { KC_LOST_EVENT = 1, KC_LOST_ARGS = 2, KC_LOST_HEAD = 3, KC_LOST_END = 4, KC_LOST_ITEM = 5, KC_LOST_TAIL = 6 };
@@ -139,7 +139,7 @@ enum { KC_LOST_EVENT = 1, KC_LOST_ARGS = 2, KC_LOST_HEAD = 3, KC_LOST_END = 4, K
 typedef struct {
     uint64_t consumed; /* bytes of the piece */
     uint64_t key_begin, key_end, value_begin, value_end;
-    uint64_t at;       /* KC_CHROME_DAMAGE: byte of the document */
+    uint64_t at; /* KC_CHROME_DAMAGE: byte of the document */
     uint32_t status;
     uint32_t why;
     uint32_t lost;
@@ -191,7 +191,7 @@ typedef struct {
     uint32_t flags;  /* of what was scanned since the caller cleared them */
     uint32_t lenient;
     uint32_t why;
-    uint32_t final;  /* nothing follows `end` */
+    uint32_t final; /* nothing follows `end` */
 } kc_scan;
 
 typedef struct {
@@ -202,10 +202,10 @@ typedef struct {
     uint8_t exact;   /* mantissa has all digits */
 } kc_number;
 
-static inline const char *kc_space(const char *p)
-{
-    while (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')
+static inline const char *kc_space(const char *p) {
+    while (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t') {
         p++;
+    }
     return p;
 }
 
@@ -223,9 +223,9 @@ typedef struct {
     kc_text bytes;
     uint64_t *ends;
     uint32_t *hashes;
-    uint8_t *marks;     /* free for the owner; 0 at first */
+    uint8_t *marks; /* free for the owner; 0 at first */
     uint64_t count, capacity;
-    uint32_t *slots;    /* number + 1 */
+    uint32_t *slots; /* number + 1 */
     uint64_t slot_count;
 } kc_strings;
 

@@ -16,7 +16,7 @@ typedef struct {
     uint64_t rows, capacity;
     const kc_chrome_arg *args;
     uint32_t arg_count;
-    uint8_t slots[KC_KEY_SLOTS]; /* by key: argument + 1 */
+    uint8_t slots[KC_KEY_SLOTS];   /* by key: argument + 1 */
     uint8_t next[KC_MAX_ARGS + 1]; /* argument that came after this one last time, + 1; 0th: the first one */
 } kc_rows;
 
@@ -50,7 +50,7 @@ typedef struct {
     int32_t name, category;
     uint32_t seen; /* HAS_… of the members that came, exact or not */
     uint8_t phase, memory;
-    kc_rows *kind; /* once it is known */
+    kc_rows *kind;               /* once it is known */
     const char *args, *args_end; /* put off until the kind is known */
 } kc_event;
 
@@ -60,25 +60,19 @@ void kc_event_put(kc_rows *kind, uint32_t column, uint64_t row, uint64_t bits);
 int kc_event_keep(const kc_scan *scan, kc_text *to, const char *key, const char *end);
 const char *kc_event_args(kc_chrome *c, kc_scan *scan, kc_event *event, const char *p); /* the object at p */
 
-static inline int kc_is_word(const char *p, const char *word, uint64_t bytes)
-{
-    return !memcmp(p, word, bytes);
-}
+static inline int kc_is_word(const char *p, const char *word, uint64_t bytes) { return !memcmp(p, word, bytes); }
 
-static inline const char *kc_stop(kc_scan *s, const char *p, uint32_t why)
-{
+static inline const char *kc_stop(kc_scan *s, const char *p, uint32_t why) {
     s->why = p >= s->end ? KC_WHY_END : why;
     return NULL;
 }
 
-static inline const char *kc_no_memory(kc_scan *s)
-{
+static inline const char *kc_no_memory(kc_scan *s) {
     s->why = KC_WHY_NO_MEMORY;
     return NULL;
 }
 
-static inline uint64_t kc_bits_of(double value)
-{
+static inline uint64_t kc_bits_of(double value) {
     uint64_t bits;
     memcpy(&bits, &value, 8);
     return bits;

@@ -12,35 +12,33 @@
 #define MAX_LENIENT 65536 /* bytes of a text whose end is guessed */
 #define MAX_DIGITS 19
 
-static const char *fail(kc_scan *s, const char *p, uint32_t why)
-{
+static const char *fail(kc_scan *s, const char *p, uint32_t why) {
     s->why = p >= s->end ? KC_WHY_END : why;
     return NULL;
 }
 
-static int hex(char c)
-{
-    if (c >= '0' && c <= '9')
+static int hex(char c) {
+    if (c >= '0' && c <= '9') {
         return c - '0';
+    }
     c |= 32;
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-static int hex4(const char *p)
-{
+static int hex4(const char *p) {
     int value = 0;
     for (int i = 0; i < 4; i++) {
         int digit = hex(p[i]);
-        if (digit < 0)
+        if (digit < 0) {
             return -1;
+        }
         value = value << 4 | digit;
     }
     return value;
 }
 
 /* Bytes of the escape at p (a backslash) if it is one of JSON's, else 0. */
-static unsigned escape_bytes(const char *p)
-{
+static unsigned escape_bytes(const char *p) {
     switch (p[1]) {
     case '"':
     case '\\':
@@ -56,52 +54,56 @@ static unsigned escape_bytes(const char *p)
 }
 
 /* Whether what follows the quote at p shows that the text ends there. */
-static int closes(const char *p, uint32_t in_list)
-{
+static int closes(const char *p, uint32_t in_list) {
     p = kc_space(p + 1);
-    if (in_list && *p == ']')
+    if (in_list && *p == ']') {
         return 1;
+    }
     if (!in_list && *p == '}') {
         p = kc_space(p + 1);
         return *p == ',' || *p == ']' || *p == '}' || !*p;
     }
-    if (*p != ',')
+    if (*p != ',') {
         return 0;
+    }
     p = kc_space(p + 1);
-    if (in_list)
+    if (in_list) {
         return *p == '"' || *p == '{' || *p == '[' || *p == '-' || (*p >= '0' && *p <= '9');
-    if (*p != '"')
+    }
+    if (*p != '"') {
         return 0;
+    }
     const char *key = ++p;
-    while (*p && *p != '"' && *p != '\\' && *p != '\n' && p - key < 64)
+    while (*p && *p != '"' && *p != '\\' && *p != '\n' && p - key < 64) {
         p++;
+    }
     return *p == '"' && *kc_space(p + 1) == ':';
 }
 
-int kc_like_event(const char *p)
-{
+int kc_like_event(const char *p) {
     static const char *const keys[] = {"ph", "name", "cat", "pid", "tid", "ts", "dur", "id", "args", "s", "bp"};
     p = kc_space(p + 1);
-    if (*p != '"')
+    if (*p != '"') {
         return 0;
+    }
     for (unsigned i = 0; i < sizeof keys / sizeof *keys; i++) {
         size_t bytes = strlen(keys[i]);
-        if (!strncmp(p + 1, keys[i], bytes) && p[1 + bytes] == '"')
+        if (!strncmp(p + 1, keys[i], bytes) && p[1 + bytes] == '"') {
             return *kc_space(p + 2 + bytes) == ':';
+        }
     }
     return 0;
 }
 
 /* Whether the quote at p is that of the next event's first member: the text that began at `begin` never ended. */
-static int next_event(const char *begin, const char *p)
-{
-    while (p > begin && (p[-1] == ' ' || p[-1] == '\n' || p[-1] == '\r' || p[-1] == '\t'))
+static int next_event(const char *begin, const char *p) {
+    while (p > begin && (p[-1] == ' ' || p[-1] == '\n' || p[-1] == '\r' || p[-1] == '\t')) {
         p--;
+    }
     return p > begin && p[-1] == '{' && kc_like_event(p - 1);
 }
 
-const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list)
-{
+const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list) {
     const char *begin = p;
     for (;;) {
         while (s->end - p >= 8) {
@@ -116,14 +118,17 @@ const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list)
             }
             p += 8;
         }
-        if (p >= s->end || (s->lenient && p - begin > MAX_LENIENT))
+        if (p >= s->end || (s->lenient && p - begin > MAX_LENIENT)) {
             return fail(s, p, KC_WHY_NO_VALUE);
+        }
         unsigned char c = (unsigned char)*p;
         if (c == '"') {
-            if (!s->lenient || closes(p, in_list))
+            if (!s->lenient || closes(p, in_list)) {
                 return p;
-            if (next_event(begin, p))
+            }
+            if (next_event(begin, p)) {
                 return fail(s, p, KC_WHY_NO_VALUE);
+            }
             s->flags |= KC_ODD;
             p++;
         } else if (c == '\\') {
@@ -133,29 +138,33 @@ const char *kc_scan_string(kc_scan *s, const char *p, uint32_t in_list)
                 s->flags |= KC_ODD; /* a path that ends with a backslash */
                 return p + 1;
             }
-            if (bytes > (uint64_t)(s->end - p) || (!bytes && s->end - p < 6 && !s->final))
+            if (bytes > (uint64_t)(s->end - p) || (!bytes && s->end - p < 6 && !s->final)) {
                 return fail(s, s->end, KC_WHY_END);
-            if (!bytes)
+            }
+            if (!bytes) {
                 s->flags |= KC_ODD;
+            }
             p += bytes ? bytes : 1;
         } else {
-            if (c == '\n' && s->lenient && s->flags & KC_ODD)
+            if (c == '\n' && s->lenient && s->flags & KC_ODD) {
                 return fail(s, p, KC_WHY_NO_VALUE); /* not both: quotes inside and more than one line */
-            if (c < 0x20)
+            }
+            if (c < 0x20) {
                 s->flags |= KC_ODD;
+            }
             p++;
         }
     }
 }
 
 /* Copies the inside of a string so that it is valid JSON. */
-static int mend_string(kc_text *out, const char *p, const char *end)
-{
+static int mend_string(kc_text *out, const char *p, const char *end) {
     static const char digits[] = "0123456789abcdef";
     for (; p < end; p++) {
         unsigned char c = (unsigned char)*p;
-        if (kc_text_reserve(out, 8))
+        if (kc_text_reserve(out, 8)) {
             return -1;
+        }
         char *to = out->data + out->size;
         if (c == '\\') {
             unsigned bytes = escape_bytes(p);
@@ -187,45 +196,49 @@ static const struct {
     const char *text, *json;
     uint8_t bytes, odd;
 } WORDS[] = {
-    {"true", "true", 4, 0},         {"false", "false", 5, 0},       {"null", "null", 4, 0},
-    {"NaN", "NaN", 3, 0},           {"Infinity", "Infinity", 8, 0}, {"-Infinity", "-Infinity", 9, 0},
-    {"N/A", "\"N/A\"", 3, 1},       {"nan", "NaN", 3, 1},           {"-nan", "NaN", 4, 1},
-    {"inf", "Infinity", 3, 1},      {"-inf", "-Infinity", 4, 1},    {"None", "null", 4, 1},
+    {"true", "true", 4, 0},    {"false", "false", 5, 0},       {"null", "null", 4, 0},
+    {"NaN", "NaN", 3, 0},      {"Infinity", "Infinity", 8, 0}, {"-Infinity", "-Infinity", 9, 0},
+    {"N/A", "\"N/A\"", 3, 1},  {"nan", "NaN", 3, 1},           {"-nan", "NaN", 4, 1},
+    {"inf", "Infinity", 3, 1}, {"-inf", "-Infinity", 4, 1},    {"None", "null", 4, 1},
 };
 
 /* A word or number. */
-static const char *scan_plain(kc_scan *s, const char *p, kc_text *out)
-{
+static const char *scan_plain(kc_scan *s, const char *p, kc_text *out) {
     for (unsigned i = 0; i < sizeof WORDS / sizeof *WORDS; i++) {
-        if (*p != *WORDS[i].text || memcmp(p, WORDS[i].text, WORDS[i].bytes))
+        if (*p != *WORDS[i].text || memcmp(p, WORDS[i].text, WORDS[i].bytes)) {
             continue;
-        if (WORDS[i].odd)
+        }
+        if (WORDS[i].odd) {
             s->flags |= KC_ODD;
-        if (out && kc_text_append(out, WORDS[i].json, strlen(WORDS[i].json)))
+        }
+        if (out && kc_text_append(out, WORDS[i].json, strlen(WORDS[i].json))) {
             return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
+        }
         return p + WORDS[i].bytes;
     }
     kc_number number;
     const char *end = kc_scan_number(p, &number);
-    if (!end)
+    if (!end) {
         return fail(s, s->end - p < 12 && !s->final ? s->end : p, KC_WHY_NO_VALUE); /* the end may have cut a word */
-    if (out && kc_text_append(out, p, (uint64_t)(end - p)))
+    }
+    if (out && kc_text_append(out, p, (uint64_t)(end - p))) {
         return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
+    }
     return end;
 }
 
-static const char *scan_text(kc_scan *s, const char *p, uint32_t in_list, kc_text *out)
-{
+static const char *scan_text(kc_scan *s, const char *p, uint32_t in_list, kc_text *out) {
     const char *end = kc_scan_string(s, p + 1, in_list);
-    if (!end)
+    if (!end) {
         return NULL;
-    if (out && (kc_text_append(out, "\"", 1) || mend_string(out, p + 1, end) || kc_text_append(out, "\"", 1)))
+    }
+    if (out && (kc_text_append(out, "\"", 1) || mend_string(out, p + 1, end) || kc_text_append(out, "\"", 1))) {
         return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
+    }
     return end + 1;
 }
 
-const char *kc_scan_value(kc_scan *s, const char *p, kc_text *out)
-{
+const char *kc_scan_value(kc_scan *s, const char *p, kc_text *out) {
     uint8_t list[MAX_DEPTH];
     unsigned depth = 0;
     for (;;) {
@@ -235,61 +248,72 @@ const char *kc_scan_value(kc_scan *s, const char *p, kc_text *out)
         if (c == '"') {
             p = scan_text(s, p, depth && list[depth - 1], out);
         } else if (c == '{' || c == '[') {
-            if (depth == MAX_DEPTH)
+            if (depth == MAX_DEPTH) {
                 return fail(s, p, KC_WHY_DEPTH);
+            }
             list[depth++] = c == '[';
             opened = 1;
-            if (out && kc_text_append(out, p, 1))
+            if (out && kc_text_append(out, p, 1)) {
                 return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
+            }
             p++;
         } else {
             p = scan_plain(s, p, out);
         }
-        if (!p)
+        if (!p) {
             return NULL;
+        }
         for (;;) { /* to the next value, or out of all that is open */
-            if (!depth)
+            if (!depth) {
                 return p;
+            }
             p = kc_space(p);
             char close = list[depth - 1] ? ']' : '}';
             if (*p == close) {
-                if (out && kc_text_append(out, p, 1))
+                if (out && kc_text_append(out, p, 1)) {
                     return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
+                }
                 p++;
                 depth--;
                 opened = 0;
                 continue;
             }
             if (!opened) {
-                if (*p != ',')
+                if (*p != ',') {
                     return fail(s, p, KC_WHY_NO_COMMA);
-                if (out && kc_text_append(out, ",", 1))
+                }
+                if (out && kc_text_append(out, ",", 1)) {
                     return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
+                }
                 p = kc_space(p + 1);
             }
             break;
         }
-        if (list[depth - 1])
+        if (list[depth - 1]) {
             continue;
-        if (*p != '"')
+        }
+        if (*p != '"') {
             return fail(s, p, KC_WHY_NO_KEY);
+        }
         uint32_t lenient = s->lenient;
         s->lenient = 0; /* keys are never in doubt */
         p = scan_text(s, p, 0, out);
         s->lenient = lenient;
-        if (!p)
+        if (!p) {
             return NULL;
+        }
         p = kc_space(p);
-        if (*p != ':')
+        if (*p != ':') {
             return fail(s, p, KC_WHY_NO_COLON);
-        if (out && kc_text_append(out, ":", 1))
+        }
+        if (out && kc_text_append(out, ":", 1)) {
             return fail(s, s->end - 1, KC_WHY_NO_MEMORY);
+        }
         p++;
     }
 }
 
-const char *kc_scan_number(const char *p, kc_number *n)
-{
+const char *kc_scan_number(const char *p, kc_number *n) {
     n->mantissa = 0;
     n->exponent = 0;
     n->exact = n->integer = 1;
@@ -312,8 +336,9 @@ const char *kc_scan_number(const char *p, kc_number *n)
             }
         }
     }
-    if (p == first || (*first == '0' && p - first > 1))
+    if (p == first || (*first == '0' && p - first > 1)) {
         return NULL;
+    }
     if (*p == '.') {
         n->integer = 0;
         const char *point = ++p;
@@ -326,8 +351,9 @@ const char *kc_scan_number(const char *p, kc_number *n)
                 n->exact &= *p == '0';
             }
         }
-        if (p == point)
+        if (p == point) {
             return NULL;
+        }
     }
     if (*p == 'e' || *p == 'E') {
         n->integer = 0;
@@ -335,18 +361,20 @@ const char *kc_scan_number(const char *p, kc_number *n)
         int down = *p == '-', power = 0;
         p += *p == '-' || *p == '+';
         const char *begin = p;
-        for (; *p >= '0' && *p <= '9'; p++)
-            if (power < 100000)
+        for (; *p >= '0' && *p <= '9'; p++) {
+            if (power < 100000) {
                 power = power * 10 + (*p - '0');
-        if (p == begin)
+            }
+        }
+        if (p == begin) {
             return NULL;
+        }
         n->exponent += down ? -power : power;
     }
     return p;
 }
 
-double kc_number_value(const kc_number *n, const char *begin, const char *end)
-{
+double kc_number_value(const kc_number *n, const char *begin, const char *end) {
     static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
                                     1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
     if (n->exact && n->mantissa <= 1ull << 53 && n->exponent >= -22 && n->exponent <= 22) {
@@ -355,19 +383,20 @@ double kc_number_value(const kc_number *n, const char *begin, const char *end)
         return n->negative ? -value : value;
     }
     char text[512], *last;
-    if (end - begin >= (ptrdiff_t)sizeof text)
+    if (end - begin >= (ptrdiff_t)sizeof text) {
         end = begin + sizeof text - 1; /* more digits do not change a double but at ties */
+    }
     memcpy(text, begin, (size_t)(end - begin));
     text[end - begin] = 0;
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* the program's may have another decimal point */
     double value = plain ? strtod_l(text, &last, plain) : strtod(text, &last);
-    if (plain)
+    if (plain) {
         freelocale(plain);
+    }
     return value;
 }
 
-static char *put_utf8(char *to, unsigned code)
-{
+static char *put_utf8(char *to, unsigned code) {
     if (code < 0x80) {
         *to++ = (char)code;
     } else if (code < 0x800) {
@@ -386,11 +415,11 @@ static char *put_utf8(char *to, unsigned code)
     return to;
 }
 
-int kc_unescape(kc_text *out, const char *p, const char *end)
-{
+int kc_unescape(kc_text *out, const char *p, const char *end) {
     int halves = 0;
-    if (kc_text_reserve(out, (uint64_t)(end - p) + 8))
+    if (kc_text_reserve(out, (uint64_t)(end - p) + 8)) {
         return -1;
+    }
     char *to = out->data + out->size;
     while (p < end) {
         unsigned bytes = *p == '\\' ? escape_bytes(p) : 0;

@@ -38,32 +38,32 @@ uint32_t kc_intern_one(kc_interner *interner, uint64_t key);
 enum { KC_COPY = 0, KC_SPAN = 1, KC_INTERN = 2 };
 
 typedef struct {
-    uint32_t operation;    /* KC_COPY: the field; KC_SPAN: u64 at offset into out, and u64 at offset_2 minus it, not
+    uint32_t operation; /* KC_COPY: the field; KC_SPAN: u64 at offset into out, and u64 at offset_2 minus it, not
                               below 0, into out_2; KC_INTERN: the number of the field, as u32 */
-    uint32_t width;        /* bytes of the field: 1, 2, 4 or 8 */
-    uint32_t offset;       /* byte offset in the record */
+    uint32_t width;     /* bytes of the field: 1, 2, 4 or 8 */
+    uint32_t offset;    /* byte offset in the record */
     uint32_t offset_2;
-    void *out;             /* array with room for `capacity` rows */
+    void *out; /* array with room for `capacity` rows */
     void *out_2;
     kc_interner *interner; /* KC_INTERN */
 } kc_column;
 
 typedef struct {
-    uint32_t kind;         /* first u32 of the record */
+    uint32_t kind; /* first u32 of the record */
     uint32_t record_bytes;
     uint32_t first_column; /* columns[first_column .. + column_count]; 0 columns: skipped, but counted */
     uint32_t column_count;
-    uint64_t capacity;     /* rows that fit */
-    uint64_t rows;         /* in: rows so far; out: rows now */
+    uint64_t capacity; /* rows that fit */
+    uint64_t rows;     /* in: rows so far; out: rows now */
 } kc_kind;
 
 enum { KC_OK = 0, KC_TORN = 1, KC_UNKNOWN_KIND = 2, KC_FULL = 3, KC_NO_MEMORY = 4 };
 
 typedef struct {
-    uint64_t consumed;     /* bytes of whole records that were read */
+    uint64_t consumed; /* bytes of whole records that were read */
     uint64_t records;
-    uint32_t status;       /* KC_OK: all of the buffer was read; else why it stopped */
-    uint32_t kind;         /* of the record that it stopped at */
+    uint32_t status; /* KC_OK: all of the buffer was read; else why it stopped */
+    uint32_t kind;   /* of the record that it stopped at */
 } kc_decoded;
 
 /* Table columns must lie inside record_bytes, and record_bytes must be >= 8; the caller checks that. */
@@ -73,7 +73,7 @@ KC_EXPORT void kc_decode(const uint8_t *data, uint64_t size, kc_kind *kinds, uin
 /* ---- writing: columns -> rows of text ---- */
 
 enum {
-    KC_END = 0,       /* literal only */
+    KC_END = 0, /* literal only */
     KC_UNSIGNED = 1,
     KC_SIGNED = 2,
     KC_MICROSECONDS = 3, /* int64 ns, minus `base`, as microseconds with three decimals; below 0: 0 */
@@ -88,12 +88,12 @@ enum {
 #define KC_PADDING 32 /* bytes that must be readable after every literal and after the last text */
 
 typedef struct {
-    const char *literal;      /* comes before the value */
+    const char *literal; /* comes before the value */
     uint32_t literal_bytes;
     uint32_t operation;
     const void *column;
-    uint32_t width;           /* bytes of one value of the column */
-    uint32_t text_count;      /* KC_TEXT */
+    uint32_t width;      /* bytes of one value of the column */
+    uint32_t text_count; /* KC_TEXT */
     const char *text;
     const uint64_t *text_ends; /* text n is text[text_ends[n] .. text_ends[n + 1]]; text_count + 1 entries */
     int64_t base;
@@ -129,7 +129,7 @@ KC_EXPORT void kc_lanes(const uint32_t *track, const int64_t *start, const int64
 #define KC_NEVER INT64_MAX /* the end of an event that was still running when the recording ended */
 
 typedef struct {
-    uint64_t count;       /* below 2^31 */
+    uint64_t count; /* below 2^31 */
     const uint32_t *track;
     const int64_t *start; /* ns */
     const int64_t *end;   /* ns */
@@ -164,7 +164,7 @@ KC_EXPORT void kc_enclosing(const kc_events *events, const int32_t *parent, cons
 typedef struct {
     uint64_t nodes;
     uint64_t edges;
-    const int64_t *from;   /* of each edge: a node; edges into one node in the order in which they count */
+    const int64_t *from; /* of each edge: a node; edges into one node in the order in which they count */
     const int64_t *to;
     const int64_t *weight; /* 0 or more */
 } kc_graph;

@@ -8,26 +8,28 @@
 
 /* ---- messages */
 
-int kp_get_varint(kp_span *s, uint64_t *number)
-{
+int kp_get_varint(kp_span *s, uint64_t *number) {
     *number = 0;
     for (unsigned shift = 0; shift < 70 && s->at < s->end; shift += 7) {
         uint8_t byte = *s->at++;
-        if (shift < 64)
+        if (shift < 64) {
             *number |= (uint64_t)(byte & 127) << shift;
-        if (byte < 128)
+        }
+        if (byte < 128) {
             return 1;
+        }
     }
     return 0;
 }
 
-int kp_next(kp_span *s, kp_value *v)
-{
+int kp_next(kp_span *s, kp_value *v) {
     uint64_t tag, size;
-    if (s->at == s->end)
+    if (s->at == s->end) {
         return 0;
-    if (!kp_get_varint(s, &tag) || tag >> 3 == 0 || tag > UINT32_MAX)
+    }
+    if (!kp_get_varint(s, &tag) || tag >> 3 == 0 || tag > UINT32_MAX) {
         return -1;
+    }
     v->field = (uint32_t)(tag >> 3);
     v->wire = tag & 7;
     v->number = 0;
@@ -35,16 +37,18 @@ int kp_next(kp_span *s, kp_value *v)
     switch (v->wire) {
     case 0: return kp_get_varint(s, &v->number) ? 1 : -1;
     case 2:
-        if (!kp_get_varint(s, &size) || size > (uint64_t)(s->end - s->at))
+        if (!kp_get_varint(s, &size) || size > (uint64_t)(s->end - s->at)) {
             return -1;
+        }
         v->data = (kp_span){s->at, s->at + size};
         s->at += size;
         return 1;
     case 1:
     case 5:
         size = v->wire == 1 ? 8 : 4;
-        if ((uint64_t)(s->end - s->at) < size)
+        if ((uint64_t)(s->end - s->at) < size) {
             return -1;
+        }
         memcpy(&v->number, s->at, size);
         s->at += size;
         return 1;
@@ -54,48 +58,49 @@ int kp_next(kp_span *s, kp_value *v)
 
 /* ---- memory */
 
-void *kp_grown(kp_reader *r, void *items, uint64_t count, size_t size)
-{
-    if (count & (count - 1))
+void *kp_grown(kp_reader *r, void *items, uint64_t count, size_t size) {
+    if (count & (count - 1)) {
         return items;
+    }
     if (count >= UINT32_MAX / 2) {
         r->failed = 1;
         return NULL;
     }
     void *bigger = realloc(items, (count ? 2 * count : 1) * size);
-    if (!bigger)
+    if (!bigger) {
         r->failed = 1;
+    }
     return bigger;
 }
 
-void kp_put(kp_reader *r, kc_text *out, const char *bytes, uint64_t size)
-{
-    if (kc_text_append(out, bytes, size))
+void kp_put(kp_reader *r, kc_text *out, const char *bytes, uint64_t size) {
+    if (kc_text_append(out, bytes, size)) {
         r->failed = 1;
+    }
 }
 
 void kp_put_literal(kp_reader *r, kc_text *out, const char *literal) { kp_put(r, out, literal, strlen(literal)); }
 
-void kp_put_number(kp_reader *r, kc_text *out, int64_t number)
-{
+void kp_put_number(kp_reader *r, kc_text *out, int64_t number) {
     char digits[24], *p = digits + sizeof digits;
     uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
-    do
+    do {
         *--p = (char)('0' + rest % 10);
-    while (rest /= 10);
-    if (number < 0)
+    } while (rest /= 10);
+    if (number < 0) {
         *--p = '-';
+    }
     kp_put(r, out, p, (uint64_t)(digits + sizeof digits - p));
 }
 
-void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s)
-{
+void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s) {
     kp_put_literal(r, out, "\"");
     const uint8_t *from = s.at;
     for (; s.at < s.end; s.at++) {
         uint8_t c = *s.at;
-        if (c >= 32 && c != '"' && c != '\\')
+        if (c >= 32 && c != '"' && c != '\\') {
             continue;
+        }
         char code[8];
         kp_put(r, out, (const char *)from, (uint64_t)(s.at - from));
         kp_put(r, out, code, (uint64_t)(c >= 32 ? sprintf(code, "\\%c", c) : sprintf(code, "\\u%04x", c)));
@@ -105,15 +110,13 @@ void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s)
     kp_put_literal(r, out, "\"");
 }
 
-static uint64_t hash(uint64_t a, uint64_t b)
-{
+static uint64_t hash(uint64_t a, uint64_t b) {
     uint64_t h = (a ^ b * 0x9E3779B97F4A7C15ull) * 0xD6E8FEB86659FD93ull;
     return h ^ h >> 32;
 }
 
 /* The slot of (a, b), maybe a free one. NULL: no memory. */
-static kp_slot *find_slot(kp_reader *r, uint64_t a, uint64_t b)
-{
+static kp_slot *find_slot(kp_reader *r, uint64_t a, uint64_t b) {
     if (2 * r->used >= r->slot_count) {
         uint64_t count = r->slot_count ? 2 * r->slot_count : 256;
         kp_slot *slots = calloc(count, sizeof *slots);
@@ -121,36 +124,38 @@ static kp_slot *find_slot(kp_reader *r, uint64_t a, uint64_t b)
             r->failed = 1;
             return NULL;
         }
-        for (uint64_t i = 0; i < r->slot_count; i++)
+        for (uint64_t i = 0; i < r->slot_count; i++) {
             if (r->slots[i].place) {
                 uint64_t at = hash(r->slots[i].a, r->slots[i].b) & (count - 1);
-                while (slots[at].place)
+                while (slots[at].place) {
                     at = (at + 1) & (count - 1);
+                }
                 slots[at] = r->slots[i];
             }
+        }
         free(r->slots);
         r->slots = slots;
         r->slot_count = count;
     }
     uint64_t at = hash(a, b) & (r->slot_count - 1);
-    while (r->slots[at].place && (r->slots[at].a != a || r->slots[at].b != b))
+    while (r->slots[at].place && (r->slots[at].a != a || r->slots[at].b != b)) {
         at = (at + 1) & (r->slot_count - 1);
+    }
     return r->slots + at;
 }
 
-static void take_slot(kp_reader *r, kp_slot *s, uint64_t a, uint64_t b, uint64_t place)
-{
+static void take_slot(kp_reader *r, kp_slot *s, uint64_t a, uint64_t b, uint64_t place) {
     *s = (kp_slot){a, b, (uint32_t)place + 1};
     r->used++;
 }
 
-kp_sequence *kp_sequence_of(kp_reader *r, uint64_t id)
-{
+kp_sequence *kp_sequence_of(kp_reader *r, uint64_t id) {
     kp_slot *s = find_slot(r, 1, id);
     if (s && !s->place) {
         kp_sequence *all = kp_grown(r, r->sequences, r->sequence_count, sizeof *all);
-        if (!all)
+        if (!all) {
             return NULL;
+        }
         r->sequences = all;
         all[r->sequence_count] = (kp_sequence){.default_clock = 6};
         take_slot(r, s, 1, id, r->sequence_count++);
@@ -158,13 +163,13 @@ kp_sequence *kp_sequence_of(kp_reader *r, uint64_t id)
     return s ? r->sequences + (s->place - 1) : NULL;
 }
 
-uint32_t kp_track_of(kp_reader *r, uint64_t uuid)
-{
+uint32_t kp_track_of(kp_reader *r, uint64_t uuid) {
     kp_slot *s = find_slot(r, 2, uuid);
     if (s && !s->place) {
         kp_track_state *all = kp_grown(r, r->tracks, r->track_count, sizeof *all);
-        if (!all)
+        if (!all) {
             return UINT32_MAX;
+        }
         r->tracks = all;
         memset(all + r->track_count, 0, sizeof *all);
         char members[64];
@@ -177,39 +182,41 @@ uint32_t kp_track_of(kp_reader *r, uint64_t uuid)
 
 /* ---- interned texts */
 
-static void intern(kp_reader *r, const kp_sequence *s, uint64_t what, kp_span message)
-{
+static void intern(kp_reader *r, const kp_sequence *s, uint64_t what, kp_span message) {
     kp_value v;
     kp_span content = {NULL, NULL};
     uint64_t id = 0;
     while (kp_next(&message, &v) > 0) {
-        if (v.field == 1 && v.wire == 0)
+        if (v.field == 1 && v.wire == 0) {
             id = v.number;
-        else if (v.field == 2 && v.wire == 2)
+        } else if (v.field == 2 && v.wire == 2) {
             content = v.data;
+        }
     }
     uint64_t key = s->generation << 3 | what;
     kp_slot *found = find_slot(r, key, id);
-    if (!found)
+    if (!found) {
         return;
+    }
     if (!found->place) {
         kp_text *all = kp_grown(r, r->texts, r->text_count, sizeof *all);
-        if (!all)
+        if (!all) {
             return;
+        }
         r->texts = all;
         take_slot(r, found, key, id, r->text_count++);
     }
     kp_text *t = r->texts + (found->place - 1);
     t->offset = r->arena.size;
-    if (what == VALUES && r->ours && id & 1)
+    if (what == VALUES && r->ours && id & 1) {
         kp_put(r, &r->arena, (const char *)content.at, (uint64_t)(content.end - content.at));
-    else
+    } else {
         kp_put_escaped(r, &r->arena, content);
+    }
     t->size = r->arena.size - t->offset;
 }
 
-void kp_put_interned(kp_reader *r, kc_text *out, const kp_sequence *s, uint64_t what, uint64_t id)
-{
+void kp_put_interned(kp_reader *r, kc_text *out, const kp_sequence *s, uint64_t what, uint64_t id) {
     kp_slot *found = find_slot(r, s->generation << 3 | what, id);
     if (!found || !found->place) {
         r->counts.lost_state++;
@@ -220,40 +227,40 @@ void kp_put_interned(kp_reader *r, kc_text *out, const kp_sequence *s, uint64_t 
     kp_put(r, out, r->arena.data + t->offset, t->size);
 }
 
-void kp_read_interned(kp_reader *r, const kp_sequence *s, kp_span message)
-{
+void kp_read_interned(kp_reader *r, const kp_sequence *s, kp_span message) {
     kp_value v;
     while (kp_next(&message, &v) > 0) {
-        if (v.wire != 2)
+        if (v.wire != 2) {
             continue;
-        if (v.field >= 1 && v.field <= 3)
+        }
+        if (v.field >= 1 && v.field <= 3) {
             intern(r, s, v.field, v.data);
-        else if (v.field == 29)
+        } else if (v.field == 29) {
             intern(r, s, VALUES, v.data);
+        }
     }
 }
 
 /* ---- annotations */
 
-void kp_put_double(kp_reader *r, kc_text *out, uint64_t bits)
-{
+void kp_put_double(kp_reader *r, kc_text *out, uint64_t bits) {
     double number;
     char digits[40];
     memcpy(&number, &bits, 8);
-    if (number - number != 0)
+    if (number - number != 0) {
         kp_put_literal(r, out, number != number ? "NaN" : number > 0 ? "Infinity" : "-Infinity");
-    else
+    } else {
         kp_put(r, out, digits, (uint64_t)sprintf(digits, "%.17g", number));
+    }
 }
 
 static void put_value(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting);
 
-int kp_put_annotation(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting)
-{
+int kp_put_annotation(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting) {
     kp_value v;
     kp_span all = message;
     int named = 0;
-    while (!named && kp_next(&message, &v) > 0)
+    while (!named && kp_next(&message, &v) > 0) {
         if (v.field == 1 && v.wire == 0) {
             kp_put_interned(r, out, s, ANNOTATIONS, v.number);
             named = 1;
@@ -261,28 +268,32 @@ int kp_put_annotation(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span 
             kp_put_escaped(r, out, v.data);
             named = 1;
         }
-    if (!named)
+    }
+    if (!named) {
         return 0;
+    }
     kp_put_literal(r, out, ":");
     put_value(r, out, s, all, nesting);
     return 1;
 }
 
 /* An annotation's dictionary (field 11) or list (field 12). */
-static void put_list(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting, uint32_t field)
-{
+static void put_list(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting,
+                     uint32_t field) {
     kp_value v;
     uint64_t count = 0;
     kp_put_literal(r, out, field == 11 ? "{" : "[");
     while (kp_next(&message, &v) > 0) {
-        if (v.field != field || v.wire != 2)
+        if (v.field != field || v.wire != 2) {
             continue;
+        }
         uint64_t before = out->size;
-        if (count)
+        if (count) {
             kp_put_literal(r, out, ",");
-        if (field == 12)
+        }
+        if (field == 12) {
             put_value(r, out, s, v.data, nesting + 1);
-        else if (!kp_put_annotation(r, out, s, v.data, nesting + 1)) {
+        } else if (!kp_put_annotation(r, out, s, v.data, nesting + 1)) {
             out->size = before;
             continue;
         }
@@ -291,8 +302,7 @@ static void put_list(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span m
     kp_put_literal(r, out, field == 11 ? "}" : "]");
 }
 
-static void put_value(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting)
-{
+static void put_value(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting) {
     kp_value v;
     char digits[32];
     kp_span all = message;

@@ -7,7 +7,7 @@
 #define OUT_BYTES (1u << 20) /* of text, after which the caller gets it */
 #define MAX_OPEN (1u << 20)  /* slices inside each other */
 
-enum { PACKET = 1 << 3 | 2, BOOT_CLOCK = 6, FIRST_OWN_CLOCK = 64 };
+enum { PACKET = 1 << 3 | 2 };
 enum { BEGIN = 1, END = 2, INSTANT = 3, COUNTER = 4 };
 
 /* ---- events */
@@ -18,20 +18,19 @@ typedef struct {
     uint32_t has_track, has_name, has_category, has_double, flows;
 } event;
 
-static void put_time(kp_reader *r, kc_text *out, const char *name, int64_t ns)
-{
+static void put_time(kp_reader *r, kc_text *out, const char *name, int64_t ns) {
     uint64_t size = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
     unsigned rest = (unsigned)(size % 1000);
     char fraction[] = {'.', (char)('0' + rest / 100), (char)('0' + rest / 10 % 10), (char)('0' + rest % 10)};
     kp_put_literal(r, out, name);
-    if (ns < 0)
+    if (ns < 0) {
         kp_put_literal(r, out, "-");
+    }
     kp_put_number(r, out, (int64_t)(size / 1000));
     kp_put(r, out, fraction, sizeof fraction);
 }
 
-static void put_start(kp_reader *r, const char *phase, const kp_track_state *t, int64_t time)
-{
+static void put_start(kp_reader *r, const char *phase, const kp_track_state *t, int64_t time) {
     kp_put_literal(r, &r->out, r->started ? ",\n{\"ph\":\"" : "{\"ph\":\"");
     r->started = 1;
     kp_put_literal(r, &r->out, phase);
@@ -41,41 +40,44 @@ static void put_start(kp_reader *r, const char *phase, const kp_track_state *t, 
 }
 
 /* What an event has beside its place and time, each with a comma before it. */
-static void put_rest(kp_reader *r, kc_text *out, const kp_sequence *s, const event *e)
-{
+static void put_rest(kp_reader *r, kc_text *out, const kp_sequence *s, const event *e) {
     if (e->has_category) {
         kp_put_literal(r, out, ",\"cat\":");
-        if (e->has_category == 2)
+        if (e->has_category == 2) {
             kp_put_escaped(r, out, e->category_text);
-        else
+        } else {
             kp_put_interned(r, out, s, CATEGORIES, e->category);
+        }
     }
     if (e->has_name) {
         kp_put_literal(r, out, ",\"name\":");
-        if (e->has_name == 2)
+        if (e->has_name == 2) {
             kp_put_escaped(r, out, e->name_text);
-        else
+        } else {
             kp_put_interned(r, out, s, NAMES, e->name);
+        }
     }
     kp_value v;
     kp_span message = e->message;
     uint64_t count = 0;
     while (kp_next(&message, &v) > 0) {
-        if (v.field != 4 || v.wire != 2)
+        if (v.field != 4 || v.wire != 2) {
             continue;
+        }
         uint64_t before = out->size;
         kp_put_literal(r, out, count ? "," : ",\"args\":{");
-        if (kp_put_annotation(r, out, s, v.data, 0))
+        if (kp_put_annotation(r, out, s, v.data, 0)) {
             count++;
-        else
+        } else {
             out->size = before;
+        }
     }
-    if (count)
+    if (count) {
         kp_put_literal(r, out, "}");
+    }
 }
 
-static void push(kp_reader *r, uint32_t number, const kp_sequence *s, const event *e, int64_t time)
-{
+static void push(kp_reader *r, uint32_t number, const kp_sequence *s, const event *e, int64_t time) {
     kp_track_state *t = r->tracks + number;
     if (t->depth == t->capacity) {
         uint32_t capacity = t->capacity ? 2 * t->capacity : 8;
@@ -94,8 +96,7 @@ static void push(kp_reader *r, uint32_t number, const kp_sequence *s, const even
     put_rest(r, &t->open, s, e);
 }
 
-static void pop(kp_reader *r, kp_track_state *t, int64_t time)
-{
+static void pop(kp_reader *r, kp_track_state *t, int64_t time) {
     int64_t begin = t->begins[--t->depth];
     uint64_t offset = t->texts[t->depth];
     put_start(r, "X", t, begin);
@@ -105,34 +106,35 @@ static void pop(kp_reader *r, kp_track_state *t, int64_t time)
     t->open.size = offset;
 }
 
-static void put_counter(kp_reader *r, const kp_track_state *t, const event *e, int64_t time)
-{
+static void put_counter(kp_reader *r, const kp_track_state *t, const event *e, int64_t time) {
     put_start(r, "C", t, time);
     kp_put_literal(r, &r->out, ",\"args\":{");
-    if (t->key.size)
+    if (t->key.size) {
         kp_put(r, &r->out, t->key.data, t->key.size);
-    else
+    } else {
         kp_put_literal(r, &r->out, "\"value\"");
+    }
     kp_put_literal(r, &r->out, ":");
-    if (e->has_double)
+    if (e->has_double) {
         kp_put_double(r, &r->out, e->counter);
-    else
+    } else {
         kp_put_number(r, &r->out, (int64_t)e->counter);
+    }
     kp_put_literal(r, &r->out, "}}");
 }
 
-static int contains(const kc_text *t, uint64_t from, const char *word)
-{
+static int contains(const kc_text *t, uint64_t from, const char *word) {
     uint64_t size = strlen(word);
-    for (uint64_t at = from; at + size <= t->size; at++)
-        if (!memcmp(t->data + at, word, size))
+    for (uint64_t at = from; at + size <= t->size; at++) {
+        if (!memcmp(t->data + at, word, size)) {
             return 1;
+        }
+    }
     return 0;
 }
 
 /* Keeps the flows of an event; its category says which end it is. */
-static void add_flows(kp_reader *r, const kp_sequence *s, const event *e, uint32_t number, int64_t time)
-{
+static void add_flows(kp_reader *r, const kp_sequence *s, const event *e, uint32_t number, int64_t time) {
     kp_value v;
     kp_span message = e->message;
     r->scratch.size = 0;
@@ -141,18 +143,19 @@ static void add_flows(kp_reader *r, const kp_sequence *s, const event *e, uint32
     uint32_t call = contains(&r->scratch, 0, "runtime") || contains(&r->scratch, 0, "driver");
     uint32_t op = contains(&r->scratch, 0, "\"cpu_op\"") || contains(&r->scratch, 0, "\"Operator\"");
     while (kp_next(&message, &v) > 0) {
-        if (!((v.field == 47 || v.field == 48) && v.wire == 1) && !((v.field == 36 || v.field == 42) && v.wire == 0))
+        if (!((v.field == 47 || v.field == 48) && v.wire == 1) && !((v.field == 36 || v.field == 42) && v.wire == 0)) {
             continue;
+        }
         kp_flow *all = kp_grown(r, r->flows, r->flow_count, sizeof *all);
-        if (!all)
+        if (!all) {
             return;
+        }
         r->flows = all;
         all[r->flow_count++] = (kp_flow){v.number, time, number, !call, op};
     }
 }
 
-static int read_event(kp_span message, event *e)
-{
+static int read_event(kp_span message, event *e) {
     kp_value v;
     int more;
     *e = (event){.message = message};
@@ -196,29 +199,32 @@ static int read_event(kp_span message, event *e)
     return more == 0;
 }
 
-static void take_event(kp_reader *r, kp_sequence *s, uint64_t sequence_id, const event *e, int64_t time)
-{
+static void take_event(kp_reader *r, kp_sequence *s, uint64_t sequence_id, const event *e, int64_t time) {
     if (e->type < BEGIN || e->type > COUNTER) {
         r->counts.legacy++;
         return;
     }
     uint64_t uuid = e->has_track ? e->track : s->default_track ? s->default_track : UINT64_MAX - sequence_id;
     uint32_t number = kp_track_of(r, uuid);
-    if (number == UINT32_MAX || r->tracks[number].hidden)
-        return;
-    kp_track_state *t = r->tracks + number;
-    r->counts.events++;
-    if (time > r->counts.last || r->counts.events == 1)
-        r->counts.last = time;
-    if (e->type == END) {
-        if (t->depth)
-            pop(r, t, time);
-        else
-            r->counts.unbegun++;
+    if (number == UINT32_MAX || r->tracks[number].hidden) {
         return;
     }
-    if (e->flows)
+    kp_track_state *t = r->tracks + number;
+    r->counts.events++;
+    if (time > r->counts.last || r->counts.events == 1) {
+        r->counts.last = time;
+    }
+    if (e->type == END) {
+        if (t->depth) {
+            pop(r, t, time);
+        } else {
+            r->counts.unbegun++;
+        }
+        return;
+    }
+    if (e->flows) {
         add_flows(r, s, e, number, time);
+    }
     if (e->type == COUNTER) {
         put_counter(r, t, e, time);
     } else if (e->type == INSTANT || t->depth >= MAX_OPEN) {
@@ -233,89 +239,23 @@ static void take_event(kp_reader *r, kp_sequence *s, uint64_t sequence_id, const
 
 /* ---- packets */
 
-static kp_clock *clock_of(kp_sequence *s, uint64_t id)
-{
-    for (uint32_t i = 0; i < s->clock_count; i++)
-        if (s->clocks[i].id == id)
-            return s->clocks + i;
-    return NULL;
-}
-
-/* Clocks from 64 on belong to the sequence: each one with its distance from the boot clock, or its last time. */
-static void read_clocks(kp_sequence *s, kp_span message)
-{
-    kp_value v, w;
-    kp_clock found[CLOCKS];
-    uint32_t count = 0;
-    uint64_t boot = 0, has_boot = 0;
-    while (kp_next(&message, &v) > 0) {
-        if (v.field != 1 || v.wire != 2)
-            continue;
-        uint64_t id = 0, time = 0, incremental = 0, multiplier = 1;
-        while (kp_next(&v.data, &w) > 0) {
-            if (w.wire != 0)
-                continue;
-            if (w.field == 1)
-                id = w.number;
-            else if (w.field == 2)
-                time = w.number;
-            else if (w.field == 3)
-                incremental = w.number;
-            else if (w.field == 4 && w.number)
-                multiplier = w.number;
-        }
-        if (id == BOOT_CLOCK) {
-            boot = time;
-            has_boot = 1;
-        } else if (id >= FIRST_OWN_CLOCK && count < CLOCKS) {
-            found[count++] = (kp_clock){id, multiplier, (int64_t)(time * multiplier), incremental != 0};
-        }
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        kp_clock *c = clock_of(s, found[i].id);
-        if (!c && s->clock_count < CLOCKS)
-            c = s->clocks + s->clock_count++;
-        if (!c)
-            continue;
-        *c = found[i];
-        if (c->incremental)
-            c->time = has_boot ? (int64_t)boot : c->time;
-        else
-            c->time = has_boot ? (int64_t)(boot - (uint64_t)c->time) : 0;
-    }
-}
-
-static int64_t time_of(kp_reader *r, kp_sequence *s, uint64_t clock_id, uint64_t time)
-{
-    if (clock_id < FIRST_OWN_CLOCK)
-        return (int64_t)time;
-    kp_clock *c = clock_of(s, clock_id);
-    if (!c) {
-        r->counts.lost_state++;
-        return (int64_t)time;
-    }
-    uint64_t moved = (uint64_t)c->time + time * c->multiplier;
-    if (c->incremental)
-        c->time = (int64_t)moved;
-    return (int64_t)moved;
-}
-
-static void read_defaults(kp_sequence *s, kp_span message)
-{
+static void read_defaults(kp_sequence *s, kp_span message) {
     kp_value v, w;
     while (kp_next(&message, &v) > 0) {
-        if (v.field == 58 && v.wire == 0)
+        if (v.field == 58 && v.wire == 0) {
             s->default_clock = v.number;
-        else if (v.field == 11 && v.wire == 2)
-            while (kp_next(&v.data, &w) > 0)
-                if (w.field == 11 && w.wire == 0)
+        } else if (v.field == 11 && v.wire == 2) {
+            while (kp_next(&v.data, &w) > 0) {
+                if (w.field == 11 && w.wire == 0) {
                     s->default_track = w.number;
+                }
+            }
+        }
     }
 }
 
 /* 1: the caller should see it; 0: done; -1: no valid message. */
-static int read_packet(kp_reader *r, kp_span message)
-{
+static int read_packet(kp_reader *r, kp_span message) {
     kp_value v;
     kp_span clocks = {0}, interned = {0}, defaults = {0}, track_event = {0};
     uint64_t time = 0, sequence_id = 0, clock_id = 0, cleared = 0;
@@ -340,28 +280,33 @@ static int read_packet(kp_reader *r, kp_span message)
         }
     }
     kp_sequence *s = kp_sequence_of(r, sequence_id);
-    if (more < 0 || !s)
+    if (more < 0 || !s) {
         return -1;
-    if (cleared || !s->generation)
+    }
+    if (cleared || !s->generation) {
         *s = (kp_sequence){.generation = ++r->generations, .default_clock = BOOT_CLOCK};
-    if (clocks.at)
-        read_clocks(s, clocks);
-    if (defaults.at)
+    }
+    if (clocks.at) {
+        kp_read_clocks(s, clocks);
+    }
+    if (defaults.at) {
         read_defaults(s, defaults);
-    if (interned.at)
+    }
+    if (interned.at) {
         kp_read_interned(r, s, interned);
-    int64_t now = has_time ? time_of(r, s, clock_id ? clock_id : s->default_clock, time) : 0;
+    }
+    int64_t now = has_time ? kp_time_of(r, s, clock_id ? clock_id : s->default_clock, time) : 0;
     event e;
     if (track_event.at) {
-        if (!read_event(track_event, &e))
+        if (!read_event(track_event, &e)) {
             return -1;
+        }
         take_event(r, s, sequence_id, &e, now);
     }
     return shown;
 }
 
-void kp_reader_feed(kp_reader *r, const uint8_t *data, uint64_t size, kp_fed *result)
-{
+void kp_reader_feed(kp_reader *r, const uint8_t *data, uint64_t size, kp_fed *result) {
     kp_span all = {data, data + size};
     *result = (kp_fed){.status = KP_MORE};
     while (all.at < all.end && !r->failed) {
@@ -373,12 +318,14 @@ void kp_reader_feed(kp_reader *r, const uint8_t *data, uint64_t size, kp_fed *re
             return;
         }
         if (!kp_get_varint(&all, &length)) {
-            if (all.at < all.end)
+            if (all.at < all.end) {
                 result->status = KP_DAMAGED;
+            }
             return;
         }
-        if (length > (uint64_t)(all.end - all.at))
+        if (length > (uint64_t)(all.end - all.at)) {
             return;
+        }
         kp_span message = {all.at, all.at + length};
         all.at += length;
         r->counts.packets++;
@@ -391,29 +338,32 @@ void kp_reader_feed(kp_reader *r, const uint8_t *data, uint64_t size, kp_fed *re
             result->end = (uint64_t)(message.end - data);
             return;
         }
-        if (r->out.size >= OUT_BYTES)
+        if (r->out.size >= OUT_BYTES) {
             return;
+        }
     }
-    if (r->failed)
+    if (r->failed) {
         result->status = KP_NO_MEMORY;
+    }
 }
 
 /* ---- the end */
 
-static int compare(const void *left, const void *right)
-{
+static int compare(const void *left, const void *right) {
     const kp_flow *a = left, *b = right;
-    if (a->id != b->id)
+    if (a->id != b->id) {
         return a->id < b->id ? -1 : 1;
-    if (a->after != b->after)
+    }
+    if (a->after != b->after) {
         return a->after < b->after ? -1 : 1;
-    if (a->time != b->time)
+    }
+    if (a->time != b->time) {
         return a->time < b->time ? -1 : 1;
+    }
     return (a->track > b->track) - (a->track < b->track);
 }
 
-static void put_flow(kp_reader *r, const kp_flow *f, int first, int is_op)
-{
+static void put_flow(kp_reader *r, const kp_flow *f, int first, int is_op) {
     const char *category = is_op ? "fwdbwd" : "ac2g";
     put_start(r, first ? "s" : "f", r->tracks + f->track, f->time);
     kp_put_literal(r, &r->out, ",\"id\":");
@@ -425,18 +375,20 @@ static void put_flow(kp_reader *r, const kp_flow *f, int first, int is_op)
     kp_put_literal(r, &r->out, first ? "\"}" : "\",\"bp\":\"e\"}");
 }
 
-int kp_reader_finish(kp_reader *r)
-{
-    for (uint64_t i = 0; i < r->track_count; i++)
+int kp_reader_finish(kp_reader *r) {
+    for (uint64_t i = 0; i < r->track_count; i++) {
         while (r->tracks[i].depth) {
             r->counts.open++;
             pop(r, r->tracks + i, r->counts.last);
         }
-    if (r->flow_count)
+    }
+    if (r->flow_count) {
         qsort(r->flows, r->flow_count, sizeof *r->flows, compare);
+    }
     for (uint64_t i = 0, first = 0; i < r->flow_count; i++) {
-        if (r->flows[i].id != r->flows[first].id)
+        if (r->flows[i].id != r->flows[first].id) {
             first = i;
+        }
         uint64_t second = first + 1 < r->flow_count && r->flows[first + 1].id == r->flows[first].id ? first + 1 : first;
         put_flow(r, r->flows + i, i == first, r->flows[first].op && r->flows[second].op);
     }
@@ -446,10 +398,10 @@ int kp_reader_finish(kp_reader *r)
 
 kp_reader *kp_reader_new(void) { return calloc(1, sizeof(kp_reader)); }
 
-void kp_reader_free(kp_reader *r)
-{
-    if (!r)
+void kp_reader_free(kp_reader *r) {
+    if (!r) {
         return;
+    }
     for (uint64_t i = 0; i < r->track_count; i++) {
         kp_track_state *t = r->tracks + i;
         free(t->members.data);
@@ -469,18 +421,17 @@ void kp_reader_free(kp_reader *r)
     free(r);
 }
 
-void kp_reader_set(kp_reader *r, int64_t base, uint32_t ours)
-{
+void kp_reader_set(kp_reader *r, int64_t base, uint32_t ours) {
     r->base = base;
     r->ours = ours;
 }
 
 int kp_reader_track(kp_reader *r, uint64_t uuid, const char *members, uint64_t size, const char *key, uint64_t key_size,
-                    uint32_t hidden)
-{
+                    uint32_t hidden) {
     uint32_t number = kp_track_of(r, uuid);
-    if (number == UINT32_MAX)
+    if (number == UINT32_MAX) {
         return -1;
+    }
     kp_track_state *t = r->tracks + number;
     t->members.size = t->key.size = 0;
     kp_put(r, &t->members, members, size);
@@ -489,8 +440,7 @@ int kp_reader_track(kp_reader *r, uint64_t uuid, const char *members, uint64_t s
     return r->failed ? -1 : 0;
 }
 
-const char *kp_reader_text(const kp_reader *r, uint64_t *size)
-{
+const char *kp_reader_text(const kp_reader *r, uint64_t *size) {
     *size = r->out.size;
     return r->out.data;
 }

@@ -16,9 +16,9 @@
 #include "chrome/chrome.h"
 
 enum {
-    KP_MORE = 0,      /* wants the next piece, with what was not consumed in front of it */
-    KP_PACKET = 1,    /* the caller should look at this packet: its content is at these places of the piece */
-    KP_DAMAGED = 2,   /* what follows is no packet: reading cannot go on */
+    KP_MORE = 0,    /* wants the next piece, with what was not consumed in front of it */
+    KP_PACKET = 1,  /* the caller should look at this packet: its content is at these places of the piece */
+    KP_DAMAGED = 2, /* what follows is no packet: reading cannot go on */
     KP_NO_MEMORY = 3,
 };
 

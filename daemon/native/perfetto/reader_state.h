@@ -4,8 +4,8 @@
 
 #include "perfetto/read_packets.h"
 
-#define MAX_NESTING 16       /* of annotations inside annotations */
-#define CLOCKS 4             /* of one sequence that count in a way of their own */
+#define MAX_NESTING 16 /* of annotations inside annotations */
+#define CLOCKS 4       /* of one sequence that count in a way of their own */
 
 enum { CATEGORIES = 1, NAMES = 2, ANNOTATIONS = 3, VALUES = 4 }; /* interned texts */
 
@@ -86,6 +86,14 @@ void kp_put_number(kp_reader *r, kc_text *out, int64_t number);
 void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s); /* as a JSON string */
 kp_sequence *kp_sequence_of(kp_reader *r, uint64_t id);     /* NULL: no memory; valid until the next one */
 uint32_t kp_track_of(kp_reader *r, uint64_t uuid);          /* its number; UINT32_MAX: no memory */
+
+/* ---- clocks ---- */
+
+enum { BOOT_CLOCK = 6 };
+
+/* Clocks from 64 on belong to the sequence: each one with its distance from the boot clock, or its last time. */
+void kp_read_clocks(kp_sequence *s, kp_span message);
+int64_t kp_time_of(kp_reader *r, kp_sequence *s, uint64_t clock_id, uint64_t time); /* ns */
 
 /* ---- interned texts, annotations ---- */
 

@@ -32,8 +32,7 @@ enum {
     FLOW_BYTES = 10,
 };
 
-static uint8_t *put_varint(uint8_t *p, uint64_t value)
-{
+static uint8_t *put_varint(uint8_t *p, uint64_t value) {
     while (value > 127) {
         *p++ = (uint8_t)(value | 128);
         value >>= 7;
@@ -42,8 +41,7 @@ static uint8_t *put_varint(uint8_t *p, uint64_t value)
     return p;
 }
 
-static uint8_t *put_fixed(uint8_t *p, const void *value)
-{
+static uint8_t *put_fixed(uint8_t *p, const void *value) {
     memcpy(p, value, 8);
     return p + 8;
 }
@@ -54,16 +52,14 @@ static uint8_t *put_tag(uint8_t *p, uint32_t tag) { return put_varint(p, tag); }
 /* ---- packets ---- */
 
 /* A message whose length is not known yet: two bytes are kept free for it. */
-static uint8_t *open_message(uint8_t *p, uint8_t tag, uint8_t **body)
-{
+static uint8_t *open_message(uint8_t *p, uint8_t tag, uint8_t **body) {
     *p = tag;
     *body = p + 3;
     return *body;
 }
 
 /* Sets the length; long messages are moved by two bytes. Returns the end of the message. */
-static uint8_t *close_message(uint8_t *p, uint8_t *body)
-{
+static uint8_t *close_message(uint8_t *p, uint8_t *body) {
     uint64_t size = (uint64_t)(p - body);
     if (size < 1u << 14) {
         body[-2] = (uint8_t)(size | 128);
@@ -80,8 +76,7 @@ static uint8_t *close_message(uint8_t *p, uint8_t *body)
 
 /* A packet up to its track event's type. */
 static uint8_t *open_packet(uint8_t *p, uint32_t sequence, uint64_t elapsed, uint32_t type, uint8_t **packet,
-                            uint8_t **event)
-{
+                            uint8_t **event) {
     p = open_message(p, PACKET, packet);
     *p++ = PACKET_TIMESTAMP;
     p = put_varint(p, elapsed);
@@ -96,8 +91,7 @@ static uint8_t *open_packet(uint8_t *p, uint32_t sequence, uint64_t elapsed, uin
 }
 
 /* Nothing but the end of the innermost slice: all lengths are known and short. */
-static uint8_t *put_end(uint8_t *p, uint32_t sequence, uint64_t elapsed)
-{
+static uint8_t *put_end(uint8_t *p, uint32_t sequence, uint64_t elapsed) {
     uint8_t *size = p + 1;
     *p = PACKET;
     p += 2;
@@ -117,8 +111,7 @@ static uint8_t *put_end(uint8_t *p, uint32_t sequence, uint64_t elapsed)
 
 /* ---- annotations ---- */
 
-static uint64_t get_unsigned(const kp_field *f, uint64_t row)
-{
+static uint64_t get_unsigned(const kp_field *f, uint64_t row) {
     switch (f->width) {
     case 1: return ((const uint8_t *)f->column)[row];
     case 2: return ((const uint16_t *)f->column)[row];
@@ -127,8 +120,7 @@ static uint64_t get_unsigned(const kp_field *f, uint64_t row)
     }
 }
 
-static int64_t get_signed(const kp_field *f, uint64_t row)
-{
+static int64_t get_signed(const kp_field *f, uint64_t row) {
     switch (f->width) {
     case 1: return ((const int8_t *)f->column)[row];
     case 2: return ((const int16_t *)f->column)[row];
@@ -137,29 +129,33 @@ static int64_t get_signed(const kp_field *f, uint64_t row)
     }
 }
 
-static uint8_t *put_ready(const kp_field *f, uint64_t row, uint8_t *p, const uint8_t *end)
-{
+static uint8_t *put_ready(const kp_field *f, uint64_t row, uint8_t *p, const uint8_t *end) {
     uint64_t n = get_unsigned(f, row);
-    if (n >= f->ready_count)
+    if (n >= f->ready_count) {
         return p;
+    }
     uint64_t size = f->ready_ends[n + 1] - f->ready_ends[n];
-    if ((uint64_t)(end - p) < size)
+    if ((uint64_t)(end - p) < size) {
         return NULL;
+    }
     memcpy(p, f->ready + f->ready_ends[n], size);
     return p + size;
 }
 
 /* Writes one annotation; NULL if it does not fit. */
-static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uint8_t *end)
-{
-    if (f->present && !(f->present[row] >> f->bit & 1))
+static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uint8_t *end) {
+    if (f->present && !(f->present[row] >> f->bit & 1)) {
         return p;
-    if (f->operation == KP_OPTIONAL && get_signed(f, row) == f->base)
+    }
+    if (f->operation == KP_OPTIONAL && get_signed(f, row) == f->base) {
         return p;
-    if (f->operation == KP_READY)
+    }
+    if (f->operation == KP_READY) {
         return put_ready(f, row, p, end);
-    if (end - p < FIELD_BYTES)
+    }
+    if (end - p < FIELD_BYTES) {
         return NULL;
+    }
     uint8_t *size = p + 1;
     *p = EVENT_ANNOTATION;
     p += 2;
@@ -174,9 +170,7 @@ static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uin
         *p++ = ANNOTATION_DOUBLE;
         p = put_fixed(p, (const double *)f->column + row);
         break;
-    default:
-        *p++ = ANNOTATION_SIGNED;
-        p = put_varint(p, (uint64_t)get_signed(f, row));
+    default: *p++ = ANNOTATION_SIGNED; p = put_varint(p, (uint64_t)get_signed(f, row));
     }
     *size = (uint8_t)(p - size - 1);
     return p;
@@ -184,8 +178,7 @@ static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uin
 
 /* ---- rows ---- */
 
-static uint8_t *put_value(const kp_kind *kind, uint64_t row, uint8_t *p)
-{
+static uint8_t *put_value(const kp_kind *kind, uint64_t row, uint8_t *p) {
     if (kind->type == KP_DOUBLE_COUNTER) {
         p = put_tag(p, EVENT_DOUBLE_COUNTER);
         return put_fixed(p, (const double *)kind->value + row);
@@ -199,13 +192,13 @@ static uint64_t elapsed(int64_t from, int64_t to) { return (uint64_t)to - (uint6
 
 /* Writes the event that is next, without the ends before it; NULL if it does not fit. `flow` moves past its flows. */
 static uint8_t *put_event(const kp_events *e, const kp_track *track, int64_t time, uint64_t *flow, uint8_t *p,
-                          const uint8_t *end)
-{
+                          const uint8_t *end) {
     uint64_t i = track->next, row = e->row[i];
     const kp_kind *kind = e->kinds + e->kind[i];
     uint8_t *packet, *event;
-    if (end - p < HEAD_BYTES)
+    if (end - p < HEAD_BYTES) {
         return NULL;
+    }
     uint32_t type = kind->type == KP_DOUBLE_COUNTER ? KP_COUNTER : kind->type;
     p = open_packet(p, track->sequence, elapsed(time, e->start[i]), type, &packet, &event);
     uint32_t category = kind->categories ? kind->categories[row] : kind->category;
@@ -217,24 +210,29 @@ static uint8_t *put_event(const kp_events *e, const kp_track *track, int64_t tim
         *p++ = EVENT_NAME;
         p = put_varint(p, (uint32_t)kind->name[row] + 1u);
     }
-    if (kind->value)
+    if (kind->value) {
         p = put_value(kind, row, p);
-    for (uint32_t n = 0; n < kind->field_count && p; n++)
+    }
+    for (uint32_t n = 0; n < kind->field_count && p; n++) {
         p = put_field(e->fields + kind->first_field + n, row, p, end);
-    if (!p)
+    }
+    if (!p) {
         return NULL;
+    }
     for (; *flow < e->flow_count && e->flow_event[*flow] == i; ++*flow) {
-        if (end - p < FLOW_BYTES)
+        if (end - p < FLOW_BYTES) {
             return NULL;
+        }
         p = put_fixed(put_tag(p, EVENT_FLOW), e->flow_id + *flow);
     }
-    if (end - p < 4) /* lengths may grow */
+    if (end - p < 4) { /* lengths may grow */
         return NULL;
+    }
     return close_message(close_message(p, event), packet);
 }
 
-void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out, uint64_t capacity, kc_written *result)
-{
+void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out, uint64_t capacity,
+              kc_written *result) {
     uint8_t *p = out, *at = out;
     const uint8_t *end = out + capacity;
     uint64_t done = 0;
@@ -247,12 +245,14 @@ void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out,
             at = put_end(at, track->sequence, elapsed(time, closed));
             time = closed;
         }
-        if (depth && track->stack[depth - 1] <= now)
+        if (depth && track->stack[depth - 1] <= now) {
             break;
+        }
         if (track->next < track->last) {
             at = put_event(e, track, time, &flow, at, end);
-            if (!at)
+            if (!at) {
                 break;
+            }
             time = now;
             if (e->kinds[e->kind[track->next]].type == KP_SLICE) {
                 int64_t close = e->end[track->next] > now ? e->end[track->next] : now;
@@ -271,26 +271,27 @@ void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out,
 
 /* ---- lanes ---- */
 
-static int fits(const kp_nesting *n, int32_t top, uint64_t i)
-{
+static int fits(const kp_nesting *n, int32_t top, uint64_t i) {
     return top < 0 || (!n->leaf[top] && n->end[i] <= n->end[top]);
 }
 
-void kp_lanes(kp_nesting *n)
-{
+void kp_lanes(kp_nesting *n) {
     int32_t top[KP_LANES];
     uint32_t depth[KP_LANES], used = 0, limit = n->lane_limit < KP_LANES ? n->lane_limit : KP_LANES;
     n->deepest = 0;
     n->shortened = 0;
     for (uint64_t i = 0; i < n->count; i++) {
-        if (i == 0 || n->track[i] != n->track[i - 1])
+        if (i == 0 || n->track[i] != n->track[i - 1]) {
             used = 0;
+        }
         uint32_t lane = 0;
         for (; lane < used; lane++) {
-            for (; top[lane] >= 0 && n->end[top[lane]] <= n->start[i]; depth[lane]--)
+            for (; top[lane] >= 0 && n->end[top[lane]] <= n->start[i]; depth[lane]--) {
                 top[lane] = n->above[top[lane]];
-            if (fits(n, top[lane], i))
+            }
+            if (fits(n, top[lane], i)) {
                 break;
+            }
         }
         if (lane == used && used < limit) {
             top[lane] = -1;
@@ -306,7 +307,8 @@ void kp_lanes(kp_nesting *n)
         n->above[i] = top[lane];
         top[lane] = (int32_t)i;
         n->lane[i] = (uint16_t)lane;
-        if (++depth[lane] > n->deepest)
+        if (++depth[lane] > n->deepest) {
             n->deepest = depth[lane];
+        }
     }
 }

@@ -14,16 +14,16 @@
 /* ---- lanes: events of one track that do not nest get further tracks ---- */
 
 typedef struct {
-    uint64_t count;         /* below 2^31 */
-    const uint32_t *track;  /* events are sorted by (track, start, end from late to early) */
-    const int64_t *start;   /* ns */
-    int64_t *end;           /* ns; shortened where even the last lane has no room */
-    const uint8_t *leaf;    /* 1: no other event may stand inside it */
-    int32_t *above;         /* scratch, one per event */
-    uint16_t *lane;         /* out */
-    uint32_t lane_limit;    /* 1 .. KP_LANES */
-    uint32_t deepest;       /* out: the most events inside each other on one lane */
-    uint64_t shortened;     /* out: events whose end was moved */
+    uint64_t count;        /* below 2^31 */
+    const uint32_t *track; /* events are sorted by (track, start, end from late to early) */
+    const int64_t *start;  /* ns */
+    int64_t *end;          /* ns; shortened where even the last lane has no room */
+    const uint8_t *leaf;   /* 1: no other event may stand inside it */
+    int32_t *above;        /* scratch, one per event */
+    uint16_t *lane;        /* out */
+    uint32_t lane_limit;   /* 1 .. KP_LANES */
+    uint32_t deepest;      /* out: the most events inside each other on one lane */
+    uint64_t shortened;    /* out: events whose end was moved */
 } kp_nesting;
 
 #define KP_LANES 1024
@@ -34,22 +34,22 @@ KC_EXPORT void kp_lanes(kp_nesting *nesting);
 /* ---- writing ---- */
 
 enum { /* kp_field.operation: debug annotations */
-    KP_UNSIGNED = 0,
-    KP_SIGNED = 1,
-    KP_DOUBLE = 2,   /* 8 bytes */
-    KP_OPTIONAL = 3, /* signed; nothing where the value is `base` */
-    KP_READY = 4,    /* a number into a table of ready annotations; nothing where it is none of them */
+       KP_UNSIGNED = 0,
+       KP_SIGNED = 1,
+       KP_DOUBLE = 2,   /* 8 bytes */
+       KP_OPTIONAL = 3, /* signed; nothing where the value is `base` */
+       KP_READY = 4,    /* a number into a table of ready annotations; nothing where it is none of them */
 };
 
 typedef struct {
-    uint32_t name;           /* id of the annotation's interned name */
+    uint32_t name; /* id of the annotation's interned name */
     uint32_t operation;
     const void *column;
     uint32_t width;          /* bytes of one value of the column */
     uint32_t bit;            /* with `present`: the row has the value only if this bit is set */
     const uint64_t *present; /* per row, or NULL */
     int64_t base;
-    const uint8_t *ready;    /* KP_READY: text n is ready[ready_ends[n] .. ready_ends[n + 1]]; ready_count + 1 entries */
+    const uint8_t *ready; /* KP_READY: text n is ready[ready_ends[n] .. ready_ends[n + 1]]; ready_count + 1 entries */
     const uint64_t *ready_ends;
     uint64_t ready_count;
 } kp_field;
@@ -67,10 +67,10 @@ typedef struct {
 } kp_kind;
 
 typedef struct {
-    const uint8_t *kind;        /* per event: which of the kinds */
-    const uint32_t *row;        /* its row in the columns of the kind */
-    const int64_t *start;       /* ns */
-    const int64_t *end;         /* ns */
+    const uint8_t *kind;  /* per event: which of the kinds */
+    const uint32_t *row;  /* its row in the columns of the kind */
+    const int64_t *start; /* ns */
+    const int64_t *end;   /* ns */
     const kp_kind *kinds;
     const kp_field *fields;
     const uint64_t *flow_event; /* ascending: flow n is one of this event */
@@ -79,11 +79,11 @@ typedef struct {
 } kp_events;
 
 typedef struct {
-    uint64_t next;     /* the event that comes next */
-    uint64_t last;     /* the event after the track's last one */
-    uint64_t flow;     /* the first flow that is not written */
-    int64_t time;      /* ns of the last packet */
-    int64_t *stack;    /* ends of the slices that are open; room for all that are inside each other */
+    uint64_t next;  /* the event that comes next */
+    uint64_t last;  /* the event after the track's last one */
+    uint64_t flow;  /* the first flow that is not written */
+    int64_t time;   /* ns of the last packet */
+    int64_t *stack; /* ends of the slices that are open; room for all that are inside each other */
     uint32_t depth;
     uint32_t sequence; /* id of the packet sequence, below 2^28 */
 } kp_track;

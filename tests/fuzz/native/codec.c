@@ -9,11 +9,12 @@
 
 #define COLUMNS 6
 
-static void write_rows(const kc_column *columns, uint64_t rows, uint64_t capacity, int64_t base)
-{
-    static const char text[] = "first\"second" "0123456789abcdef0123456789abcdef";
+static void write_rows(const kc_column *columns, uint64_t rows, uint64_t capacity, int64_t base) {
+    static const char text[] = "first\"second"
+                               "0123456789abcdef0123456789abcdef";
     static const uint64_t ends[] = {0, 5, 5, 12};
-    static const char literal[] = ",\"key\":" "0123456789abcdef0123456789abcdef";
+    static const char literal[] = ",\"key\":"
+                                  "0123456789abcdef0123456789abcdef";
     kc_field fields[COLUMNS + 1];
     memset(fields, 0, sizeof fields);
     for (int i = 0; i < COLUMNS + 1; i++) {
@@ -30,16 +31,17 @@ static void write_rows(const kc_column *columns, uint64_t rows, uint64_t capacit
     kc_written written;
     for (uint64_t done = 0; done < rows; done += written.rows) {
         kc_write(fields, COLUMNS + 1, done, rows - done, out, capacity, &written);
-        if (written.bytes > capacity || written.rows > rows - done)
+        if (written.bytes > capacity || written.rows > rows - done) {
             abort();
-        if (!written.rows)
+        }
+        if (!written.rows) {
             break;
+        }
     }
     free(out);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
-{
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     input_set(bytes, size);
     uint64_t capacity = next(400), out_bytes = next(4096);
     uint32_t lanes = (uint32_t)next(300) + 1;
@@ -56,12 +58,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         {KC_COPY, 2, 6, 0, room(capacity, 2), NULL, NULL},
         {KC_COPY, 1, 215, 0, room(capacity, 1), NULL, NULL},
     };
-    kc_kind kinds[] = {{10, 216, 0, COLUMNS, capacity, 0}, {5, 40, 0, 0, 0, 0}, {4, 40, 0, 0, 0, 0},
-                       {1, 96, 0, 0, 0, 0},  {38, 56, 0, 0, 0, 0}, {17, 56, 0, 0, 0, 0}};
+    kc_kind kinds[] = {{10, 216, 0, COLUMNS, capacity, 0},
+                       {5, 40, 0, 0, 0, 0},
+                       {4, 40, 0, 0, 0, 0},
+                       {1, 96, 0, 0, 0, 0},
+                       {38, 56, 0, 0, 0, 0},
+                       {17, 56, 0, 0, 0, 0}};
     kc_decoded result;
     kc_decode(data, length, kinds, sizeof kinds / sizeof *kinds, columns, &result);
-    if (result.consumed > length || kinds[0].rows > capacity)
+    if (result.consumed > length || kinds[0].rows > capacity) {
         abort();
+    }
     write_rows(columns, kinds[0].rows, out_bytes, base);
     uint8_t *lane = room(kinds[0].rows, 1);
     kc_lanes(columns[1].out, columns[0].out, columns[0].out_2, kinds[0].rows, lanes, lane);

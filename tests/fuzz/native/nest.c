@@ -12,8 +12,7 @@ typedef struct {
     uint8_t *rank;
 } columns;
 
-static columns random_columns(uint64_t count, int wild)
-{
+static columns random_columns(uint64_t count, int wild) {
     columns c = {room(count, 4), room(count, 8), room(count, 8), room(count, 1)};
     for (uint64_t i = 0; i < count; i++) {
         c.track[i] = (uint32_t)next(4);
@@ -24,8 +23,7 @@ static columns random_columns(uint64_t count, int wild)
     return c;
 }
 
-static void release(columns c)
-{
+static void release(columns c) {
     free(c.track);
     free(c.start);
     free(c.end);
@@ -34,11 +32,11 @@ static void release(columns c)
 
 static kc_events view(uint64_t count, columns c) { return (kc_events){count, c.track, c.start, c.end, c.rank}; }
 
-static columns sorted(uint64_t count, columns given, int by_all)
-{
+static columns sorted(uint64_t count, columns given, int by_all) {
     kc_events events = view(count, given);
-    if (!by_all)
+    if (!by_all) {
         events.end = NULL, events.rank = NULL;
+    }
     uint32_t *order = room(count, 4), *scratch = room(count, 4);
     uint8_t *seen = calloc(count ? count : 1, 1);
     kc_order(&events, order, scratch);
@@ -49,8 +47,9 @@ static columns sorted(uint64_t count, columns given, int by_all)
         c.start[i] = given.start[order[i]];
         c.end[i] = given.end[order[i]];
         c.rank[i] = given.rank[order[i]];
-        if (!i)
+        if (!i) {
             continue;
+        }
         int same = c.track[i] == c.track[i - 1];
         expect(c.track[i] >= c.track[i - 1] && !(same && c.start[i] < c.start[i - 1]), "not sorted");
         same = same && c.start[i] == c.start[i - 1];
@@ -64,16 +63,16 @@ static columns sorted(uint64_t count, columns given, int by_all)
     return c;
 }
 
-static void check_tree(uint64_t count, columns c, const kc_tree *tree, int wild)
-{
+static void check_tree(uint64_t count, columns c, const kc_tree *tree, int wild) {
     for (uint64_t i = 0; i < count; i++) {
         int64_t above = tree->parent[i];
         expect(above >= -1 && above < (int64_t)i, "a parent comes after its child");
         expect(tree->stop[i] > (int64_t)i && (uint64_t)tree->stop[i] <= count, "a subtree without its root");
         expect(tree->depth[i] == (above < 0 ? 0 : tree->depth[above] + 1), "depth");
         expect(tree->end[i] >= c.start[i] && (wild || tree->self[i] >= 0), "an event that ends before it starts");
-        if (above < 0)
+        if (above < 0) {
             continue;
+        }
         expect(c.track[above] == c.track[i] && c.start[above] <= c.start[i], "a parent of other tracks or times");
         expect(tree->end[above] > c.start[i] && tree->end[above] >= tree->end[i], "a parent that ends first");
         expect(tree->stop[i] <= tree->stop[above], "a subtree leaves its parent's");
@@ -81,20 +80,20 @@ static void check_tree(uint64_t count, columns c, const kc_tree *tree, int wild)
 }
 
 /* Every event's parent is the last one before it that has a place itself and runs when the event begins. */
-static void check_containment(uint64_t count, columns c, const int32_t *parent)
-{
+static void check_containment(uint64_t count, columns c, const int32_t *parent) {
     for (uint64_t i = 0; i < count; i++) {
         int64_t best = -1;
-        for (uint64_t n = 0; n < i; n++)
-            if (parent[n] != KC_OVERLAPS && c.track[n] == c.track[i] && c.end[n] > c.start[i])
+        for (uint64_t n = 0; n < i; n++) {
+            if (parent[n] != KC_OVERLAPS && c.track[n] == c.track[i] && c.end[n] > c.start[i]) {
                 best = (int64_t)n;
+            }
+        }
         int overlaps = best >= 0 && c.end[best] < c.end[i];
         expect(parent[i] == (overlaps ? KC_OVERLAPS : best), "not what encloses the event");
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
-{
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     input_set(data, size);
     int wild = !next(5);
     uint64_t count = next(next(4) ? 60 : 700), moments = next(300);
@@ -114,9 +113,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kc_enclosing(&events, tree.parent, &times, found);
     for (uint64_t i = 0; i < moments; i++) {
         int64_t best = -1;
-        for (uint64_t n = 0; n < count; n++)
-            if (c.track[n] == when.track[i] && c.start[n] <= when.start[i] && tree.end[n] > when.start[i])
+        for (uint64_t n = 0; n < count; n++) {
+            if (c.track[n] == when.track[i] && c.start[n] <= when.start[i] && tree.end[n] > when.start[i]) {
                 best = (int64_t)n;
+            }
+        }
         expect(found[i] == best, "not the innermost event");
     }
     free(found);

@@ -5,13 +5,9 @@
 #define EVENTS_MOST 200
 #define FIELDS 5
 
-static int64_t a_time(void)
-{
-    return next(8) ? (int64_t)next(300) : (int64_t)next(0);
-}
+static int64_t a_time(void) { return next(8) ? (int64_t)next(300) : (int64_t)next(0); }
 
-static void write_track(const kp_events *events, uint64_t first, uint64_t last, uint32_t deepest, uint64_t flow)
-{
+static void write_track(const kp_events *events, uint64_t first, uint64_t last, uint32_t deepest, uint64_t flow) {
     kp_track track = {.next = first, .last = last, .flow = flow, .stack = room(deepest, 8), .sequence = 7};
     uint64_t capacity = 200 + next(2000);
     uint8_t *out = room(capacity, 1);
@@ -19,15 +15,15 @@ static void write_track(const kp_events *events, uint64_t first, uint64_t last, 
         kc_written written;
         kp_write(events, &track, 1 + next(20), out, capacity, &written);
         expect(written.bytes <= capacity && track.next <= last + 1 && track.depth <= deepest, "out of bounds");
-        if (!written.rows)
+        if (!written.rows) {
             break;
+        }
     }
     free(track.stack);
     free(out);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
-{
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     input_set(data, size);
     uint64_t count = next(EVENTS_MOST), flows = next(8);
     uint32_t *track = room(count, 4), *row = room(count, 4);
@@ -44,8 +40,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int64_t begin = a_time(), finish = a_time();
         start[i] = i && begin < start[i - 1] ? start[i - 1] : begin; /* sorted, as the caller has them */
         end[i] = finish < start[i] ? start[i] : finish;
-        if (i && start[i] == start[i - 1] && end[i] > end[i - 1])
+        if (i && start[i] == start[i - 1] && end[i] > end[i - 1]) {
             end[i] = end[i - 1];
+        }
         leaf[i] = (uint8_t)(next(8) == 0);
         kind[i] = (uint8_t)next(4);
         row[i] = (uint32_t)i;
@@ -63,8 +60,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kp_nesting nesting = {count, track, start, end, leaf, above, lane, (uint32_t)next(4) + 1, 0, 0};
     kp_lanes(&nesting);
     expect(nesting.shortened <= count && nesting.deepest <= count, "counts");
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         expect(lane[i] < nesting.lane_limit && end[i] >= start[i], "a lane that is none");
+    }
     const kp_field fields[FIELDS] = {
         {1, KP_UNSIGNED, narrow, 1, 0, present, 0, NULL, NULL, 0},
         {2, KP_SIGNED, signed_values, 8, 1, NULL, 0, NULL, NULL, 0},
@@ -79,8 +77,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         {KP_DOUBLE_COUNTER, 0, NULL, NULL, value, 0, 0},
     };
     const kp_events events = {kind, row, start, end, kinds, fields, flow_event, flow_id, flows};
-    if (nesting.lane_limit == 1 && count) /* one lane: the events are in the order in which they are written */
+    if (nesting.lane_limit == 1 && count) { /* one lane: the events are in the order in which they are written */
         write_track(&events, 0, count, nesting.deepest, 0);
+    }
     free(track), free(row), free(start), free(end), free(signed_values), free(value), free(leaf), free(kind);
     free(above), free(name), free(lane), free(present), free(flow_event), free(flow_id), free(narrow);
     return 0;

@@ -14,16 +14,14 @@ static struct {
 
 static uint64_t state = 88172645463325252u;
 
-static uint64_t any(uint64_t limit)
-{
+static uint64_t any(uint64_t limit) {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
     return limit ? state % limit : 0;
 }
 
-static uint64_t damaged(uint8_t *data, uint64_t size, uint64_t capacity, uint64_t count)
-{
+static uint64_t damaged(uint8_t *data, uint64_t size, uint64_t capacity, uint64_t count) {
     for (uint64_t changes = any(12); changes && size; changes--) {
         uint64_t at = any(size), length = any(60), other = any(count);
         switch (any(5)) {
@@ -43,15 +41,15 @@ static uint64_t damaged(uint8_t *data, uint64_t size, uint64_t capacity, uint64_
             }
             break;
         default:
-            for (uint64_t n = 0; n < 8 && at + n < size; n++)
+            for (uint64_t n = 0; n < 8 && at + n < size; n++) {
                 data[at + n] = length & 1 ? 0xff : 0;
+            }
         }
     }
     return size;
 }
 
-static void read_file(const char *path, uint64_t place)
-{
+static void read_file(const char *path, uint64_t place) {
     FILE *file = fopen(path, "rb");
     expect(file != NULL, path);
     fseek(file, 0, SEEK_END);
@@ -62,13 +60,14 @@ static void read_file(const char *path, uint64_t place)
     fclose(file);
 }
 
-int main(int words, char **word)
-{
+int main(int words, char **word) {
     uint64_t count = 0;
-    for (int i = 2; i < words && count < FILES_MOST; i++)
+    for (int i = 2; i < words && count < FILES_MOST; i++) {
         read_file(word[i], count++);
-    for (uint64_t i = 0; i < count; i++)
+    }
+    for (uint64_t i = 0; i < count; i++) {
         LLVMFuzzerTestOneInput(files[i].data, files[i].size);
+    }
     for (long round = words > 1 ? atol(word[1]) : 0; round > 0 && count; round--) {
         uint64_t chosen = any(count), size = files[chosen].size;
         uint8_t *work = room(size + GROWTH, 1);
@@ -80,8 +79,9 @@ int main(int words, char **word)
         LLVMFuzzerTestOneInput(exact, size);
         free(exact);
     }
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         free(files[i].data);
+    }
     puts("ok");
     return 0;
 }

@@ -17,18 +17,19 @@
 #define SMALL_BYTES 65536u
 #define WAIT_MS 2u
 
-static void tame(struct serve_request *request, uint8_t *argument, size_t bytes)
-{
+static void tame(struct serve_request *request, uint8_t *argument, size_t bytes) {
     struct kc_config config;
     uint32_t limit;
     if (request->command == SERVE_PREPARE && bytes == sizeof config) {
         memcpy(&config, argument, sizeof config);
         config.buffer_limit_bytes %= 1u << 20;
         config.prefault_bytes %= 1u << 20;
-        if (config.buffer_bytes <= 1u << 30 && config.buffer_bytes > SMALL_BYTES)
+        if (config.buffer_bytes <= 1u << 30 && config.buffer_bytes > SMALL_BYTES) {
             config.buffer_bytes = SMALL_BYTES;
-        if (config.strings_bytes <= 1u << 30 && config.strings_bytes > SMALL_BYTES)
+        }
+        if (config.strings_bytes <= 1u << 30 && config.strings_bytes > SMALL_BYTES) {
             config.strings_bytes = SMALL_BYTES;
+        }
         memcpy(argument, &config, sizeof config);
     }
     if ((request->command == SERVE_STOP || request->command == SERVE_DETACH) && bytes == sizeof limit) {
@@ -38,13 +39,13 @@ static void tame(struct serve_request *request, uint8_t *argument, size_t bytes)
     }
 }
 
-static int send_one(int fd, const uint8_t *data, size_t bytes)
-{
+static int send_one(int fd, const uint8_t *data, size_t bytes) {
     uint8_t packet[SERVE_PACKET_BYTES + 64];
     struct serve_request request;
     size_t length = bytes < sizeof packet ? bytes : sizeof packet;
-    if (length)
+    if (length) {
         memcpy(packet, data, length);
+    }
     if (length >= sizeof request) {
         memcpy(&request, packet, sizeof request);
         if (request.command == SERVE_OPEN && length > sizeof request) {
@@ -56,14 +57,12 @@ static int send_one(int fd, const uint8_t *data, size_t bytes)
     return send(fd, packet, length, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
-static void *serving(void *fd)
-{
+static void *serving(void *fd) {
     kc_serve(*(int *)fd);
     return NULL;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
-{
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int ends[2];
     pthread_t thread;
     expect(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0, "no socket");
@@ -71,8 +70,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int sent = 0; sent < PACKETS_MOST && input.left > 2; sent++) {
         size_t bytes = next(65536);
         bytes = bytes < input.left ? bytes : input.left;
-        if (!send_one(ends[0], input.at, bytes))
+        if (!send_one(ends[0], input.at, bytes)) {
             break;
+        }
         input_set(input.at + bytes, input.left - bytes);
     }
     shutdown(ends[0], SHUT_WR);
@@ -82,10 +82,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char control[CMSG_SPACE(sizeof(int))];
     for (;;) {
         struct iovec part = {answer, sizeof answer};
-        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+        struct msghdr message = {
+            .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
         ssize_t got = recvmsg(ends[0], &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        if (got <= 0)
+        if (got <= 0) {
             break;
+        }
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
         if (header && header->cmsg_type == SCM_RIGHTS) {
             int descriptor;

@@ -19,35 +19,34 @@ static struct {
 } arrays[ARRAYS];
 
 /* The two ends of every page carry the mark: to look at all bytes takes too long. */
-static void each_end(unsigned slot, uint64_t size, int writes)
-{
+static void each_end(unsigned slot, uint64_t size, int writes) {
     for (uint64_t at = 0; at < size; at += 4096) {
         uint64_t last = at + 4095 < size ? at + 4095 : size - 1;
-        if (writes)
+        if (writes) {
             arrays[slot].data[at] = arrays[slot].data[last] = arrays[slot].mark;
+        }
         expect(arrays[slot].data[at] == arrays[slot].mark, "an array lost what was in it");
-        if (last + 1 < size || size == arrays[slot].size)
+        if (last + 1 < size || size == arrays[slot].size) {
             expect(arrays[slot].data[last] == arrays[slot].mark, "an array lost what was at its end");
+        }
     }
 }
 
-static void filled(unsigned slot, uint8_t *data, uint64_t size)
-{
+static void filled(unsigned slot, uint8_t *data, uint64_t size) {
     arrays[slot].data = data;
     arrays[slot].size = data ? size : 0;
     each_end(slot, arrays[slot].size, 1);
 }
 
-static void make(unsigned slot, uint64_t size, int zeroed)
-{
+static void make(unsigned slot, uint64_t size, int zeroed) {
     uint8_t *data = zeroed ? kc_spill_calloc(NULL, size, 1) : kc_spill_malloc(NULL, size);
-    for (uint64_t at = 0; zeroed && data && at < size; at += 509)
+    for (uint64_t at = 0; zeroed && data && at < size; at += 509) {
         expect(data[at] == 0, "an array of zeros that has others");
+    }
     filled(slot, data, size);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
-{
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int opened;
     if (!opened) {
         int file = memfd_create("spill", MFD_CLOEXEC), statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -68,8 +67,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             uint8_t *moved = bytes ? kc_spill_realloc(NULL, arrays[slot].data, bytes) : NULL;
             if (moved) {
                 arrays[slot].data = moved;
-                for (uint64_t at = 0; at < kept; at += 4096)
+                for (uint64_t at = 0; at < kept; at += 4096) {
                     expect(moved[at] == arrays[slot].mark, "an array lost what was in it on the way");
+                }
                 filled(slot, moved, bytes);
             }
         } else {

@@ -9,8 +9,8 @@ from support.targets.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pytho
 
 every_python = pytest.mark.parametrize("python", pythons_with_own_gils(), ids=version_of)
 NOT_THERE = (
-    "calls in sub-interpreters were not recorded: exact calls are those of the main interpreter; leave out "
-    "--with-stack=trace to have stacks of all of them sampled"
+    "calls in sub-interpreters were not recorded: exact calls cover the main interpreter only; leave out "
+    "--with-stack=trace to have the stacks of all interpreters sampled"
 )
 
 

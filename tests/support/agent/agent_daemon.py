@@ -14,6 +14,14 @@ from types import TracebackType
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from kineto_agent.protocol import arena, wire
+from kineto_agent.protocol.records import (
+    PYTHON_CODE,
+    SPACE_PYTHON_CODE,
+    SPACE_STACK_NODE,
+    STACK_HOLDS_GIL,
+    STACK_NODE,
+    STACK_SAMPLE,
+)
 
 from support.agent.line_at import line_at
 
@@ -28,7 +36,7 @@ class Sample(NamedTuple):
     thread_id: int
     stack: Tuple[str, ...]
     lines: Tuple[int, ...]  # of each frame
-    state: int  # arena.STACK_RUNNING, …
+    state: int  # STACK_RUNNING, …
     holds_gil: bool
     cpu_us: int
 
@@ -76,11 +84,11 @@ class ArenaReader:
         records = b"".join(self.take())
         strings = self.strings()
         found = []
-        for time_ns, tid, node, state, cpu_us in arena.STACK_SAMPLE.iter_unpack(records):
+        for time_ns, tid, node, state, cpu_us in STACK_SAMPLE.iter_unpack(records):
             frames = _frames(strings, node)
             names, lines = tuple(name for name, _ in frames), tuple(line for _, line in frames)
-            held = bool(state & arena.STACK_HOLDS_GIL)
-            found.append(Sample(time_ns, tid, names, lines, state & ~arena.STACK_HOLDS_GIL, held, cpu_us))
+            held = bool(state & STACK_HOLDS_GIL)
+            found.append(Sample(time_ns, tid, names, lines, state & ~STACK_HOLDS_GIL, held, cpu_us))
         return found
 
     def close(self) -> None:
@@ -100,8 +108,8 @@ class Code(NamedTuple):
 
 def code_of(entry: bytes) -> Code:
     """Decode a SPACE_PYTHON_CODE entry."""
-    first_line, kind, file_bytes, name_bytes = arena.PYTHON_CODE.unpack_from(entry)
-    text = entry[arena.PYTHON_CODE.size :]
+    first_line, kind, file_bytes, name_bytes = PYTHON_CODE.unpack_from(entry)
+    text = entry[PYTHON_CODE.size :]
     file, name = text[:file_bytes].decode(), text[file_bytes : file_bytes + name_bytes].decode()
     return Code(file, name, first_line, kind, text[file_bytes + name_bytes :])
 
@@ -110,8 +118,8 @@ def _frames(strings: Dict[Tuple[int, int], bytes], node: int) -> List[Tuple[str,
     """Name and line of each frame, the outermost first."""
     frames = []
     while node:
-        node, number, offset = arena.STACK_NODE.unpack(strings[(arena.SPACE_STACK_NODE, node)])
-        code = code_of(strings[(arena.SPACE_PYTHON_CODE, number)])
+        node, number, offset = STACK_NODE.unpack(strings[(SPACE_STACK_NODE, node)])
+        code = code_of(strings[(SPACE_PYTHON_CODE, number)])
         line = line_at(code.line_table_kind, code.line_table, code.first_line, offset)
         frames.append((code.name, line))
     return frames[::-1]

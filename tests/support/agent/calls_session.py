@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import CALL_C_RETURN, CALL_CUT, CALL_RETURN, PYTHON_CALL, SPACE_PYTHON_CALL
 from kineto_agent.sources.interface import SourceOutcome, SourceRequest
 from kineto_agent.sources.python.call_tracing import PythonCallsSource
 from kineto_agent.system.threads import start_thread
@@ -91,7 +91,7 @@ class Recording:
             self._copier.join()
         self._copy()
         strings = self._reader.strings()
-        names = {key: text for (space, key), text in strings.items() if space == arena.SPACE_PYTHON_CALL}
+        names = {key: text for (space, key), text in strings.items() if space == SPACE_PYTHON_CALL}
         self._agent.do(self.session.close)
         return outcome, b"".join(self._parts), names
 
@@ -100,12 +100,12 @@ def calls(data: bytes, names: dict[int, str]) -> list[Call]:
     """Every call, in the order of the calls; the nesting is checked."""
     found: list[list[Any]] = []
     stacks: dict[int, list[tuple[int, bool]]] = {}
-    for time_ns, thread, name in arena.PYTHON_CALL.iter_unpack(data):
+    for time_ns, thread, name in PYTHON_CALL.iter_unpack(data):
         stack = stacks.setdefault(thread, [])
-        if name == arena.CALL_CUT:
+        if name == CALL_CUT:
             stack.clear()
-        elif name in (arena.CALL_RETURN, arena.CALL_C_RETURN):
-            in_c = name == arena.CALL_C_RETURN
+        elif name in (CALL_RETURN, CALL_C_RETURN):
+            in_c = name == CALL_C_RETURN
             if stack and (stack[-1][1] or not in_c):
                 at, was_c = stack.pop()
                 assert was_c == in_c, names

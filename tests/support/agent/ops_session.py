@@ -14,6 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import (
+    KIND_OP_COMMS,
+    KIND_OP_TENSORS,
+    OP,
+    OP_COMMS,
+    OP_KIND,
+    OP_TENSORS,
+    SPACE_OP_COMMS,
+    SPACE_OP_INPUTS,
+    SPACE_OP_NAME,
+    SPACE_TORCH_THREAD,
+)
 from kineto_agent.sources.interface import SourceOutcome, SourceRequest
 from kineto_agent.sources.torch.operators import TorchOpsSession, TorchOpsSource
 
@@ -63,7 +75,7 @@ class Recording:
         for buffer in self._reader.ready():
             self._parts.append(buffer.data)
             self._sequences.append(buffer.sequence)
-            assert buffer.records * arena.OP.size == len(buffer.data)
+            assert buffer.records * OP.size == len(buffer.data)
             self._reader.free(buffer.slot)
 
     def stop(self) -> SourceOutcome:
@@ -73,7 +85,7 @@ class Recording:
         self._copier.join()
         self._copy()
         assert sorted(self._sequences) == list(range(len(self._sequences)))
-        records = [part[at : at + arena.OP.size] for part in self._parts for at in range(0, len(part), arena.OP.size)]
+        records = [part[at : at + OP.size] for part in self._parts for at in range(0, len(part), OP.size)]
         assert len(records) == outcome.counts.records
         self._read(records, self._strings())
         self.session.close()
@@ -91,21 +103,21 @@ class Recording:
         return spaces
 
     def _read(self, records: list[bytes], strings: dict[int, dict[int, bytes]]) -> None:
-        names, inputs = strings.get(arena.SPACE_OP_NAME, {}), strings.get(arena.SPACE_OP_INPUTS, {})
-        threads = {key: struct.unpack("<Q", text)[0] for key, text in strings.get(arena.SPACE_TORCH_THREAD, {}).items()}
+        names, inputs = strings.get(SPACE_OP_NAME, {}), strings.get(SPACE_OP_INPUTS, {})
+        threads = {key: struct.unpack("<Q", text)[0] for key, text in strings.get(SPACE_TORCH_THREAD, {}).items()}
         self.ops: list[Op] = []
         self.tensors: list[tuple[int, ...]] = []
         self.collectives: list[tuple[int, int, int, bytes]] = []  # number of the op, sequence, transfer, entry
-        comms = strings.get(arena.SPACE_OP_COMMS, {})
+        comms = strings.get(SPACE_OP_COMMS, {})
         for record in records:
-            if record[arena.OP_KIND] == arena.KIND_OP_TENSORS:
-                self.tensors.append(arena.OP_TENSORS.unpack(record))
+            if record[OP_KIND] == KIND_OP_TENSORS:
+                self.tensors.append(OP_TENSORS.unpack(record))
                 continue
-            if record[arena.OP_KIND] == arena.KIND_OP_COMMS:
-                entry, sequence, *_, number, _, transfer, _, _, _ = arena.OP_COMMS.unpack(record)
+            if record[OP_KIND] == KIND_OP_COMMS:
+                entry, sequence, *_, number, _, transfer, _, _, _ = OP_COMMS.unpack(record)
                 self.collectives.append((number, sequence, transfer, comms[entry]))
                 continue
-            start, end, name, sequence, forward, entry, thread, number, _, scope, flags, _, _ = arena.OP.unpack(record)
+            start, end, name, sequence, forward, entry, thread, number, _, scope, flags, _, _ = OP.unpack(record)
             text = names[name].decode()
             described = inputs[entry] if entry else b""
             self.ops.append(

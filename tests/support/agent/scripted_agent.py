@@ -27,6 +27,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(REPOSITORY / "agent")]
 
 from kineto_agent.protocol import arena, wire  # noqa: E402
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE  # noqa: E402
 from kineto_agent.sources.arena_writer import ArenaWriter  # noqa: E402
 
 DEADLINE_S = 20.0
@@ -135,9 +136,9 @@ class ScriptedAgent:
         assert self.start is not None
         self.writer = ArenaWriter("scripted", self.start.buffer_limit_bytes, STRINGS_BYTES)
         for number, name in ((1, "main"), (2, "train_step")):
-            self.writer.intern(number, arena.SPACE_PYTHON_CODE, b"train.py\x001\x00" + name.encode())
+            self.writer.intern(number, SPACE_PYTHON_CODE, b"train.py\x001\x00" + name.encode())
             self.writer.intern(
-                number, arena.SPACE_STACK_NODE, (number - 1).to_bytes(4, "little") + number.to_bytes(4, "little")
+                number, SPACE_STACK_NODE, (number - 1).to_bytes(4, "little") + number.to_bytes(4, "little")
             )
         message = wire.Arena(self.start.capture_id, SOURCE, FORMAT, {"interval_ns": 1_000_000})
         self.send(message, [self.writer.fd])
@@ -148,7 +149,7 @@ class ScriptedAgent:
         assert self.writer is not None
         now_ns = max(time.time_ns(), self._window_start_ns + count)
         for index in range(count):
-            self.writer.append(arena.STACK_SAMPLE, now_ns - count + index, os.getpid(), 2, 10, 0)
+            self.writer.append(STACK_SAMPLE, now_ns - count + index, os.getpid(), 2, 10, 0)
         self.writer.publish()
 
     def leave_completed(self, count: int) -> None:

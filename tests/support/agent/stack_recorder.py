@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import Dict, FrozenSet, List, Tuple
 
-from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import SPACE_THREAD_NAME
 from kineto_agent.sources.interface import SourceRequest
 from kineto_agent.sources.python.stack_sampling import PythonStacksSession, PythonStacksSource
 
@@ -41,7 +41,7 @@ class Recorder:
     def names(self) -> Dict[int, str]:
         """Thread id -> name."""
         table = self.reader.strings()
-        return {key: text.decode() for (space, key), text in table.items() if space == arena.SPACE_THREAD_NAME}
+        return {key: text.decode() for (space, key), text in table.items() if space == SPACE_THREAD_NAME}
 
     def close(self) -> None:
         """Free everything."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 from kineto_trace.spool.raw_records import Chunk, RawSource, RawWriter
 
 from support.trace_files.h200 import string_entry

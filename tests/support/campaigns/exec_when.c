@@ -3,12 +3,17 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-struct wish { int fd; char **argv; };
+struct wish {
+    int fd;
+    char **argv;
+};
 
 static void *wait_and_exec(void *argument) {
     struct wish *wish = argument;
     char byte;
-    if (read(wish->fd, &byte, 1) == 1) execv(wish->argv[0], wish->argv);
+    if (read(wish->fd, &byte, 1) == 1) {
+        execv(wish->argv[0], wish->argv);
+    }
     _exit(5);
 }
 

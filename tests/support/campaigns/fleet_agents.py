@@ -27,7 +27,8 @@ from pathlib import Path
 
 from kineto_agent.control import events
 from kineto_agent.control.session import Session
-from kineto_agent.protocol import arena, wire
+from kineto_agent.protocol import wire
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE
 from kineto_agent.sources.arena_writer import ArenaWriter
 
 SOURCE, FORMAT = "python_stacks", "python_stacks/1"
@@ -161,7 +162,7 @@ class FakeAgent:
             self._stop_source()
         elif isinstance(command, events.FreeSources):
             self._free_source()
-        elif isinstance(command, events.Report):
+        elif isinstance(command, events.ReportState):
             self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
         elif isinstance(command, events.Reject):
             self._send(wire.Rejected(*command))
@@ -186,8 +187,8 @@ class FakeAgent:
 
     def _start_source(self, request: wire.Start) -> None:
         self._writer = writer = ArenaWriter("fleet", 4 * BUFFER_BYTES, STRINGS_BYTES, BUFFER_BYTES)
-        writer.intern(1, arena.SPACE_PYTHON_CODE, b"train.py\x001\x00main")
-        writer.intern(1, arena.SPACE_STACK_NODE, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"))
+        writer.intern(1, SPACE_PYTHON_CODE, b"train.py\x001\x00main")
+        writer.intern(1, SPACE_STACK_NODE, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"))
         self._send(wire.Arena(request.capture_id, SOURCE, FORMAT, {"interval_ns": 1_000_000}), [writer.fd])
         now_ns = time.time_ns()
         self._handle(events.SourcesStarted(now_ns, self._iteration(now_ns)))
@@ -196,7 +197,7 @@ class FakeAgent:
         if self._writer is not None:
             now_ns = time.time_ns()
             for number in range(SAMPLES):  # the last of them before the window's end, if only just
-                self._writer.append(arena.STACK_SAMPLE, now_ns - (SAMPLES - number) * 1_000_000, self._pid, 1, 10, 0)
+                self._writer.append(STACK_SAMPLE, now_ns - (SAMPLES - number) * 1_000_000, self._pid, 1, 10, 0)
             self._writer.publish()
         self._handle(events.SourcesStopped(time.time_ns()))
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kineto_agent.protocol import arena, wire
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE
 from kineto_agent.sources.arena_writer import ArenaWriter
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -199,10 +200,10 @@ def _descriptors(kind: bytes, holes: bytes, folder: int) -> Iterator[list[int]]:
 
 def _fill(writer: ArenaWriter, holes: bytes) -> None:
     for number, name in ((1, "main"), (2, "train_step")):
-        writer.intern(number, arena.SPACE_PYTHON_CODE, b"train.py\x001\x00" + name.encode())
-        writer.intern(number, arena.SPACE_STACK_NODE, struct.pack("<II", number - 1, number))
+        writer.intern(number, SPACE_PYTHON_CODE, b"train.py\x001\x00" + name.encode())
+        writer.intern(number, SPACE_STACK_NODE, struct.pack("<II", number - 1, number))
     for index in range(50):
-        writer.append(arena.STACK_SAMPLE, frames.NOW_NS + index * 10**6, 1, 1 + index % 2, 10, 0)
+        writer.append(STACK_SAMPLE, frames.NOW_NS + index * 10**6, 1, 1 + index % 2, 10, 0)
     writer.publish()
     for place, value in struct.iter_unpack("<QQ", holes[: len(holes) // 16 * 16]):
         if place + 8 <= len(writer._map):

@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from google.protobuf import json_format
-from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import (
+    KIND_OP_TENSORS,
+    MEMORY_EVENT,
+    OP,
+    OP_TENSORS,
+    SPACE_OP_INPUTS,
+    SPACE_OP_NAME,
+    SPACE_PYTHON_CODE,
+    SPACE_STACK_NODE,
+    SPACE_THREAD_NAME,
+    SPACE_TORCH_THREAD,
+    STACK_SAMPLE,
+)
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TARGET_FILE, TargetInfo
 from kineto_trace.spool.raw_records import BUFFERS_FILE, CHUNK_HEADER, CHUNK_MAGIC, SOURCE_FILE, STRINGS_FILE
@@ -74,44 +86,40 @@ def stacks(start: int) -> Source:
     code = b"".join(
         string_entry(
             number,
-            arena.SPACE_PYTHON_CODE,
+            SPACE_PYTHON_CODE,
             stack_records.code(number, "train.py", f"f{number}", kind=9 + number % 3, table=bytes(range(0, 256, 5))),
         )
         for number in range(6)
     )
     nodes = b"".join(
-        string_entry(number, arena.SPACE_STACK_NODE, stack_records.node(number // 2, number % 6, 2 * number))
+        string_entry(number, SPACE_STACK_NODE, stack_records.node(number // 2, number % 6, 2 * number))
         for number in range(1, 12)
     )
-    samples = b"".join(
-        arena.STACK_SAMPLE.pack(start + at * 1_000_000, 7 + at % 2, at % 12, at % 4, at) for at in range(150)
-    )
-    names = string_entry(7, arena.SPACE_THREAD_NAME, b"MainThread")
+    samples = b"".join(STACK_SAMPLE.pack(start + at * 1_000_000, 7 + at % 2, at % 12, at % 4, at) for at in range(150))
+    names = string_entry(7, SPACE_THREAD_NAME, b"MainThread")
     return _source("python_stacks", "python_stacks/2", {"hz": 1000}, samples, code + nodes + names)
 
 
 def ops(start: int) -> Source:
     """Operators with their tensors."""
     names = b"".join(
-        string_entry(key, arena.SPACE_OP_NAME, text)
+        string_entry(key, SPACE_OP_NAME, text)
         for key, text in ((1, b"aten::mm"), (2, b"MmBackward0"), (3, b"my step"), (4, b"aten::addmm"))
     )
-    inputs = string_entry(5, arena.SPACE_OP_INPUTS, bytes([1, 0, 1, 0, 0, 0]))
-    threads = string_entry(7, arena.SPACE_TORCH_THREAD, struct.pack("<Q", 1))
+    inputs = string_entry(5, SPACE_OP_INPUTS, bytes([1, 0, 1, 0, 0, 0]))
+    threads = string_entry(7, SPACE_TORCH_THREAD, struct.pack("<Q", 1))
     records = b""
     for at in range(60):
         begin, scope = start + at * 10_000, (0, 1, 7, 0)[at % 4]
-        records += arena.OP.pack(
-            begin, begin + 9_000, 1 + at % 4, at // 2, at % 2, 5 * (at % 2), 7, at, 0, scope, 0, 0, 0
-        )
-        records += arena.OP_TENSORS.pack(4096 + at, 8192, 1, 2, 3, 4, 7, at, arena.KIND_OP_TENSORS, 3, 0, 0, 0)
+        records += OP.pack(begin, begin + 9_000, 1 + at % 4, at // 2, at % 2, 5 * (at % 2), 7, at, 0, scope, 0, 0, 0)
+        records += OP_TENSORS.pack(4096 + at, 8192, 1, 2, 3, 4, 7, at, KIND_OP_TENSORS, 3, 0, 0, 0)
     metadata = {"dtypes": ["float", "double"], "activity_types": ["cpu_op", "user_annotation"]}
     return _source("torch_ops", "torch_ops/1", metadata, records, names + inputs + threads)
 
 
 def memory(start: int) -> Source:
     """What an allocator did."""
-    events = b"".join(arena.MEMORY_EVENT.pack(start + at * 1000, 4096 * at, 512, 0, 0, 1 + at % 5) for at in range(40))
+    events = b"".join(MEMORY_EVENT.pack(start + at * 1000, 4096 * at, 512, 0, 0, 1 + at % 5) for at in range(40))
     return _source("memory_events", "memory_events/1", {"totals": {"0": [10**6, 10**7]}}, events, b"")
 
 

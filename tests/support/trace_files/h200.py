@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kineto_agent.protocol.arena import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API, STRING_ENTRY
+from kineto_agent.protocol.arena import STRING_ENTRY
+from kineto_agent.protocol.records import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.raw_records import RawWriter
 

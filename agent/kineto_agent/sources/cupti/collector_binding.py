@@ -11,10 +11,10 @@ from typing import Dict, List, NamedTuple, Sequence
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.interface import SourceError
-from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 
 LIBRARY = collector_library.INSTALLED
-_MARKER = "_kineto_cupti"  # attribute of sys, while an agent records CUPTI: whose collector does
+_MARKER = "_kineto_cupti"  # attribute of sys that says whose collector records with CUPTI at present
 
 _NOT_ASKED = -1  # no CUPTI result
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
@@ -29,7 +29,7 @@ _REASONS = {
 DETACHED, SUBSCRIBED_ELSEWHERE, NO_CALL, REFUSED, STUCK, MUST_STAY = range(6)  # kc_detach_outcome
 
 
-class Config(ctypes.Structure):
+class CollectorConfig(ctypes.Structure):
     """kc_config."""
 
     buffer_limit_bytes: int
@@ -51,10 +51,10 @@ class Config(ctypes.Structure):
     ]
 
 
-class StopResult(ctypes.Structure):
+class CollectorResult(ctypes.Structure):
     """kc_stop_result."""
 
-    counts: Counts
+    counts: NativeCounts
     cpu_ns: int
     names_lost: int
     calls_unnamed: int
@@ -64,7 +64,7 @@ class StopResult(ctypes.Structure):
     flushes: int
     flush_result: int
     _fields_ = [
-        ("counts", Counts),
+        ("counts", NativeCounts),
         ("cpu_ns", ctypes.c_uint64),
         ("names_lost", ctypes.c_uint64),
         ("calls_unnamed", ctypes.c_uint64),
@@ -85,7 +85,7 @@ class DetachResult(ctypes.Structure):
     _fields_ = [("outcome", ctypes.c_int32), ("result", ctypes.c_int32), ("ns", ctypes.c_uint64)]
 
 
-class Others(ctypes.Structure):
+class OtherUsers(ctypes.Structure):
     """kc_others."""
 
     time_ns: int
@@ -106,7 +106,7 @@ class Others(ctypes.Structure):
     ]
 
 
-class Enabled(NamedTuple):
+class EnableResult(NamedTuple):
     """CUPTI's answers of kc_start."""
 
     code: int  # 0, or the kc_error
@@ -126,13 +126,13 @@ class Collector(NativeInterface):
         super().__init__(path)
 
     def open(self, path: str) -> int:
-        """Open libcupti; gives its version number."""
+        """Open libcupti and return its version number."""
         version = ctypes.c_uint32()
         self._check(self._library.kc_open(os.fsencode(path), ctypes.byref(version), *self._error.room))
         return version.value
 
-    def prepare(self, config: Config) -> int:
-        """Make the arena; gives its file descriptor, which stays the collector's."""
+    def prepare(self, config: CollectorConfig) -> int:
+        """Make the arena and return its file descriptor, which the collector keeps."""
         self._claim_cupti()
         try:
             return self._check(self._library.kc_prepare(ctypes.byref(config), *self._error.room))
@@ -141,7 +141,7 @@ class Collector(NativeInterface):
             raise
 
     def _claim_cupti(self) -> None:
-        """CUPTI has one set of buffer callbacks, and a process may have two agents: its own and an attached one."""
+        """Claim CUPTI for this agent: it has one set of buffer callbacks, but a process may have two agents."""
         self._claim = (os.getpid(), self._claim[1])
         holder = sys.__dict__.setdefault(_MARKER, self._claim)
         if holder is self._claim:
@@ -149,10 +149,10 @@ class Collector(NativeInterface):
         if holder[0] == os.getpid():
             raise SourceError(
                 "CUPTI_BUSY",
-                "another kineto agent in this process records CUPTI (its collector is %s): wait for the end of that "
-                "capture, then trace again" % holder[1],
+                "another kineto agent in this process is recording with CUPTI (its collector is %s): try again once "
+                "that capture has ended" % holder[1],
             )
-        sys.__dict__[_MARKER] = self._claim  # it was the parent's, at the time of the fork
+        sys.__dict__[_MARKER] = self._claim  # it belonged to the parent at the fork
 
     def _release_cupti(self) -> None:
         if sys.__dict__.get(_MARKER) is self._claim:
@@ -166,19 +166,19 @@ class Collector(NativeInterface):
             raise SourceError(_REASONS[code], "the collector refused a list of %d API calls" % len(patterns))
 
     def subscribe(self) -> int:
-        """Take CUPTI's only subscriber; gives CUPTI's result: 39 if another tool has it. After prepare()."""
+        """Take CUPTI's only subscriber, after prepare(). Returns CUPTI's result: 39 if another tool has it."""
         result = ctypes.c_int32(_NOT_ASKED)
         self._library.kc_subscribe(ctypes.byref(result))
         return result.value
 
-    def others(self) -> Others:
+    def others(self) -> OtherUsers:
         """Who else uses CUPTI; zeros when nothing is recorded. Between prepare() and close(), on any thread."""
-        others = Others()
+        others = OtherUsers()
         self._library.kc_others(ctypes.byref(others))
         return others
 
     def record_calls(self) -> str:
-        """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
+        """Record the chosen API calls through the subscriber, after start(). Returns why that failed, or ""."""
         self._error.clear()
         return str(self._error) if self._library.kc_record_calls(*self._error.room) < 0 else ""
 
@@ -187,26 +187,26 @@ class Collector(NativeInterface):
         self._library.kc_yield()
 
     def hurry(self) -> None:
-        """A detach() that waits on another thread gives up. The only method for any thread at any time."""
+        """Make a detach() that is waiting on another thread give up. The only method for any thread at any time."""
         self._library.kc_hurry()
 
-    def start(self, kinds: Sequence[int]) -> Enabled:
+    def start(self, kinds: Sequence[int]) -> EnableResult:
         """Begin to record; never raises."""
         results = (ctypes.c_int32 * len(kinds))()
         wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
         self._error.clear()
         code = self._library.kc_start(wanted, len(kinds), results, *self._error.room)
-        return Enabled(code, dict(zip(kinds, results)), str(self._error))
+        return EnableResult(code, dict(zip(kinds, results)), str(self._error))
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        counts = Counts()
+        counts = NativeCounts()
         self._library.kc_counts(ctypes.byref(counts))
         return counts
 
-    def stop(self, limit_ms: int) -> StopResult:
+    def stop(self, limit_ms: int) -> CollectorResult:
         """Zeros when nothing was recorded (or in a forked child)."""
-        result = StopResult()
+        result = CollectorResult()
         self._library.kc_stop(limit_ms, ctypes.byref(result))
         return result
 
@@ -222,13 +222,13 @@ class Collector(NativeInterface):
         self._release_cupti()
 
     def device(self, index: int, attributes: bytes) -> bytes:
-        """cupti_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""
+        """cuda_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""
         facts = ctypes.create_string_buffer(cuda_devices.FACTS.size)
         self._library.kc_device(index, attributes, len(attributes) // 4, facts)
         return facts.raw
 
     def result_text(self, result: int) -> str:
-        """CUPTI's own words for one of its results."""
+        """CUPTI's text for one of its results."""
         self._library.kc_result_text(result, *self._error.room)
         return str(self._error)
 

@@ -1,7 +1,7 @@
 """What CUDA says about its devices and versions, asked through the collector (agent/native/cupti/cuda_devices.c).
 
-No library is loaded, no context made and nothing initialised: what cannot be had that way is absent. One call a device:
-each call costs a wait for the GIL, up to 5 ms beside a busy thread, and CUDA has a function for each property.
+No library is loaded, no context is made and nothing is initialised: what that leaves unknown is absent. There is one
+call per device, because each call may wait 5 ms for the GIL beside a busy thread and CUDA has a function per property.
 """
 
 import struct
@@ -30,7 +30,7 @@ _MOST_DEVICES = 64
 def describe(ask: Callable[[int, bytes], bytes]) -> Dict[str, Any]:
     """`devices` (as Kineto's deviceProperties), `cuda_driver_version`, `cuda_runtime_version`; only what is known.
 
-    ask: gives FACTS of a device, by its index and the attributes wanted; nothing if it cannot tell.
+    ask: returns FACTS of a device, given its index and the wanted attributes; b"" if they are unknown.
     """
     found: Dict[str, Any] = {"devices": []}
     count = 1

@@ -1,8 +1,8 @@
 """NVIDIA GPU activities and CUDA calls through CUPTI's activity interface.
 
 Theory of operation
-    The work is done by the C collector (agent/native): CUPTI's callbacks, buffers, names. This module decides:
-    which libcupti, whether its record layouts are known, which activity kinds and which API calls, what a
+    The C collector (agent/native/cupti) does the work: CUPTI's callbacks, buffers and names. This module decides which
+    libcupti to use, whether its record layouts are known, which activity kinds and API calls to record, what a
     refusal means to the user, and whether CUPTI may be detached afterwards.
 """
 
@@ -11,6 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
+from kineto_agent.protocol.records import CUPTI_FORMAT
 from kineto_agent.sources.cupti import libcupti, other_users
 from kineto_agent.sources.cupti.known_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
 from kineto_agent.sources.interface import (
@@ -19,11 +20,11 @@ from kineto_agent.sources.interface import (
     SourceError,
     SourceOutcome,
     SourceRequest,
-    Taken,
+    Takeover,
 )
 
 if TYPE_CHECKING:
-    from kineto_agent.sources.cupti.collector_binding import Collector, DetachResult, Enabled, StopResult
+    from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult, EnableResult
 
 # Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (51),
 # which hides those of graphs. They are enabled in this order: where CUPTI is attached already (torch.profiler was used
@@ -85,12 +86,12 @@ _MULTIPLE_SUBSCRIBERS = 39
 
 _CALLS_LEFT_OUT = (
     "CUDA calls are not recorded, so kernels have no launches: another tool (torch.profiler, once used, is one) holds "
-    "CUPTI's only subscriber, and recording calls beside it makes the program's next torch.profiler trace fail"
+    "CUPTI's only subscriber, and recording calls beside it would make the program's next torch.profiler trace fail"
 )
 _DEVICE_GRAPHS = (
-    "CUPTI is left alone: device code in %s launches CUDA graphs, and graphs that were made for that before CUPTI came "
-    "in fail or hang at their next launch, which ends the program. Record what is not CUPTI's, such as "
-    "--activities python_function"
+    "CUPTI is left alone: device code in %s launches CUDA graphs, and graphs that were instantiated for that before "
+    "CUPTI was attached fail or hang at their next launch, which ends the program. Record activities that do not need "
+    "CUPTI, such as --activities python_function"
 )
 _GAVE_WAY = (
     "stayed attached: %s started and has CUPTI now; CUDA calls stay slightly slower until the process ends or a later "
@@ -98,32 +99,32 @@ _GAVE_WAY = (
 )
 _STAYS = (
     "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; until the "
-    "process ends each launch of a graph takes some 0.4 us of the CPU more for each of its nodes"
+    "process ends, each launch of a graph takes about 0.4 us more CPU time for each of its nodes"
 )
 _WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
     1: "CUDA graphs (launched while GPU activities were recorded)",
-    2: "CUDA graphs that may have been launched while GPU activities were recorded (nothing told of launches, for "
-    "example since another tool had CUPTI's only subscriber)",
+    2: "CUDA graphs that may have been launched while GPU activities were recorded (launches could not be "
+    "observed, for example because another tool had CUPTI's only subscriber)",
     4: "another tool's use of CUPTI in this process (it may have recorded CUDA graphs)",
 }
 _TORCH_PROFILER = "the program's own torch.profiler"
 _IN_USE = (
-    "another profiler uses CUPTI in this process (%s), and CUPTI serves one: a capture would take its records; trace "
-    "again after its end"
+    "another profiler uses CUPTI in this process (%s), and CUPTI serves only one: a capture would take its records; "
+    "try again once it has finished"
 )
-_UNNOTICED = "a profiler of the program that uses CUPTI and starts during a capture may get less than it wants: %s"
+_UNNOTICED = "a profiler of the program that uses CUPTI and starts during a capture may lose records: %s"
 
 
 class CuptiSession:
     """One recording of CUPTI activities.
 
     CUPTI's kinds, buffer callbacks and subscriber belong to the whole process: Kineto, once the program's own profiler
-    has started it, uses the same. So the recording is over before that (give_way), and nothing of CUPTI is touched
-    afterwards: to disable a kind then would take it from Kineto. Any other user of CUPTI is noticed by the collector
-    itself (agent/native/cupti/cupti_gate.c), which ends the recording on that one's thread; taken() tells of it.
+    has started it, uses the same. So the recording ends before that (give_way), and CUPTI is not touched afterwards:
+    disabling a kind then would take it from Kineto. The collector itself notices any other user of CUPTI
+    (agent/native/cupti/cupti_gate.c) and ends the recording on that user's thread; taken() tells about it.
     """
 
-    format = "cupti/1"
+    format = CUPTI_FORMAT
 
     def __init__(
         self,
@@ -146,13 +147,13 @@ class CuptiSession:
         self._warnings: List[str] = []
         self._incomplete = ""
         self._enable_ns = 0
-        # The collector's functions run one at a time. The same thread may come again: in a signal's handler.
+        # The collector's functions run one at a time. A signal handler may enter on the same thread again.
         self._lock = _thread.RLock()
         self._wanted = self._gave_way = False  # by the program's own profiler
-        self._stopped: Optional[StopResult] = None
+        self._stopped: Optional[CollectorResult] = None
         self._stop_limit_ms = 0
         self._closed = False
-        self._taken: Optional[Taken] = None
+        self._taken: Optional[Takeover] = None
 
     def start(self) -> None:
         """Enable the activities. Raises SourceError if none of them works."""
@@ -185,7 +186,7 @@ class CuptiSession:
             self._record_calls(calls)
 
     def _look_for_others(self, subscribed: int) -> None:
-        """Raises SourceError if one uses CUPTI."""
+        """Raises SourceError if another profiler uses CUPTI."""
         others = self._collector.others()
         held = subscribed == _MULTIPLE_SUBSCRIBERS and not other_users.only_kineto(self._maps)
         library = self.metadata["cupti_library"]
@@ -196,27 +197,27 @@ class CuptiSession:
             known = ", ".join(other_users.sessions(self._maps))
             state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
             if listens and not held and not others.in_use:
-                state = "the buffers are those of %s, which cannot be asked whether it has ended" % listens
+                state = "the buffers belong to %s, which cannot be asked whether it has finished" % listens
             raise SourceError("CUPTI_BUSY", _IN_USE % (state + (", and may be " + known if known else "")))
         if others.unnoticed:
             self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))
 
-    def taken(self) -> Optional[Taken]:
-        """Who but torch.profiler has taken CUPTI: the recording is over, and nothing of CUPTI is touched any more."""
+    def taken(self) -> Optional[Takeover]:
+        """Who, other than torch.profiler, has taken CUPTI: the recording has ended and must not touch it any more."""
         if self._taken is None and not self._closed:
             others = self._collector.others()
             if others.time_ns:
-                self._taken = Taken(others.time_ns, other_users.name_of(others.caller, self._maps))
+                self._taken = Takeover(others.time_ns, other_users.name_of(others.caller, self._maps))
         return self._taken
 
     @property
     def _holder(self) -> str:
-        """Who has got CUPTI from us."""
+        """Who has taken CUPTI from us."""
         taken = self.taken()
         return _TORCH_PROFILER if taken is None else "another user of CUPTI in the program (%s)" % taken.who
 
     def _leave_out_calls(self) -> None:
-        """CUPTI could record them by itself; a program's torch.profiler raised an error in its next session then."""
+        """Do not record CUDA calls: by CUPTI's own kinds, the program's next torch.profiler session raised an error."""
         if not self._kinds:
             raise SourceError("CUPTI_BUSY", _CALLS_LEFT_OUT)
         if self._named:
@@ -232,7 +233,7 @@ class CuptiSession:
             self._warnings.append("CUDA calls are not recorded: CUPTI refused: " + why)
 
     def give_way(self) -> None:
-        """End the recording and let go of CUPTI; waits for a start or stop that is under way, but not for a detach."""
+        """End the recording and release CUPTI. Waits for a start or stop in progress, but not for a detach."""
         self._wanted = True
         while not self._lock.acquire(timeout=_HURRY_PERIOD_S):
             self._collector.hurry()
@@ -247,26 +248,26 @@ class CuptiSession:
         finally:
             self._lock.release()
 
-    def _stop_collector(self, limit_ms: int) -> "StopResult":
+    def _stop_collector(self, limit_ms: int) -> "CollectorResult":
         if self._stopped is None:
             self._stop_limit_ms = limit_ms
             self._stopped = self._collector.stop(limit_ms)
         return self._stopped
 
-    def _refusal(self, enabled: "Enabled", refused: Mapping[int, int]) -> SourceError:
+    def _refusal(self, enabled: "EnableResult", refused: Mapping[int, int]) -> SourceError:
         details = ["%s: %s" % (_KIND_TYPES[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]
         text = "; ".join([enabled.error, *details])
         if any(result in _BUSY_RESULTS for result in refused.values()):
             return SourceError(
                 "CUPTI_BUSY",
-                "another profiler holds CUPTI in this process (%s): Nsight Systems or Nsight Compute that it runs "
-                "under, its own torch.profiler, or another library with a CUPTI subscriber; end it, then trace again"
+                "another profiler holds CUPTI in this process (%s): the Nsight Systems or Nsight Compute that it runs "
+                "under, its own torch.profiler, or another library with a CUPTI subscriber; end it, then try again"
                 % text,
             )
         return SourceError("CUPTI_FAILED", "CUPTI cannot record in this process: " + text)
 
     def counts(self) -> SourceCounts:
-        """Records and bytes that the daemon can read by now."""
+        """Records and bytes that the daemon can read so far."""
         with self._lock:
             counts = self._stopped.counts if self._stopped is not None else self._collector.counts()
         return SourceCounts(counts.records, counts.bytes, counts.dropped)
@@ -289,7 +290,7 @@ class CuptiSession:
             incomplete=self._incomplete,
         )
 
-    def _warn_about(self, stopped: "StopResult") -> None:
+    def _warn_about(self, stopped: "CollectorResult") -> None:
         if stopped.timed_out:
             self._warnings.append(
                 "CUPTI did not hand over its last records within %d ms: the trace ends early" % self._stop_limit_ms
@@ -352,7 +353,10 @@ class CuptiSession:
 
 
 class CuptiSource:
-    """Activities of NVIDIA GPUs. A subclass may record in another process: find, load and describe are its seams."""
+    """Activities of NVIDIA GPUs.
+
+    A subclass may record in another process: it overrides find_library, load_collector and describe_devices.
+    """
 
     name = "cupti"
     on_request = frozenset(("cuda_sync",))  # on an H200 the launch-bound step takes x1.34 with it, x1.24 without
@@ -384,11 +388,11 @@ class CuptiSource:
         return cuda_devices.describe(collector.device)
 
     def activity_types(self) -> List[str]:
-        """All of them as soon as the process has CUDA and a libcupti can be had."""
+        """All of them once the process has CUDA and a libcupti can be found."""
         return sorted(KINDS) if self.find_library() else []
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """Yes: CUPTI serves one of the two."""
+        """Yes: CUPTI serves only one of the two."""
         return True
 
     def prepare(self, request: SourceRequest) -> CuptiSession:
@@ -405,7 +409,7 @@ class CuptiSource:
         if version not in KNOWN:
             raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
         arena_fd = collector.prepare(
-            collector_binding.Config(
+            collector_binding.CollectorConfig(
                 buffer_limit_bytes=request.buffer_limit_bytes,
                 buffer_bytes=BUFFER_BYTES,
                 strings_bytes=STRINGS_BYTES,
@@ -432,7 +436,7 @@ def _keep_calls(collector: "Collector", request: SourceRequest) -> None:
 def _unknown_version(version: int, path: str) -> str:
     known = ", ".join("%d (CUDA %s)" % (number, RELEASES[number]) for number in sorted(KNOWN))
     return (
-        "%s is CUPTI version %d, whose record layouts this agent does not know, and it would rather not misread them. "
+        "%s is CUPTI version %d, whose record layouts this agent does not know, so it does not record with it. "
         "Known: %s. Update kineto-agent and kinetod, or name a known library in KINETO_CUPTI_LIBRARY before the "
         "process starts" % (path, version, known)
     )

@@ -25,7 +25,7 @@ def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
         return found
     if needle not in content:
         return found
-    for line in content.split(b"\n"):  # a path may hold \r, which bytes.splitlines() takes for an end
+    for line in content.split(b"\n"):  # a path may contain \r, at which bytes.splitlines() would split
         if needle not in line:
             continue
         path = os.fsdecode(line[line.index(b"/") :])
@@ -39,7 +39,7 @@ def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
 def installed(path: Sequence[str], environ: Mapping[str, str], root: str = "") -> Optional[str]:
     """The newest libcupti of NVIDIA's wheels in the folders of `path`, else that of a CUDA toolkit.
 
-    root: a process's root folder, below which its folders are looked at; the answer is the path as it names it.
+    root: a process's root folder, below which to look; the result is the path as that process names it.
     """
     folders: List[Tuple[str, Tuple[str, ...]]] = [(folder, _WHEEL_PATTERNS) for folder in path if folder]
     toolkits = [environ[name] for name in _TOOLKIT_VARIABLES if environ.get(name)] + [_TOOLKIT_DEFAULT]

@@ -6,7 +6,7 @@ from typing import List
 from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.system import mappings
 
-_KINETO = "libtorch_cpu.so"  # keeps CUPTI's subscriber for ever once it has been used
+_KINETO = "libtorch_cpu.so"  # keeps CUPTI's subscriber for good once it has been used
 # Libraries that keep it for the length of a session.
 _OTHERS = ("xla_cuda_plugin", "xla_extension", "libjax_common", "libtensorflow", "libonnxruntime_providers_cuda")
 
@@ -14,7 +14,7 @@ _OTHERS = ("xla_cuda_plugin", "xla_extension", "libjax_common", "libtensorflow",
 def name_of(address: int, maps: str = "/proc/self/maps") -> str:
     """File name of the library that has this address in its code; "the program itself" if that has no file."""
     try:
-        lines = mappings.read(maps).split(b"\n")[:-1]  # a path may hold \r
+        lines = mappings.read(maps).split(b"\n")[:-1]  # a path may contain \r
     except OSError:
         return "unknown"
     for line in lines:
@@ -27,7 +27,7 @@ def name_of(address: int, maps: str = "/proc/self/maps") -> str:
 
 
 def may_listen(address: int, library: str, maps: str = "/proc/self/maps") -> str:
-    """Whose buffer callback this is, if he may be using it although nobody has CUPTI's subscriber; else ""."""
+    """The library of this buffer callback, if it may be in use although CUPTI has no subscriber; else ""."""
     name = name_of(address, maps)
     idle = (
         "libtorch",

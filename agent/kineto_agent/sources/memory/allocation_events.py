@@ -1,31 +1,45 @@
-"""Allocation events: what torch's CUDA allocator did in the window, as records ("memory_events/1").
+"""Allocation events: what torch's CUDA allocator did in the window, as records.
 
-Taken from the history of allocations (allocator_history.py) when the recording stops. The sizes are those that the
-program asked for. What the totals were then is metadata: earlier ones follow from the records.
-CPU allocations cannot be had: torch reports them to profilers of the allocating thread only.
+They are taken from the history of allocations (allocator_history.py) when the recording stops. Sizes are those that the
+program asked for. The totals at that time are metadata; earlier totals follow from the records. CPU allocations cannot
+be recorded: torch reports them only to profilers on the allocating thread.
 """
 
 import time
 from typing import Any, Dict, FrozenSet, List, Tuple
 
-from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import (
+    MEMORY_ALLOCATED,
+    MEMORY_EVENT,
+    MEMORY_EVENTS_FORMAT,
+    MEMORY_FREED,
+    MEMORY_OUT_OF_MEMORY,
+    MEMORY_RELEASED,
+    MEMORY_RESERVED,
+)
 from kineto_agent.sources.arena_writer import ArenaWriter
 from kineto_agent.sources.interface import SourceCounts, SourceOutcome, SourceRequest
-from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, Snapshot, find_torch, history, usable_torch
+from kineto_agent.sources.memory.allocator_history import (
+    MAX_ENTRIES,
+    AllocatorSnapshot,
+    find_torch,
+    history,
+    usable_torch,
+)
 
 ACTIVITY_TYPE = "cpu_instant_event"
 _BUFFER_BYTES = 1 << 20
 _ACTIONS = {
-    "alloc": arena.MEMORY_ALLOCATED,
-    "free_requested": arena.MEMORY_FREED,  # as Kineto: later the block may only be reused
-    "segment_alloc": arena.MEMORY_RESERVED,
-    "segment_map": arena.MEMORY_RESERVED,
-    "segment_free": arena.MEMORY_RELEASED,
-    "segment_unmap": arena.MEMORY_RELEASED,
-    "oom": arena.MEMORY_OUT_OF_MEMORY,
+    "alloc": MEMORY_ALLOCATED,
+    "free_requested": MEMORY_FREED,  # as Kineto: later the block may only be reused
+    "segment_alloc": MEMORY_RESERVED,
+    "segment_map": MEMORY_RESERVED,
+    "segment_free": MEMORY_RELEASED,
+    "segment_unmap": MEMORY_RELEASED,
+    "oom": MEMORY_OUT_OF_MEMORY,
 }
 _U64 = (1 << 64) - 1
-ONLY_CUDA = "[memory] events are those of CUDA: torch gives CPU allocations to profilers of the allocating thread only"
+ONLY_CUDA = "[memory] events cover CUDA only: torch reports CPU allocations only to profilers on the allocating thread"
 
 
 class MemoryEventsSource:
@@ -39,7 +53,7 @@ class MemoryEventsSource:
         return [] if find_torch() is None else [ACTIVITY_TYPE]
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """It has nothing to do with torch's profiler."""
+        """No: it does not use torch's profiler."""
         return False
 
     def prepare(self, request: SourceRequest) -> "MemoryEventsSession":
@@ -51,7 +65,7 @@ class MemoryEventsSource:
 class MemoryEventsSession:
     """One recording."""
 
-    format = "memory_events/1"
+    format = MEMORY_EVENTS_FORMAT
     yields = False
 
     def __init__(self, torch: Any, writer: ArenaWriter) -> None:
@@ -73,7 +87,7 @@ class MemoryEventsSession:
         return self._writer.counts()
 
     def stop(self) -> SourceOutcome:
-        """Take the history and write it down. Raises SourceError if torch gives none."""
+        """Take the history and write it as records. Raises SourceError if torch returns none."""
         began_ns = time.thread_time_ns()
         try:
             snapshot = history.snapshot()
@@ -81,7 +95,9 @@ class MemoryEventsSession:
             for device, trace in enumerate(snapshot.value.get("device_traces", [])):
                 self._write(device, trace)
                 if device in snapshot.full:
-                    text = "device %d: more than %d allocations and frees in the window; only the last ones are there"
+                    text = (
+                        "device %d: more than %d allocations and frees in the window; only the last ones are recorded"
+                    )
                     warnings.append(text % (device, MAX_ENTRIES))
             metadata = {"totals": _totals(snapshot), "took_ns": snapshot.took_ns}
         finally:
@@ -91,7 +107,7 @@ class MemoryEventsSession:
         return SourceOutcome(self.counts(), metadata, warnings, detach_ns=0, cpu_ns=cpu_ns)
 
     def _write(self, device: int, trace: List[Dict[str, Any]]) -> None:
-        append, layout, since_us = self._writer.append, arena.MEMORY_EVENT, self._start_ns // 1000
+        append, layout, since_us = self._writer.append, MEMORY_EVENT, self._start_ns // 1000
         for entry in trace:
             action = _ACTIONS.get(entry["action"])
             time_us = entry.get("time_us", 0)
@@ -100,7 +116,7 @@ class MemoryEventsSession:
                 append(layout, time_us * 1000, address, entry["size"], entry["stream"] & _U64, device, action)
 
     def give_way(self) -> None:
-        """Nothing: it runs beside the program's own profiler."""
+        """Do nothing: it runs beside the program's own profiler."""
 
     def close(self) -> None:
         """Free the arena."""
@@ -113,8 +129,8 @@ class MemoryEventsSession:
             history.end()
 
 
-def _totals(snapshot: Snapshot) -> Dict[str, Tuple[int, int]]:
-    """By device: bytes that the program holds (as asked for), and bytes that the allocator holds."""
+def _totals(snapshot: AllocatorSnapshot) -> Dict[str, Tuple[int, int]]:
+    """Bytes that the program holds (as it asked for them) and bytes that the allocator holds, by device."""
     totals: Dict[str, Tuple[int, int]] = {}
     for segment in snapshot.value.get("segments", []):
         device = str(segment["device"])

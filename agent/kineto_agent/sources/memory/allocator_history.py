@@ -1,20 +1,20 @@
 """torch's history of CUDA allocations: switched on for our recordings, never touched if it is the program's.
 
 Theory of operation
-    torch's caching allocator can write down what it does (torch.cuda.memory._record_memory_history) and tell all of it
-    at once (_snapshot: segments, blocks, and the last `max_entries` actions of each device). There is one such
-    recording in a process. If the program has switched it on, ours takes snapshots only. If the program switches it on
-    or off while ours runs (torch's two entry points are wrapped meanwhile), it is the program's from then on.
+    torch's caching allocator can record what it does (torch.cuda.memory._record_memory_history) and return all of it at
+    once (_snapshot: segments, blocks, and the last `max_entries` actions of each device). A process has one such
+    recording. If the program has switched it on, ours only takes snapshots. If the program switches it on or off while
+    ours runs (torch's two entry points are wrapped meanwhile), it belongs to the program from then on.
 
     A snapshot is made with the GIL held, in time proportional to the number of entries: hence MAX_ENTRIES. No garbage
     is collected meanwhile, since that would look at all of the new objects again and again. Snapshots are freed in
-    slices, so that the program gets the GIL in between. What a snapshot took is told by `Snapshot.took_ns`.
+    slices, so that the program gets the GIL in between. `AllocatorSnapshot.took_ns` says how long a snapshot took.
 
     Stacks of the allocations cost 2 us each: only with option with_stack, and only Python's.
 
     Times of the entries are Unix microseconds: the allocator reads the time-stamp counter, and torch converts it when
     the snapshot is made (c10::ApproximateClockToUnixTimeConverter, linear between the loading of torch and now), then
-    cuts it to whole microseconds. The error is that, and as much as the wall clock was slewed in between.
+    truncates it to whole microseconds. That is the error, plus any slew of the wall clock in between.
 """
 
 import gc
@@ -30,35 +30,39 @@ _WRAPPED = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 _SLICE = 500  # objects freed at once: well below a millisecond
 
 
-class Snapshot(NamedTuple):
-    """What torch told. value: torch's dictionary, to be given back by `free`."""
+class AllocatorSnapshot(NamedTuple):
+    """What torch returned. value: torch's dictionary, which History.end frees."""
 
     value: Dict[str, Any]
-    took_ns: int  # how long torch was at it; mostly with the GIL, but for the first one with stacks
+    took_ns: int  # time torch took; GIL held, except for the first snapshot with stacks
     entries: int
     full: List[int]  # devices whose history has overwritten older entries
     end_ns: int  # Unix ns after it was made
 
 
 def find_torch() -> Any:
-    """torch, if the program has imported it whole; None otherwise."""
+    """torch, if the program has imported it completely, else None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and sys.modules.get("torch.cuda.memory") is not None else None
 
 
 def usable_torch(what: str) -> Any:
-    """torch, if its history of CUDA allocations can be had now. Raises SourceError."""
+    """torch, if its history of CUDA allocations can be recorded now. Raises SourceError."""
     torch = find_torch()
     if torch is None:
         raise SourceError("NO_TORCH", "torch is not imported in this process: it has no %s" % what)
     if not torch.version.cuda and not getattr(torch.version, "hip", None):
-        text = "this torch (%s) is built without CUDA, and torch tells CPU allocations to their own threads only: no %s"
+        text = (
+            "this torch (%s) is built without CUDA, and torch reports CPU allocations only to their own threads: no %s"
+        )
         raise SourceError("NO_CUDA", text % (torch.__version__, what))
     if not torch.cuda.is_initialized():
-        text = "the program has not used CUDA yet: there is no %s to take; ask again once it has"
+        text = "the program has not used CUDA yet: there is no %s to take; try again once it has"
         raise SourceError("NO_CUDA", text % what)
     if not hasattr(torch._C, "_cuda_isHistoryEnabled") or not hasattr(torch.cuda.memory, "_record_memory_history_impl"):
-        text = "torch %s is too old for a %s: 2.1 is the first that tells whether the program records itself"
+        text = (
+            "torch %s is too old for a %s: 2.1 is the first version that says whether the program itself is recording"
+        )
         raise SourceError("TORCH_TOO_OLD", text % (torch.__version__, what))
     backend = torch._C._cuda_getAllocatorBackend()
     if backend != "native":
@@ -74,22 +78,22 @@ class History:
         self._torch: Any = None
         self._users = 0
         self._ours = False
-        self._told: List[str] = []  # what the program did to it
+        self._told: List[str] = []  # warnings about what the program did with it
         self._originals: Dict[str, Callable[..., Any]] = {}
         self._wrappers: Dict[str, Callable[..., Any]] = {}
-        self._latest: Optional[Snapshot] = None
+        self._latest: Optional[AllocatorSnapshot] = None
 
     @property
     def ours(self) -> bool:
-        """Whether we have switched it on, and the program has not touched it since."""
+        """Whether we switched it on and the program has not touched it since."""
         return self._ours
 
     def told(self) -> List[str]:
-        """For people: whose recording it is, if not only ours."""
+        """Warnings for the user: what the program itself did with the recording."""
         return list(self._told)
 
     def begin(self, torch: Any, with_stack: bool) -> None:
-        """One more user; switches the history on unless it is on. Raises SourceError."""
+        """Add a user; switches the history on unless it is on already. Raises SourceError."""
         if self._users == 0:
             self._latest = None
             self._told = []
@@ -110,8 +114,8 @@ class History:
         self._ours = True
         self._wrap()
 
-    def snapshot(self) -> Snapshot:
-        """Everything now; the users of one recording share it. Raises SourceError."""
+    def snapshot(self) -> AllocatorSnapshot:
+        """The snapshot, which all users of one recording share. Raises SourceError."""
         if self._latest is None:
             try:
                 self._latest = self._take()
@@ -119,7 +123,7 @@ class History:
                 raise SourceError("MEMORY_SNAPSHOT_FAILED", "torch cannot make a memory snapshot: %s" % exc) from exc
         return self._latest
 
-    def _take(self) -> Snapshot:
+    def _take(self) -> AllocatorSnapshot:
         collecting = gc.isenabled()
         if collecting:
             gc.disable()
@@ -132,10 +136,10 @@ class History:
                 gc.enable()
         traces = value.get("device_traces", [])
         full = [device for device, trace in enumerate(traces) if len(trace) >= MAX_ENTRIES]
-        return Snapshot(value, took_ns, sum(map(len, traces)), full, time.time_ns())
+        return AllocatorSnapshot(value, took_ns, sum(map(len, traces)), full, time.time_ns())
 
     def end(self) -> None:
-        """One user less; after the last one the history is off, if it is ours. Never raises."""
+        """Remove a user; after the last one the history is switched off if it is ours. Never raises."""
         self._users -= 1
         if self._users > 0:
             return
@@ -184,7 +188,7 @@ class History:
 
 
 def _free(value: Dict[str, Any]) -> None:
-    """Let go of a snapshot slice by slice."""
+    """Free a snapshot slice by slice."""
     for items in [value.get("segments", []), *value.get("device_traces", [])]:
         while items:
             del items[-_SLICE:]

@@ -1,21 +1,21 @@
 """CUDA memory snapshots: the pickle that torch.cuda.memory._dump_snapshot writes, as a file beside the trace.
 
-The history of allocations runs from start() on (allocator_history.py); stop() takes the snapshot and pickles it
-straight
-into the arena, with the pickle protocol that PyTorch's memory visualiser reads. Pickling lets the program have the GIL
-every 64 KiB.
+The history of allocations runs from start() on (allocator_history.py). stop() takes the snapshot and pickles it
+straight into the arena, with the pickle protocol of PyTorch's memory visualiser. Pickling releases the GIL every
+64 KiB.
 """
 
 import pickle
 import time
 from typing import Any, Dict, FrozenSet, List
 
+from kineto_agent.protocol.records import FILE_FORMAT
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.memory.allocator_history import MAX_ENTRIES, find_torch, history, usable_torch
 
 ACTIVITY_TYPE = "memory_snapshot"
-PICKLE_PROTOCOL = 4  # of Pythons before 3.14; the visualiser in the browser reads no later one
+PICKLE_PROTOCOL = 4  # default before Python 3.14; the visualiser in the browser reads no later one
 NOTABLE_NS = 50_000_000
 
 
@@ -30,7 +30,7 @@ class MemorySource:
         return [] if find_torch() is None else [ACTIVITY_TYPE]
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """It has nothing to do with torch's profiler."""
+        """No: it does not use torch's profiler."""
         return False
 
     def prepare(self, request: SourceRequest) -> "MemorySession":
@@ -43,7 +43,7 @@ class MemorySource:
 class MemorySession:
     """One recording of allocations and the snapshot at its end."""
 
-    format = "file/1"
+    format = FILE_FORMAT
     yields = False
 
     def __init__(self, torch: Any, with_stack: bool, arena: FileArena) -> None:
@@ -60,11 +60,11 @@ class MemorySession:
         self._begun = True
 
     def counts(self) -> SourceCounts:
-        """Buffers of the file."""
+        """Buffers of the file so far."""
         return self._arena.counts()
 
     def stop(self) -> SourceOutcome:
-        """Take the snapshot. Raises SourceError if torch gives none: then nothing of this source is there."""
+        """Take the snapshot. Raises SourceError if torch returns none; then this source delivers nothing."""
         try:
             snapshot = history.snapshot()
             warnings = history.told()
@@ -79,7 +79,7 @@ class MemorySession:
         self._arena.finish()
         if snapshot.full:
             devices = ", ".join(map(str, snapshot.full))
-            text = "device %s: more than %d allocations and frees in the window; the snapshot has the last ones"
+            text = "device %s: more than %d allocations and frees in the window; the snapshot holds only the last ones"
             warnings.append(text % (devices, MAX_ENTRIES))
         text = "the memory snapshot took %.0f ms, and the program may have waited for it (%d allocations and frees)"
         if snapshot.took_ns >= NOTABLE_NS:
@@ -94,7 +94,7 @@ class MemorySession:
         return SourceOutcome(self.counts(), metadata, warnings, detach_ns=0, cpu_ns=cpu_ns)
 
     def give_way(self) -> None:
-        """Nothing: it runs beside the program's own profiler."""
+        """Do nothing: it runs beside the program's own profiler."""
 
     def close(self) -> None:
         """Free the arena."""

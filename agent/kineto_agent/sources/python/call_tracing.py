@@ -2,19 +2,14 @@
 
 Theory of operation
     The collector (agent/native/python/call_tracer.c) is the profile function of every thread that has none. It writes
-    16
-    bytes for a call and for a return, with the GIL held, straight into the arena: nothing is kept in the process, and
-    everything is there at once when it stops. Torch's own tracer, which did this before, keeps 25 bytes for a call,
-    and takes 1.3 to 1.6 KiB more and 3 us for each when it ends: 1.2 GiB for each second of a small training loop.
+    16 bytes for each call and each return, with the GIL held, straight into the arena: nothing is kept in the process,
+    and everything is available at once when recording stops. Torch's own tracer keeps 25 bytes for a call, and needs
+    1.3 to 1.6 KiB and 3 us more for each call when it ends: 1.2 GiB for each second of a small training loop.
 
-    A thread of ours looks every LOOK_S for threads that have begun, and for those whose profile function is another
-    by now: the program's own goes first. It also is where the agent notices that the daemon does not keep up.
+    A thread of ours looks every LOOK_S for new threads, and for threads whose profile function has changed: the
+    program's own takes precedence. There the agent also notices that the daemon does not keep up.
 
-    In a forked child nobody records: the profile function is taken off its one thread.
-
-Names (SPACE_PYTHON_CALL)
-    "F", file, line and name of a Python function, with line breaks between; "C" and the name of another; "M", class
-    and number of a torch.nn.Module that is called, the number by the order in which those of a class are seen.
+    A forked child does not record: the profile function is removed from its only thread.
 """
 
 import _thread
@@ -23,6 +18,7 @@ import sys
 import time
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional
 
+from kineto_agent.protocol.records import PYTHON_CALLS_FORMAT
 from kineto_agent.sources.interface import (
     PROFILER_OPTIONS,
     SourceCounts,
@@ -35,7 +31,6 @@ from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.threads import Thread, start_thread
 
 NAME = "python_calls"
-FORMAT = "python_calls/1"
 LOOK_S = 0.05
 _BUFFER_BYTES = 256 * 1024
 _STRINGS_BYTES = 8 * 1024 * 1024  # some 80,000 functions
@@ -52,29 +47,29 @@ class PythonCallsSource:
     on_request: FrozenSet[str] = frozenset()
 
     def activity_types(self) -> List[str]:
-        """Nothing by itself: the registry moves python_function here if calls are asked for exactly."""
+        """None by itself: the registry moves python_function here if exact calls are requested."""
         return []
 
     def why_no_calls(self, options: Mapping[str, Any]) -> str:
-        """ "" if it can record them, or why not. Never raises."""
+        """Why it cannot record calls with these options, "" if it can. Never raises."""
         if any(options.get(name) for name in PROFILER_OPTIONS):
             return "torch's profiler, which has to run anyway, records them as well"
         kind = _unknown_build()
         if kind:
-            return _NOT_EXACT % ("this is %s, whose objects begin otherwise" % kind)
+            return _NOT_EXACT % ("this is %s, whose objects are laid out differently" % kind)
         try:
             from kineto_agent.sources.python import tracer_binding  # ctypes: only where it is needed
 
             if not _opened:
                 tracer_binding.load().open()
                 _opened.append(True)
-        except Exception as exc:  # noqa: BLE001 - then it does not
+        except Exception as exc:  # noqa: BLE001 - the reason is returned
             log_exception("Python's calls cannot be recorded")
             return _NOT_EXACT % exc
         return ""
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """It and torch's profiler do not meet; the tracer of Python in that one goes first, thread by thread."""
+        """No: the tracer of Python in torch's profiler takes precedence thread by thread."""
         return False
 
     def prepare(self, request: SourceRequest) -> SourceSession:
@@ -83,7 +78,7 @@ class PythonCallsSource:
 
         native = tracer_binding.load()
         native.open()
-        config = tracer_binding.Config(
+        config = tracer_binding.TracerConfig(
             request.buffer_limit_bytes,
             min(_BUFFER_BYTES, max(request.buffer_limit_bytes // 8, 4096)),
             _STRINGS_BYTES,
@@ -95,7 +90,7 @@ class PythonCallsSource:
 class PythonCallsSession:
     """One recording."""
 
-    format = FORMAT
+    format = PYTHON_CALLS_FORMAT
     yields = False
 
     def __init__(self, native: Any, arena_fd: int) -> None:
@@ -117,21 +112,21 @@ class PythonCallsSession:
             self._worker = start_thread("kineto-calls", lambda: self._look(ready))
         except RuntimeError as exc:
             raise SourceError("NO_THREAD", "cannot start the thread that looks for new threads: %s" % exc) from exc
-        ready.acquire()  # it has had itself left out
+        ready.acquire()  # it has excluded itself
         self._began_ns = time.time_ns()
         _sessions.append(self)
         self._native.start(_module_call())
 
     def counts(self) -> SourceCounts:
-        """A record is a call or a return."""
+        """Records so far; a record is a call or a return."""
         counts = self._native.counts()
         return SourceCounts(counts.records, counts.bytes, counts.dropped)
 
     def give_way(self) -> None:
-        """Nothing to do: a profile function of torch's takes the place of ours, and is left alone."""
+        """Do nothing: a profile function of torch's replaces ours and is left alone."""
 
     def stop(self) -> SourceOutcome:
-        """Take the profile function off; never raises."""
+        """Remove the profile function; never raises."""
         begin_ns = time.thread_time_ns()
         if self._worker is not None:
             self._stopping.release()
@@ -144,7 +139,7 @@ class PythonCallsSession:
         incomplete = ""
         if result.full_ns:
             incomplete = (
-                "calls of Python were recorded for %.1f s only: they came faster than the daemon could take them; ask "
+                "calls of Python were recorded for only %.1f s: they came faster than the daemon could copy them; ask "
                 "for a larger buffer limit" % (max(result.full_ns - self._began_ns, 0) / 1e9)
             )
         return SourceOutcome(
@@ -153,14 +148,17 @@ class PythonCallsSession:
 
     def _warnings(self, result: Any) -> List[str]:
         said = [
-            (result.names_lost, "%d calls of Python have no name: there was no room for more names"),
-            (result.others, "%d threads were not recorded: the program's own profile function or audit hook is there"),
+            (result.names_lost, "%d calls of Python have no name: the table of names was full"),
+            (
+                result.others,
+                "%d threads were not recorded: the program has its own profile function or an audit hook there",
+            ),
         ]
         warnings = [text % number for number, text in said if number]
         if result.elsewhere:
             warnings.append(
-                "calls in sub-interpreters were not recorded: exact calls are those of the main interpreter; leave out "
-                "--with-stack=trace to have stacks of all of them sampled"
+                "calls in sub-interpreters were not recorded: exact calls cover the main interpreter only; leave out "
+                "--with-stack=trace to have the stacks of all interpreters sampled"
             )
         return warnings
 
@@ -185,13 +183,13 @@ class PythonCallsSession:
             _sessions.remove(self)
 
     def after_fork_in_child(self) -> None:
-        """Nobody calls this session here any more."""
+        """Stop recording in a forked child, where nobody uses this session any more."""
         self._native.forked()
         self._forget()
 
 
 def _unknown_build() -> str:
-    """What this Python is, if its objects begin otherwise than those the collector knows; else ""."""
+    """The kind of this Python, if its objects are laid out in a way the collector does not know; else ""."""
     if hasattr(sys, "gettotalrefcount"):
         return "a debug build of Python"
     if "t" in getattr(sys, "abiflags", ""):
@@ -200,7 +198,7 @@ def _unknown_build() -> str:
 
 
 def _prefixes() -> List[str]:
-    """Folders that file names are shown without, as torch does it, the longest first."""
+    """Folders that are left out of file names, as torch does, the longest first."""
     folders = {os.path.abspath(folder) + "/" for folder in list(sys.path) if isinstance(folder, str) and folder}
     return sorted(folders, key=len, reverse=True)[:100]
 
@@ -213,7 +211,7 @@ def _module_call() -> int:
 
 
 _sessions: List[PythonCallsSession] = []
-_opened: List[bool] = []  # once this Python has turned out to be fit
+_opened: List[bool] = []  # not empty once this Python is known to be supported
 
 
 def _after_fork_in_child() -> None:
@@ -221,7 +219,7 @@ def _after_fork_in_child() -> None:
         try:
             session.after_fork_in_child()
         except Exception:  # noqa: BLE001 - never into the program
-            log("the child of a fork cannot take the profile function off")
+            log("the profile function cannot be removed in a forked child")
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

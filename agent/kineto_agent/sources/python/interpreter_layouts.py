@@ -10,13 +10,13 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 COOKIE = b"xdebugpy"
 TABLE_BYTES = 1024  # more than the fields that are needed take up
-FRAME_OBJECTS, FRAMES_BY_CFRAME, FRAMES_BY_THREAD = range(3)  # ks_frames
+FRAME_OBJECTS, FRAMES_BY_CFRAME, FRAMES_BY_THREAD = range(3)  # kc_sampler_frames
 _TEXT_KIND_SHIFT = 2  # interned has 2 bits, then come kind, compact and ascii
-GIL_UNKNOWN, GIL_IN_RUNTIME, GIL_BY_POINTER = range(3)  # ks_gil
+GIL_UNKNOWN, GIL_IN_RUNTIME, GIL_BY_POINTER = range(3)  # kc_sampler_gil
 
 
 class StackLayout(NamedTuple):
-    """The offsets in ks_layout (agent/native/python/stack_sampler.h), in its order. 0: there is none."""
+    """The offsets in kc_sampler_layout (agent/native/python/stack_sampler.h), in its order. 0: there is none."""
 
     frames: int
     gil: int

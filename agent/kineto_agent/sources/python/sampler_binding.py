@@ -1,8 +1,8 @@
 """The stack sampler's C interface (agent/native/python/stack_sampler.h) through ctypes. Imported when it is needed.
 
-The sampler reads the interpreter's structures by a table of offsets. Before anything is read for a user, `checked`
-lets it read things that Python can tell as well: the stack of the asking thread, the parts of a code object, texts of
-every kind. Where they differ, nothing is recorded: a stack is never misread.
+The sampler reads the interpreter's structures by a table of offsets. Before each recording, `checked` compares what it
+reads with what Python says: the stack of the calling thread, the parts of a code object, strings of every kind. If they
+differ, nothing is recorded, so that no stack is misread.
 """
 
 import ctypes
@@ -13,19 +13,19 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
-from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 from kineto_agent.sources.python.interpreter_layouts import FRAME_OBJECTS, GIL_UNKNOWN, TABLE_BYTES, StackLayout, layout
 
 _SYSTEM, _UNREAD, _ORDER = -2, -3, -4
 _UNREADABLE = "STACKS_UNREADABLE"
 _REASONS = {_SYSTEM: "ARENA_FAILED", _UNREAD: _UNREADABLE, _ORDER: "STACKS_BUSY"}
 _DEPTH = 256  # STACK_DEPTH_MOST
-_TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython keeps text
+_TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython stores strings
 _TEXT_BYTES = 64
 
 
-class _Layout(ctypes.Structure):
-    """ks_layout."""
+class _SamplerLayout(ctypes.Structure):
+    """kc_sampler_layout."""
 
     _fields_ = [
         ("runtime", ctypes.c_uint64),
@@ -36,15 +36,15 @@ class _Layout(ctypes.Structure):
 
 
 class _Frame(ctypes.Structure):
-    """ks_frame."""
+    """kc_sampler_frame."""
 
     code: int
     instruction: int
     _fields_ = [("code", ctypes.c_uint64), ("instruction", ctypes.c_int32), ("reserved", ctypes.c_uint32)]
 
 
-class Config(ctypes.Structure):
-    """ks_config."""
+class SamplerConfig(ctypes.Structure):
+    """kc_sampler_config."""
 
     _fields_ = [
         ("buffer_limit_bytes", ctypes.c_uint64),
@@ -61,10 +61,10 @@ _RESULTS = (
 )  # fmt: skip
 
 
-class StopResult(ctypes.Structure):
-    """ks_stop_result."""
+class SamplerResult(ctypes.Structure):
+    """kc_sampler_stop_result."""
 
-    counts: Counts
+    counts: NativeCounts
     cpu_ns: int
     ticks: int
     missed_ticks: int
@@ -76,18 +76,18 @@ class StopResult(ctypes.Structure):
     longest_period_ns: int
     longest_cost_ns: int
     timed_out: int
-    _fields_ = [("counts", Counts), *((name, ctypes.c_uint64) for name in _RESULTS)]
+    _fields_ = [("counts", NativeCounts), *((name, ctypes.c_uint64) for name in _RESULTS)]
 
 
 def _unreadable(what: str) -> SourceError:
-    reason = "the stacks of this Python (%s) cannot be read: %s; nothing is sampled, so that nothing is misread"
+    reason = "the stacks of this Python (%s) cannot be read reliably, so none are sampled: %s"
     return SourceError(_UNREADABLE, reason % (sys.version.split()[0], what))
 
 
 class Sampler(NativeInterface):
     """The one stack sampler of this process. Methods raise SourceError where the C side gives a reason."""
 
-    ABI_FUNCTION = "ks_abi"
+    ABI_FUNCTION = "kc_sampler_abi"
     ABI = 1
     USE = " for stacks"
     REASONS = _REASONS
@@ -97,73 +97,76 @@ class Sampler(NativeInterface):
         # The same library: what is called through this keeps the GIL. So only one thread at a time is inside, and a
         # short call does not wait for the GIL behind it, which took seconds in programs that release it every 1 ms.
         self._with_gil: Any = ctypes.PyDLL(path, handle=self._library._handle)
-        self._with_gil.ks_ticks.restype = ctypes.c_uint64
+        self._with_gil.kc_sampler_ticks.restype = ctypes.c_uint64
 
     def open(self, numbers: StackLayout) -> None:
         """Read memory by this layout from now on."""
-        places = _Layout(_runtime_address(), id(CodeType), id(FrameType), *numbers)
-        self._check(self._with_gil.ks_open(ctypes.byref(places), *self._error.room))
+        places = _SamplerLayout(_runtime_address(), id(CodeType), id(FrameType), *numbers)
+        self._check(self._with_gil.kc_sampler_open(ctypes.byref(places), *self._error.room))
 
     def look(self) -> Tuple[List[Tuple[int, int]], bool]:
-        """The caller's stack from this method on: address of the code, offset of the instruction. Has it the GIL?"""
+        """The caller's stack from this method outwards, and whether the caller is found to hold the GIL.
+
+        A frame is the address of its code and the offset of its instruction.
+        """
         frames = (_Frame * _DEPTH)()
         holds_gil = ctypes.c_uint32()
-        depth = self._check(self._with_gil.ks_look(frames, _DEPTH, ctypes.byref(holds_gil), *self._error.room))
+        depth = self._check(self._with_gil.kc_sampler_look(frames, _DEPTH, ctypes.byref(holds_gil), *self._error.room))
         return [(frame.code, frame.instruction) for frame in frames[:depth]], bool(holds_gil.value)
 
     def read_text(self, text: str) -> str:
-        """What the sampler makes of a text; "" if it cannot read it."""
+        """The string as the sampler reads it; "" if it cannot."""
         room = ctypes.create_string_buffer(_TEXT_BYTES)
-        size = self._with_gil.ks_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
+        size = self._with_gil.kc_sampler_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
         return room.raw[: max(size, 0)].decode("utf-8", "replace")
 
     def runs(self, code: CodeType) -> bool:
         """Whether a thread of any interpreter is inside this code."""
-        return bool(self._with_gil.ks_runs(ctypes.c_uint64(id(code))) > 0)
+        return bool(self._with_gil.kc_sampler_runs(ctypes.c_uint64(id(code))) > 0)
 
     def runs_file(self, file: str) -> bool:
         """Whether a thread of any interpreter is inside code of this file."""
-        return bool(self._with_gil.ks_runs_file(file.encode("utf-8", "replace")) > 0)
+        return bool(self._with_gil.kc_sampler_runs_file(file.encode("utf-8", "replace")) > 0)
 
-    def prepare(self, config: Config) -> int:
-        """Make the arena; gives its file descriptor, which stays the sampler's."""
-        return self._check(self._library.ks_prepare(ctypes.byref(config), *self._error.room))
+    def prepare(self, config: SamplerConfig) -> int:
+        """Make the arena and return its file descriptor, which the sampler keeps."""
+        return self._check(self._library.kc_sampler_prepare(ctypes.byref(config), *self._error.room))
 
     def start(self) -> None:
         """Start the sampler's thread."""
-        self._check(self._with_gil.ks_start(*self._error.room))
+        self._check(self._with_gil.kc_sampler_start(*self._error.room))
 
     def name(self, tid: int, name: str) -> None:
-        """What the program calls a thread."""
+        """Set the program's own name of a thread."""
         text = name.encode("utf-8", "replace")[:256]
-        self._with_gil.ks_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
+        self._with_gil.kc_sampler_name(ctypes.c_uint32(tid), text, ctypes.c_uint32(len(text)))
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        counts = Counts()
-        self._with_gil.ks_counts(ctypes.byref(counts))
+        counts = NativeCounts()
+        self._with_gil.kc_sampler_counts(ctypes.byref(counts))
         return counts
 
     def ticks(self) -> int:
-        """How often all threads have been looked at in this recording."""
-        return int(self._with_gil.ks_ticks())
+        """How often all threads have been sampled in this recording."""
+        return int(self._with_gil.kc_sampler_ticks())
 
-    def stop(self, limit_ms: int) -> StopResult:
+    def stop(self, limit_ms: int) -> SamplerResult:
         """Zeros when nothing was recorded."""
-        result = StopResult()
-        self._library.ks_stop(ctypes.c_uint32(limit_ms), ctypes.byref(result))
+        result = SamplerResult()
+        self._library.kc_sampler_stop(ctypes.c_uint32(limit_ms), ctypes.byref(result))
         return result
 
     def close(self) -> None:
         """Free the arena."""
-        self._library.ks_close()
+        self._library.kc_sampler_close()
 
 
 _loaded: Dict[str, Sampler] = {}
 
 
 def checked() -> Sampler:
-    """The process's sampler, which has just shown that it reads this interpreter rightly. Raises SourceError."""
+    """The process's sampler, just verified to read this interpreter correctly. Raises SourceError."""
     if "sampler" not in _loaded:
         _loaded["sampler"] = Sampler(collector_library.path())
         collector_library.loaded()
@@ -179,13 +182,13 @@ def checked() -> Sampler:
     wrong = next(_differences(sampler, numbers, frames), None)
     if wrong is not None:
         raise _unreadable(wrong)
-    if not holds_gil:  # who has the GIL is left out then, all else stands
+    if not holds_gil:  # then the GIL's holder is not recorded; everything else is
         sampler.open(numbers._replace(gil=GIL_UNKNOWN))
     return sampler
 
 
 def _pointer_bits() -> int:
-    """Of a pointer."""
+    """Width of a pointer in bits."""
     return 8 * ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -200,7 +203,7 @@ def _runtime_address() -> int:
 
 
 def _pythons() -> Iterator[Any]:
-    """Who may export it: the program and what is linked to it, else a libpython that was loaded for itself."""
+    """Libraries that may export it: the program with its dependencies, then any libpython loaded separately."""
     yield ctypes.pythonapi
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
         paths = {line.rstrip("\n").split(None, 5)[-1] for line in lines if "libpython" in line}
@@ -212,7 +215,7 @@ def _pythons() -> Iterator[Any]:
 
 
 def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int, int]]) -> Iterator[str]:
-    """What the sampler reads otherwise than Python says, for people. frames: look(), called by the caller."""
+    """Differences between what the sampler reads and what Python says. frames: from look(), called by the caller."""
     found = iter(frames)
     frame: Optional[FrameType] = sys._getframe(1)
     exact = False  # the two innermost frames have gone on since the look
@@ -228,7 +231,7 @@ def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int,
     yield from _code_differences(numbers, sys._getframe(1).f_code)
     for text in _TEXTS:
         if sampler.read_text(text) != text:
-            yield "text is kept in another way"
+            yield "strings are stored in another way"
 
 
 def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:

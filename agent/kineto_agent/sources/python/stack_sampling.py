@@ -15,6 +15,7 @@ Theory of operation
 import sys
 from typing import Any, Dict, FrozenSet, List
 
+from kineto_agent.protocol.records import PYTHON_STACKS_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.python.interpreter_layouts import known
 from kineto_agent.system.threads import program_threads
@@ -31,7 +32,7 @@ _TOLD_TORN = 0.01  # of all looks
 
 
 def sampling_rate(options: Dict[str, Any]) -> int:
-    """The rate wanted by wire.Start.options, in Hz. Raises SourceError."""
+    """The sampling rate that wire.Start.options ask for, in Hz. Raises SourceError."""
     hz = options.get("stack_sample_hz") or DEFAULT_HZ
     if not isinstance(hz, int) or not 1 <= hz <= MAX_HZ:
         reason = "stack_sample_hz is %r: it must be a whole number from 1 to %d" % (hz, MAX_HZ)
@@ -64,14 +65,16 @@ class PythonStacksSource:
             reason = "stacks cannot be sampled: this Python has no ctypes (%s)" % exc
             raise SourceError("STACKS_UNREADABLE", reason) from exc
         sampler = sampler_binding.checked()
-        config = sampler_binding.Config(request.buffer_limit_bytes, BUFFER_BYTES, _STRINGS_BYTES, hz, MAX_LOAD_PPM)
+        config = sampler_binding.SamplerConfig(
+            request.buffer_limit_bytes, BUFFER_BYTES, _STRINGS_BYTES, hz, MAX_LOAD_PPM
+        )
         return PythonStacksSession(hz, sampler, sampler.prepare(config))
 
 
 class PythonStacksSession:
     """One recording."""
 
-    format = "python_stacks/2"
+    format = PYTHON_STACKS_FORMAT
     yields = False
 
     def __init__(self, hz: int, sampler: Any, arena_fd: int) -> None:
@@ -109,14 +112,14 @@ class PythonStacksSession:
         return SourceOutcome(counts, metadata, self._warnings(result), detach_ns=0, cpu_ns=result.cpu_ns)
 
     def give_way(self) -> None:
-        """The program's own profiler may run beside it."""
+        """Do nothing: the program's own profiler may run beside it."""
 
     def close(self) -> None:
         """Free the arena."""
         self._sampler.close()
 
     def _name_threads(self) -> None:
-        """Tell the program's own names; the sampler knows the kernel's."""
+        """Pass on the program's own thread names; the sampler knows those of the kernel."""
         for thread in program_threads():
             tid = thread.native_id
             if tid is not None and self._named.get(tid) != thread.name:
@@ -124,21 +127,21 @@ class PythonStacksSession:
                 self._sampler.name(tid, thread.name)
 
     def _warnings(self, result: Any) -> List[str]:
-        """For people."""
+        """Warnings for the user."""
         warnings = []
         if result.timed_out:
             warnings.append(
-                "the stack sampler did not end in %.0f s: its last samples are lost" % (_STOP_LIMIT_MS / 1e3)
+                "the stack sampler did not end within %.0f s: its last samples are lost" % (_STOP_LIMIT_MS / 1e3)
             )
         if result.longest_period_ns > _S // self._hz:
-            text = "stacks were sampled at down to %.0f Hz instead of %d Hz: one sample of all threads took %.2f ms"
+            text = "the sampling rate of stacks dropped from %d Hz to %.0f Hz: one sample of all threads took %.2f ms"
             lowest = _S / result.longest_period_ns
-            warnings.append(text % (lowest, self._hz, result.longest_cost_ns / 1e6))
+            warnings.append(text % (self._hz, lowest, result.longest_cost_ns / 1e6))
         if result.unnamed_samples:
             warnings.append("%d samples were dropped: the table of stacks is full" % result.unnamed_samples)
         looks = result.counts.records + result.torn_samples
         if result.torn_samples > looks * _TOLD_TORN:
-            text = "%d of %d looks at stacks are left out: the threads changed them meanwhile"
+            text = "%d of %d stack samples were left out: the stacks changed while they were read"
             warnings.append(text % (result.torn_samples, looks))
         if result.threads_left_out:
             warnings.append("%d threads were left out of the stacks: there were too many" % result.threads_left_out)

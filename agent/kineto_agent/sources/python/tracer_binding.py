@@ -7,14 +7,14 @@ import ctypes
 from typing import Any, Dict
 
 from kineto_agent.sources import collector_library
-from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 
 _PYTHON, _SYSTEM, _ORDER = -1, -2, -4
 _REASONS = {_PYTHON: "PYTHON_CALLS_UNAVAILABLE", _SYSTEM: "ARENA_FAILED", _ORDER: "PYTHON_CALLS_BUSY"}
 
 
-class Config(ctypes.Structure):
-    """kp_config."""
+class TracerConfig(ctypes.Structure):
+    """kc_tracer_config."""
 
     _fields_ = [
         ("buffer_limit_bytes", ctypes.c_uint64),
@@ -24,17 +24,17 @@ class Config(ctypes.Structure):
     ]
 
 
-class Result(ctypes.Structure):
-    """kp_result."""
+class TracerResult(ctypes.Structure):
+    """kc_tracer_result."""
 
-    counts: Counts
+    counts: NativeCounts
     threads: int
     others: int
     names_lost: int
     elsewhere: int
     full_ns: int
     _fields_ = [
-        ("counts", Counts),
+        ("counts", NativeCounts),
         ("threads", ctypes.c_uint64),
         ("others", ctypes.c_uint64),
         ("names_lost", ctypes.c_uint64),
@@ -43,10 +43,10 @@ class Result(ctypes.Structure):
     ]
 
 
-class PythonCalls(NativeInterface):
+class CallTracer(NativeInterface):
     """The one recorder of this process. Methods raise SourceError where the C side gives a reason."""
 
-    ABI_FUNCTION = "kp_abi"
+    ABI_FUNCTION = "kc_tracer_abi"
     ABI = 2
     USE = " for calls of Python"
     REASONS = _REASONS
@@ -57,51 +57,51 @@ class PythonCalls(NativeInterface):
 
     def open(self) -> None:
         """Find the interpreter's functions."""
-        self._check(self._library.kp_open(*self._error.room))
+        self._check(self._library.kc_tracer_open(*self._error.room))
 
-    def prepare(self, config: Config) -> int:
+    def prepare(self, config: TracerConfig) -> int:
         """Make the arena; gives its file descriptor, which stays the recorder's."""
-        return self._check(self._library.kp_prepare(ctypes.byref(config), *self._error.room))
+        return self._check(self._library.kc_tracer_prepare(ctypes.byref(config), *self._error.room))
 
     def leave_out(self) -> None:
         """The calling thread is not recorded."""
-        self._with_gil.kp_leave_out()
+        self._with_gil.kc_tracer_leave_out()
 
     def start(self, module_call: int) -> None:
         """Set the profile function. module_call: address of the code of torch.nn.Module.__call__, or 0."""
-        self._check(self._with_gil.kp_start(ctypes.c_void_p(module_call), *self._error.room))
+        self._check(self._with_gil.kc_tracer_start(ctypes.c_void_p(module_call), *self._error.room))
 
     def look(self) -> None:
         """Set it on new threads."""
-        self._with_gil.kp_look()
+        self._with_gil.kc_tracer_look()
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        counts = Counts()
-        self._library.kp_counts(ctypes.byref(counts))
+        counts = NativeCounts()
+        self._library.kc_tracer_counts(ctypes.byref(counts))
         return counts
 
-    def stop(self) -> Result:
+    def stop(self) -> TracerResult:
         """Zeros when nothing was recorded."""
-        result = Result()
-        self._with_gil.kp_stop(ctypes.byref(result))
+        result = TracerResult()
+        self._with_gil.kc_tracer_stop(ctypes.byref(result))
         return result
 
     def close(self) -> None:
         """Free the arena."""
-        self._library.kp_close()
+        self._library.kc_tracer_close()
 
     def forked(self) -> None:
         """In a forked child: its thread has no profile function of ours any more."""
-        self._with_gil.kp_forked()
+        self._with_gil.kc_tracer_forked()
 
 
-_loaded: Dict[str, PythonCalls] = {}
+_loaded: Dict[str, CallTracer] = {}
 
 
-def load() -> PythonCalls:
+def load() -> CallTracer:
     """The process's recorder, loaded at the first call. Raises SourceError."""
     if "calls" not in _loaded:
-        _loaded["calls"] = PythonCalls(collector_library.path())
+        _loaded["calls"] = CallTracer(collector_library.path())
         collector_library.loaded()
     return _loaded["calls"]

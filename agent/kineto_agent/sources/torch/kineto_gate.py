@@ -1,4 +1,4 @@
-"""Keeps Kineto off CUPTI while a session of ours begins or ends, for operators alone: kineto_gate.c has why."""
+"""Keeps Kineto off CUPTI while one of our sessions, for operators alone, begins or ends. kineto_gate.c says why."""
 
 import contextlib
 import ctypes
@@ -12,15 +12,15 @@ from kineto_agent.sources.native_interface import ErrorText
 from kineto_agent.system.debuglog import log
 
 LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
-_NOTHING = 1  # KG_NOTHING
+_NOTHING = 1  # KC_GATE_NOTHING
 
 
 @contextlib.contextmanager
 def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: str = LIBRARY) -> Iterator[None]:
-    """What this thread makes the library ask of CUPTI inside the block is not asked. Without CUPTI it does nothing.
+    """Inside the block, calls to CUPTI that the library makes on this thread do nothing. Without CUPTI: no effect.
 
-    Raises SourceError if that is required and cannot be had: TORCH_PROFILER_UNAVAILABLE, since it might harm the
-    program's own torch.profiler.
+    Raises SourceError (TORCH_PROFILER_UNAVAILABLE) if this is required but impossible, since the program's own
+    torch.profiler might be harmed.
     """
     found = mapped_files("libcupti.so", maps)
     if not found:
@@ -37,7 +37,7 @@ def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: s
         yield
     finally:
         if collector is not None:
-            log("Kineto was kept off CUPTI: %d calls", collector.kg_down())
+            log("Kineto was kept off CUPTI: %d calls", collector.kc_gate_down())
 
 
 def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
@@ -45,8 +45,8 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
     error = ErrorText()
     try:
         collector = ctypes.CDLL(collector_library.path())
-        collector.kg_down.restype = ctypes.c_uint64
-        code = collector.kg_up(os.fsencode(library), os.fsencode(cupti), *error.room)
+        collector.kc_gate_down.restype = ctypes.c_uint64
+        code = collector.kc_gate_up(os.fsencode(library), os.fsencode(cupti), *error.room)
     except (OSError, AttributeError) as exc:
         raise _unavailable(str(exc)) from exc
     if code == _NOTHING:
@@ -60,6 +60,6 @@ def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
 def _unavailable(why: str) -> SourceError:
     return SourceError(
         "TORCH_PROFILER_UNAVAILABLE",
-        "torch's profiler would have CUPTI record every CUDA call, which cannot be kept from it here (%s): "
-        "trace without what needs it" % why,
+        "torch's profiler would have CUPTI record every CUDA call, which cannot be prevented here (%s): "
+        "trace without the options that need it" % why,
     )

@@ -1,4 +1,4 @@
-"""Kineto's first start in a process, on our thread, without a word on the program's standard error.
+"""Kineto's first start in a process, on our thread, without any output on the program's standard error.
 
 Theory of operation
     Torch starts Kineto when its profiler is prepared for the first time: libkineto_init, then the log level. On
@@ -11,8 +11,8 @@ Theory of operation
     once more, from this thread (before Kineto has a profiler, that only notes the thread), then Kineto is
     initialised as torch does it. Torch finds it so and only makes quiet use of it (libtorch_symbols.py).
 
-    Where the object does not look as we know it, or a function is missing, nothing is touched and the recording is
-    refused: it would print.
+    If the object is not laid out as we know it, or a function is missing, nothing is touched and the recording is
+    refused, because it would print.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _OTHER_DEVICES = {"CUDA", "XPU", "MTIA"}
 
 
 def start_quietly(maps: str = "/proc/self/maps") -> None:
-    """Kineto is initialised afterwards; nothing happens if it was. Call it under torch_symbols.quiet().
+    """Initialise Kineto unless that has been done. Call it under libtorch_symbols.quiet().
 
     Raises SourceError if it is not initialised and cannot be without printing: TORCH_PROFILER_UNAVAILABLE.
     """
@@ -57,7 +57,7 @@ def start_quietly(maps: str = "/proc/self/maps") -> None:
         raise SourceError(
             "TORCH_PROFILER_UNAVAILABLE",
             "torch's profiler was never used in this process, and torch %s would print to the program's standard "
-            "error when it starts from outside (%s: %s): trace without what needs it"
+            "error when it is started from outside (%s: %s): trace without the options that need it"
             % (libtorch_symbols.version_text() or "of unknown version", type(exc).__name__, exc),
         ) from exc
     if client:
@@ -73,14 +73,14 @@ def _function(library: ctypes.CDLL, name: str) -> Any:
 
 
 def _cpu_only() -> bool:
-    """As torch tells it to Kineto: no other device is there, nor a backend outside torch."""
+    """What torch tells Kineto: whether there is neither another device nor a backend outside torch."""
     torch_c: Any = sys.modules["torch._C"]
     supported = {activity.name for activity in sys.modules["torch._C._autograd"]._supported_activities()}
     return not supported & _OTHER_DEVICES and torch_c._get_privateuse1_backend_name() == "privateuseone"
 
 
 def _is_in_library(address: int, maps: str) -> bool:
-    """Whether the address lies in what is mapped of libtorch_cpu."""
+    """Whether the address lies in a mapping of libtorch_cpu."""
     with open(maps, encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             if line.rstrip("\n").endswith("/" + LIBRARY):

@@ -1,4 +1,4 @@
-"""Whether the Kineto in this process's torch warms up or records, whoever has asked it to.
+"""Whether the Kineto in this process's torch is warming up or recording, whoever asked it to.
 
 Theory of operation
     libtorch_cpu exports libkineto::api() and ActivityProfilerProxy::isActive(); the profiler is the second word of
@@ -29,7 +29,7 @@ class _Functions:
     """Kineto's functions in the loaded libtorch_cpu. Raises OSError and AttributeError."""
 
     def __init__(self, path: str) -> None:
-        import ctypes  # some programs live without it
+        import ctypes  # some programs do without it
 
         library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         self._api = getattr(library, _API)
@@ -40,7 +40,7 @@ class _Functions:
         self._vtable = ctypes.addressof(ctypes.c_byte.in_dll(library, _VTABLE))
 
     def active(self) -> bool:
-        """Raises OSError."""
+        """Whether Kineto warms up or records. Raises OSError."""
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
             profiler = word(memory, self._api() + PROFILER)
@@ -56,7 +56,7 @@ class _Functions:
 
 
 def word(memory: int, address: int) -> int:
-    """What lies there. memory: /proc/self/mem, open. Raises OSError."""
+    """The word at this address. memory: /proc/self/mem, open. Raises OSError."""
     data = os.pread(memory, _WORD.size, address)
     if len(data) != _WORD.size:
         raise OSError("address %#x cannot be read" % address)
@@ -67,7 +67,7 @@ _functions: List[Optional[_Functions]] = []  # once torch is there: what was fou
 
 
 def active() -> Optional[bool]:
-    """None: it cannot be told. False also where there is no torch. Never raises."""
+    """Whether Kineto is active; False without torch, None if that cannot be determined. Never raises."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return False

@@ -50,12 +50,12 @@ class _String(ctypes.Structure):
 
 
 def version_text() -> str:
-    """Of the loaded torch; "" without one."""
+    """Version of the loaded torch; "" without one."""
     return str(getattr(sys.modules.get("torch"), "__version__", ""))
 
 
 def version() -> Tuple[int, int]:
-    """Of the loaded torch; (0, 0) without one, or if it cannot be read."""
+    """Major and minor version of the loaded torch; (0, 0) without one, or if it cannot be parsed."""
     found = re.match(r"(\d+)\.(\d+)", version_text())
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
@@ -68,7 +68,7 @@ def library() -> ctypes.CDLL:
 
 
 class ProfilerFunctions:
-    """The functions. Each call returns without the GIL having been held. Raises OSError and AttributeError."""
+    """The functions. No call holds the GIL. Raises OSError and AttributeError."""
 
     def __init__(self) -> None:
         found = library()
@@ -86,7 +86,7 @@ class ProfilerFunctions:
         self._delete.argtypes = (ctypes.c_void_p,)
 
     def disable(self) -> int:
-        """End the session that is on; gives the address of its result (0: none). A session must be on."""
+        """End the running session and return the address of its result (0: none). A session must be running."""
         result = ctypes.c_void_p()
         self._disable(ctypes.byref(result))
         return result.value or 0
@@ -96,7 +96,7 @@ class ProfilerFunctions:
         self._save(result, ctypes.byref(_String.of(os.fsencode(path))))
 
     def free(self, result: int) -> None:
-        """The result ends."""
+        """Destroy the result."""
         self._destroy(result)
         self._delete(result)
 
@@ -124,7 +124,7 @@ def load() -> Optional[ProfilerFunctions]:
 
 
 class _LogLevel:
-    """A log level that is kept up as long as anybody wants it so."""
+    """A log level that is kept raised as long as anybody needs that."""
 
     def __init__(self, name: str, silent: int) -> None:
         self._name = name
@@ -157,20 +157,20 @@ class _LogLevel:
                 level.value = before
 
     def after_fork_in_child(self) -> None:
-        """Whoever wanted it so, or held the lock, is not here."""
+        """In a forked child: the threads that raised it or held the lock do not exist."""
         self._lock = _thread.allocate_lock()
         self._wanted = 0
         self._put_back()
 
 
 quiet_kineto = _LogLevel("_ZN9libkineto6Logger14severityLevel_E", 6)  # above all; its "USDT" is above its errors
-_quiet_c10 = _LogLevel("FLAGS_caffe2_log_level", 2)  # errors: others of the program may have some to tell
+_quiet_c10 = _LogLevel("FLAGS_caffe2_log_level", 2)  # errors still show: the program may cause some
 for _level in (quiet_kineto, _quiet_c10):
     os.register_at_fork(after_in_child=_level.after_fork_in_child)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Kineto and torch write nothing but c10's errors to the program's standard error meanwhile. Any thread."""
+    """Inside the block, Kineto and torch write nothing but c10's errors to standard error. Any thread."""
     with quiet_kineto, _quiet_c10:
         yield

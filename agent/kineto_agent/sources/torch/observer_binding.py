@@ -1,6 +1,6 @@
 """The observer's C interface (agent/native/torch/observer.h) through ctypes. Imported when a capture is prepared.
 
-Every call releases the GIL. The mirror of the C structures is checked by `ko_abi` when the library is loaded.
+Every call releases the GIL. The mirror of the C structures is checked by `kc_observer_abi` when the library is loaded.
 """
 
 import ctypes
@@ -8,7 +8,7 @@ import os
 from typing import Dict, NamedTuple, Optional, Tuple
 
 from kineto_agent.sources import collector_library
-from kineto_agent.sources.native_interface import Counts, NativeInterface
+from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 from kineto_agent.sources.torch.object_layouts import TorchLayout
 
 _DESCRIPTION_BYTES = 512
@@ -22,14 +22,14 @@ _REASONS = {
 _NUMBERS = tuple(field for field in TorchLayout._fields if field != "dtype_names")
 
 
-class Layout(ctypes.Structure):
-    """ko_layout: the numbers of a TorchLayout, in its order."""
+class ObserverLayout(ctypes.Structure):
+    """kc_observer_layout: the numbers of a TorchLayout, in its order."""
 
     _fields_ = [(name, ctypes.c_uint32) for name in _NUMBERS]
 
 
-class Config(ctypes.Structure):
-    """ko_config."""
+class ObserverConfig(ctypes.Structure):
+    """kc_observer_config."""
 
     _fields_ = [
         ("buffer_limit_bytes", ctypes.c_uint64),
@@ -41,10 +41,10 @@ class Config(ctypes.Structure):
     ]
 
 
-class StopResult(ctypes.Structure):
-    """ko_stop_result."""
+class ObserverResult(ctypes.Structure):
+    """kc_observer_stop_result."""
 
-    counts: Counts
+    counts: NativeCounts
     names_lost: int
     inputs_lost: int
     ended_elsewhere: int
@@ -54,7 +54,7 @@ class StopResult(ctypes.Structure):
     threads: int
     stuck: int
     _fields_ = [
-        ("counts", Counts),
+        ("counts", NativeCounts),
         ("names_lost", ctypes.c_uint64),
         ("inputs_lost", ctypes.c_uint64),
         ("ended_elsewhere", ctypes.c_uint64),
@@ -69,24 +69,24 @@ class StopResult(ctypes.Structure):
 class Described(NamedTuple):
     """A tensor as the observer sees it."""
 
-    entry: bytes  # in the form of sources/torch/operators.py
+    entry: bytes  # in the form of SPACE_OP_INPUTS
     storage_data: int  # address
 
 
 class Observer(NativeInterface):
     """The one observer of this process. Methods raise SourceError where the C side gives a reason."""
 
-    ABI_FUNCTION = "ko_abi"
+    ABI_FUNCTION = "kc_observer_abi"
     ABI = 2
     USE = " for operators"
     REASONS = _REASONS
 
     def open(self, path: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
-        """Find torch's functions in libtorch_cpu; gives the layout that it keeps to, None if it is none of these."""
+        """Find torch's functions in libtorch_cpu. Returns the layout that fits, or None if none of these does."""
         fits = ctypes.c_uint32()
         for layout in (*layouts, None):
-            numbers = None if layout is None else ctypes.byref(Layout(*layout[: len(_NUMBERS)]))
-            code = self._library.ko_open(os.fsencode(path), numbers, ctypes.byref(fits), *self._error.room)
+            numbers = None if layout is None else ctypes.byref(ObserverLayout(*layout[: len(_NUMBERS)]))
+            code = self._library.kc_observer_open(os.fsencode(path), numbers, ctypes.byref(fits), *self._error.room)
             self._check(code)
             if fits.value:
                 break
@@ -96,32 +96,34 @@ class Observer(NativeInterface):
         """What the observer would record of the TensorImpl at `address`; nothing without a layout."""
         entry = ctypes.create_string_buffer(_DESCRIPTION_BYTES)
         data = ctypes.c_uint64()
-        size = self._library.ko_describe_tensor(ctypes.c_void_p(address), entry, _DESCRIPTION_BYTES, ctypes.byref(data))
+        size = self._library.kc_observer_describe_tensor(
+            ctypes.c_void_p(address), entry, _DESCRIPTION_BYTES, ctypes.byref(data)
+        )
         return Described(entry.raw[: max(size, 0)], data.value)
 
-    def prepare(self, config: Config) -> int:
-        """Make the arena; gives its file descriptor, which stays the observer's."""
-        return self._check(self._library.ko_prepare(ctypes.byref(config), *self._error.room))
+    def prepare(self, config: ObserverConfig) -> int:
+        """Make the arena and return its file descriptor, which the observer keeps."""
+        return self._check(self._library.kc_observer_prepare(ctypes.byref(config), *self._error.room))
 
     def start(self) -> None:
         """Register the callbacks."""
-        self._check(self._library.ko_start(*self._error.room))
+        self._check(self._library.kc_observer_start(*self._error.room))
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        counts = Counts()
-        self._library.ko_counts(ctypes.byref(counts))
+        counts = NativeCounts()
+        self._library.kc_observer_counts(ctypes.byref(counts))
         return counts
 
-    def stop(self, limit_ms: int) -> StopResult:
+    def stop(self, limit_ms: int) -> ObserverResult:
         """Zeros when nothing was recorded."""
-        result = StopResult()
-        self._library.ko_stop(limit_ms, ctypes.byref(result))
+        result = ObserverResult()
+        self._library.kc_observer_stop(limit_ms, ctypes.byref(result))
         return result
 
     def close(self) -> None:
         """Free the arena, unless a thread is still inside."""
-        self._library.ko_close()
+        self._library.kc_observer_close()
 
 
 _loaded: Dict[str, Observer] = {}

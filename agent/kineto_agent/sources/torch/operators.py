@@ -1,48 +1,15 @@
 """PyTorch's operators and annotations, of all threads.
 
 Theory of operation
-    Two ways. The observer (agent/native/torch/observer.c) registers RecordFunction callbacks of our own, in C: it
-    conflicts with nothing, needs no GIL, and everything it saw is there at once when it stops. Torch's own profiler
-    (sources/torch/torch_profiler.py) serves what the observer cannot: exact Python stacks, modules, FLOPs, shapes
-    where the
-    layout of this torch's objects is not known, and any torch that lacks the functions which the observer needs.
-    `way` decides; metadata["way"] tells people.
+    There are two ways. The observer (agent/native/torch/observer.c) registers our own RecordFunction callbacks in C: it
+    conflicts with nothing, needs no GIL, and everything it saw is available at once when it stops. Torch's own profiler
+    (sources/torch/torch_profiler.py) serves what the observer cannot: exact Python stacks, modules, FLOPs, shapes where
+    the layout of this torch's objects is not known, and any torch without the functions that the observer needs. `way`
+    decides; metadata["way"] tells the user.
 
     The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
     sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before
     shapes are recorded for the first time.
-
-Inputs (SPACE_OP_INPUTS)
-    One entry describes the inputs of an op. Little-endian, packed, no padding. An op whose inputs were not recorded or
-    whose entry did not get into the string table has no number (0).
-
-        entry        u8 n, u8 flags, n inputs                  flags 1: there were more inputs
-        input        u8 kind, then by kind
-            0 other        -                                   strings, devices, complex numbers, symbols, objects
-            1 tensor       tensor
-            2 tensor list  u8 n, u8 flags, n tensors           flags 1: there were more elements
-            3 int          i64
-            4 double       f64
-            5 bool         u8
-            6 scalar list  u8 n, u8 flags, n times input       kinds 3, 4 and 5 only; also any empty list
-            7 none         -
-        tensor       u8 dtype, u8 d, u8 flags, i64 sizes[d], i64 strides[d]
-            dtype          index into metadata["dtypes"], names as Kineto writes them; 255: an undefined tensor
-            flags          1: the sizes are not the tensor's own (nested, symbolic, defined in Python): d is 0
-                           2: likewise the strides (sparse): there are none in the entry
-                           4: it has more dimensions than the 16 in here
-
-    At most 32 inputs, 32 tensors or 30 scalars of a list, 4 KiB in all. OP_TENSORS records count the tensors of the
-    entry in its order, those in lists too, without undefined ones; 64 at most.
-
-    One entry describes the collective that an op "record_param_comms" stands for, from torch::ParamCommsDebugInfo; an
-    OP_COMMS record, which is written before that of the op, has its number.
-
-        entry        i32 rank in the group, i32 size of the group, i32 first global rank, i32 stride of global ranks,
-                     i64 elements in, i64 elements out, i8 at::ScalarType, then text name, text process group,
-                     text description of it, and numbers split sizes in, numbers split sizes out, numbers global ranks
-        text         u8 n, n bytes                             at most 200
-        numbers      u32 n, i64 values                         of more than 30 the first 29 and the last
 """
 
 import os
@@ -51,6 +18,7 @@ import struct
 import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
 
+from kineto_agent.protocol.records import TORCH_OPS_FORMAT
 from kineto_agent.sources.interface import (
     PROFILER_OPTIONS,
     SourceCounts,
@@ -63,11 +31,10 @@ from kineto_agent.system import mappings
 from kineto_agent.system.debuglog import log, log_exception
 
 NAME = "torch_ops"
-FORMAT = "torch_ops/1"
 ACTIVITY_TYPES = ("cpu_op", "user_annotation")
 _STOP_LIMIT_MS = 1000
 _PAGE_BYTES = 4096
-_MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: threads beyond number, each with a buffer of its own, must fit
+_MOST_BUFFER_BYTES = 64 * 1024  # 1024 records: any number of threads must fit, each with its own buffer
 _LEAST_BUFFERS, _MANY_BUFFERS = 64, 8192
 _PREFAULT_BYTES = 16 * 1024 * 1024  # 0.25 s of 1 M ops/s, until the daemon gives buffers back
 _STRINGS_BYTES = 1024 * 1024  # some 10,000 names
@@ -87,7 +54,7 @@ class Way(NamedTuple):
 
 
 def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False) -> Way:
-    """The way for these options (wire.Start.options) where the observer works. calls: Python's are asked of us too."""
+    """The way for these options (wire.Start.options) where the observer works. calls: Python's calls, too."""
     for name in PROFILER_OPTIONS:
         if options.get(name):
             return Way("%s needs it" % name, False)
@@ -100,7 +67,7 @@ def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool =
 
 
 def calls_of(request: SourceRequest) -> bool:
-    """Whether Python's calls are asked of this source: only where sources/python/call_tracing.py cannot."""
+    """Whether this source must record Python's calls: only where sources/python/call_tracing.py cannot."""
     return "python_function" in request.activity_types
 
 
@@ -111,13 +78,13 @@ def release_of(version: str) -> Tuple[int, int]:
 
 
 def torch_version() -> str:
-    """Of the torch in this process; "": there is none, or it is still being imported."""
+    """Version of the torch in this process; "" if there is none or it is still being imported."""
     torch = sys.modules.get("torch")
     return str(getattr(torch, "__version__", "")) if hasattr(torch, "_C") else ""
 
 
 def library_path() -> str:
-    """Where this process has libtorch_cpu from; "": it has none."""
+    """Path of the libtorch_cpu that this process has mapped, or ""."""
     if "path" not in _mapped:
         for line in mappings.read().split(b"\n"):
             if line.endswith(_LIBRARY):
@@ -137,7 +104,7 @@ class TorchOpsSource:
         return list(ACTIVITY_TYPES) if torch_version() and library_path() else []
 
     def would_yield(self, request: SourceRequest) -> bool:
-        """torch's profiler does, the observer does not. One that turned out not to work here is remembered."""
+        """Only torch's profiler would. An observer that did not work here before is not tried again."""
         from kineto_agent.sources.torch.object_layouts import LAYOUTS
 
         version = torch_version()
@@ -175,7 +142,7 @@ class TorchOpsSource:
         chosen = way(request.options, version, known, calls_of(request))
         if chosen.profiler:
             raise _NeedsProfiler(chosen.profiler)
-        config = observer_binding.Config(
+        config = observer_binding.ObserverConfig(
             buffer_limit_bytes=request.buffer_limit_bytes,
             buffer_bytes=buffer_bytes(request.buffer_limit_bytes),
             strings_bytes=min(_INPUTS_STRINGS_BYTES if chosen.inputs else _STRINGS_BYTES, request.buffer_limit_bytes),
@@ -197,7 +164,7 @@ class _NeedsProfiler(Exception):
 
 
 def buffer_bytes(limit_bytes: int) -> int:
-    """The size of one buffer: a fair number of them in a small arena, not too many in a large one."""
+    """The size of one buffer, so that a small arena has enough of them and a large one not too many."""
     wanted = min(limit_bytes // _LEAST_BUFFERS, _MOST_BUFFER_BYTES)
     pages = max(wanted, limit_bytes // _MANY_BUFFERS, _PAGE_BYTES) // _PAGE_BYTES
     return pages * _PAGE_BYTES
@@ -230,7 +197,7 @@ def _look_at_tensors(observer: Any, torch: Any) -> bool:
 class TorchOpsSession:
     """One recording by the observer."""
 
-    format = FORMAT
+    format = TORCH_OPS_FORMAT
     yields = False
 
     def __init__(

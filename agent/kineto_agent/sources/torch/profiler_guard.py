@@ -4,14 +4,14 @@ Theory of operation
     CUPTI and torch's profiler state serve one user per process. The program's own profiler comes first: a recording
     that needs either does not begin while that one warms up or records, and ends before it begins.
 
-    Two things tell about it. Kineto's isActive() (kineto_state.py) knows every session of any origin, but nothing in
-    advance. So torch.autograd.profiler.profile, behind torch.profiler and the older profilers alike, has two of its
+    There are two sources of information. Kineto's isActive() (kineto_state.py) knows every session of any origin, but
+    not in advance. So torch.autograd.profiler.profile, behind torch.profiler and all older profilers, has two of its
     methods wrapped for the length of a capture: _prepare_trace, with which a session begins to warm up, and __exit__,
     with which it ends. In the former, on the program's thread, the recording gives way before torch's method runs.
 
     One lock decides who was first: the wrapper marks its profile and lets the recording give way under the lock, the
     recording looks at the marks and starts under the lock. It is free while torch's own methods run; until the
-    session's end the mark stands for them. The same thread may take it again: a signal's handler may start a profiler.
+    session's end the mark stands for them. It is reentrant: a signal handler may start a profiler.
     A session that was beginning while the methods were wrapped has no mark; its thread is inside torch's method.
 
     A program may import torch only later: until then look() is called now and then. The class is there long before
@@ -39,7 +39,7 @@ _PREPARE, _EXIT = "_prepare_trace", "__exit__"
 
 
 class UserProfiler(enum.Enum):
-    """What the program's own torch.profiler does; the values are for people."""
+    """What the program's own torch.profiler does; the values are for messages."""
 
     IDLE = "is idle"
     WARMING_UP = "is warming up"
@@ -53,11 +53,11 @@ class UserProfiler(enum.Enum):
 
 
 def _nothing() -> None:
-    """Nobody needs to know."""
+    """Do nothing."""
 
 
 class ProfilerGuard:
-    """Between install() and remove(): knows what the program's own torch.profiler does, and hears of it in advance.
+    """Between install() and remove(): knows what the program's own torch.profiler does, and is told in advance.
 
     before: called on the program's thread, under `lock`, each time before a session of it begins.
     after: called on the program's thread after a session has ended.
@@ -76,7 +76,7 @@ class ProfilerGuard:
     # ------------------------------------------------------------ the agent's thread
 
     def install(self) -> None:
-        """Wrap the methods, if torch is there. Harmless to repeat."""
+        """Wrap the methods if torch is imported. May be repeated."""
         self._on = True
         self.look()
 
@@ -86,12 +86,12 @@ class ProfilerGuard:
         return self._on and not self._wrapped
 
     def look(self) -> None:
-        """Wrap the methods if torch is there now. Between install() and remove()."""
+        """Wrap the methods if torch has been imported by now. Call it between install() and remove()."""
         if self.waits_for_torch:
             self._wrap()
 
     def remove(self) -> None:
-        """Put the methods back. Harmless to repeat."""
+        """Restore the methods. May be repeated."""
         self._on = False
         for name, theirs, ours in self._wrapped:
             if self._class.__dict__.get(name) is ours:
@@ -101,11 +101,11 @@ class ProfilerGuard:
 
     @property
     def on(self) -> bool:
-        """Between install() and remove(), and not in a forked child."""
+        """Whether it is between install() and remove(), and not in a forked child."""
         return self._on and self._pid == os.getpid()
 
     def state(self, kineto_is_ours: bool = False, started: bool = False) -> UserProfiler:
-        """What it does.
+        """What the program's own torch.profiler does now.
 
         kineto_is_ours: a session of our own makes Kineto active now, so only the marks count. started: the recording
         runs, so every session that began since has a mark, and stacks (which the sampler is looking at) are left alone.
@@ -179,7 +179,7 @@ class ProfilerGuard:
 
 
 def _runs(code: Any) -> bool:
-    """Whether any thread is inside this code. False where stacks cannot be read: what Kineto says must do then.
+    """Whether any thread is inside this code. False if stacks cannot be read; then Kineto's answer has to suffice.
 
     Not by sys._current_frames(): it looks at the threads of all interpreters, and crashes in CPython 3.12 and 3.13 if
     one of them has a GIL of its own.
@@ -196,5 +196,5 @@ def _runs(code: Any) -> bool:
 
 
 def _enabled() -> bool:
-    """What torch's own flag says: false while a profiler only warms up."""
+    """torch's own flag: false while a profiler only warms up."""
     return bool(getattr(sys.modules.get(_MODULE), "_is_profiler_enabled", False))

@@ -5,16 +5,16 @@ Theory of operation
     different threads. Up to torch 2.13 a session that ends while threads are inside ops may meet memory that is gone:
     so collection is switched off first, and some time passes.
 
-    The GIL is what a program feels. Ending, saving and freeing take microseconds per event, and torch's own Python
-    functions hold the GIL for all of it; libtorch_symbols.py has functions that do not. Which of the two is used is
-    decided once for a recorder.
+    What a program notices is the GIL. Ending, saving and freeing take microseconds per event, and torch's own Python
+    functions hold the GIL all the time; libtorch_symbols.py has functions that do not. A recorder decides once which
+    of the two to use.
 
     Kineto writes NAME.tmp and renames it. So a session's file lies in a private folder until it is open; from then on
     it has no name. Folders left by processes that were killed in between are removed when the next one is made.
 
 Rules
-    At most one session of ours is on. Nobody may end the process or fork while it is on without us: a session that is
-    on when C++'s static objects are destroyed crashes the process, and a child would go on recording for ever.
+    At most one of our sessions is running. The process must not end or fork meanwhile without our handlers: a session
+    that runs when C++'s static objects are destroyed crashes the process, and a child would go on recording for ever.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class Recorder:
             raise SourceError("TORCH_PROFILER_UNAVAILABLE", reason % (number, exc)) from exc
 
     def begin(self) -> None:
-        """A session is on afterwards. Raises SourceError."""
+        """Begin a session. Raises SourceError."""
         try:
             with kineto_gate.kept_off():
                 with libtorch_symbols.quiet():
@@ -91,12 +91,10 @@ class Recorder:
                     self._autograd._prepare_profiler(self._config, self._activities)
                     self._autograd._enable_profiler(self._config, self._activities, self._scopes)
         except RuntimeError as exc:
-            raise SourceError(
-                "TORCH_PROFILER_FAILED", "torch's profiler does not start: %s" % _first_line(exc)
-            ) from exc
+            raise SourceError("TORCH_PROFILER_FAILED", "torch's profiler did not start: %s" % _first_line(exc)) from exc
         self.on = True
         if kineto_state.active() is not True:
-            self._functions = None  # it could not be asked before the end either
+            self._functions = None  # it could not be asked before the end, either
 
     @property
     def keeps_the_gil(self) -> bool:
@@ -104,13 +102,13 @@ class Recorder:
         return self._functions is None
 
     def stop_collecting(self) -> None:
-        """Nothing more is recorded; the session is still on."""
+        """Stop recording; the session goes on."""
         if libtorch_symbols.version() <= NEEDS_TOGGLE:
             with libtorch_symbols.quiet():
                 self._autograd._toggle_collection_dynamic(False, self._activities)
 
     def end(self) -> int:
-        """End the session and keep its result; gives how long it took in ns, 0 if none is on. Raises SourceError."""
+        """End the session, keep its result and return how long that took in ns; 0: no session. Raises SourceError."""
         if not self.on:
             return 0
         self.on = False
@@ -122,7 +120,7 @@ class Recorder:
                 result = self._end()
             took_ns = time.monotonic_ns() - begin_ns
         except RuntimeError as exc:
-            reason = "torch's profiler does not end its session, what it had recorded is lost: %s" % _first_line(exc)
+            reason = "torch's profiler did not end its session, and what it had recorded is lost: %s" % _first_line(exc)
             raise SourceError("TORCH_PROFILER_FAILED", reason) from exc
         if not result:
             raise SourceError("TORCH_PROFILER_FAILED", "torch's profiler gave no result")
@@ -138,11 +136,11 @@ class Recorder:
 
     @property
     def pending(self) -> int:
-        """Ended sessions that were not yet written."""
+        """Number of ended sessions that have not been written yet."""
         return len(self._results)
 
     def write_oldest(self, file: "PrivateFile") -> Times:
-        """The oldest ended session as JSON; its result is freed. Raises SourceError."""
+        """Write the oldest ended session as JSON and free its result. Raises SourceError."""
         result, end_ns = self._results.pop(0)
         begin_ns = time.monotonic_ns()
         try:
@@ -170,7 +168,7 @@ class Recorder:
             self._functions.free(result)
 
     def forget_in_child(self) -> None:
-        """In a forked child: it does not go on recording into memory that nobody reads. Never raises."""
+        """In a forked child: stop recording into memory that nobody reads. Never raises."""
         was_on, self.on, self._results = self.on, False, []
         if was_on:
             with contextlib.suppress(Exception):
@@ -178,7 +176,7 @@ class Recorder:
 
 
 class PrivateFile:
-    """A name that only we can write to, and what was written there. Raises OSError."""
+    """A file that only we can write, first by its name, then open without one. Raises OSError."""
 
     def __init__(self) -> None:
         parent = tempfile.gettempdir()
@@ -197,12 +195,12 @@ class PrivateFile:
             raise
 
     def take(self) -> None:
-        """Open what was written; it has no name any more. Raises OSError."""
+        """Open what was written and remove its name. Raises OSError."""
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._remove_folder()
 
     def close(self) -> None:
-        """Nothing is left. Harmless to repeat."""
+        """Close and remove everything. May be repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -217,7 +215,7 @@ class PrivateFile:
 
 
 def _remove_left_folders(parent: str) -> None:
-    """Of processes that were killed: nobody holds their lock. (A process id says nothing across containers.)"""
+    """Remove folders of killed processes, whose lock nobody holds. (Process ids mean nothing across containers.)"""
     for path in glob.glob(os.path.join(glob.escape(parent), _FOLDER + "*")):
         with contextlib.suppress(OSError):
             folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)

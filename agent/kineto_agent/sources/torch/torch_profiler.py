@@ -1,11 +1,11 @@
 """PyTorch's operators through torch's own profiler: for what the observer (observer_binding.py) cannot give.
 
 Theory of operation
-    profiler_recorder.py has the sessions of torch's profiler. Where they end without the GIL, one session is the whole
-    recording: what the program feels is the recording itself and a pause of some milliseconds at its end. Where they
-    do not, a thread of ours cuts the recording into pieces so short that no stop keeps the GIL for more than
-    MAX_STALL_NS: it begins with FIRST_PIECE_S and aims at half the limit. Between two pieces ops are missing, and the
-    outcome says how much time that was.
+    profiler_recorder.py manages the sessions of torch's profiler. If they end without the GIL, one session is the whole
+    recording: the program notices the recording itself and a pause of some milliseconds at its end. If they do not, a
+    thread of ours cuts the recording into pieces so short that no stop holds the GIL for more than MAX_STALL_NS: it
+    begins with FIRST_PIECE_S and aims at half the limit. Between two pieces ops are missing, and the outcome says how
+    much time that was.
 
     Torch keeps all events in the process, some 0.25 KB each, and takes 2 KB more for each when the session ends. Its
     number of events cannot be asked for, but the process's growth can: before the end would make that MOST_GROWTH
@@ -31,6 +31,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Set
 
+from kineto_agent.protocol.records import TORCH_PROFILER_FORMAT
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.torch import kineto_state, libtorch_symbols
@@ -38,7 +39,6 @@ from kineto_agent.sources.torch.profiler_recorder import Flags, PrivateFile, Rec
 from kineto_agent.system.debuglog import log_exception
 from kineto_agent.system.threads import Thread, start_thread
 
-FORMAT = "kineto_json/1"
 DOCUMENT = b"\x1e"
 FIRST_PIECE_S = 0.02
 SHORTEST_PIECE_S = 0.005
@@ -53,7 +53,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def flags(options: Dict[str, Any], calls: bool = False) -> Flags:
-    """What to ask of torch. Modules are seen by its tracer of Python calls; FLOPs are computed from shapes."""
+    """The flags for torch. Its tracer of Python calls sees the modules; FLOPs are computed from shapes."""
     modules = bool(options.get("with_modules"))
     flops = bool(options.get("with_flops"))
     return Flags(
@@ -85,14 +85,14 @@ def prepare(request: SourceRequest, why: str) -> "TorchProfilerSession":
 
 
 class PieceLength:
-    """How long the next piece should be, so that its end keeps the GIL for half of what is allowed."""
+    """The length of the next piece, chosen so that its end holds the GIL for half of what is allowed."""
 
     def __init__(self) -> None:
         self.seconds = FIRST_PIECE_S
         self.longest_stall_ns = 0
 
     def ended(self, stall_ns: int) -> None:
-        """The piece kept the GIL for so long at a time."""
+        """Say how long at a time the piece held the GIL."""
         self.longest_stall_ns = max(self.longest_stall_ns, stall_ns)
         factor = min(max(MAX_STALL_NS / 2 / max(stall_ns, 1), 0.1), 2.0)
         self.seconds = min(max(self.seconds * factor, SHORTEST_PIECE_S), LONGEST_PIECE_S)
@@ -101,7 +101,7 @@ class PieceLength:
 class TorchProfilerSession:
     """One recording."""
 
-    format = FORMAT
+    format = TORCH_PROFILER_FORMAT
     yields = True
 
     def __init__(
@@ -137,7 +137,7 @@ class TorchProfilerSession:
         """Begin to record. Raises SourceError."""
         with self._lock:
             if kineto_state.active():
-                raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began in this moment")
+                raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler has just begun")
             atexit.register(self._at_exit)
             _sessions.add(self)
             self._recorder.begin()
@@ -148,7 +148,7 @@ class TorchProfilerSession:
             raise SourceError("NO_THREAD", "cannot start the thread that watches torch's profiler: %s" % exc) from exc
 
     def counts(self) -> SourceCounts:
-        """A record is a buffer of JSON text."""
+        """Records so far; a record is a buffer of JSON text."""
         return self._arena.counts()
 
     def give_way(self) -> None:
@@ -173,7 +173,7 @@ class TorchProfilerSession:
             self._warn("the last events are not published: %s" % exc)
         if self._arena.lost_bytes:
             self._warn(
-                "%d MiB of torch's events did not get to the daemon in time and are missing"
+                "%d MiB of torch's events did not reach the daemon in time and are missing"
                 % (self._arena.lost_bytes // _MIB + 1)
             )
         self._leave()
@@ -199,7 +199,7 @@ class TorchProfilerSession:
         if self._recorder.keeps_the_gil or not self._missing_ns:
             return ""
         return (
-            "torch's profiler recorded in %d pieces, so that the process did not grow by more than it may: %.2f s are "
+            "torch's profiler recorded in %d pieces, to limit the memory that the process needs: %.2f s are "
             "missing; ask for a shorter capture or a larger buffer limit" % (len(self._times), self._missing_ns / 1e9)
         )
 
@@ -209,7 +209,7 @@ class TorchProfilerSession:
             way += " (in %d pieces: %s)" % (len(self._times), self._why_pieces)
             if self._missing_ns:
                 self._warnings.append(
-                    "torch's profiler was ended and begun again %d times, so as not to stop the program for long: ops "
+                    "torch's profiler was restarted %d times, so as not to stop the program for long: ops "
                     "of %.2f s in between are missing" % (max(len(self._times) - 1, 0), self._missing_ns / 1e9)
                 )
         return {
@@ -242,7 +242,7 @@ class TorchProfilerSession:
                 self._write_piece()
 
     def _write_piece(self) -> int:
-        """Returns the longest time in ns for which torch was at it."""
+        """Write one piece. Returns the longest time in ns that torch took for a step."""
         file: Optional[PrivateFile] = None
         try:
             file = PrivateFile()
@@ -329,7 +329,7 @@ class TorchProfilerSession:
     # ------------------------------------------------------------ the end of the process, and its children
 
     def _at_exit(self) -> None:
-        """On the program's main thread. A stop() that is under way is waited for."""
+        """Runs on the program's main thread. Waits for a stop() in progress."""
         if self._pid != os.getpid():
             return
         try:
@@ -347,13 +347,13 @@ class TorchProfilerSession:
         _sessions.discard(self)
 
     def after_fork_in_child(self) -> None:
-        """Nobody calls this session here any more."""
+        """Stop recording in a forked child, where nobody uses this session any more."""
         self._recorder.forget_in_child()
         self._leave()
 
 
 def _give_memory_back() -> None:
-    """What malloc keeps of an ended session would hide how much the next one takes. It leaves the GIL meanwhile."""
+    """Return malloc's free memory: what it keeps of an ended session would hide how much the next one takes."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):
@@ -361,7 +361,7 @@ def _give_memory_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where /proc does not say."""
+    """Resident memory of this process; 0 where /proc does not say."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * _PAGE_BYTES

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from kineto_agent.protocol.arena import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
+from kineto_agent.protocol.records import CUPTI_FORMAT, SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
 
 from kineto_trace.arrays import codec
 from kineto_trace.arrays.codec import ColumnPlan, Interner, KindPlan
@@ -29,7 +29,7 @@ from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
 from kineto_trace.model.trace import GPU_TABLES, NO_PRIORITY, SCHEMAS, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
-FORMAT = "cupti/1"
+FORMAT = CUPTI_FORMAT
 MIN_RECORD_BYTES = 8  # a smaller record could not be told from its neighbours
 
 

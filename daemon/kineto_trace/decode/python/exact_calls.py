@@ -16,14 +16,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kineto_agent.protocol.arena import CALL_CUT, CALL_FIRST, CALL_UNKNOWN, PYTHON_CALL, SPACE_PYTHON_CALL
+from kineto_agent.protocol.records import (
+    CALL_CUT,
+    CALL_FIRST,
+    CALL_UNKNOWN,
+    PYTHON_CALL_FIELDS,
+    PYTHON_CALLS_FORMAT,
+    SPACE_PYTHON_CALL,
+)
 
+from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
-FORMAT = "python_calls/1"
-RECORD = np.dtype([("time", "<i8"), ("thread", "<u4"), ("name", "<u4")])
-assert RECORD.itemsize == PYTHON_CALL.size
+FORMAT = PYTHON_CALLS_FORMAT
+RECORD = record_dtype(PYTHON_CALL_FIELDS)
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -48,13 +55,7 @@ class _Names:
 
 def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> ExactCalls:
     """Decodes all buffers of a source; names go into `strings`. window_end_ns: 0 if unknown."""
-    size = PYTHON_CALL.size
-    parts = [
-        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], RECORD)
-        for chunk in source.chunks
-    ]
-    cut = sum(1 for chunk in source.chunks if chunk.size % size)
-    records = np.concatenate(parts) if parts else np.empty(0, RECORD)
+    records, cut = fixed_records(source, RECORD)
     names = _names(source, strings, int(records["name"].max(initial=0)))
     end_ns = max(window_end_ns, int(records["time"].max(initial=0)))
     return ExactCalls(table=_table(records, names, end_ns), undecoded=cut)

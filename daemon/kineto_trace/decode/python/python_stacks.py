@@ -10,32 +10,40 @@ Theory of operation
     say is believed: numbers that refer to nothing, cut values and impossible lines are left out or count as unknown.
 """
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_agent.protocol.records import (
+    PYTHON_CODE,
+    PYTHON_STACKS_1_FORMAT,
+    PYTHON_STACKS_FORMAT,
+    SPACE_PYTHON_CODE,
+    SPACE_STACK_NODE,
+    SPACE_THREAD_NAME,
+    STACK_HOLDS_GIL,
+    STACK_NODE,
+    STACK_NODE_1,
+    STACK_SAMPLE_1_FIELDS,
+    STACK_SAMPLE_FIELDS,
+    STACK_STATE_MASK,
+)
 
+from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.python.line_tables import LineTable, line_table
 from kineto_trace.decode.python.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
 from kineto_trace.model.line_counts import MAX_LINE, STATES
 from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.spool.raw_records import RawSource
 
-FORMAT_1, FORMAT = "python_stacks/1", "python_stacks/2"
+FORMAT_1, FORMAT = PYTHON_STACKS_1_FORMAT, PYTHON_STACKS_FORMAT
 FORMATS = (FORMAT_1, FORMAT)
 DEFAULT_HZ = 100
 MAX_THREADS = 4096  # of which the use is told: those with the most CPU time
-_NODE_1 = struct.Struct("<II")  # parent node, code number
-_NODE = struct.Struct("<IIi")  # parent node, code number, offset of the instruction in bytes; -1: unknown
-_CODE = struct.Struct("<IBII")  # first line, kind of line table, bytes of the file's name, bytes of the function's name
-_SAMPLE_1 = np.dtype([("time", "<i8"), ("thread", "<u4"), ("node", "<u4"), ("line", "<u4"), ("reserved", "<u4")])
-_SAMPLE = np.dtype([("time", "<i8"), ("thread", "<u4"), ("node", "<u4"), ("state", "<u4"), ("cpu_us", "<u4")])
+_SAMPLE_1, _SAMPLE = record_dtype(STACK_SAMPLE_1_FIELDS), record_dtype(STACK_SAMPLE_FIELDS)
 _MAX_TIME_NS = 1 << 62
-_STATE_MASK, _HAS_GIL = 0xFF, 0x100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +64,7 @@ def decode(source: RawSource, strings: StringTable, window_start_ns: int, window
     hz = source.metadata.get("hz")
     period = 1_000_000_000 // (hz if isinstance(hz, int) and hz > 0 else DEFAULT_HZ)
     old = source.format == FORMAT_1
-    records, cut = _records(source, _SAMPLE_1 if old else _SAMPLE)
+    records, cut = fixed_records(source, _SAMPLE_1 if old else _SAMPLE)
     total = len(records)
     records = records[(records["time"] >= 0) & (records["time"] < _MAX_TIME_NS)]
     sane = len(records)
@@ -81,17 +89,6 @@ def decode(source: RawSource, strings: StringTable, window_start_ns: int, window
     )
 
 
-def _records(source: RawSource, layout: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
-    """All samples, and the number of cut ones."""
-    size = STACK_SAMPLE.size
-    parts = [
-        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], layout)
-        for chunk in source.chunks
-    ]
-    cut = sum(1 for chunk in source.chunks if chunk.size % size)
-    return (np.concatenate(parts) if parts else np.empty(0, layout)), cut
-
-
 def _samples_1(records: npt.NDArray[Any], nodes: Ints) -> Samples:
     line = np.where(records["line"] <= MAX_LINE, records["line"], 0).astype(np.int64)
     unknown = np.zeros(len(records), np.int64)
@@ -99,7 +96,7 @@ def _samples_1(records: npt.NDArray[Any], nodes: Ints) -> Samples:
 
 
 def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
-    state = (records["state"] & _STATE_MASK).astype(np.int64)
+    state = (records["state"] & STACK_STATE_MASK).astype(np.int64)
     state[state >= len(STATES)] = 0
     return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, trie.line[nodes], state)
 
@@ -118,7 +115,7 @@ def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, i
         "samples": count(np.ones(len(place))),
         "python": count(samples.node > 0),
         **{name: count(samples.state == number) for number, name in enumerate(STATES) if name},
-        "has_gil": count((records["state"] & _HAS_GIL) != 0),
+        "has_gil": count((records["state"] & STACK_HOLDS_GIL) != 0),
         "cpu_ns": count(records["cpu_us"].astype(np.float64) * 1000),
     }
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -154,7 +151,7 @@ def _trie(source: RawSource, strings: StringTable) -> Trie:
         code = _code_1(raw, strings) if old else _code(raw, strings)
         if code is not None:
             codes[number] = code
-    layout = _NODE_1 if old else _NODE
+    layout = STACK_NODE_1 if old else STACK_NODE
     keys, lines = [], [0]
     frames = [0]  # for each node its frame: function below the caller's frame, whatever the lines
     parents, depths, names = [0], [-1], [0]  # of frames
@@ -190,14 +187,14 @@ def _code_1(raw: bytes, strings: StringTable) -> _Code:
 
 
 def _code(raw: bytes, strings: StringTable) -> _Code | None:
-    if len(raw) < _CODE.size:
+    if len(raw) < PYTHON_CODE.size:
         return None
-    first_line, kind, file_bytes, name_bytes = _CODE.unpack_from(raw)
-    name_at = _CODE.size + file_bytes
+    first_line, kind, file_bytes, name_bytes = PYTHON_CODE.unpack_from(raw)
+    name_at = PYTHON_CODE.size + file_bytes
     table_at = name_at + name_bytes
     if table_at > len(raw):
         return None
-    file, function = raw[_CODE.size : name_at], raw[name_at:table_at]
+    file, function = raw[PYTHON_CODE.size : name_at], raw[name_at:table_at]
     name = _function_name(file, b"%d" % first_line, function, strings)
     return _Code(name, first_line if first_line <= MAX_LINE else 0, kind, raw[table_at:])
 

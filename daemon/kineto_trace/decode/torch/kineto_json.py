@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from kineto_agent.protocol.arena import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
+from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER, TORCH_PROFILER_FORMAT
 
 from kineto_trace.decode.torch.kineto_python_calls import PythonCalls
 from kineto_trace.decode.torch.kineto_text import Damage, Document, Row, documents, thread_ids
@@ -36,7 +36,7 @@ from kineto_trace.decode.torch.op_flops import add_flops
 from kineto_trace.model.trace import NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
-FORMAT = "kineto_json/1"
+FORMAT = TORCH_PROFILER_FORMAT
 _OWN_COLUMN = re.compile(
     rb'(?:"(?:External id|Ev Idx|Sequence number|Fwd thread id)": ?-?\d+|"Record function id": ?0(?!\d)'
     rb'|"finished": ?(?:true|false)),? ?'

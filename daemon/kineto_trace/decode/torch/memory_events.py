@@ -11,33 +11,25 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kineto_agent.protocol.arena import (
+from kineto_agent.protocol.records import (
     MEMORY_ALLOCATED,
-    MEMORY_EVENT,
+    MEMORY_EVENT_FIELDS,
+    MEMORY_EVENTS_FORMAT,
     MEMORY_FREED,
     MEMORY_OUT_OF_MEMORY,
     MEMORY_RELEASED,
     MEMORY_RESERVED,
 )
 
+from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
-FORMAT = "memory_events/1"
+FORMAT = MEMORY_EVENTS_FORMAT
 NAME, OUT_OF_MEMORY_NAME = "[memory]", "[OutOfMemory]"
 CUDA = 1  # c10::DeviceType
 UNKNOWN = -1
-_EVENT = np.dtype(
-    [
-        ("time", "<i8"),
-        ("address", "<u8"),
-        ("bytes", "<u8"),
-        ("stream", "<u8"),
-        ("device", "<i4"),
-        ("action", "<u4"),
-    ]
-)
-assert _EVENT.itemsize == MEMORY_EVENT.size
+_EVENT = record_dtype(MEMORY_EVENT_FIELDS)
 
 Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
@@ -53,13 +45,7 @@ class MemoryEvents:
 
 def decode(source: RawSource, strings: StringTable) -> MemoryEvents:
     """The rows of all records; names go into `strings`."""
-    size = MEMORY_EVENT.size
-    parts = [
-        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], _EVENT)
-        for chunk in source.chunks
-    ]
-    events = np.concatenate(parts) if parts else np.empty(0, _EVENT)
-    cut = sum(1 for chunk in source.chunks if chunk.size % size)
+    events, cut = fixed_records(source, _EVENT)
     known = (events["action"] >= MEMORY_ALLOCATED) & (events["action"] <= MEMORY_OUT_OF_MEMORY)
     known &= events["bytes"] < 1 << 62
     kept = events[known]

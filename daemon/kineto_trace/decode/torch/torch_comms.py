@@ -1,7 +1,6 @@
 """What an operator says about its collective: from the agent's binary form to Kineto's JSON arguments.
 
-An entry is in the form that kineto_agent/sources/torch/operators.py defines; the names are those of PyTorch's
-saveNcclMeta.
+kineto_agent/protocol/records.py gives the form of an entry; the names are those of PyTorch's saveNcclMeta.
 """
 
 import json
@@ -9,10 +8,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from kineto_agent.protocol.records import COMMS_NUMBERS
+
 from kineto_trace.decode.torch.torch_inputs import UnreadableInputs
 
 SHOWN = 30  # of a list of numbers, as PyTorch's profiler shows
-_NUMBERS = struct.Struct("<iiiiqqb")
 _TYPES = {  # C++'s names and at::ScalarType's
     "unsigned char": "Byte",
     "signed char": "Char",
@@ -76,7 +76,7 @@ class _Reader:
         self._at = 0
 
     def numbers(self) -> tuple[int, ...]:
-        return _NUMBERS.unpack(self._take(_NUMBERS.size))
+        return COMMS_NUMBERS.unpack(self._take(COMMS_NUMBERS.size))
 
     def text(self) -> str:
         return self._take(self._take(1)[0]).decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 
 Theory of operation
     An entry describes the inputs of one call: their types, sizes, strides and values, in the form that
-    kineto_agent/sources/torch/operators.py defines. Equal calls share one entry, so that a training run has a few
+    kineto_agent/protocol/records.py defines. Equal calls share one entry, so that a training run has a few
     thousand of them, whatever the number of its ops: they are read one by one.
 
     The text is what PyTorch's profiler would have written for the same call: names of types as C++ gives them,
@@ -15,9 +15,20 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-OTHER, TENSOR, TENSOR_LIST, INT, DOUBLE, BOOL, SCALAR_LIST, NONE = range(8)
-CUT = 1  # flag of an entry or a list: there was more than is described
-NO_SIZES, NO_STRIDES = 1, 2  # flags of a tensor: it has none that can be read
+from kineto_agent.protocol.records import (
+    INPUT_BOOL,
+    INPUT_DOUBLE,
+    INPUT_INT,
+    INPUT_NONE,
+    INPUT_OTHER,
+    INPUT_SCALAR_LIST,
+    INPUT_TENSOR,
+    INPUT_TENSOR_LIST,
+    INPUTS_CUT,
+    TENSOR_NO_SIZES,
+    TENSOR_NO_STRIDES,
+)
+
 LIST_SHOWN = 30  # longer lists are shown as empty ones, as PyTorch's profiler does
 
 
@@ -80,40 +91,40 @@ class _Reader:
 
     def _input(self) -> Input:
         (kind,) = self._take("<B")
-        if kind in (OTHER, NONE):
+        if kind in (INPUT_OTHER, INPUT_NONE):
             return NOTHING
-        if kind == TENSOR:
+        if kind == INPUT_TENSOR:
             return self._tensor()
-        if kind == TENSOR_LIST:
+        if kind == INPUT_TENSOR_LIST:
             return self._tensor_list()
-        if kind == SCALAR_LIST:
+        if kind == INPUT_SCALAR_LIST:
             return self._scalar_list()
         return Input([], [], "Scalar", self._scalar(kind))
 
     def _tensor(self) -> Input:
         dtype, dims, flags = self._take("<BBB")
         sizes = list(self._take(f"<{dims}q"))
-        strides = [] if flags & (NO_STRIDES | NO_SIZES) else list(self._take(f"<{dims}q"))
+        strides = [] if flags & (TENSOR_NO_STRIDES | TENSOR_NO_SIZES) else list(self._take(f"<{dims}q"))
         return Input(sizes, strides, self._dtypes[dtype] if dtype < len(self._dtypes) else "", "")
 
     def _tensor_list(self) -> Input:
         count, flags = self._take("<BB")
         tensors = [self._tensor() for _ in range(count)]
-        if flags & CUT or count > LIST_SHOWN:
+        if flags & INPUTS_CUT or count > LIST_SHOWN:
             return Input([], [], "TensorList", "")
         return Input([each.dims for each in tensors], [each.strides for each in tensors], "TensorList", "")
 
     def _scalar_list(self) -> Input:
         count, flags = self._take("<BB")
         values = [self._scalar(self._take("<B")[0]) for _ in range(count)]
-        return NOTHING if flags & CUT else Input([], [], "ScalarList", f"[{', '.join(values)}]")
+        return NOTHING if flags & INPUTS_CUT else Input([], [], "ScalarList", f"[{', '.join(values)}]")
 
     def _scalar(self, kind: int) -> str:
-        if kind == INT:
+        if kind == INPUT_INT:
             return str(self._take("<q")[0])
-        if kind == DOUBLE:
+        if kind == INPUT_DOUBLE:
             return _printed(self._take("<d")[0])
-        if kind == BOOL:
+        if kind == INPUT_BOOL:
             return "True" if self._take("<B")[0] else "False"
         raise UnreadableInputs(f"an input of kind {kind}")
 

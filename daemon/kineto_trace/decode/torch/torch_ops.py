@@ -16,69 +16,33 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kineto_agent.protocol.arena import (
+from kineto_agent.protocol.records import (
     KIND_OP,
     KIND_OP_COMMS,
     KIND_OP_TENSORS,
-    OP,
+    OP_COMMS_FIELDS,
+    OP_FIELDS,
+    OP_TENSORS_FIELDS,
     OP_UNFINISHED,
     SCOPE_USER,
     SPACE_OP_COMMS,
     SPACE_OP_INPUTS,
     SPACE_OP_NAME,
     SPACE_TORCH_THREAD,
+    TENSORS_PER_RECORD,
+    TORCH_OPS_FORMAT,
 )
 
 from kineto_trace.arrays.codec import Interner
+from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.torch.torch_comms import comms_text
 from kineto_trace.decode.torch.torch_inputs import UnreadableInputs, inputs_text
 from kineto_trace.model.trace import NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
-FORMAT = "torch_ops/1"
-RECORD = np.dtype(
-    [
-        ("start", "<i8"),
-        ("end", "<i8"),
-        ("name", "<u8"),
-        ("sequence", "<i8"),
-        ("forward_thread", "<u8"),
-        ("inputs", "<u8"),
-        ("thread", "<u4"),
-        ("number", "<u4"),
-        ("kind", "u1"),
-        ("scope", "u1"),
-        ("flags", "u1"),
-        ("reserved", "u1"),
-        ("reserved_2", "<u4"),
-    ]
-)
-TENSORS_PER_RECORD = 3
-_TENSORS = np.dtype(
-    [
-        ("tensors", "<u8", (TENSORS_PER_RECORD, 2)),  # impl, storage
-        ("thread", "<u4"),
-        ("number", "<u4"),
-        ("kind", "u1"),
-        ("count", "u1"),
-        ("position", "u1"),
-        ("reserved", "u1"),
-        ("reserved_2", "<u4"),
-    ]
-)
-_COMMS = np.dtype(
-    [
-        ("text", "<u8"),
-        ("sequence", "<i8"),
-        ("reserved", "<u8", (4,)),
-        ("thread", "<u4"),
-        ("number", "<u4"),
-        ("kind", "u1"),
-        ("transfer", "u1"),
-        ("reserved_2", "u1", (6,)),
-    ]
-)
-assert RECORD.itemsize == _TENSORS.itemsize == _COMMS.itemsize == OP.size
+FORMAT = TORCH_OPS_FORMAT
+RECORD = record_dtype(OP_FIELDS)
+_TENSORS, _COMMS = record_dtype(OP_TENSORS_FIELDS), record_dtype(OP_COMMS_FIELDS)
 
 Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
@@ -96,7 +60,7 @@ class TorchOps:
 
 def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> TorchOps:
     """Decodes all buffers of a source; names and inputs go into `strings`. window_end_ns: 0 if unknown."""
-    records, cut = _records(source)
+    records, cut = fixed_records(source, RECORD)
     kind = records["kind"]
     is_op = kind == KIND_OP
     ops = records if is_op.all() else records[is_op]
@@ -121,17 +85,6 @@ def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> Torch
             del tables[unwanted]
     unknown = int(np.count_nonzero(kind > KIND_OP_COMMS))
     return TorchOps(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
-
-
-def _records(source: RawSource) -> tuple[AnyArray, int]:
-    """All records, and the number of cut ones."""
-    size = OP.size
-    parts = [
-        np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], RECORD)
-        for chunk in source.chunks
-    ]
-    cut = sum(1 for chunk in source.chunks if chunk.size % size)
-    return (np.concatenate(parts) if parts else np.empty(0, RECORD)), cut
 
 
 def _by_start(start: Ints) -> Ints:
@@ -255,8 +208,8 @@ def _tensor_table(tensors: AnyArray, index: _Index) -> tuple[Table, int]:
     columns = {
         "op": place[record] + 1,
         "position": tensors["position"][record] + within,
-        "impl": tensors["tensors"][record, within, 0],
-        "storage": tensors["tensors"][record, within, 1],
+        "impl": tensors["tensors"][record, 2 * within],
+        "storage": tensors["tensors"][record, 2 * within + 1],
     }
     return make_table("op_tensor", len(record), columns), int(np.count_nonzero(~known))
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kineto_agent.protocol.arena import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
+from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
 
 from kineto_trace.arrays.id_sets import distinct, lookup
 from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES

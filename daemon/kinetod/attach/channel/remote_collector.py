@@ -1,4 +1,4 @@
-"""The collector of another process: cupti_native.Collector by packets to its kc_serve (agent/native/remote/serve.h).
+"""The collector of another process: collector_binding.Collector by packets to its kc_serve (remote/serve.h).
 
 Theory of operation
     One packet out, one packet back, under a lock, each with a time limit. The other process is not trusted: an answer
@@ -18,9 +18,16 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from kineto_agent.sources.cupti import cuda_devices
-from kineto_agent.sources.cupti.collector_binding import Collector, Config, DetachResult, Enabled, Others, StopResult
+from kineto_agent.sources.cupti.collector_binding import (
+    Collector,
+    CollectorConfig,
+    CollectorResult,
+    DetachResult,
+    EnableResult,
+    OtherUsers,
+)
 from kineto_agent.sources.interface import SourceError
-from kineto_agent.sources.native_interface import Counts
+from kineto_agent.sources.native_interface import NativeCounts
 
 _REQUEST = struct.Struct("=4sII")  # magic, command, sequence
 _ANSWER = struct.Struct("=4sIIiII")  # magic, command, sequence, code, result bytes, text bytes
@@ -195,7 +202,7 @@ class RemoteCollector(Collector):
         answer = self._quietly(command, argument, ctypes.sizeof(kind), limit_s)
         return kind.from_buffer_copy(answer.result) if answer.result else kind()
 
-    # ------------------------------------------------------------ cupti_native.Collector
+    # ------------------------------------------------------------ collector_binding.Collector
 
     def open(self, path: str) -> int:
         """Open libcupti; gives its version number."""
@@ -203,7 +210,7 @@ class RemoteCollector(Collector):
         version: int = _UINT.unpack(self._asked(_OPEN, os.fsencode(path), _UINT.size).result)[0]
         return version
 
-    def prepare(self, config: Config) -> int:
+    def prepare(self, config: CollectorConfig) -> int:
         """Make the arena; gives a descriptor of ours for it, valid until close()."""
         answer = self._asked(_PREPARE, bytes(config))
         if answer.fd < 0:
@@ -223,9 +230,9 @@ class RemoteCollector(Collector):
         result: int = _INT.unpack(answer.result)[0] if answer.result else _NOT_ASKED
         return result
 
-    def others(self) -> Others:
+    def others(self) -> OtherUsers:
         """Who else uses CUPTI; zeros when nothing is recorded."""
-        return self._structure(Others, _OTHERS)
+        return self._structure(OtherUsers, _OTHERS)
 
     def record_calls(self) -> str:
         """Record the chosen API calls through the subscriber; gives the reason if that fails. After start()."""
@@ -236,19 +243,19 @@ class RemoteCollector(Collector):
         """Let go of the subscriber."""
         self._quietly(_YIELD)
 
-    def start(self, kinds: Sequence[int]) -> Enabled:
+    def start(self, kinds: Sequence[int]) -> EnableResult:
         """Begin to record; never raises."""
         answer = self._quietly(_START, struct.pack(f"={len(kinds)}I", *kinds), _INT.size * len(kinds))
         results = struct.unpack(f"={len(kinds)}i", answer.result) if answer.result else (0,) * len(kinds)
-        return Enabled(answer.code, dict(zip(kinds, results, strict=True)), answer.text)
+        return EnableResult(answer.code, dict(zip(kinds, results, strict=True)), answer.text)
 
-    def counts(self) -> Counts:
+    def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""
-        return self._structure(Counts, _COUNTS)
+        return self._structure(NativeCounts, _COUNTS)
 
-    def stop(self, limit_ms: int) -> StopResult:
+    def stop(self, limit_ms: int) -> CollectorResult:
         """Zeros when nothing was recorded. When the process is gone or does not answer, `timed_out`."""
-        result = self._structure(StopResult, _STOP, _UINT.pack(limit_ms), limit_ms / 1000 + _LIMIT_S)
+        result = self._structure(CollectorResult, _STOP, _UINT.pack(limit_ms), limit_ms / 1000 + _LIMIT_S)
         if self._why:
             result.timed_out = 1
         return result

@@ -40,7 +40,14 @@ static inline long call(long number, long a, long b, long c, long d, long e, lon
     return result;
 }
 #elif defined __aarch64__
-enum { SYS_CLOSE = 57, SYS_PPOLL = 73, SYS_SENDMSG = 211, SYS_RECVMSG = 212, SYS_SOCKETPAIR = 199, SYS_MEMFD_CREATE = 279 };
+enum {
+    SYS_CLOSE = 57,
+    SYS_PPOLL = 73,
+    SYS_SENDMSG = 211,
+    SYS_RECVMSG = 212,
+    SYS_SOCKETPAIR = 199,
+    SYS_MEMFD_CREATE = 279
+};
 
 static inline long call(long number, long a, long b, long c, long d, long e, long f) {
     register long x8 __asm__("x8") = number;
@@ -147,7 +154,8 @@ static inline int receive(int socket, long limit_ms) {
     if (!await(socket, limit_ms) || call(SYS_RECVMSG, socket, (long)&message, RECEIVE_CLOEXEC, 0, 0, 0) <= 0) {
         return -2;
     }
-    return message.control_bytes >= 20 && control.level == RIGHTS_LEVEL && control.type == RIGHTS_TYPE ? control.fd : -1;
+    return message.control_bytes >= 20 && control.level == RIGHTS_LEVEL && control.type == RIGHTS_TYPE ? control.fd
+                                                                                                       : -1;
 }
 
 /* Tells why there is no collector. */

@@ -7,16 +7,16 @@
 typedef void *(*collector_serve)(int fd); /* kc_serve; what it returns is of no use to a thread */
 
 struct collector_argument {
-    void *(*open)(const char *path, int mode);               /* dlopen */
-    void *(*symbol)(void *library, const char *name);        /* dlsym */
-    char *(*error)(void);                                    /* dlerror, or NULL */
-    unsigned long (*self)(void);                             /* pthread_self */
-    int (*detach)(unsigned long thread);                     /* pthread_detach, or NULL */
-    collector_serve serve;                                   /* NULL: load the library that comes */
-    long wait_ms;                                            /* for the first packet */
-    char channel[64];                                        /* "kineto-TOKEN-"; the descriptor is appended */
-    char path[32];                                           /* "/proc/self/fd/"; likewise */
-    char name[16];                                           /* "kc_serve" */
+    void *(*open)(const char *path, int mode);        /* dlopen */
+    void *(*symbol)(void *library, const char *name); /* dlsym */
+    char *(*error)(void);                             /* dlerror, or NULL */
+    unsigned long (*self)(void);                      /* pthread_self */
+    int (*detach)(unsigned long thread);              /* pthread_detach, or NULL */
+    collector_serve serve;                            /* NULL: load the library that comes */
+    long wait_ms;                                     /* for the first packet */
+    char channel[64];                                 /* "kineto-TOKEN-"; the descriptor is appended */
+    char path[32];                                    /* "/proc/self/fd/"; likewise */
+    char name[16];                                    /* "kc_serve" */
 };
 
 #endif

@@ -38,8 +38,7 @@ static inline long signal_mask(const unsigned long *set, unsigned long *old) {
 
 #define BIT(number) (1UL << ((number) - 1))
 /* All but the synchronous ones (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS) and the C library's own two. */
-#define BLOCKED \
-    (~0UL & ~(BIT(4) | BIT(5) | BIT(6) | BIT(7) | BIT(8) | BIT(11) | BIT(31) | BIT(32) | BIT(33)))
+#define BLOCKED (~0UL & ~(BIT(4) | BIT(5) | BIT(6) | BIT(7) | BIT(8) | BIT(11) | BIT(31) | BIT(32) | BIT(33)))
 #define FILE_INPUT 257
 
 static __attribute__((noinline)) int start(struct python_argument *given) {
@@ -107,8 +106,7 @@ static __attribute__((noinline)) void run(struct python_argument *given) {
         void *globals = given->new_dict();
         void *result = 0;
         void *modules = given->system(given->modules_name);
-        if (globals != 0 && modules != 0 &&
-            given->set_item(globals, given->builtins_name, given->builtins()) == 0 &&
+        if (globals != 0 && modules != 0 && given->set_item(globals, given->builtins_name, given->builtins()) == 0 &&
             given->set_item(globals, given->modules_name, modules) == 0) {
             result = given->run(given->source, FILE_INPUT, globals, globals, 0);
         }

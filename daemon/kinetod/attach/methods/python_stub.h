@@ -38,43 +38,43 @@ struct python_turns {
     unsigned int unused;
     volatile unsigned long cpu_ns; /* the agent's, when it was last looked at */
     struct turns_role_of as_agent, as_thread, as_call;
-    void *(*code)(struct turns_role_of *);                              /* turns_enter, or NULL: does without */
-    int (*attributes)(void *attributes);                                /* pthread_attr_init */
-    int (*stack)(void *attributes, unsigned long bytes);                /* pthread_attr_setstacksize */
-    int (*initialised)(void);                                           /* Py_IsInitialized */
-    int (*queue)(void *interpreter, void *code, void *argument, int);   /* _PyEval_AddPendingCall */
-    void *(*release)(void);                                             /* PyEval_SaveThread */
-    void (*restore)(void *state);                                       /* PyEval_RestoreThread */
+    void *(*code)(struct turns_role_of *);                            /* turns_enter, or NULL: does without */
+    int (*attributes)(void *attributes);                              /* pthread_attr_init */
+    int (*stack)(void *attributes, unsigned long bytes);              /* pthread_attr_setstacksize */
+    int (*initialised)(void);                                         /* Py_IsInitialized */
+    int (*queue)(void *interpreter, void *code, void *argument, int); /* _PyEval_AddPendingCall */
+    void *(*release)(void);                                           /* PyEval_SaveThread */
+    void (*restore)(void *state);                                     /* PyEval_RestoreThread */
 };
 
 struct python_argument {
     volatile unsigned int stage;
     volatile unsigned int cancelled; /* by the daemon: whoever has not begun yet does nothing */
     volatile long error;
-    void *code;                                                                  /* python_enter itself */
+    void *code;                                                                   /* python_enter itself */
     int (*create)(unsigned long *, void *attributes, void *code, void *argument); /* pthread_create */
-    unsigned long (*self)(void);                                                 /* pthread_self */
-    int (*detach)(unsigned long);                                                /* pthread_detach */
-    void *(*interpreter)(void);                                                  /* PyInterpreterState_Main */
-    void *(*new_state)(void *interpreter);                                       /* PyThreadState_New */
-    void (*acquire)(void *state);                                                /* PyEval_AcquireThread */
-    void (*enter_tracing)(void *state);                                          /* or NULL, before 3.11 */
-    void (*clear_state)(void *state);                                            /* PyThreadState_Clear */
-    void (*delete_state)(void);                                                  /* PyThreadState_DeleteCurrent */
-    void *(*new_dict)(void);                                                     /* PyDict_New */
-    void *(*builtins)(void);                                                     /* PyEval_GetBuiltins */
-    int (*set_item)(void *dict, const char *key, void *value);                   /* PyDict_SetItemString */
-    void *(*system)(const char *name);                                           /* PySys_GetObject */
+    unsigned long (*self)(void);                                                  /* pthread_self */
+    int (*detach)(unsigned long);                                                 /* pthread_detach */
+    void *(*interpreter)(void);                                                   /* PyInterpreterState_Main */
+    void *(*new_state)(void *interpreter);                                        /* PyThreadState_New */
+    void (*acquire)(void *state);                                                 /* PyEval_AcquireThread */
+    void (*enter_tracing)(void *state);                                           /* or NULL, before 3.11 */
+    void (*clear_state)(void *state);                                             /* PyThreadState_Clear */
+    void (*delete_state)(void);                                                   /* PyThreadState_DeleteCurrent */
+    void *(*new_dict)(void);                                                      /* PyDict_New */
+    void *(*builtins)(void);                                                      /* PyEval_GetBuiltins */
+    int (*set_item)(void *dict, const char *key, void *value);                    /* PyDict_SetItemString */
+    void *(*system)(const char *name);                                            /* PySys_GetObject */
     void *(*run)(const char *source, int start, void *globals, void *locals, void *flags); /* PyRun_StringFlags */
-    void (*decref)(void *object);                                                /* Py_DecRef */
-    void (*fetch)(void **type, void **value, void **traceback);                  /* PyErr_Fetch */
-    void (*normalize)(void **type, void **value, void **traceback);              /* PyErr_NormalizeException */
-    void *(*repr)(void *object);                                                 /* PyObject_Repr */
-    const char *(*utf8)(void *text);                                             /* PyUnicode_AsUTF8 */
-    void (*clear)(void);                                                         /* PyErr_Clear */
+    void (*decref)(void *object);                                                          /* Py_DecRef */
+    void (*fetch)(void **type, void **value, void **traceback);                            /* PyErr_Fetch */
+    void (*normalize)(void **type, void **value, void **traceback); /* PyErr_NormalizeException */
+    void *(*repr)(void *object);                                    /* PyObject_Repr */
+    const char *(*utf8)(void *text);                                /* PyUnicode_AsUTF8 */
+    void (*clear)(void);                                            /* PyErr_Clear */
     struct python_turns turns;
-    char builtins_name[16];                                                      /* "__builtins__" */
-    char modules_name[8];                                                        /* "modules" */
+    char builtins_name[16]; /* "__builtins__" */
+    char modules_name[8];   /* "modules" */
     char said[SAID_BYTES];
     char source[];
 };

@@ -46,7 +46,8 @@ void *turns_enter(struct turns_role_of *role) {
 #define STACK_BYTES (256ul << 10)
 #define TURN_MS 3
 #define PAUSE_NS 60000L
-#define WORKS_NS 300000ul /* of processor time in a turn; one that waits for the GIL is woken each time it is given away */
+#define WORKS_NS \
+    300000ul /* of processor time in a turn; one that waits for the GIL is woken each time it is given away */
 #define TRIES_A_STEP 32u /* in vain, until the pauses are doubled */
 #define MOST_STEPS 8u
 #define NS_PER_MS 1000000L

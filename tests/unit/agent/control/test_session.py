@@ -5,10 +5,10 @@ from typing import Any, List, Optional
 import pytest
 from kineto_agent.control import session as module
 from kineto_agent.control.events import (
+    AgentEnding,
     CancelRequested,
     Command,
     Conclude,
-    Ending,
     Event,
     FreeSources,
     LinkLost,
@@ -17,7 +17,7 @@ from kineto_agent.control.events import (
     Refusal,
     Reject,
     Released,
-    Report,
+    ReportState,
     SessionState,
     SetTimer,
     SourcesFailed,
@@ -75,13 +75,13 @@ def test_a_timed_capture_goes_through_all_states() -> None:
     assert session.handle(timed()) == [
         SetTimer(None),
         WatchStep(None),
-        Report("c1", WARMUP, NOW),
+        ReportState("c1", WARMUP, NOW),
         StartSources(request),
     ]
     started = session.handle(SourcesStarted(NOW + 7, -1))
-    assert started == [Report("c1", COLLECT, NOW + 7), SetTimer(NOW + 7 + 5 * S)]
+    assert started == [ReportState("c1", COLLECT, NOW + 7), SetTimer(NOW + 7 + 5 * S)]
     ended = session.handle(Tick(NOW + 9 + 5 * S))
-    assert exactly(ended, SetTimer(None), WatchStep(None), Report("c1", PROCESS, NOW + 9 + 5 * S), StopSources())
+    assert exactly(ended, SetTimer(None), WatchStep(None), ReportState("c1", PROCESS, NOW + 9 + 5 * S), StopSources())
     stopped = session.handle(SourcesStopped(NOW + 6 * S))
     assert stopped == [
         Conclude("c1", "done", "", "", NOW, NOW + 7, NOW + 7, NOW + 7 + 5 * S, NOW + 6 * S, ()),
@@ -94,7 +94,7 @@ def test_a_timed_capture_goes_through_all_states() -> None:
 def test_the_window_is_what_was_asked_for_however_late_the_timer_fires() -> None:
     session = Session()
     commands = run(session, timed(warmup_ns=2 * S), SourcesStarted(NOW, -1), Tick(NOW + 3 * S))
-    assert commands == [Report("c1", COLLECT, NOW + 3 * S), SetTimer(NOW + 7 * S)]
+    assert commands == [ReportState("c1", COLLECT, NOW + 3 * S), SetTimer(NOW + 7 * S)]
     end = conclusion(run(session, Tick(NOW + 9 * S), SourcesStopped(NOW + 9 * S)))
     assert (end.window_start_ns, end.window_end_ns) == (NOW + 2 * S, NOW + 7 * S)
 
@@ -106,7 +106,7 @@ def test_the_warm_up_begins_when_the_sources_record() -> None:
 def test_a_later_start_time_is_waited_for_with_the_warm_up_before_it() -> None:
     session = Session()
     event = timed(start_time_ns=NOW + 10 * S, warmup_ns=3 * S)
-    assert session.handle(event) == [Report("c1", WAIT, NOW), SetTimer(NOW + 7 * S)]
+    assert session.handle(event) == [ReportState("c1", WAIT, NOW), SetTimer(NOW + 7 * S)]
     assert session.capture_id == "c1"
     assert session.handle(Tick(NOW + 6 * S)) == [SetTimer(NOW + 7 * S)]
     assert has(session.handle(Tick(NOW + 7 * S)), StartSources)
@@ -118,7 +118,7 @@ def test_sources_that_are_late_for_the_start_time_shift_the_window_and_say_so() 
     run(session, timed(start_time_ns=NOW + S), Tick(NOW + S), SourcesStarted(NOW + 2 * S, -1))
     end = conclusion(run(session, Tick(NOW + 9 * S), SourcesStopped(NOW + 9 * S)))
     assert (end.window_start_ns, end.window_end_ns) == (NOW + 2 * S, NOW + 7 * S)
-    assert end.warnings == ("recording began 1.000 s after the wanted start time",)
+    assert end.warnings == ("recording began 1.000 s after the requested start time",)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_daemon_that_never_releases_keeps_the_memory_for_a_minute() -> None:
 
 def test_a_process_that_exits_while_collecting_leaves_a_partial_trace() -> None:
     session = collecting()
-    ending = Ending(NOW + S, "TARGET_EXITING", "the process exited")
+    ending = AgentEnding(NOW + S, "TARGET_EXITING", "the process exited")
     end = conclusion(run(session, ending, SourcesStopped(NOW + 2 * S)))
     assert (end.outcome, end.reason_code, end.reason) == ("partial", "TARGET_EXITING", "the process exited")
     assert (end.window_start_ns, end.window_end_ns) == (NOW, NOW + S)
@@ -248,7 +248,7 @@ def test_a_process_that_exits_while_collecting_leaves_a_partial_trace() -> None:
 
 def test_a_process_that_exits_before_the_window_has_failed() -> None:
     session = Session()
-    commands = run(session, timed(start_time_ns=NOW + 9 * S), Ending(NOW, "TARGET_EXITING", "exit"))
+    commands = run(session, timed(start_time_ns=NOW + 9 * S), AgentEnding(NOW, "TARGET_EXITING", "exit"))
     assert conclusion(commands).outcome == "failed"
 
 
@@ -271,7 +271,7 @@ MEANINGLESS = {
         SourcesFailed,
         Stepped,
         CancelRequested,
-        Ending,
+        AgentEnding,
         ProfilerActive,
         ProfilerIdle,
         SourcesGaveWay,
@@ -279,7 +279,7 @@ MEANINGLESS = {
 }
 EVENTS: List[Event] = [
     Tick(NOW), Stepped(1, NOW), SourcesStarted(NOW, 1), SourcesFailed(NOW, "X", "x"), SourcesStopped(NOW),
-    CancelRequested("c1", False, NOW), Released("c1"), LinkLost(NOW), Ending(NOW, "X", "x"),
+    CancelRequested("c1", False, NOW), Released("c1"), LinkLost(NOW), AgentEnding(NOW, "X", "x"),
     ProfilerActive(NOW, "it records"), ProfilerIdle(NOW, 1), SourcesGaveWay(NOW),
 ]  # fmt: skip
 
@@ -307,7 +307,7 @@ def test_any_order_of_events_gives_at_most_one_conclusion_and_comes_to_rest(star
         for second in EVENTS:
             session = Session()
             commands = session.handle(start)
-            for event in (first, second, Ending(NOW, "X", "x"), SourcesStopped(NOW), Released("c1")):
+            for event in (first, second, AgentEnding(NOW, "X", "x"), SourcesStopped(NOW), Released("c1")):
                 commands += session.handle(event)
             assert sum(isinstance(command, Conclude) for command in commands) <= 1
             assert (session.state, session.capture_id) == (WAIT, "")

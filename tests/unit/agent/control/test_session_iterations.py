@@ -8,7 +8,7 @@ from kineto_agent.control.events import (
     Command,
     Refusal,
     Reject,
-    Report,
+    ReportState,
     SetTimer,
     SourcesStarted,
     SourcesStopped,
@@ -38,7 +38,7 @@ def test_an_iteration_capture_records_whole_iterations() -> None:
     assert has(session.handle(event), StartSources)
     assert session.handle(SourcesStarted(NOW, 10)) == [WatchStep(11), OVERDUE]
     collect = session.handle(Stepped(11, NOW + 50))
-    assert collect == [Report("c1", COLLECT, NOW + 50), WatchStep(14), SetTimer(NOW + 50 + NO_STEP_NS)]
+    assert collect == [ReportState("c1", COLLECT, NOW + 50), WatchStep(14), SetTimer(NOW + 50 + NO_STEP_NS)]
     assert has(session.handle(Stepped(14, NOW + 80)), StopSources)
     end = conclusion(session.handle(SourcesStopped(NOW + 90)))
     assert (end.outcome, end.window_start_ns, end.window_end_ns) == ("done", NOW + 50, NOW + 80)
@@ -47,7 +47,7 @@ def test_an_iteration_capture_records_whole_iterations() -> None:
 def test_the_sources_run_for_the_warm_up_iterations_before_the_first_recorded_one() -> None:
     session = Session()
     event = counted(start_iteration=100, warmup_iterations=5)
-    assert session.handle(event) == [Report("c1", WAIT, NOW), WatchStep(95), OVERDUE]
+    assert session.handle(event) == [ReportState("c1", WAIT, NOW), WatchStep(95), OVERDUE]
     assert has(session.handle(Stepped(95, NOW + 1)), StartSources)
     assert session.handle(SourcesStarted(NOW, 96)) == [WatchStep(100), OVERDUE]
 
@@ -80,7 +80,7 @@ def test_an_iteration_that_passed_while_the_sources_started_is_replaced_by_the_n
     run(session, counted(start_iteration=11))
     assert session.handle(SourcesStarted(NOW, 20)) == [WatchStep(21), OVERDUE]
     end = conclusion(run(session, Stepped(21, NOW), Stepped(24, NOW), SourcesStopped(NOW)))
-    assert end.warnings == ("iteration 11 could not be recorded any more: recorded from iteration 21 on",)
+    assert end.warnings == ("iteration 11 had already passed: recorded from iteration 21 on",)
 
 
 # ---------------------------------------------------------------- a process that never stepped
@@ -99,7 +99,10 @@ def test_a_process_that_never_stepped_is_recorded_for_a_duration_if_asked() -> N
     fields = {"warmup_iterations": 2, "start_iteration": 500, "iteration_roundup": 100}
     request = started(session.handle(counted(-1, or_duration_ns=5 * S, **fields)))
     assert (request.duration_ns, request.iterations, request.warmup_iterations) == (5 * S, None, 0)
-    assert session.handle(SourcesStarted(NOW + 1, -1)) == [Report("c1", COLLECT, NOW + 1), SetTimer(NOW + 1 + 5 * S)]
+    assert session.handle(SourcesStarted(NOW + 1, -1)) == [
+        ReportState("c1", COLLECT, NOW + 1),
+        SetTimer(NOW + 1 + 5 * S),
+    ]
     end = conclusion(run(session, Tick(NOW + 6 * S), SourcesStopped(NOW + 6 * S)))
     text = "this process has not finished an iteration: recorded for 5 s instead, without the warm-up iterations"
     assert (end.outcome, end.window_end_ns, end.warnings) == ("done", NOW + 1 + 5 * S, (text,))
@@ -108,7 +111,7 @@ def test_a_process_that_never_stepped_is_recorded_for_a_duration_if_asked() -> N
 def test_the_first_iteration_of_a_process_that_is_watched_since_a_moment_is_waited_for() -> None:
     session = Session()
     waiting = session.handle(counted(-1, hooked_ns=NOW - S))
-    assert waiting == [Report("c1", WAIT, NOW), WatchStep(0), SetTimer(NOW - S + NO_STEP_NS)]
+    assert waiting == [ReportState("c1", WAIT, NOW), WatchStep(0), SetTimer(NOW - S + NO_STEP_NS)]
     assert has(session.handle(Stepped(1, NOW + S)), StartSources)
     assert session.handle(SourcesStarted(NOW + S, 1))[0] == WatchStep(2)
 
@@ -153,7 +156,7 @@ def test_a_loop_that_ends_in_the_warm_up_is_recorded_for_a_duration_if_asked() -
     session = Session()
     run(session, counted(or_duration_ns=5 * S), SourcesStarted(NOW, 10))
     fallen_back = session.handle(Tick(NOW + 5 * S, NOW - S))
-    assert fallen_back == [WatchStep(None), Report("c1", COLLECT, NOW + 5 * S), SetTimer(NOW + 10 * S)]
+    assert fallen_back == [WatchStep(None), ReportState("c1", COLLECT, NOW + 5 * S), SetTimer(NOW + 10 * S)]
     end = conclusion(run(session, Tick(NOW + 10 * S, NOW - S), SourcesStopped(NOW + 10 * S)))
     assert (end.outcome, end.window_start_ns, end.window_end_ns) == ("done", NOW + 5 * S, NOW + 10 * S)
     assert end.warnings == ("no iteration began for 5 s: recorded for 5 s instead",)

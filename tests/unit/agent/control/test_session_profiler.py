@@ -13,7 +13,7 @@ from kineto_agent.control.events import (
     ProfilerIdle,
     Refusal,
     Reject,
-    Report,
+    ReportState,
     SetTimer,
     SourcesGaveWay,
     SourcesStarted,
@@ -52,7 +52,9 @@ def test_a_capture_is_refused_while_it_is_active_and_told_what_to_do() -> None:
     reject, timer, free = session.handle(timed())
     assert isinstance(reject, Reject)
     assert (reject.capture_id, reject.reason_code) == ("c1", "USER_PROFILER_ACTIVE")
-    assert reject.reason.startswith("it records; trace again after it, let the capture wait (--wait-for-user-profiler)")
+    assert reject.reason.startswith(
+        "it records; try again once it has finished, let the capture wait (--wait-for-user-profiler)"
+    )
     assert repr([timer, free]) == repr([SetTimer(None), FreeSources()])
     assert (session.state, session.capture_id) == (WAIT, "")
 
@@ -60,21 +62,21 @@ def test_a_capture_is_refused_while_it_is_active_and_told_what_to_do() -> None:
 def test_a_capture_may_wait_for_its_end() -> None:
     session = Session()
     event = timed(options=WAITING)
-    waits = [WatchStep(None), Report("c1", WAIT, NOW), AwaitProfiler(), SetTimer(NOW + PROFILER_WAIT_NS)]
+    waits = [WatchStep(None), ReportState("c1", WAIT, NOW), AwaitProfiler(), SetTimer(NOW + PROFILER_WAIT_NS)]
     assert repr(session.handle(event)) == repr(waits)
     assert session.capture_id == "c1"
     assert session.handle(ProfilerIdle(NOW + 3 * S, -1)) == [
-        SetTimer(None), WatchStep(None), Report("c1", WARMUP, NOW + 3 * S), StartSources(event.request),
+        SetTimer(None), WatchStep(None), ReportState("c1", WARMUP, NOW + 3 * S), StartSources(event.request),
     ]  # fmt: skip
     started = session.handle(SourcesStarted(NOW + 4 * S, -1))
-    assert started == [Report("c1", COLLECT, NOW + 4 * S), SetTimer(NOW + 9 * S)]
+    assert started == [ReportState("c1", COLLECT, NOW + 4 * S), SetTimer(NOW + 9 * S)]
 
 
 def test_if_it_is_active_again_at_the_start_the_wait_goes_on_to_the_same_limit() -> None:
     session = Session()
     run(session, timed(options=WAITING), ProfilerIdle(NOW + 3 * S, -1))
     again = session.handle(ProfilerActive(NOW + 4 * S, "it warms up"))
-    waits = [WatchStep(None), Report("c1", WAIT, NOW + 4 * S), AwaitProfiler(), SetTimer(NOW + PROFILER_WAIT_NS)]
+    waits = [WatchStep(None), ReportState("c1", WAIT, NOW + 4 * S), AwaitProfiler(), SetTimer(NOW + PROFILER_WAIT_NS)]
     assert repr(again) == repr(waits)
     assert session.state is WAIT
 
@@ -97,7 +99,7 @@ def test_the_wait_has_a_limit() -> None:
     reject = session.handle(Tick(late))[0]
     assert isinstance(reject, Reject)
     assert (reject.reason_code, session.capture_id) == ("USER_PROFILER_ACTIVE", "")
-    assert "has not ended in 3600 s" in reject.reason
+    assert "was still running after 3600 s" in reject.reason
 
 
 def test_a_waiting_capture_can_be_cancelled() -> None:
@@ -109,10 +111,10 @@ def test_a_waiting_capture_can_be_cancelled() -> None:
 def test_a_capture_with_a_start_time_is_refused_rather_than_late() -> None:
     session = Session()
     event = timed(options=WAITING, start_time_ns=NOW + 9 * S)
-    assert session.handle(event) == [Report("c1", WAIT, NOW), SetTimer(NOW + 9 * S)]  # it may end until then
+    assert session.handle(event) == [ReportState("c1", WAIT, NOW), SetTimer(NOW + 9 * S)]  # it may end until then
     reject = run(session, Tick(NOW + 9 * S), ProfilerActive(NOW + 9 * S, "it records"))[0]
     assert isinstance(reject, Reject)
-    assert reject.reason == "it records; a capture with a start time cannot wait: trace again after it"
+    assert reject.reason == "it records; a capture with a start time cannot wait: try again once it has finished"
 
 
 @pytest.mark.parametrize(("changes", "first"), [({}, 21), ({"start_iteration": 11}, 21)])
@@ -132,7 +134,7 @@ def test_an_iteration_that_is_still_to_come_is_kept() -> None:
     run(session, Stepped(39, NOW), ProfilerActive(NOW, "it records"))
     kept = session.handle(ProfilerIdle(NOW + S, 20))
     overdue = SetTimer(NOW + S + NO_STEP_NS)
-    assert repr(kept) == repr([SetTimer(None), Report("c1", WAIT, NOW + S), WatchStep(39), overdue])
+    assert repr(kept) == repr([SetTimer(None), ReportState("c1", WAIT, NOW + S), WatchStep(39), overdue])
 
 
 # ---------------------------------------------------------------- it came later
@@ -148,7 +150,7 @@ def collecting() -> Session:
 def test_the_window_ends_where_it_began() -> None:
     session = collecting()
     commands = session.handle(SourcesGaveWay(NOW + 2 * S))
-    process = [SetTimer(None), WatchStep(None), Report("c1", PROCESS, NOW + 2 * S), StopSources()]
+    process = [SetTimer(None), WatchStep(None), ReportState("c1", PROCESS, NOW + 2 * S), StopSources()]
     assert repr(commands) == repr(process)
     end = conclusion(session.handle(SourcesStopped(NOW + 3 * S, NOW + 2 * S)))
     assert verdict(end) == ("partial", "USER_PROFILER_STARTED", NOW, NOW + 2 * S)

@@ -2,7 +2,8 @@
  *
  *   drive_call_site LIBCUPTI roomy|dense|full
  *
- * If it is `full`, there is no room but the library's own, and some functions may lack a stub. If it is `dense`, there is no more room around it than in a JAX program.
+ * If it is `full`, there is no room but the library's own, and some functions may lack a stub. If it is `dense`, there
+ * is no more room around it than in a JAX program.
  * The functions fail without a driver: they must do so in the same way through a stub. Exits with 0 if they do, and
  * with 2 if this libcupti cannot even be asked (13.2 recurses for ever).
  */
@@ -25,11 +26,18 @@
 #define NAMES_COUNT 12u
 
 /* The first are called. The others are what some versions have. */
-static const char *const NAMES[NAMES_COUNT] = {
-    "cuptiActivityRegisterCallbacks", "cuptiSubscribe", "cuptiActivityEnable", "cuptiSubscribe_v2",
-    "cuptiActivityRegisterCallbacks_v2", "cuptiActivityEnable_v2", "cuptiActivityEnableContext",
-    "cuptiActivityEnableAndDump", "cuptiActivityDisable", "cuptiActivityDisable_v2", "cuptiActivityDisableContext",
-    "cuptiFinalize"};
+static const char *const NAMES[NAMES_COUNT] = {"cuptiActivityRegisterCallbacks",
+                                               "cuptiSubscribe",
+                                               "cuptiActivityEnable",
+                                               "cuptiSubscribe_v2",
+                                               "cuptiActivityRegisterCallbacks_v2",
+                                               "cuptiActivityEnable_v2",
+                                               "cuptiActivityEnableContext",
+                                               "cuptiActivityEnableAndDump",
+                                               "cuptiActivityDisable",
+                                               "cuptiActivityDisable_v2",
+                                               "cuptiActivityDisableContext",
+                                               "cuptiFinalize"};
 static void *functions[NAMES_COUNT];
 static struct call_site sites[NAMES_COUNT * SITES_OF_ONE];
 static uint32_t site_count;

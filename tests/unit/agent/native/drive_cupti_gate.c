@@ -28,7 +28,7 @@
 #define CAPTURES 60
 #define SETTLE_NS 50000000LL /* cupti_gate.c */
 #define MULTIPLE_SUBSCRIBERS 39
-#define HELD_UP_MS 30 /* less than a recording waits for whoever came before it */
+#define HELD_UP_MS 30    /* less than a recording waits for whoever came before it */
 #define CLOSE_TRIES 2000 /* of 10 ms */
 #define KERNELS 100u
 #define KERNEL_BYTES 216u

@@ -38,7 +38,7 @@ static void (*set_strange)(int);
 static const char *library_path;
 static atomic_bool go_on;
 
-static const struct ko_layout layout = {
+static const struct kc_observer_layout layout = {
     .function_bytes = sizeof(struct fake_function),
     .function_scope = offsetof(struct fake_function, scope),
     .function_sequence = offsetof(struct fake_function, sequence),
@@ -90,10 +90,10 @@ static struct view view;
 static void prepare_with(uint64_t limit, uint32_t inputs) {
     char error[256] = "";
     uint32_t fits = 0;
-    const struct ko_config config = {limit, 4096, 1 << 20, 1 << 20, inputs, 0};
-    CHECK(ko_open(library_path, &layout, &fits, error, sizeof error) == 0);
+    const struct kc_observer_config config = {limit, 4096, 1 << 20, 1 << 20, inputs, 0};
+    CHECK(kc_observer_open(library_path, &layout, &fits, error, sizeof error) == 0);
     CHECK(fits == 1);
-    const int fd = ko_prepare(&config, error, sizeof error);
+    const int fd = kc_observer_prepare(&config, error, sizeof error);
     CHECK(fd >= 0);
     view = map(fd);
     seen_count = 0;
@@ -102,12 +102,12 @@ static void prepare_with(uint64_t limit, uint32_t inputs) {
 static void start_with(uint64_t limit, uint32_t inputs) {
     char error[256] = "";
     prepare_with(limit, inputs);
-    CHECK(ko_start(error, sizeof error) == 0);
+    CHECK(kc_observer_start(error, sizeof error) == 0);
 }
 
-static struct ko_stop_result stop_all(void) {
-    struct ko_stop_result result;
-    CHECK(ko_stop(LIMIT_MS, &result) == 0);
+static struct kc_observer_stop_result stop_all(void) {
+    struct kc_observer_stop_result result;
+    CHECK(kc_observer_stop(LIMIT_MS, &result) == 0);
     CHECK(result.stuck == 0 && result.names_lost == 0);
     (void)drain(&view);
     return result;
@@ -115,7 +115,7 @@ static struct ko_stop_result stop_all(void) {
 
 static void close_all(void) {
     munmap(view.base, view.fixed.total_bytes);
-    CHECK(ko_close() == 0);
+    CHECK(kc_observer_close() == 0);
 }
 
 static const struct op *find(const char *name) {
@@ -188,15 +188,15 @@ static void test_every_op_of_every_thread(void) {
     uint64_t records = 0;
     start_with(4 << 20, 0);
     threads_start(threads, run_rounds, (void *)(uintptr_t)ROUNDS);
-    struct ko_counts counts = {0};
+    struct kc_counts counts = {0};
     const uint64_t expected = (uint64_t)THREADS * ROUNDS * OPS_A_ROUND;
     while (counts.records + counts.dropped < expected / 2) {
         records += drain(&view);
-        CHECK(ko_counts(&counts) == 0);
+        CHECK(kc_observer_counts(&counts) == 0);
     }
     threads_join(threads);
     const uint32_t before = seen_count;
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     records += seen_count - before;
     CHECK(result.counts.records + result.counts.dropped == expected);
     CHECK(result.counts.dropped > 0 || records == expected);
@@ -217,10 +217,10 @@ static void test_recordings_under_running_threads(void) {
     threads_start(threads, run_on, NULL);
     for (uint32_t i = 0; i < 60; i++) {
         start_with(1 << 20, i % 2);
-        struct ko_counts counts = {0};
+        struct kc_counts counts = {0};
         while (counts.records < 100) {
             (void)drain(&view);
-            CHECK(ko_counts(&counts) == 0);
+            CHECK(kc_observer_counts(&counts) == 0);
         }
         (void)stop_all();
         close_all();
@@ -232,7 +232,7 @@ static void test_recordings_under_running_threads(void) {
 static void test_without_room_ops_are_counted_as_dropped(void) {
     start_with(2 * 4096, 0);
     (void)run_rounds((void *)(uintptr_t)200);
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     CHECK(result.counts.records == 2 * 4096 / sizeof(struct op));
     CHECK(result.counts.records + result.counts.dropped == 200 * OPS_A_ROUND);
     close_all();
@@ -245,7 +245,7 @@ static void test_an_op_that_ends_on_another_thread(void) {
     in_thread(end_it, &async);
     begin(&plain, ARENA_SCOPE_FUNCTION, "plain");
     finish(&plain);
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     CHECK(result.ended_elsewhere == 1 && result.unfinished == 0 && seen_count == 2);
     CHECK(find("async")->flags == ARENA_OP_ENDED_ELSEWHERE && find("async")->end >= find("async")->start);
     CHECK(find("plain")->flags == 0);
@@ -259,7 +259,7 @@ static void test_an_op_that_never_ends(void) {
     begin(&inner, ARENA_SCOPE_FUNCTION, "inner");
     begin(&lost, ARENA_SCOPE_FUNCTION, "lost");
     finish(&inner);
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     CHECK(result.ended_elsewhere == 1 && result.unfinished == 1 && seen_count == 3);
     CHECK(find("lost")->flags == ARENA_OP_ENDED_ELSEWHERE && find("lost")->end == 0);
     CHECK(find("open")->flags == ARENA_OP_UNFINISHED && find("open")->end == 0);
@@ -278,7 +278,7 @@ static void test_too_deep(void) {
     for (uint32_t i = 300; i-- > 0;) {
         finish(&functions[i]);
     }
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     CHECK(result.too_deep == 44 && result.counts.dropped == 44 && result.counts.records == 256);
     CHECK(result.unfinished == 0 && result.ended_elsewhere == 0 && find("last")->number == 255);
     close_all();
@@ -290,7 +290,7 @@ static void test_threads_one_after_another(void) {
         in_thread(run_rounds, (void *)(uintptr_t)1);
         (void)drain(&view);
     }
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     CHECK(result.threads == SERIAL_THREADS && result.unserved == 0);
     CHECK(result.counts.records == (uint64_t)SERIAL_THREADS * OPS_A_ROUND);
     close_all();
@@ -332,13 +332,20 @@ static void test_inputs(void) {
     struct fake_list tensors = {.begin = many, .end = many + 40}, numbers = {.begin = scalars, .end = scalars + 3};
     struct fake_list texts = {.begin = strings, .end = strings + 1}, empty = {.begin = NULL};
     const struct fake_value all[] = {
-        pointer_value(FAKE_TENSOR, &plain),    pointer_value(FAKE_TENSOR, &large),
-        pointer_value(FAKE_TENSOR, &sparse),   pointer_value(FAKE_TENSOR, &nested),
-        pointer_value(FAKE_TENSOR, &symbolic), pointer_value(FAKE_TENSOR, &undefined),
-        value(FAKE_INT, 7),                    value(FAKE_DOUBLE, bits(1.5)),
-        value(FAKE_BOOL, 1),                   value(FAKE_NONE, 0),
-        value(FAKE_STRING, 8),                 pointer_value(FAKE_LIST, &numbers),
-        pointer_value(FAKE_LIST, &texts),      pointer_value(FAKE_LIST, &empty),
+        pointer_value(FAKE_TENSOR, &plain),
+        pointer_value(FAKE_TENSOR, &large),
+        pointer_value(FAKE_TENSOR, &sparse),
+        pointer_value(FAKE_TENSOR, &nested),
+        pointer_value(FAKE_TENSOR, &symbolic),
+        pointer_value(FAKE_TENSOR, &undefined),
+        value(FAKE_INT, 7),
+        value(FAKE_DOUBLE, bits(1.5)),
+        value(FAKE_BOOL, 1),
+        value(FAKE_NONE, 0),
+        value(FAKE_STRING, 8),
+        pointer_value(FAKE_LIST, &numbers),
+        pointer_value(FAKE_LIST, &texts),
+        pointer_value(FAKE_LIST, &empty),
         pointer_value(FAKE_LIST, &tensors),
     };
     start_with(1 << 20, 1);
@@ -348,7 +355,7 @@ static void test_inputs(void) {
         begin_with(&function, "many", -1, 0, many, 40);
         finish(&function);
     }
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     CHECK(result.inputs_lost == 0);
     const struct op *op = find("op");
     CHECK(op->sequence == 42 && op->forward_thread == 3 && op->scope == ARENA_SCOPE_BACKWARD_FUNCTION);
@@ -385,22 +392,22 @@ static void test_another_form_of_callbacks_is_refused(void) {
     char error[256] = "";
     uint32_t fits = 1;
     set_strange(1);
-    CHECK(ko_open(library_path, &layout, &fits, error, sizeof error) == KO_CALLBACK);
+    CHECK(kc_observer_open(library_path, &layout, &fits, error, sizeof error) == KC_OBSERVER_CALLBACK);
     set_strange(0);
-    CHECK(ko_open("/nowhere/libtorch_cpu.so", &layout, &fits, error, sizeof error) == KO_LIBRARY);
-    struct ko_layout wrong = layout;
+    CHECK(kc_observer_open("/nowhere/libtorch_cpu.so", &layout, &fits, error, sizeof error) == KC_LIBRARY);
+    struct kc_observer_layout wrong = layout;
     wrong.function_sequence += 8;
-    CHECK(ko_open(library_path, &wrong, &fits, error, sizeof error) == 0 && fits == 0);
+    CHECK(kc_observer_open(library_path, &wrong, &fits, error, sizeof error) == 0 && fits == 0);
     wrong = layout;
     wrong.function_bytes -= 8;
-    CHECK(ko_open(library_path, &wrong, &fits, error, sizeof error) == 0 && fits == 0);
+    CHECK(kc_observer_open(library_path, &wrong, &fits, error, sizeof error) == 0 && fits == 0);
 }
 
 static void in_child(void) {
     run_round(); /* the parent's recording is not the child's */
     start_with(1 << 20, 0);
     run_round();
-    const struct ko_stop_result result = stop_all();
+    const struct kc_observer_stop_result result = stop_all();
     CHECK(result.counts.records == OPS_A_ROUND && result.threads == 1);
     close_all();
 }

@@ -83,9 +83,9 @@ static struct fake_gil gil;
 static struct fake_interpreter interpreters[2];
 static atomic_bool go_on;
 
-static const struct ks_layout layout = {
-    .frames = KS_FRAMES_BY_THREAD,
-    .gil = KS_GIL_BY_POINTER,
+static const struct kc_sampler_layout layout = {
+    .frames = KC_FRAMES_BY_THREAD,
+    .gil = KC_GIL_BY_POINTER,
     .runtime_interpreters = 0,
     .interpreter_next = offsetof(struct fake_interpreter, next),
     .interpreter_threads = offsetof(struct fake_interpreter, threads),
@@ -183,50 +183,53 @@ static void *run_calls(void *argument) {
 
 static int open_sampler(uint32_t hz, uint64_t strings_bytes) {
     char error[256] = "";
-    struct ks_layout places = layout;
+    struct kc_sampler_layout places = layout;
     places.runtime = (uint64_t)(uintptr_t)&runtime;
     places.code_type = (uint64_t)(uintptr_t)&code_type;
-    const struct ks_config config = {.buffer_limit_bytes = 1u << 20,
-                                     .buffer_bytes = 64u << 10,
-                                     .strings_bytes = strings_bytes,
-                                     .hz = hz,
-                                     .max_load_ppm = 1000000};
-    CHECK(ks_open(&places, error, sizeof error) == 0);
-    const int fd = ks_prepare(&config, error, sizeof error);
+    const struct kc_sampler_config config = {.buffer_limit_bytes = 1u << 20,
+                                             .buffer_bytes = 64u << 10,
+                                             .strings_bytes = strings_bytes,
+                                             .hz = hz,
+                                             .max_load_ppm = 1000000};
+    CHECK(kc_sampler_open(&places, error, sizeof error) == 0);
+    const int fd = kc_sampler_prepare(&config, error, sizeof error);
     CHECK(fd >= 0);
-    CHECK(ks_prepare(&config, error, sizeof error) < 0); /* one at a time */
-    CHECK(ks_name((uint32_t)getpid(), "main", 4) == 0);
-    CHECK(ks_start(error, sizeof error) == 0);
+    CHECK(kc_sampler_prepare(&config, error, sizeof error) < 0); /* one at a time */
+    CHECK(kc_sampler_name((uint32_t)getpid(), "main", 4) == 0);
+    CHECK(kc_sampler_start(error, sizeof error) == 0);
     return fd;
 }
 
 static void await_ticks(uint64_t ticks) {
-    for (uint32_t i = 0; ks_ticks() < ticks && i < 20000; i++) {
+    for (uint32_t i = 0; kc_sampler_ticks() < ticks && i < 20000; i++) {
         usleep(1000);
     }
-    CHECK(ks_ticks() >= ticks);
+    CHECK(kc_sampler_ticks() >= ticks);
 }
 
-static void close_sampler(struct ks_stop_result *result) {
-    CHECK(ks_stop(LIMIT_MS, result) == 0);
+static void close_sampler(struct kc_sampler_stop_result *result) {
+    CHECK(kc_sampler_stop(LIMIT_MS, result) == 0);
     CHECK(result->timed_out == 0);
-    CHECK(ks_close() == 0);
+    CHECK(kc_sampler_close() == 0);
 }
 
 static void check_fork(void) {
-    struct ks_stop_result result;
+    struct kc_sampler_stop_result result;
     char error[64];
     const pid_t pid = fork();
     if (pid == 0) {
-        const struct ks_config config = {.buffer_bytes = 64u << 10};
-        _exit(ks_ticks() == 0 && ks_stop(1, &result) < 0 && ks_prepare(&config, error, sizeof error) < 0 ? 0 : 1);
+        const struct kc_sampler_config config = {.buffer_bytes = 64u << 10};
+        _exit(kc_sampler_ticks() == 0 && kc_sampler_stop(1, &result) < 0 &&
+                      kc_sampler_prepare(&config, error, sizeof error) < 0
+                  ? 0
+                  : 1);
     }
     int status;
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
 static void threads_come_and_go(void) {
-    struct ks_stop_result result;
+    struct kc_sampler_stop_result result;
     uint64_t seen = 0;
     (void)open_sampler(1000, 1u << 20);
     for (uint32_t round = 0; round < 6; round++) {
@@ -235,17 +238,17 @@ static void threads_come_and_go(void) {
         for (uint32_t i = 0; i < THREADS; i++) {
             CHECK(pthread_create(&threads[i], NULL, run_calls, &interpreters[i % 2]) == 0);
         }
-        await_ticks(ks_ticks() + 15);
+        await_ticks(kc_sampler_ticks() + 15);
         check_fork();
         go_on = false;
         for (uint32_t i = 0; i < THREADS; i++) {
             CHECK(pthread_join(threads[i], NULL) == 0);
         }
-        await_ticks(ks_ticks() + 2);
+        await_ticks(kc_sampler_ticks() + 2);
         interpreters[0].threads = interpreters[1].threads = NULL;
     }
     struct kc_counts counts;
-    CHECK(ks_counts(&counts) == 0);
+    CHECK(kc_sampler_counts(&counts) == 0);
     close_sampler(&result);
     seen = result.counts.records;
     CHECK(seen > 6 * THREADS * 5);
@@ -254,7 +257,7 @@ static void threads_come_and_go(void) {
 }
 
 static void nonsense_is_survived(void) {
-    struct ks_stop_result result;
+    struct kc_sampler_stop_result result;
     struct fake_frame circle = {.code = &codes[0]};
     struct fake_frame nowhere = {.code = &codes[0], .previous = (struct fake_frame *)0x1000};
     struct fake_frame strange = {.code = (const struct fake_code *)(const void *)&names[0]};
@@ -295,7 +298,7 @@ __attribute__((no_sanitize("thread"))) static void *run_flips(void *argument) {
 /* A frame that is freed and made again while it is read may point to itself, or to one that points to it. */
 static void a_circle_that_comes_and_goes_is_survived(void) {
     static _Alignas(4096) struct fake_frame frames[3]; /* in one page */
-    struct ks_stop_result result;
+    struct kc_sampler_stop_result result;
     struct fake_thread thread = {.frame = &frames[0]};
     uint32_t rounds = 0;
     struct flip flip = {&thread, {&frames[0], &frames[2]}};
@@ -318,13 +321,13 @@ static void a_circle_that_comes_and_goes_is_survived(void) {
 }
 
 static void a_full_table_is_counted(void) {
-    struct ks_stop_result result;
+    struct kc_sampler_stop_result result;
     struct fake_frame frame = {.code = &codes[0], .instruction = codes[0].bytecode};
     struct fake_thread thread = {.frame = &frame};
     link_thread(&thread, &interpreters[0]);
     (void)open_sampler(1000, 16); /* rounded up to a page; names of threads take it */
     for (uint32_t i = 0; i < 200; i++) {
-        (void)ks_name(i + 1, "a name that fills the table", 27);
+        (void)kc_sampler_name(i + 1, "a name that fills the table", 27);
     }
     await_ticks(5);
     close_sampler(&result);

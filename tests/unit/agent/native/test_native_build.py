@@ -12,12 +12,14 @@ from support.machine import native
 EXPORTED = {
     "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls", "kc_yield",
     "kc_counts", "kc_others", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device", "kc_result_text", "kc_serve",
-    "ko_abi", "ko_open", "ko_describe_tensor", "ko_prepare", "ko_start", "ko_counts", "ko_stop", "ko_close",
-    "kg_up", "kg_down",
-    "kp_abi", "kp_open", "kp_prepare", "kp_leave_out", "kp_start", "kp_look", "kp_counts", "kp_stop", "kp_close",
-    "kp_forked",
-    "ks_abi", "ks_open", "ks_look", "ks_read_text", "ks_runs", "ks_runs_file", "ks_prepare", "ks_start", "ks_name",
-    "ks_counts", "ks_ticks", "ks_stop", "ks_close",
+    "kc_observer_abi", "kc_observer_open", "kc_observer_describe_tensor", "kc_observer_prepare",
+    "kc_observer_start", "kc_observer_counts", "kc_observer_stop", "kc_observer_close",
+    "kc_gate_up", "kc_gate_down",
+    "kc_tracer_abi", "kc_tracer_open", "kc_tracer_prepare", "kc_tracer_leave_out", "kc_tracer_start",
+    "kc_tracer_look", "kc_tracer_counts", "kc_tracer_stop", "kc_tracer_close", "kc_tracer_forked",
+    "kc_sampler_abi", "kc_sampler_open", "kc_sampler_look", "kc_sampler_read_text", "kc_sampler_runs",
+    "kc_sampler_runs_file", "kc_sampler_prepare", "kc_sampler_start", "kc_sampler_name", "kc_sampler_counts",
+    "kc_sampler_ticks", "kc_sampler_stop", "kc_sampler_close",
 }  # fmt: skip
 
 
@@ -39,6 +41,12 @@ def test_only_the_interface_is_exported() -> None:
         ["nm", "-D", "--defined-only", str(native.collector())], capture_output=True, text=True, check=True
     ).stdout
     assert {line.split()[-1] for line in listing.splitlines()} == EXPORTED
+
+
+@pytest.mark.parametrize("path", native.collector_sources(), ids=lambda path: path.name)
+def test_a_c_file_says_which_threads_run_it_and_where_it_blocks(path: Path) -> None:
+    comment = path.read_text().split("*/")[0]
+    assert comment.startswith("/*") and "\n * Threads: " in comment and "\n * Blocks: " in comment
 
 
 def test_the_hook_finds_no_daemon_code_in_the_agents_own_project(hook: ModuleType) -> None:

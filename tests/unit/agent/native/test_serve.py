@@ -1,4 +1,4 @@
-"""The collector served by packets from a C program: everything that cupti_native.Collector does in Python, and ends."""
+"""The collector served by packets from a C program: all that collector_binding.Collector does, and how it ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.waiting import until
 pytest.importorskip("kinetod", reason="the daemon's half is not for this Python")
 
 from kineto_agent.sources.cupti import cuda_devices
-from kineto_agent.sources.cupti.collector_binding import Config, Enabled
+from kineto_agent.sources.cupti.collector_binding import CollectorConfig, EnableResult
 from kineto_agent.sources.interface import SourceError
 from kinetod.attach.channel.remote_collector import RemoteCollector
 
 KERNEL, MEMSET = 10, 2
-CONFIG = Config(
+CONFIG = CollectorConfig(
     buffer_limit_bytes=16 << 20,
     buffer_bytes=1 << 20,
     strings_bytes=1 << 20,
@@ -158,7 +158,7 @@ def test_a_killed_program_is_an_end_and_no_error(program: Program) -> None:
     program.process.kill()
     program.process.wait()
     assert program.remote.stop(100).timed_out == 1
-    assert program.remote.start([KERNEL]) == Enabled(-2, {KERNEL: 0}, "its collector's thread has ended")
+    assert program.remote.start([KERNEL]) == EnableResult(-2, {KERNEL: 0}, "its collector's thread has ended")
     program.remote.close()
     with pytest.raises(SourceError, match="cannot be recorded any more: its collector's thread has ended"):
         program.remote.open("/nowhere")
@@ -180,7 +180,7 @@ def test_sizes_that_cannot_be_are_refused(program: Program) -> None:
     program.remote.open(str(native.fake_cupti()))
     for sizes in ((0, 0), (1 << 40, 0), (5000, 0), (4096, 1 << 40)):
         with pytest.raises(SourceError, match="sizes of buffers out of range"):
-            program.remote.prepare(Config(buffer_bytes=sizes[0], strings_bytes=sizes[1]))
+            program.remote.prepare(CollectorConfig(buffer_bytes=sizes[0], strings_bytes=sizes[1]))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,17 @@
-"""agent/native/common/arena.h says the same as kineto_agent/protocol/arena.py."""
+"""agent/native/common/arena.h says the same as kineto_agent/protocol/arena.py and records.py."""
 
 import re
 
-from kineto_agent.protocol import arena
+from kineto_agent.protocol import arena, records
 from support.machine.native import COLLECTOR
 
 HEADER = (COLLECTOR / "common" / "arena.h").read_text()
 
 
-def test_every_number_of_the_c_header_is_that_of_the_python_module() -> None:
+def test_every_number_of_the_c_header_is_that_of_the_python_modules() -> None:
     numbers = {name: int(value) for name, value in re.findall(r"#define ARENA_(\w+) (\d+)$", HEADER, re.MULTILINE)}
-    assert numbers == {name: getattr(arena, name) for name in numbers}
+    python = {**vars(records), **vars(arena)}
+    assert numbers == {name: python[name] for name in numbers}
 
 
 def test_the_c_header_has_every_offset_and_state() -> None:

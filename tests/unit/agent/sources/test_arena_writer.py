@@ -6,6 +6,7 @@ from typing import Iterator
 
 import pytest
 from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_THREAD_NAME
 from kineto_agent.sources.arena_writer import BUFFER_BYTES, ArenaWriter
 from kineto_agent.sources.interface import SourceCounts, SourceError
 from support.agent.agent_daemon import ArenaReader
@@ -103,8 +104,8 @@ def test_a_copied_buffer_is_used_again_and_order_is_kept(writer: ArenaWriter, re
 
 
 def test_strings_are_seen_at_once(writer: ArenaWriter, reader: ArenaReader) -> None:
-    assert writer.intern(7, arena.SPACE_PYTHON_CODE, b"abc")
-    assert writer.intern(8, arena.SPACE_THREAD_NAME, b"")
+    assert writer.intern(7, SPACE_PYTHON_CODE, b"abc")
+    assert writer.intern(8, SPACE_THREAD_NAME, b"")
     assert reader.word(arena.STRINGS_USED) == 24 + 16
     assert reader.strings() == {(3, 7): b"abc", (5, 8): b""}
 

@@ -1,4 +1,5 @@
 import sys
+from types import ModuleType
 from typing import Any, FrozenSet, List, Mapping
 
 import pytest
@@ -30,7 +31,7 @@ STACKS: Source = Named("python_stacks", "python_function")
 IDLE: Source = Named("cupti")
 
 
-def chosen(plan: registry.Plan) -> Any:
+def chosen(plan: registry.RecordingPlan) -> Any:
     return [(choice.source.name, sorted(choice.activity_types)) for choice in plan.choices]
 
 
@@ -112,6 +113,14 @@ def test_cupti_is_loaded_where_there_could_be_a_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ("/",))
     monkeypatch.setattr(registry, "_sources", {})
     assert [source.name for source in registry.sources()] == ["python_stacks", "python_calls", "cupti"]
+
+
+def test_every_row_of_the_table_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setattr(registry, "_NVIDIA_DEVICES", ("/",))
+    monkeypatch.setattr(registry, "_sources", {})
+    names = ["python_stacks", "python_calls", "torch_ops", "memory_snapshot", "memory_events", "cupti"]
+    assert [source.name for source in registry.sources()] == names
 
 
 def torch_ops() -> Source:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.conversion.worker_job import answer
 from kineto_trace.errors import FormatError, SpoolError, UnknownVersionError

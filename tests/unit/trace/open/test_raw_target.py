@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kineto_agent.protocol.arena import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD
+from kineto_agent.protocol.records import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.spool.raw_records import RawWriter

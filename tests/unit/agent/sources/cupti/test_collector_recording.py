@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
 from support.agent.arenas import ArenaReader, Recycler, count_kinds
 from support.agent.collector import MIB, calling, fake_cuda, recording, request, source
 from support.waiting import until
@@ -79,10 +80,10 @@ def test_names_are_in_the_string_table() -> None:
         session.stop()
         strings = reader.strings()
         records = [r for b in reader.ready() for r in _kernels(b.data)]
-    named = [strings[arena.SPACE_KERNEL_NAME, int.from_bytes(record[104:112], "little")] for record in records]
+    named = [strings[SPACE_KERNEL_NAME, int.from_bytes(record[104:112], "little")] for record in records]
     assert named == ["gemm", "gemm", "gemm", long_name]
-    assert strings[arena.SPACE_RUNTIME_API, 211] == "cudaLaunchKernel_v7000"
-    assert strings[arena.SPACE_DRIVER_API, 307] == "cuLaunchKernel"
+    assert strings[SPACE_RUNTIME_API, 211] == "cudaLaunchKernel_v7000"
+    assert strings[SPACE_DRIVER_API, 307] == "cuLaunchKernel"
 
 
 def _kernels(data: bytes) -> list[bytes]:
@@ -212,7 +213,7 @@ def test_eight_threads_lose_nothing() -> None:
             thread.join()
         session.stop()
         counted = count_kinds(reader.ready(), reader.record_bytes())
-        names = {text for (space, _), text in reader.strings().items() if space == arena.SPACE_KERNEL_NAME}
+        names = {text for (space, _), text in reader.strings().items() if space == SPACE_KERNEL_NAME}
     assert counted == {KERNEL: 80_000, RUNTIME: 80_000}
     assert names == {f"kernel-{i}" for i in range(8)}
 

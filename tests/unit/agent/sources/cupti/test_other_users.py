@@ -10,7 +10,7 @@ from typing import Any, Iterator
 
 import pytest
 from kineto_agent.sources.cupti import other_users
-from kineto_agent.sources.cupti.collector_binding import Collector, Others
+from kineto_agent.sources.cupti.collector_binding import Collector, OtherUsers
 from kineto_agent.sources.interface import SourceError
 from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
 from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
@@ -128,7 +128,7 @@ def attempt():
         with recording(["kernel"]) as (session, _):
             return session.stop().counts.records
     except SourceError as error:
-        return error.reason_code, "the buffers are those of the program itself" in error.reason
+        return error.reason_code, "the buffers belong to the program itself" in error.reason
 
 with listener.profile() as count:
     cuda.launch(count=2)
@@ -181,10 +181,10 @@ def test_who_has_registered_once_for_all_his_sessions_has_his_records_after_a_ca
 
 def test_a_cupti_that_cannot_be_watched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda()
-    monkeypatch.setattr(Collector, "others", lambda self: Others(unnoticed=b"not this CPU"))
+    monkeypatch.setattr(Collector, "others", lambda self: OtherUsers(unnoticed=b"not this CPU"))
     with recording(["kernel"]) as (session, _):
         warnings = session.stop().warnings
-    assert "starts during a capture may get less than it wants: not this CPU" in warnings[0]
+    assert "starts during a capture may lose records: not this CPU" in warnings[0]
 
 
 def test_a_user_is_named_by_the_library_that_calls(tmp_path: Path) -> None:

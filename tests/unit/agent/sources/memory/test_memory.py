@@ -7,7 +7,13 @@ import sys
 from typing import Any, List, Tuple
 
 import pytest
-from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import (
+    MEMORY_ALLOCATED,
+    MEMORY_EVENT,
+    MEMORY_FREED,
+    MEMORY_OUT_OF_MEMORY,
+    MEMORY_RESERVED,
+)
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.memory import allocator_history
 from kineto_agent.sources.memory.allocation_events import ONLY_CUDA, MemoryEventsSource
@@ -152,7 +158,7 @@ def test_snapshot_and_events_share_one_history(torch: FakeTorch) -> None:
 
 
 def recorded(session: Any) -> List[Tuple[int, ...]]:
-    return [tuple(each) for each in arena.MEMORY_EVENT.iter_unpack(ready_bytes(session))]
+    return [tuple(each) for each in MEMORY_EVENT.iter_unpack(ready_bytes(session))]
 
 
 def test_events_are_allocations_frees_and_what_the_allocator_holds(torch: FakeTorch) -> None:
@@ -166,11 +172,11 @@ def test_events_are_allocations_frees_and_what_the_allocator_holds(torch: FakeTo
     torch.note("oom", 77, 1 << 40)
     outcome = session.stop()
     assert [event[1:] for event in recorded(session)] == [
-        (4096, SEGMENT_BYTES, 7, 0, arena.MEMORY_RESERVED),
-        (512, 1000, 7, 0, arena.MEMORY_ALLOCATED),
-        (2048, 300, 7, 0, arena.MEMORY_ALLOCATED),
-        (512, 1000, 7, 0, arena.MEMORY_FREED),
-        (0, 1 << 40, 7, 0, arena.MEMORY_OUT_OF_MEMORY),
+        (4096, SEGMENT_BYTES, 7, 0, MEMORY_RESERVED),
+        (512, 1000, 7, 0, MEMORY_ALLOCATED),
+        (2048, 300, 7, 0, MEMORY_ALLOCATED),
+        (512, 1000, 7, 0, MEMORY_FREED),
+        (0, 1 << 40, 7, 0, MEMORY_OUT_OF_MEMORY),
     ]
     assert outcome.metadata["totals"] == {"0": (350, SEGMENT_BYTES)}
     assert outcome.warnings == [ONLY_CUDA]

@@ -135,7 +135,8 @@ outcome, data, names = recording.stop()
 assert sys.getprofile() is own
 sys.setprofile(None)
 assert seen.count(("call", "work")) == 3
-assert outcome.warnings == ["1 threads were not recorded: the program's own profile function or audit hook is there"]
+text = "1 threads were not recorded: the program has its own profile function or an audit hook there"
+assert outcome.warnings == [text]
 """
     )
 

@@ -7,9 +7,10 @@ from typing import Callable, Dict, Iterator, List, Set
 
 import pytest
 from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import stack_sampling as module
-from kineto_agent.sources.python.sampler_binding import StopResult
+from kineto_agent.sources.python.sampler_binding import SamplerResult
 from kineto_agent.system.threads import start_thread
 from support.agent.agent_daemon import Sample, code_of
 from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
@@ -123,7 +124,7 @@ def test_code_has_its_file_and_its_line_table(record: Record) -> None:
     recorder = record()
     spin(recorder)
     recorder.stop()
-    entries = [text for (space, _), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
+    entries = [text for (space, _), text in recorder.reader.strings().items() if space == SPACE_PYTHON_CODE]
     (code,) = [code for code in map(code_of, entries) if code.name == "spin"]
     assert (code.file, code.first_line) == (__file__, spin.__code__.co_firstlineno)
     table = spin.__code__.co_linetable if sys.version_info >= (3, 10) else spin.__code__.co_lnotab
@@ -173,8 +174,8 @@ def test_a_sampler_that_costs_too_much_slows_down_and_says_so(record: Record, mo
     until(lambda: time.monotonic() - began > 0.7, "the load of half a second is known")
     recorder.wait(2)
     recorder.stop()
-    assert recorder.outcome.warnings[0].startswith("stacks were sampled at down to ")
-    assert " Hz instead of 1000 Hz: one sample of all threads took " in recorder.outcome.warnings[0]
+    assert recorder.outcome.warnings[0].startswith("the sampling rate of stacks dropped from 1000 Hz to ")
+    assert " Hz: one sample of all threads took " in recorder.outcome.warnings[0]
 
 
 def test_a_session_that_never_started_can_be_stopped_and_closed() -> None:
@@ -211,7 +212,7 @@ def test_names_of_every_script_are_read(record: Record, name: str) -> None:
     recorder = record()
     namespace[name](recorder)
     assert any(name in sample.stack for sample in own(recorder.stop()))
-    entries = [text for (space, _), text in recorder.reader.strings().items() if space == arena.SPACE_PYTHON_CODE]
+    entries = [text for (space, _), text in recorder.reader.strings().items() if space == SPACE_PYTHON_CODE]
     assert [code.file for code in map(code_of, entries) if code.name == name] == ["/файл.py"]
 
 
@@ -261,8 +262,8 @@ def test_what_the_thread_opens_is_not_among_the_programs_descriptors(record: Rec
 @pytest.mark.parametrize("torn, told", [(1, False), (200, True)])
 def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(torn: int, told: bool) -> None:
     class Ended:
-        def stop(self, _limit_ms: int) -> StopResult:
-            result = StopResult(torn_samples=torn)
+        def stop(self, _limit_ms: int) -> SamplerResult:
+            result = SamplerResult(torn_samples=torn)
             result.counts.records = 5000
             return result
 
@@ -271,4 +272,6 @@ def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(tor
 
     outcome = module.PythonStacksSession(100, Ended(), -1).stop()
     assert outcome.counts.dropped == 0
-    assert outcome.warnings == (["200 of 5200 looks at stacks are left out: the threads changed them meanwhile"] * told)
+    assert outcome.warnings == (
+        ["200 of 5200 stack samples were left out: the stacks changed while they were read"] * told
+    )

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Callable, Iterator, List
 
 import pytest
-from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import STACK_IDLE, STACK_RUNNING, STACK_WAITS_FOR_GIL
 from support.agent.agent_daemon import Sample
 from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain
 from support.machine import native
@@ -54,7 +54,7 @@ def test_a_thread_that_waits_is_idle_and_uses_no_time(recorder: Recorder) -> Non
     with Waiter() as waiter:
         recorder.wait(20)
         samples = of_thread(recorder.stop(), waiter.tid)[5:]  # the first ones may still see it go to sleep
-    assert share(samples, arena.STACK_IDLE) == 1
+    assert share(samples, STACK_IDLE) == 1
     assert {sample.cpu_us for sample in samples} == {0}
     assert not any(sample.holds_gil for sample in samples)
 
@@ -66,7 +66,7 @@ def test_a_thread_that_runs_python_runs_and_has_the_gil(recorder: Recorder) -> N
         pass
     used_us = (time.thread_time_ns() - before) / 1000
     samples = of_thread(recorder.stop(), threading.get_native_id())[1:-1]
-    assert share(samples, arena.STACK_RUNNING) > 0.9
+    assert share(samples, STACK_RUNNING) > 0.9
     assert sum(sample.holds_gil for sample in samples) > 0.9 * len(samples)
     assert abs(sum(sample.cpu_us for sample in samples) - used_us) < 0.25 * used_us
 
@@ -79,8 +79,8 @@ def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder
     samples = recorder.stop()
     for other in others:
         own = of_thread(samples, other.tid)
-        assert share(own, arena.STACK_WAITS_FOR_GIL) > 0.1  # 0.6 on a quiet machine; on a busy one few have the CPU to wait
-        assert share(own, arena.STACK_IDLE) < 0.2
+        assert share(own, STACK_WAITS_FOR_GIL) > 0.1  # 0.6 on a quiet machine; on a busy one few have the CPU to wait
+        assert share(own, STACK_IDLE) < 0.2
     holders = Counter(sample.time_ns for sample in samples if sample.holds_gil)
     assert sum(count > 1 for count in holders.values()) < 0.05 * len(holders)
 
@@ -91,7 +91,7 @@ def test_a_c_call_without_the_gil_runs(recorder: Recorder) -> None:
     recorder.wait(100)
     other.end()
     samples = of_thread(recorder.stop(), other.tid)
-    assert share(samples, arena.STACK_RUNNING) > 0.7
+    assert share(samples, STACK_RUNNING) > 0.7
     assert sum(sample.holds_gil for sample in samples) < 0.2 * len(samples)
 
 
@@ -105,7 +105,7 @@ def test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time(recorder: Recorder)
         if plain(sample.stack)[-1:] == ("test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time",)
     ]
     assert len(sleeping) > 10  # of 100, as many as a busy machine gives; a sampler that needs the GIL has none
-    assert share(sleeping[1:-1], arena.STACK_IDLE) > 0.9
+    assert share(sleeping[1:-1], STACK_IDLE) > 0.9
     assert all(sample.holds_gil for sample in sleeping[1:-1])
 
 
@@ -149,7 +149,7 @@ def test_a_thread_without_python_is_there_by_the_kernels_name_while_it_runs(spin
     samples = of_thread(recorder.stop(), tid)
     assert len(samples) > 10
     assert {sample.stack for sample in samples} == {()}
-    assert share(samples, arena.STACK_RUNNING) > 0.8
+    assert share(samples, STACK_RUNNING) > 0.8
     assert recorder.names()[tid] == "omp_worker"
     recorder.close()
 

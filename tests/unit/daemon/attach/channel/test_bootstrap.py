@@ -470,7 +470,7 @@ def test_two_agents_do_not_record_cupti_at_once(cuda_target: LiveTarget, tmp_pat
         connection.send(start_request("c2", activity_types=["kernel"]))
         result = connection.expect(wire.Result)
         assert (result.outcome, result.reason_code) == ("failed", "CUPTI_BUSY")
-        assert "another kineto agent in this process records CUPTI" in result.reason
+        assert "another kineto agent in this process is recording with CUPTI" in result.reason
         own.send(wire.Cancel("c1", True))
         own.expect(wire.Result)
         own.send(wire.Release("c1"))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from kineto_agent.sources.cupti import cuda_devices
-from kineto_agent.sources.cupti.collector_binding import Config
+from kineto_agent.sources.cupti.collector_binding import CollectorConfig
 from kineto_agent.sources.interface import SourceError
 from kinetod.attach.channel.remote_collector import RemoteCollector, RemoteEnded, read_greeting
 
@@ -95,7 +95,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(fds: int) -> None:
 
 def test_an_arena_is_closed_with_the_recording() -> None:
     liar = Liar(answer(PREPARE, 1), answer(12, 2), fds=1)
-    arena = liar.remote.prepare(Config())
+    arena = liar.remote.prepare(CollectorConfig())
     assert os.fstat(arena)
     liar.remote.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -106,14 +106,14 @@ def test_an_arena_is_closed_with_the_recording() -> None:
 def test_a_prepared_recording_without_an_arena_is_refused() -> None:
     liar = Liar(answer(PREPARE, 1))
     with pytest.raises(SourceError, match="gave no arena"):
-        liar.remote.prepare(Config())
+        liar.remote.prepare(CollectorConfig())
     liar.close()
 
 
 def test_an_unknown_error_has_its_number() -> None:
     liar = Liar(answer(PREPARE, 1, code=-77))
     with pytest.raises(SourceError, match="error -77") as caught:
-        liar.remote.prepare(Config())
+        liar.remote.prepare(CollectorConfig())
     assert caught.value.reason_code == "SOURCE_FAILED"
     liar.close()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kineto_agent.protocol.arena import (
+from kineto_agent.protocol.records import (
     CALL_C_RETURN,
     CALL_CUT,
     CALL_RETURN,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 from kineto_trace.decode.python import python_stacks
 from kineto_trace.decode.python.python_stacks import StackSamples
 from kineto_trace.model.trace import NO_ROW, StringTable

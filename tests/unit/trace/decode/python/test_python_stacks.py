@@ -5,7 +5,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
 from kineto_trace.decode.python import python_stacks
 from kineto_trace.decode.python.python_stacks import StackSamples
 from kineto_trace.model.line_counts import LineCount, format_lines, parse_lines

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kineto_agent.protocol.arena import (
+from kineto_agent.protocol.records import (
     MEMORY_ALLOCATED,
     MEMORY_EVENT,
     MEMORY_FREED,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kineto_agent.protocol.arena import (
+from kineto_agent.protocol.records import (
     KIND_OP,
     KIND_OP_TENSORS,
     OP,

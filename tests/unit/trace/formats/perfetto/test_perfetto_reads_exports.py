@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_agent.protocol.arena import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE
+from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
