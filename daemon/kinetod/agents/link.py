@@ -31,8 +31,7 @@ import errno
 import logging
 import os
 import socket
-import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +40,7 @@ from kineto_agent.protocol import wire
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError, replaced
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
+from kinetod.base.unix_sockets import descriptors, remove_stale_socket
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import Identity, ProcessKey, Unidentified, identify
 
@@ -257,15 +257,6 @@ class Connection:
         self._handler.on_close(self, reason)
 
 
-def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    """Those that came with a packet by SCM_RIGHTS; the caller owns them."""
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
-
-
 class LinkServer:
     """Accepts agents on a Unix socket."""
 
@@ -411,26 +402,3 @@ class LinkServer:
         self.stop_accepting()
         for connection in list(self._connections):
             connection.close("the daemon is stopping")
-
-
-def remove_stale_socket(path: Path) -> None:
-    """Removes a socket that nobody listens on. Raises StartError if somebody does, or if it is no socket."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise StartError(f"{path} exists and is no socket; move it away or choose another path")
-    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
-        with socket.socket(socket.AF_UNIX, kind) as probe:
-            probe.settimeout(1)
-            try:
-                probe.connect(str(path))
-            except OSError as exc:
-                if exc.errno == errno.EPROTOTYPE:
-                    continue
-                if exc.errno in (errno.ECONNREFUSED, errno.ENOENT):
-                    break
-                raise StartError(f"{path} cannot be checked: {exc.strerror}") from exc
-            raise StartError(f"something already listens on {path}; stop it or choose another path")
-    path.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ Theory of operation
     them, up to MAX_HELPERS; those end with their attach.
 """
 
-import array
 import asyncio
 import contextlib
 import json
@@ -24,11 +23,11 @@ from typing import Any
 
 from kineto_protos.units import format_duration
 
-from kinetod.agents.link import descriptors
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.inspect import standstill
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS
 from kinetod.base.safe_text import clean
+from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.supervise import child
 
@@ -41,7 +40,6 @@ WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
 LOOK_S = 2.0  # 5 ms are usual; the start of a helper, where none is warm, takes 0.3 s
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
 _EXIT_S = 2.0
-_CMSG_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # one is the most; more are closed
 
 
 class Crashed(Exception):
@@ -88,12 +86,9 @@ class _Helper:
         except OSError as exc:
             raise DeadBefore(str(exc)) from exc
         try:
-            await self._readable()
-            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            data, ancillary, _, _ = self._sock.recvmsg(MAX_ANSWER_BYTES, _CMSG_SPACE, flags)  # recv_fds has no flags
+            data, fds = await receive(self._sock, MAX_ANSWER_BYTES)
         except OSError as exc:
             raise Crashed(str(exc)) from exc
-        fds = descriptors(ancillary)
         try:
             answer = json.loads(data) if data else None
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
@@ -104,15 +99,6 @@ class _Helper:
         finally:
             for fd in fds:
                 os.close(fd)
-
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._sock, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(self._sock)
 
     async def stop(self, *, kill: bool) -> str:
         """Ends it; says how it ended. Its socket is closed, so it ends by itself once it has nothing to do."""

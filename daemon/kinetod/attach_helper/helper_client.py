@@ -21,12 +21,12 @@ from typing import TypeVar
 
 import msgspec
 
-from kinetod.agents.link import descriptors
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.policy.preconditions import Finding, Status
 from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
+from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers.profiler_scan import Profiler
@@ -41,7 +41,6 @@ KUBELET_DEADLINE_S = 5.0
 DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
 _UCRED = struct.Struct("3i")
 Said = TypeVar("Said", messages.Seen, messages.Found)
-_CMSG_SPACE = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # one is the most; more are closed
 
 
 class Unreachable(Exception):
@@ -240,7 +239,7 @@ class _Conversation:
         try:
             async with asyncio.timeout_at(self._end):
                 await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
-                packet, fds = await self._receive()
+                packet, fds = await receive(self._sock, messages.MAX_ANSWER_BYTES + 1)
         except TimeoutError as exc:
             raise Unreachable("it does not answer") from exc
         except OSError as exc:
@@ -257,21 +256,6 @@ class _Conversation:
         finally:
             for fd in fds:
                 os.close(fd)
-
-    async def _receive(self) -> tuple[bytes, list[int]]:
-        loop = asyncio.get_running_loop()
-        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        while True:
-            try:
-                data, ancillary, _, _ = self._sock.recvmsg(messages.MAX_ANSWER_BYTES + 1, _CMSG_SPACE, flags)
-                return data, descriptors(ancillary)
-            except BlockingIOError:
-                readable = asyncio.Event()
-                loop.add_reader(self._sock, readable.set)
-                try:
-                    await readable.wait()
-                finally:
-                    loop.remove_reader(self._sock)
 
 
 def _keys(pids: Iterable[int]) -> list[ProcessKey]:

@@ -1,0 +1,63 @@
+"""Unix sockets: packets with descriptors, and sockets left behind in the file system."""
+
+import array
+import asyncio
+import errno
+import socket
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from kinetod.base.errors import StartError
+
+_MAX_FDS = 4  # our packets carry one at most; with room for more, those can be closed
+_CMSG_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+
+
+def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a packet by SCM_RIGHTS. The caller owns them."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+async def receive(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
+    """Waits for one packet of a non-blocking socket. The caller owns the descriptors. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC  # socket.recv_fds takes no flags
+            data, ancillary, _, _ = sock.recvmsg(max_bytes, _CMSG_SPACE, flags)
+            return data, descriptors(ancillary)
+        except BlockingIOError:
+            readable = asyncio.Event()
+            loop.add_reader(sock, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(sock)
+
+
+def remove_stale_socket(path: Path) -> None:
+    """Removes a socket that nobody listens on. Raises StartError if somebody does, or if it is no socket."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise StartError(f"{path} exists but is not a socket; move it away or choose another path")
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            probe.settimeout(1)
+            try:
+                probe.connect(str(path))
+            except OSError as exc:
+                if exc.errno == errno.EPROTOTYPE:
+                    continue
+                if exc.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                    break
+                raise StartError(f"{path} cannot be checked: {exc.strerror}") from exc
+            raise StartError(f"something already listens on {path}; stop it or choose another path")
+    path.unlink(missing_ok=True)
