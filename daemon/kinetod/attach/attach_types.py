@@ -11,18 +11,16 @@ Theory of operation
     sure that it runs once. When the channel is there, or the deadline has passed, `finish` is called.
 """
 
+import contextlib
 import socket
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from kinetod.processes.credentials import REPLACED
-
-if TYPE_CHECKING:
-    from kinetod.attach.inspect.target_image import TargetImage
-    from kinetod.processes.credentials import Credentials
-    from kinetod.processes.identity import ProcessKey
+from kinetod.processes import credentials
+from kinetod.processes.credentials import REPLACED, Credentials
+from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
 
 MAX_BOOTSTRAP_BYTES = 3072  # it travels through one page of the target
 
@@ -91,7 +89,7 @@ class Attached:
 class Approval:
     """What was allowed: to enter the process while it has these credentials, for an administrator or another user."""
 
-    credentials: "Credentials"
+    credentials: Credentials
     administrator: bool = False
 
 
@@ -112,6 +110,37 @@ class Deadline:
         return self.left_s == 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRequest:
+    """One attach. The token is the bootstrap's; approved: what the process must be, as long as it is touched."""
+
+    key: ProcessKey
+    approved: Credentials
+    deadline: Deadline
+    token: int
+    boot_time_ns: int = BOOT_TIME_NS
+    received_ns: int = 0  # monotonic
+
+    def check_process(self) -> Credentials:
+        """What the process is, with all that only we may see. Raises AttachError if it is not what was approved."""
+        with contextlib.suppress(OSError):
+            found = credentials.read(self.key.pid)
+            if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
+                if difference := self.approved.difference(found):
+                    raise replaced(self.key.pid, difference)
+                return found
+        raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
+
+    def explained(self, error: AttachError) -> AttachError:
+        """The same error, unless the process has become another one meanwhile, which explains it."""
+        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
+            try:
+                self.check_process()
+            except AttachError as better:
+                return better
+        return error
+
+
 class Helpers(Protocol):
     """Who attaches for the daemon: its own helper processes, or the attach helper service."""
 
@@ -121,25 +150,8 @@ class Helpers(Protocol):
     def pids(self) -> set[int]:
         """Of the daemon's processes among them."""
 
-    async def attach(
-        self, key: "ProcessKey", approval: "Approval", *, deadline_s: float
-    ) -> "tuple[Attached, socket.socket]":
+    async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
 
     async def stop(self) -> None:
         """Frees what they hold."""
-
-
-class Method(Protocol):
-    """One way to make a Python process run the bootstrap. Blocking; used in the helper process only."""
-
-    name: str
-
-    def hand_over(self, target: "TargetImage", bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-        """Raises AttachError; then the target is as it was and has not got the code."""
-
-    def problem(self) -> AttachError | None:
-        """Why what was handed over does not run and will not; None: it runs, has run, or may still do so."""
-
-    def finish(self) -> None:
-        """The code has run, or is given up: take back what waits for it. Idempotent, raises nothing, waits ≤ 50 ms."""

@@ -22,15 +22,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinetod.attach.attach_types import AttachCode, Attached, AttachError, Deadline, replaced
+from kinetod.attach.attach_types import AttachCode, Attached, AttachError, AttachRequest, Deadline
 from kinetod.attach_helper import worker_queries
-from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
-from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
+from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
 MAX_REQUEST_BYTES = 4096
 OOM_SCORE_ADJ = -1000  # in the short time that a thread stands still, its tracer should not be the victim
@@ -40,45 +38,14 @@ _LEFT_AS_THEY_ARE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One attach. The token is the bootstrap's; approved: what the process must be, as long as it is touched."""
-
-    key: ProcessKey
-    approved: Credentials
-    deadline: Deadline
-    token: int
-    boot_time_ns: int = BOOT_TIME_NS
-    received_ns: int = 0  # monotonic
-
-    def check_process(self) -> Credentials:
-        """What the process is, with all that only we may see. Raises AttachError if it is not what was approved."""
-        with contextlib.suppress(OSError):
-            found = credentials.read(self.key.pid)
-            if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
-                if difference := self.approved.difference(found):
-                    raise replaced(self.key.pid, difference)
-                return found
-        raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
-
-    def explained(self, error: AttachError) -> AttachError:
-        """The same error, unless the process has become another one meanwhile, which explains it."""
-        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
-            try:
-                self.check_process()
-            except AttachError as better:
-                return better
-        return error
+Attempt = Callable[[AttachRequest], tuple[Attached, socket.socket]]
 
 
-Attempt = Callable[[Request], tuple[Attached, socket.socket]]
-
-
-def parse(data: bytes) -> tuple[int, Request]:
+def parse(data: bytes) -> tuple[int, AttachRequest]:
     """The id and the request in a packet. Raises ValueError."""
     fields = json.loads(data)
     try:
-        request = Request(
+        request = AttachRequest(
             key=ProcessKey(int(fields["pid"]), int(fields["start_time_ns"])),
             approved=Credentials.from_dict(fields["approved"]),
             deadline=Deadline(float(fields["deadline_s"])),

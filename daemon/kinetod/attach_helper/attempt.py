@@ -22,22 +22,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kinetod.attach.attach_types import AttachCode, Attached, AttachError, Bootstrap, Deadline, Method, Stop
+from kinetod.attach.attach_types import AttachCode, Attached, AttachError, AttachRequest, Bootstrap, Deadline, Stop
 from kinetod.attach.channel import bootstrap as bootstraps
 from kinetod.attach.channel import payload
 from kinetod.attach.channel.private_channel import await_channel
 from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.target_image import PROC, TargetImage
 from kinetod.attach.methods import collector_thread
+from kinetod.attach.methods.method import Method
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.policy.preconditions import suitable_image
 from kinetod.processes.proc_folder import lines
-
-if TYPE_CHECKING:
-    from kinetod.attach_helper.attach_worker import Request
 
 FIRST_TURN_S = 0.25
 PATIENCE_S = 0.25
@@ -58,7 +55,7 @@ def warm_up() -> None:
         collector_thread.library()
 
 
-def attach(request: "Request") -> tuple[Attached, socket.socket]:
+def attach(request: AttachRequest) -> tuple[Attached, socket.socket]:
     """The channel, at whose other end the agent (or the collector) runs. Raises AttachError."""
     pid = request.key.pid
     # What it is now is compared in every stop: then the image, whose memory is opened below, is this program's too.
@@ -90,7 +87,7 @@ def first_number(pid: int, proc: Path = PROC) -> int:
         return bootstraps.FIRST_NUMBER
 
 
-def _attached(method: str, stopped_ns: int, request: "Request") -> Attached:
+def _attached(method: str, stopped_ns: int, request: AttachRequest) -> Attached:
     latency_ns = time.monotonic_ns() - request.received_ns
     return Attached(method=method.replace("_", "-"), stopped_ns=stopped_ns, latency_ns=latency_ns)
 

@@ -18,7 +18,7 @@ _MAX_QUEUE_FULL = 10  # every one costs the target a page
 
 
 class PendingCall:
-    """Implements interface.Method."""
+    """Implements `method.Method`."""
 
     name = "pending_call"
 
