@@ -30,6 +30,7 @@ from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.supervise import child
+from kinetod.supervise.warm_child import Crashed, TooLate, WarmChild
 
 log = logging.getLogger(__name__)
 
@@ -39,30 +40,18 @@ MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
 LOOK_S = 2.0  # 5 ms are usual; the start of a helper, where none is warm, takes 0.3 s
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
-_EXIT_S = 2.0
-
-
-class Crashed(Exception):
-    """A helper ended, or said what it should not. how: its exit status."""
-
-    how = ""
 
 
 class DeadBefore(Crashed):
     """A helper had ended before it was asked: another one can be."""
 
 
-class TooLate(Exception):
-    """A helper was killed at the deadline of what it did."""
-
-
-class _Helper:
+class _Helper(WarmChild):
     """One process. Used by one attach at a time."""
 
     def __init__(self, process: Process, sock: socket.socket) -> None:
-        self.process = process
+        super().__init__(process, log, "attach helper")
         self._sock = sock
-        self._stderr = asyncio.create_task(child.log_errors(process, log, "attach helper"))
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Helper":
@@ -101,9 +90,9 @@ class _Helper:
                 os.close(fd)
 
     async def stop(self, *, kill: bool) -> str:
-        """Ends it; says how it ended. Its socket is closed, so it ends by itself once it has nothing to do."""
+        """See WarmChild: the socket is its standard input."""
         self._sock.close()
-        return await child.end(self.process, patience_s=0.0 if kill else _EXIT_S, readers=[self._stderr])
+        return await super().stop(kill=kill)
 
 
 class AttachHelpers:
@@ -207,23 +196,12 @@ class AttachHelpers:
     ) -> tuple[dict[str, Any], int | None]:
         self._busy.add(helper)
         try:
-            async with asyncio.timeout(deadline_s):
-                answer = await helper.ask(request)
-        except TimeoutError:
-            await helper.stop(kill=True)
-            raise TooLate from None
-        except Crashed as exc:
-            exc.how = await helper.stop(kill=False)  # killing what has just ended would hide its exit status
-            raise
-        except BaseException:
-            await helper.stop(kill=True)
-            raise
-        else:
+            answer = await helper.within(deadline_s, helper.ask(request))
             self._give_back(helper)
+            return answer
         finally:
             self._busy.discard(helper)
             self._refill()
-        return answer
 
     def _number(self) -> int:
         self._requests += 1

@@ -31,7 +31,7 @@ import msgspec
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import Policy, PolicyError, load, owner
-from kinetod.attach_helper.attach_pool import AttachHelpers, Crashed, TooLate
+from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
@@ -39,6 +39,7 @@ from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
+from kinetod.supervise.warm_child import Crashed, TooLate
 
 log = logging.getLogger(__name__)
 
