@@ -14,28 +14,28 @@ from typing import Any
 from kinetod.base.object_store_urls import folder_of
 from kinetod.base.safe_text import clean
 from kinetod.supervise import child
+from kinetod.supervise.warm_child import WarmChild
 from kinetod.uploads.worker_protocol import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
 
 log = logging.getLogger(__name__)
 
 STUCK_S = 600.0  # without any progress of a job
 IDLE_S = 60.0
-_EXIT_S = 2.0
 _LINE_BYTES = 16 << 20
 _MAX_DATA_BYTES = 16 << 20
 OnProgress = Callable[[int], None]
 Setup = tuple[WorkerOptions, Mapping[str, str]]  # and its environment beside the daemon's
 
 
-class _Process:
+class _Process(WarmChild):
     """One worker process and the jobs that it has."""
 
     def __init__(self, process: Process, setup: Setup) -> None:
-        self.process = process
+        super().__init__(process, log, "upload worker", logging.DEBUG)
         self.setup = setup
         self.jobs: dict[int, asyncio.Queue[tuple[dict[str, Any], bytes] | None]] = {}
-        errors = child.log_errors(process, log, "upload worker", logging.DEBUG)
-        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(errors)]
+        self._answers = asyncio.create_task(self._read())
+        self.readers.append(self._answers)
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
@@ -62,16 +62,12 @@ class _Process:
     @property
     def is_alive(self) -> bool:
         """Whether it can take jobs."""
-        return self.process.returncode is None and not self.tasks[0].done()
+        return self.process.returncode is None and not self._answers.done()
 
     def kill(self) -> None:
         """At once; its jobs fail."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-
-    async def stop(self) -> None:
-        """Lets it end, then makes it."""
-        await child.end(self.process, patience_s=_EXIT_S, readers=self.tasks)
 
 
 class UploadWorker:
@@ -96,7 +92,7 @@ class UploadWorker:
         self._numbers = 0
         self._folders: tuple[str, ...] = ()
         self._idle: asyncio.TimerHandle | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[str]] = set()
 
     def pids(self) -> set[int]:
         """Of the running worker."""
@@ -161,7 +157,7 @@ class UploadWorker:
             if current is not None and current.is_alive and (current.setup == setup or current.jobs):
                 return current
             if current is not None:
-                await current.stop()
+                await current.stop(kill=False)
             self._current = await self._start(setup)
             return self._current
 
@@ -190,7 +186,7 @@ class UploadWorker:
     def _retire(self, worker: _Process) -> None:
         if not worker.jobs and worker is self._current and not self._starting.locked():
             self._current = None
-            task = asyncio.create_task(worker.stop())
+            task = asyncio.create_task(worker.stop(kill=False))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
@@ -202,7 +198,7 @@ class UploadWorker:
             current, self._current = self._current, None
             if current is not None:
                 current.kill()
-                await current.stop()
+                await current.stop(kill=False)
         if self._ending:
             await asyncio.wait(self._ending)
 
