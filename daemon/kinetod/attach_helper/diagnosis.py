@@ -268,7 +268,7 @@ def encode(diagnosis: Diagnosis) -> bytes:
     return json.dumps(asdict(diagnosis)).encode()
 
 
-def decode(data: bytes) -> Diagnosis:
+def decode(data: bytes | bytearray) -> Diagnosis:
     """Raises ValueError."""
     try:
         fields = json.loads(data)

@@ -1,9 +1,7 @@
 """Asks a process of its own to look at the host: whatever hangs or crashes there, the daemon goes on."""
 
 import asyncio
-import contextlib
 import logging
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,14 +13,13 @@ from kinetod.base.safe_text import clean
 from kinetod.host_checks.check_protocol import Line, Question, unpacked
 from kinetod.profilers.dcgm import Profiling
 from kinetod.profilers.profiler_scan import Profiler, Scan
-from kinetod.supervise import child
+from kinetod.supervise import child, one_question
 
 log = logging.getLogger(__name__)
 
 COMMAND = child.python("kinetod.host_checks.check_process")
 DEADLINE_S = 15.0  # 0.4 s is usual
 MAX_AGE_S = 1.0  # however often somebody asks
-MAX_ANSWER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,50 +77,27 @@ class HostLooker:
         return replace(looked, scan=looked.scan.joined(searched, found))
 
     async def _look(self, question: Question) -> Looked:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES
-            )
-        except OSError as exc:
-            return Looked((_not_made("host", f"the process that looks cannot be started: {exc.strerror}"),))
         lines: list[Line] = []
+
+        def take(line: bytes) -> None:
+            lines.append(msgspec.json.decode(line, type=Line))
+
         why = ""
         try:
-            async with asyncio.timeout(self._deadline_s):
-                errors = await _converse(process, msgspec.json.encode(question), lines)
-            why = _failure(process, errors)
-        except TimeoutError:
-            why = f"it did not end within {self._deadline_s:g} s"
-            log.warning("looking at the host: %s: %s", lines[-1].next if lines else "the start", why)
-        except (ValueError, msgspec.DecodeError) as exc:
+            asked = msgspec.json.encode(question)
+            ended = await one_question.ask(self._command, asked, take, deadline_s=self._deadline_s)
+        except OSError as exc:
+            return Looked((_not_made("host", f"the process that looks cannot be started: {exc.strerror}"),))
+        except ValueError as exc:
             why = f"its answer is nonsense: {clean(str(exc), 200)}"
-        finally:
-            await child.end(process)
+        else:
+            if ended.status is None:
+                why = f"it did not end within {self._deadline_s:g} s"
+                log.warning("looking at the host: %s: %s", lines[-1].next if lines else "the start", why)
+            elif ended.status:
+                why = f"it failed (exit status {ended.status}); the daemon's log has the details"
+                log.error("looking at the host failed: %s", ended.errors)
         return _joined(lines, why)
-
-
-async def _converse(process: Process, question: bytes, lines: list[Line]) -> bytes:
-    """Standard error. Raises ValueError, msgspec.DecodeError."""
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    with contextlib.suppress(ConnectionError):
-        process.stdin.write(question)
-        await process.stdin.drain()
-        process.stdin.close()
-    errors = asyncio.create_task(process.stderr.read())
-    try:
-        while line := await process.stdout.readline():
-            lines.append(msgspec.json.decode(line, type=Line))
-        await process.wait()
-        return await errors
-    finally:
-        errors.cancel()
-
-
-def _failure(process: Process, errors: bytes) -> str:
-    if not process.returncode:
-        return ""
-    log.error("looking at the host failed: %s", clean(errors.decode("utf-8", "replace"), 4000))
-    return f"it failed (exit status {process.returncode}); the daemon's log has the details"
 
 
 def _joined(lines: Sequence[Line], why: str) -> Looked:
