@@ -22,12 +22,11 @@ from kineto_agent.sources.cupti.known_versions import RELEASES
 from kineto_agent.system import env
 
 from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import cupti_version, device_graph_code, process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, MappedFacts
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.policy.preconditions import (
-    Finding,
-    Status,
     Subject,
     capabilities,
     descriptors,

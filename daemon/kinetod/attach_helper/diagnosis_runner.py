@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from kinetod.attach.attach_types import AttachCode
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode
 from kinetod.supervise import child, one_question
 from kinetod.supervise.one_question import Ended

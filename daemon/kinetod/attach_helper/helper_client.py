@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.gpus.gpu_types import Library, LibraryState, Snapshot
 
 VENDORS = {"nvml": "nvidia", "amdsmi": "amd"}

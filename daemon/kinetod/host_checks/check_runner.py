@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.base.safe_text import clean
 from kinetod.host_checks.check_protocol import Line, Question, unpacked
 from kinetod.profilers.dcgm import Profiling

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kineto_protos.units import format_size
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 
 _SPARE = 4  # times what a capture needs to begin; less is worth a note

@@ -9,9 +9,9 @@ from pathlib import Path
 from kineto_agent.sources.cupti.known_versions import RELEASES
 from kineto_agent.system import env
 
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import cupti_version
 from kinetod.attach.inspect.process_inspection import PROC
-from kinetod.attach.policy.preconditions import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 
 # Older drivers echo the module's option, newer and open ones the name inside of the driver.

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetod.attach.attach_types import NEWEST_TRIED
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, OwnFacts
-from kinetod.attach.policy.preconditions import NEWEST_TRIED, Finding, Status
 from kinetod.host_checks.check_protocol import Question
 
 # The first namespaces' numbers are the same on every Linux (include/linux/proc_ns.h).

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 from kinetod.sandbox.kernel_support import Support, support
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.processes.profiler_signs import BY_PRODUCT, CUPTI_USER, DCGM, EXPORTER, Holds
 from kinetod.profilers.dcgm import Profiling
 from kinetod.profilers.profiler_scan import Profiler, Scan

@@ -13,12 +13,12 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import PurePosixPath
 
 from kineto_protos.units import format_size
 
-from kinetod.attach.attach_types import AttachCode, AttachError, Deadline
+from kinetod.attach.attach_types import NEWEST_TRIED, AttachCode, AttachError, Deadline
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import process_inspection, standstill
 from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Access, OwnFacts, ProcessFacts
 from kinetod.attach.inspect.target_image import TargetImage
@@ -26,7 +26,6 @@ from kinetod.attach.policy import seccomp_reader
 from kinetod.attach.policy.seccomp_check import DEADLY, Filter, SeccompError, forbidden
 from kinetod.processes.credentials import Credentials
 
-NEWEST_TRIED = (3, 15)
 HOST_INIT = 1
 # Channel (3), agent and library that come over it (3), its wake-up and arenas, with room for a second attach.
 NEEDED_DESCRIPTORS = 16
@@ -53,26 +52,6 @@ _TRANSLATORS = (
     ("Pin", re.compile(r"pinbin|libpin\w*\.so")),
     ("DynamoRIO", re.compile(r"libdynamorio\.so.*")),
 )
-
-
-class Status(StrEnum):
-    """The names of pb.CheckStatus."""
-
-    OK = "OK"
-    NOTE = "NOTE"
-    PROBLEM = "PROBLEM"
-    UNKNOWN = "UNKNOWN"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rule found. code: of a PROBLEM, what an attach fails with."""
-
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
-    code: AttachCode = AttachCode.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect.process_inspection import MappedFacts, read_own
 from kinetod.attach.policy import preconditions
-from kinetod.attach.policy.preconditions import Finding, Status, examine
+from kinetod.attach.policy.preconditions import examine
 from kinetod.attach_helper import diagnosis
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode, diagnose, encode
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from kinetod.attach.policy.preconditions import Status
+from kinetod.attach.finding import Status
 from kinetod.host_checks.check_protocol import Question
 from kinetod.host_checks.check_runner import HostLooker, Looked
 from kinetod.profilers.profiler_scan import Profiler, Scan

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 import pytest
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect.process_inspection import Seccomp
-from kinetod.attach.policy.preconditions import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 from kinetod.host_checks.rights_check import Rights, findings, read
 from support.service.subjects import own_facts

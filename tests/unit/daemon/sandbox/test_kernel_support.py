@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinetod.attach.policy.preconditions import Status
+from kinetod.attach.finding import Status
 from kinetod.host_checks.sandbox_check import findings
 from kinetod.sandbox import confinement, decode_tries, landlock, seccomp_filter
 from kinetod.sandbox.confinement import CannotConfine, Limits

@@ -8,10 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline, Method
+from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline
 from kinetod.attach.channel import bootstrap
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods import python_entry
+from kinetod.attach.methods.method import Method
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_code import CODE

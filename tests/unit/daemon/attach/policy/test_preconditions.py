@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.process_inspection import Access, OwnFacts, ProcessFacts, Rooms, Seccomp, read_own
 from kinetod.attach.policy import preconditions
-from kinetod.attach.policy.preconditions import Finding, Status, check, suitable_image
+from kinetod.attach.policy.preconditions import check, suitable_image
 from kinetod.attach.policy.seccomp_check import Filter
 from kinetod.processes.memory_limits import Room
 from support.machine import native

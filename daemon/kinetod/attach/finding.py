@@ -1,0 +1,26 @@
+"""What a check found, for `kinetoctl doctor`: about a process, the host, or what stands in an attach's way."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kinetod.attach.attach_types import AttachCode
+
+
+class Status(StrEnum):
+    """The names of pb.CheckStatus."""
+
+    OK = "OK"
+    NOTE = "NOTE"
+    PROBLEM = "PROBLEM"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found. code: of a PROBLEM, what an attach fails with."""
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+    code: AttachCode = AttachCode.FAILED
