@@ -370,19 +370,19 @@ class LinkServer:
             found = identity or identify(sock)
         except (Unidentified, OSError) as exc:
             sock.close()
-            raise AttachError(AttachCode.GONE, f"process {key.pid} ended while it was attached to: {exc}") from exc
+            raise AttachError(AttachCode.GONE, f"process {key.pid} ended during the attach: {exc}") from exc
         if found.key != key:
             sock.close()
             found.close()
             raise AttachError(
                 AttachCode.FAILED,
-                f"the channel is not process {key.pid}'s but process {found.pid}'s (uid {found.uid}); nothing was "
+                f"the channel belongs to process {found.pid} (uid {found.uid}), not to process {key.pid}; nothing was "
                 "traced, try again",
             )
         if (found.uid, found.gid) != (approved.uid, approved.gid):
             sock.close()
             found.close()
-            raise replaced(key.pid, f"its channel is one of uid {found.uid}, gid {found.gid}")
+            raise replaced(key.pid, f"its channel was made by uid {found.uid}, gid {found.gid}")
         connection = Connection(
             sock, found, self._handler, self._connections.discard, attached=attached, handshake_s=handshake_s
         )

@@ -124,7 +124,7 @@ class RemoteCuptiSource(CuptiSource):
         if found is None:
             raise SourceError(
                 "CUPTI_LIBRARY",
-                "no libcupti was found for it: not beside its CUDA libraries, nor in CUDA_HOME, /usr/local/cuda, "
+                "no libcupti was found: neither beside its CUDA libraries nor in CUDA_HOME, /usr/local/cuda, "
                 "LD_LIBRARY_PATH or the system's folders as it sees them. Install the CUPTI of its CUDA version in one "
                 "of these places, then trace again",
             )
@@ -178,7 +178,7 @@ class Helper:
         try:
             return toolkit(self.path, self.key, boot_time_ns=self.boot_time_ns)
         except Unreachable as exc:
-            raise SourceError("ATTACH_FAILED", f"the attach helper cannot be asked ({self.path}: {exc})") from exc
+            raise SourceError("ATTACH_FAILED", f"the attach helper cannot be reached ({self.path}: {exc})") from exc
         except AttachError as exc:
             raise SourceError(exc.code, exc.reason) from exc
 

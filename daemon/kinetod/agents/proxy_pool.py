@@ -54,7 +54,7 @@ class Proxies:
             except OSError as exc:
                 ours.close()
                 raise AttachError(
-                    AttachCode.FAILED, f"the daemon cannot start a process that speaks for {pid}: {exc.strerror}"
+                    AttachCode.FAILED, f"the daemon cannot start a proxy for process {pid}: {exc.strerror}"
                 ) from exc
             except BaseException:
                 ours.close()
@@ -67,7 +67,7 @@ class Proxies:
     async def _watch(self, pid: int, process: Process) -> None:
         status = await process.wait()
         if status:
-            log.warning("the process that speaks for process %d ended with status %d", pid, status)
+            log.warning("the proxy of process %d ended with status %d", pid, status)
 
     async def stop(self) -> None:
         """Waits for their ends; their links are closed already."""

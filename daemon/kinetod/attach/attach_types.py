@@ -55,8 +55,8 @@ def replaced(pid: int, difference: str) -> AttachError:
     """The error for a process that is not what was approved any more. difference: in which respect."""
     return AttachError(
         AttachCode.REPLACED,
-        f"process {pid} is not what the attach was allowed for: {REPLACED} or changed its rights meanwhile "
-        f"({difference}); nothing was traced. Look whose it is now, then try again",
+        f"process {pid} has changed since the attach was approved: {REPLACED} or changed its credentials "
+        f"({difference}); nothing was traced. Check who owns it now, then try again",
     )
 
 

@@ -81,7 +81,7 @@ class _Helper(WarmChild):
         try:
             answer = json.loads(data) if data else None
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
-                raise Crashed("it answered something else" if data else "it ended")
+                raise Crashed("it answered another request" if data else "it ended")
             return answer, fds.pop() if fds else None
         except (ValueError, RecursionError) as exc:
             raise Crashed(str(exc)) from exc
@@ -144,15 +144,15 @@ class AttachHelpers:
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
-                "--attach-deadline); it is as it was. Is it stuck in a call that holds the interpreter, or "
-                "does it give it away for microseconds only, again and again? Try again",
+                "--attach-deadline). It is unaffected. Is it in a long call that holds the GIL, or does it release the "
+                "GIL for only microseconds at a time? Try again",
             ) from None
         except Crashed as exc:
             log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
             raise AttachError(
                 AttachCode.FAILED,
-                f"the helper that attached to process {key.pid} crashed ({exc.how}); the process goes on, the daemon's "
-                "log may say more. Try again",
+                f"the helper that attached to process {key.pid} crashed ({exc.how}); the process keeps running. "
+                "The daemon's log may say more; try again",
             ) from exc
         return _outcome(answer, fd, key)
 
@@ -170,9 +170,9 @@ class AttachHelpers:
         try:
             return str((await self.ask(question, deadline_s=LOOK_S))["file"])
         except TooLate as exc:
-            raise OSError(f"looking at its files took longer than {LOOK_S:g} s") from exc
+            raise OSError(f"reading its files took longer than {LOOK_S:g} s") from exc
         except Crashed as exc:
-            raise OSError(f"looking at its files failed: {exc}") from exc
+            raise OSError(f"reading its files failed: {exc}") from exc
 
     async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
         """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""

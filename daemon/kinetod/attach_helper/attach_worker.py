@@ -55,7 +55,7 @@ def parse(data: bytes) -> tuple[int, AttachRequest]:
         )
         return int(fields["id"]), request
     except (KeyError, TypeError) as exc:
-        raise ValueError(f"no request: {exc!r}") from exc
+        raise ValueError(f"not a request: {exc!r}") from exc
 
 
 def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket | None]:
@@ -122,7 +122,7 @@ def main() -> int:
         if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
             raise OSError("it is another kind of socket")
     except OSError as exc:
-        print(f"standard input is no sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
+        print(f"standard input is not a sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
         return 2
     warm_up()
     with sock:

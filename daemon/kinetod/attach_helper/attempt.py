@@ -190,10 +190,10 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
 
 def _timeout(pid: int, error: AttachError | None) -> AttachError:
     """`error`: why another method could not be used."""
-    besides = f" (Besides: {error.reason})" if error is not None else ""
+    besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,
-        f"the interpreter of process {pid} did not come round in time (kinetod --attach-deadline). The process goes "
-        "on, and what was handed to it will do nothing. Is it in a long call that holds the interpreter? Try again"
+        f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline). It is "
+        "unaffected; the code is ignored if it runs later. Is it in a long call that holds the GIL? Try again"
         f"{besides}",
     )

@@ -37,15 +37,15 @@ class DiagnosisProcess:
             with contextlib.suppress(ValueError):
                 ended = await one_question.ask(self._command, question, answer.extend, deadline_s=self._deadline_s)
         if ended.status is None:
-            log.warning("looking at process %d took longer than %g s", pid, self._deadline_s)
-            return _no_answer(f"looking at it took longer than {self._deadline_s:g} s: what it maps does not answer")
+            log.warning("inspecting process %d took longer than %g s", pid, self._deadline_s)
+            return _no_answer(f"inspecting it took longer than {self._deadline_s:g} s: what it maps does not respond")
         if ended.status == _NO_SUCH_PROCESS:
             raise ProcessLookupError(ended.errors)
         try:
             return decode(answer)
         except ValueError:
-            log.error("looking at process %d failed with exit status %s: %s", pid, ended.status, ended.errors)
-            return _no_answer("looking at it failed; the daemon's log has the details")
+            log.error("inspecting process %d failed with exit status %s: %s", pid, ended.status, ended.errors)
+            return _no_answer("inspecting it failed; the daemon's log has the details")
 
 
 def _no_answer(why: str) -> Diagnosis:

@@ -111,7 +111,7 @@ class HelperService:
             try:
                 return diagnosis.decode(msgspec.json.encode(said.diagnosis))
             except ValueError as exc:
-                return _no_diagnosis("attach_helper", f"its answer is not understood: {exc}")
+                return _no_diagnosis("attach_helper", f"its answer cannot be decoded: {exc}")
         error = _refusal(said, pid)
         if error.code is AttachCode.GONE:
             raise ProcessLookupError(error.reason)
@@ -188,7 +188,7 @@ class HelperService:
 
     def _unreachable(self, why: str) -> str:
         return (
-            f"the attach helper cannot be asked ({self._path}: {why}); look at `systemctl status "
+            f"the attach helper cannot be reached ({self._path}: {why}); check `systemctl status "
             "kinetod-attach.socket kinetod-attach.service`"
         )
 
@@ -221,7 +221,7 @@ class _Conversation:
                 await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
             _pid, uid, _gid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             if uid not in (0, os.geteuid()):
-                raise Unreachable(f"it is a socket of uid {uid}, neither root's nor one's own")
+                raise Unreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
         except BaseException as exc:
             self._sock.close()
             if isinstance(exc, TimeoutError):
@@ -291,7 +291,7 @@ def _private(each: messages.PrivateFacts) -> PrivateFacts:
 
 def _refusal(said: messages.Answer, pid: int) -> AttachError:
     if not isinstance(said, messages.Refused):
-        return AttachError(AttachCode.FAILED, f"the attach helper answered something else about process {pid}")
+        return AttachError(AttachCode.FAILED, f"the attach helper gave an unexpected answer about process {pid}")
     code, reason = clean_code(said.code, ""), clean(said.reason, 1000)
     if code in {each.value for each in AttachCode}:
         return AttachError(AttachCode(code), reason)

@@ -151,7 +151,7 @@ class AttachService:
             policy = self._load_policy()
         except PolicyError as exc:
             log.error("%s was refused: %s", caller, exc)
-            raise Denied("CALLER", f"the attach helper serves nobody: {exc}") from exc
+            raise Denied("CALLER", f"the attach helper serves no caller: {exc}") from exc
         if why := policy.refuses_caller(caller.uid):
             log.warning("%s was refused: %s", caller, why)
             raise Denied("CALLER", why)
@@ -176,7 +176,7 @@ class AttachService:
         if key.pid == os.getpid() or _is_child(key.pid, self._proc):
             raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the attach helper itself; name another process")
         if key.pid == caller.pid:
-            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is who asks; name another process")
+            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the caller itself; name another process")
         if why := policy.refuses_owner(owner(key.pid, found, self._proc), administrator=administrator):
             raise Denied(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
         return found
@@ -267,7 +267,7 @@ class AttachService:
         """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
         path = policy.kubelet_socket
         if path is None:
-            reason = f"nobody is connected to the kubelet; kubelet_socket in {policy.path} says where it listens"
+            reason = f"access to the kubelet is not configured: set kubelet_socket in {policy.path} to its socket"
             raise Denied(AttachCode.NOT_PERMITTED, reason)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
@@ -278,16 +278,16 @@ class AttachService:
             if not isinstance(exc, OSError):  # a TimeoutError is one
                 raise
             why = exc.strerror or f"it does not answer within {KUBELET_S:g} s"
-            raise Denied(AttachCode.FAILED, f"{path}: {why}; is the folder of the node mounted?") from exc
+            raise Denied(AttachCode.FAILED, f"{path}: {why}; is the node's folder mounted?") from exc
         return messages.Connected(), sock
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             return await self._lookers.ask(question, deadline_s=LOOK_S)
         except TooLate:
-            reason = f"looking at these processes took longer than {LOOK_S:g} s: what one of them maps does not answer"
+            reason = f"inspecting these processes took longer than {LOOK_S:g} s: what one of them maps does not respond"
         except (OSError, Crashed) as exc:
-            reason = f"looking at these processes failed: {exc}"
+            reason = f"inspecting these processes failed: {exc}"
         raise Denied(AttachCode.FAILED, reason)
 
 
@@ -436,7 +436,7 @@ def _result(said: messages.Answer) -> str:
     if isinstance(said, messages.Refused):
         return f"refused {said.code}: {clean(said.reason, 500)}"
     if isinstance(said, messages.Attached):
-        return f"done by {said.method}, one thread stood for {said.stopped_ns / 1e6:.2f} ms"
+        return f"done by {said.method}, one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
     return "done"
 
 

@@ -44,7 +44,7 @@ class WrongVersion(BadMessage):
     """The packet's version is another one."""
 
     def __init__(self, theirs: int) -> None:
-        super().__init__(f"it speaks version {theirs} of the attach helper's protocol, this side version {VERSION}")
+        super().__init__(f"it speaks version {theirs} of the attach helper's protocol, and this side version {VERSION}")
         self.theirs = theirs
 
 
@@ -233,11 +233,11 @@ def _decode(packet: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
     if len(packet) > limit:
         raise BadMessage(f"a packet of more than {limit} bytes")
     if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
-        raise BadMessage("a packet that is no message of the attach helper's protocol")
+        raise BadMessage("a packet that is not a message of the attach helper's protocol")
     _, version = _HEAD.unpack_from(packet)
     if version != VERSION:
         raise WrongVersion(version)
     try:
         return decoder.decode(packet[_HEAD.size :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadMessage(f"a message that is not understood: {exc}") from exc
+        raise BadMessage(f"a message that cannot be decoded: {exc}") from exc

@@ -41,7 +41,7 @@ async def receive(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[int]
 
 
 def remove_stale_socket(path: Path) -> None:
-    """Removes a socket that nobody listens on. Raises StartError if somebody does, or if it is no socket."""
+    """Removes a socket that nobody listens on. Raises StartError if somebody does, or if it is not a socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

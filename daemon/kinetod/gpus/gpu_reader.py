@@ -129,8 +129,8 @@ class GpuReader:
                     ) from None
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 self._end()
-                raise _Crashed(f"the process that reads the GPUs answered nonsense: {exc}") from exc
-        raise _Crashed("the process that reads the GPUs ends at once")
+                raise _Crashed(f"the process that reads the GPUs gave an invalid answer: {exc}") from exc
+        raise _Crashed("the process that reads the GPUs exits immediately")
 
     def _take(self, asked: Question) -> Question:
         """Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""

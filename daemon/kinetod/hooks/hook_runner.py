@@ -120,7 +120,12 @@ class HookRunner:
         return True
 
     def _drop(self, hook: Hook, capture_id: str) -> None:
-        log.error("hook %s: %d captures wait for it, capture %s is not told", hook.name, MAX_WAITING, capture_id)
+        log.error(
+            "hook %s: %d captures are waiting for it; it is not called for capture %s",
+            hook.name,
+            MAX_WAITING,
+            capture_id,
+        )
         metrics.hook_dropped(hook.kind)
 
     @property
@@ -139,7 +144,7 @@ class HookRunner:
             await self._until_told(hook, places, place, ended)
         except asyncio.CancelledError:
             if place in places.held:  # else it had to give up its place, which was counted then
-                log.warning("hook %s of capture %s was ended, since the daemon stops", hook.name, capture.id)
+                log.warning("hook %s of capture %s was ended, since the daemon is stopping", hook.name, capture.id)
                 metrics.hook_dropped(hook.kind)
             raise
         except Exception:
@@ -182,7 +187,9 @@ class HookRunner:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             except TimeoutError:
                 continue
-            log.warning("hook %s of capture %s is not tried again, since the daemon stops", hook.name, ended.capture_id)
+            log.warning(
+                "hook %s of capture %s is not retried, since the daemon is stopping", hook.name, ended.capture_id
+            )
             metrics.hook_dropped(hook.kind)
             return
 

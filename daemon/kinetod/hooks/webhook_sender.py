@@ -87,7 +87,7 @@ def _refused(exc: urllib.error.HTTPError) -> Answer:
         said = " ".join(exc.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace").split())
     text = f"answered {exc.code} {exc.reason}"
     if 300 <= exc.code < 400:
-        return Answer(text=f"{text}: redirects are not followed; configure the address that it leads to")
+        return Answer(text=f"{text}: redirects are not followed; configure the address that it points to")
     after = exc.headers.get("Retry-After", "")
     after_s = min(float(after), _MAX_AFTER_S) if after.isdecimal() else 0.0
     return Answer(text=f"{text}{': ' if said else ''}{said}", again=exc.code in _AGAIN, after_s=after_s)

@@ -72,7 +72,7 @@ class HostLooker:
             async with asyncio.timeout_at(give_up_at):
                 searched, found = await self._helper.profilers(looked.scan.hidden)
         except TimeoutError:
-            log.warning("the attach helper did not say in time which profilers other users' processes have")
+            log.warning("the attach helper did not say in time which profilers run in other users' processes")
             return looked
         return replace(looked, scan=looked.scan.joined(searched, found))
 
@@ -87,16 +87,16 @@ class HostLooker:
             asked = msgspec.json.encode(question)
             ended = await one_question.ask(self._command, asked, take, deadline_s=self._deadline_s)
         except OSError as exc:
-            return Looked((_not_made("host", f"the process that looks cannot be started: {exc.strerror}"),))
+            return Looked((_not_made("host", f"the process that runs the checks cannot be started: {exc.strerror}"),))
         except ValueError as exc:
-            why = f"its answer is nonsense: {clean(str(exc), 200)}"
+            why = f"its answer is invalid: {clean(str(exc), 200)}"
         else:
             if ended.status is None:
                 why = f"it did not end within {self._deadline_s:g} s"
-                log.warning("looking at the host: %s: %s", lines[-1].next if lines else "the start", why)
+                log.warning("checking the host: %s: %s", lines[-1].next if lines else "the start", why)
             elif ended.status:
                 why = f"it failed (exit status {ended.status}); the daemon's log has the details"
-                log.error("looking at the host failed: %s", ended.errors)
+                log.error("checking the host failed: %s", ended.errors)
         return _joined(lines, why)
 
 
@@ -111,4 +111,4 @@ def _joined(lines: Sequence[Line], why: str) -> Looked:
 
 
 def _not_made(name: str, why: str) -> Finding:
-    return Finding(name, Status.UNKNOWN, f"this and the checks behind it were not made: {why}")
+    return Finding(name, Status.UNKNOWN, f"this check and those after it were not made: {why}")

@@ -70,7 +70,7 @@ def findings(kernel: Kernel) -> Iterator[Finding]:
     """One."""
     name = "clock"
     if not kernel.synchronised:
-        detail = "not synchronised, as far as the kernel knows: traces of several hosts do not line up"
+        detail = "not synchronised, as far as the kernel knows: traces of several hosts will not line up"
         yield Finding(name, Status.NOTE, detail, _ADVICE)
         return
     detail = (
@@ -78,7 +78,7 @@ def findings(kernel: Kernel) -> Iterator[Finding]:
         f"{kernel.estimated_error_us} \N{MICRO SIGN}s, possible error {kernel.possible_error_us / 1000:.1f} ms"
     )
     if kernel.possible_error_us > _MUCH_US:
-        yield Finding(name, Status.NOTE, f"{detail}, which is much", "see whether the time servers answer")
+        yield Finding(name, Status.NOTE, f"{detail}, which is a lot", "check that the time servers answer")
     else:
         yield Finding(name, Status.OK, detail)
 
@@ -96,5 +96,5 @@ def by_systemd(why: str, command: Sequence[str] = TIMEDATECTL) -> Finding:
     if said == "yes":
         return Finding(name, Status.OK, f"synchronised, says {command[0]}; the daemon may not ask how well ({why})")
     if said == "no":
-        return Finding(name, Status.NOTE, "not synchronised: traces of several hosts do not line up", _ADVICE)
+        return Finding(name, Status.NOTE, "not synchronised: traces of several hosts will not line up", _ADVICE)
     return Finding(name, Status.UNKNOWN, f"the daemon may not ask the kernel ({why}), and {command[0]} gave no answer")

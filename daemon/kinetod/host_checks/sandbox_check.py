@@ -8,7 +8,7 @@ from kinetod.sandbox.kernel_support import Support, support
 
 _ADVICE = (
     "Landlock needs Linux 5.13 with `landlock` among lsm= on its command line; a container's or unit's own filter must "
-    "let landlock_* and seccomp through. captures.decode_sandbox says what kinetod does without"
+    "let landlock_* and seccomp through. captures.decode_sandbox decides what kinetod does without them"
 )
 
 
@@ -21,7 +21,7 @@ def findings(found: Support) -> Iterator[Finding]:
     """One."""
     name = "sandbox"
     if found.missing:
-        detail = f"decoders are not confined completely: {'; '.join(found.missing)}"
+        detail = f"decoders are not fully confined: {'; '.join(found.missing)}"
         yield Finding(name, Status.NOTE, detail, _ADVICE)
     else:
         yield Finding(name, Status.OK, f"decoders are confined by {found.present}")

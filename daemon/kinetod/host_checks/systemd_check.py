@@ -33,7 +33,7 @@ def ask(question: Question, command: Sequence[str] = COMMAND) -> Iterator[Findin
     states = parse(done.stdout.decode("utf-8", "replace"))
     if SERVICE not in states:
         said = clean(done.stderr.decode("utf-8", "replace").strip(), 200)
-        yield Finding("units", Status.UNKNOWN, f"{command[0]} does not tell: {said or 'nothing'}")
+        yield Finding("units", Status.UNKNOWN, f"{command[0]} gave no usable answer: {said or 'nothing'}")
         return
     yield from findings(states, question)
 
@@ -66,7 +66,7 @@ def _unit(name: str, state: Mapping[str, str], question: Question) -> Finding:
     if state.get("LoadState") not in ("loaded", None):
         return Finding(name, Status.PROBLEM, f"systemd cannot read it: {state['LoadState']}", look)
     if active == "failed":
-        return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'it does not say why'}", look)
+        return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'without a reason'}", look)
     if name == HELPER:  # runs while it is asked
         return Finding(name, Status.OK, active)
     if active not in ("active", "activating", "reloading"):
@@ -74,7 +74,7 @@ def _unit(name: str, state: Mapping[str, str], question: Question) -> Finding:
         return Finding(name, Status.PROBLEM if name == SOCKET else Status.NOTE, active, advice)
     if name == SERVICE and state.get("MainPID") not in (str(question.daemon_pid), None):
         detail = f"{active} as pid {state['MainPID']}, which is not the daemon that answers (pid {question.daemon_pid})"
-        return Finding(name, Status.NOTE, detail, "KINETO_ADDRESS leads to another one than the host's?")
+        return Finding(name, Status.NOTE, detail, "does KINETO_ADDRESS point to a daemon other than the host's?")
     if state.get("UnitFileState") == "disabled":
         return Finding(name, Status.NOTE, f"{active}, but does not start with the host", f"`systemctl enable {name}`")
     restarts = state.get("NRestarts", "0")

@@ -29,7 +29,7 @@ _STATUS = re.compile(rb"\nUid:\t([\d\t]+)\nGid:\t([\d\t]+)\n(?:.*\n)*?CapPrm:\t(
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100
 _STATX_BYTES, _STATX_INO_OFFSET, _STATX_DEV_OFFSET = 256, 32, 136  # struct statx: stx_ino, stx_dev_major and _minor
 _statx = getattr(LIBC, "statx", None)  # glibc 2.28
-REPLACED = "the process replaced itself by another program (exec)"
+REPLACED = "the process replaced itself with another program (exec)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Credentials:
                 program=str(values.get("program", "")),
             )
         except (KeyError, TypeError, IndexError) as exc:
-            raise ValueError(f"no credentials: {exc!r}") from exc
+            raise ValueError(f"not credentials: {exc!r}") from exc
 
     def difference(self, found: "Credentials") -> str:
         """What is otherwise now, for people; empty: nothing that both know."""
@@ -89,7 +89,7 @@ class Credentials:
 def _four(values: Any) -> tuple[int, ...]:
     ids = tuple(map(int, values))
     if len(ids) != 4:
-        raise ValueError(f"four ids are expected, not {len(ids)}")
+        raise ValueError(f"expected four ids, got {len(ids)}")
     return ids
 
 

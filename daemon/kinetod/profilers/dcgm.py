@@ -31,7 +31,7 @@ def profiling(command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) 
             stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
-        return Profiling.UNKNOWN, f"there is no {command[0]} here to ask it"
+        return Profiling.UNKNOWN, f"{command[0]} is not installed"
     except subprocess.TimeoutExpired:
         return Profiling.UNKNOWN, f"{command[0]} did not answer within {deadline_s:g} s"
     except OSError as exc:

@@ -45,13 +45,13 @@ class Output:
         self._most = self._most or most_output_bytes(self._folder)
         files, self.bytes = measured(self._folder)
         if files > MAX_FILES:
-            raise Overrun(VerdictReason.DECODE_FAILED, f"the decoder was ended: it made more than {MAX_FILES} files")
+            raise Overrun(VerdictReason.DECODE_FAILED, f"the decoder was killed: it made more than {MAX_FILES} files")
         if self.bytes > self._most:
-            text = f"the decoder was ended: it wrote {format_size(self.bytes)}, more than these records can come to"
+            text = f"the decoder was killed: it wrote {format_size(self.bytes)}, more than these records can amount to"
             raise Overrun(VerdictReason.DECODE_FAILED, text)
         if self.bytes > _MUCH_BYTES and self._room() <= 0:
             text = (
-                f"the decoder was ended: it had written {format_size(self.bytes)} when the disk came close to its "
+                f"the decoder was killed: it had written {format_size(self.bytes)} when the disk came close to its "
                 "reserve (store.min_free_bytes, store.start_free_bytes)"
             )
             raise Overrun(VerdictReason.DISK_FULL, text)

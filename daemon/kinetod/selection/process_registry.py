@@ -94,7 +94,7 @@ class Match:
     def __str__(self) -> str:
         pids = _some("pid", self.pids)
         parts = [
-            f"{pids} and what descends from it" if self.children else pids,
+            f"{pids} and their descendants" if self.children else pids,
             f"command matching {self.command.pattern!r}" if self.command else "",
             f"user {self.user}" if self.user else "",
             "any rank" if ANY_RANK in self.ranks else _some("rank", self.ranks),
@@ -164,7 +164,7 @@ def _regex(text: str, field: str) -> Expression | None:
         return re2.compile(text, options) if text else None
     except re2.error as exc:
         problem = exc.args[0].decode("utf-8", "replace") if isinstance(exc.args[0], bytes) else str(exc)
-        raise invalid(f"{field}.command_regex", f"no regular expression (RE2 syntax): {problem}") from exc
+        raise invalid(f"{field}.command_regex", f"not a valid regular expression (RE2 syntax): {problem}") from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,10 +114,11 @@ class Uploader:
             for capture_id, task in tasks.items():
                 task.cancel()
                 log.warning(
-                    "the upload of capture %s was ended, since the daemon stops; the next one goes on", capture_id
+                    "the upload of capture %s was ended, since the daemon is stopping; the next one resumes it",
+                    capture_id,
                 )
             if waiting := len(self._items) - len(tasks):
-                log.info("%d captures wait for their upload by the next daemon", waiting)
+                log.info("%d captures wait for the next daemon to upload them", waiting)
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _scan(self) -> None:

@@ -49,7 +49,7 @@ class _Process(WarmChild):
                 if (queue := self.jobs.get(answer["id"])) is not None:
                     queue.put_nowait((answer, data))
         except (OSError, ValueError, KeyError, TypeError, asyncio.IncompleteReadError) as exc:
-            log.error("the upload worker's answer is not understood: %r", exc)
+            log.error("the upload worker's answer cannot be decoded: %r", exc)
             self.kill()
         for queue in self.jobs.values():
             queue.put_nowait(None)
@@ -140,9 +140,11 @@ class UploadWorker:
                 told = await asyncio.wait_for(queue.get(), self._stuck_s)
             except TimeoutError:
                 worker.kill()
-                raise UploadError(f"the upload worker made no progress for {self._stuck_s:g} s and was ended") from None
+                raise UploadError(
+                    f"the upload worker was killed: it made no progress for {self._stuck_s:g} s"
+                ) from None
             if told is None:
-                raise UploadError("the upload worker ended in the middle of its work")
+                raise UploadError("the upload worker ended in the middle of a job")
             if "ok" in told[0]:
                 return told
             on_progress(int(told[0].get("progress", 0)))

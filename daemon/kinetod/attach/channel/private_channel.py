@@ -52,7 +52,7 @@ def await_channel(
         _pid, uid, gid = _peer(channel)
         if (uid, gid) != (approved.uid, approved.gid):
             channel.close()
-            raise replaced(pid, f"its channel is one of uid {uid}, gid {gid}")
+            raise replaced(pid, f"its channel was made by uid {uid}, gid {gid}")
     return channel
 
 
@@ -123,7 +123,7 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
         channel = socket.socket(fileno=descriptor)
     except OSError as exc:
         os.close(descriptor)
-        raise AttachError(AttachCode.FAILED, f"process {pid} offers a channel that is no socket: {exc}") from exc
+        raise AttachError(AttachCode.FAILED, f"process {pid} offers a channel that is not a socket: {exc}") from exc
     owner = 0
     if channel.family == socket.AF_UNIX:
         owner = _peer(channel)[0]
@@ -157,7 +157,7 @@ def closed_by_the_program(pid: int) -> AttachError:
     """Before the agent could be sent."""
     reason = (
         f"process {pid} closed the agent's channel before the agent could be sent: it closes descriptors that "
-        "it did not open (as programs do that become daemons); try again"
+        "it did not open (as daemonizing programs do); try again"
     )
     return AttachError(AttachCode.UNSUITABLE, reason)
 

@@ -67,7 +67,7 @@ def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
         raise RemoteEnded(f"its collector sent a packet of {len(packet)} bytes")
     magic, command, sequence, code, result_bytes, text_bytes = _ANSWER.unpack_from(packet)
     if magic != _ANSWER_MAGIC or _ANSWER.size + result_bytes + text_bytes != len(packet):
-        raise RemoteEnded("its collector sent a packet that is no answer")
+        raise RemoteEnded("its collector sent a packet that is not an answer")
     body = packet[_ANSWER.size :]
     return command, sequence, code, body[:result_bytes], body[result_bytes:].decode("utf-8", "replace")
 
@@ -76,7 +76,7 @@ def read_greeting(packet: bytes) -> None:
     """Checks the first packet of kc_serve. Raises RemoteEnded when it is no greeting or of another version."""
     command, sequence, code, result, text = _parsed(packet)
     if command != _ABI or sequence != 0 or len(result) != _UINT.size:
-        raise RemoteEnded("its collector did not greet")
+        raise RemoteEnded("its collector sent no greeting")
     if code != 0:
         raise RemoteEnded(text or f"its collector refused with {code}")
     _check_abi(result)
@@ -149,15 +149,15 @@ class RemoteCollector(Collector):
             if not packet:
                 raise RemoteEnded(_ENDED)
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise RemoteEnded("its collector sent more than was asked for")
+                raise RemoteEnded("its collector sent more than it was asked for")
             theirs, sequence, code, result, text = _parsed(packet)
             if sequence == 0:
                 read_greeting(packet)
                 return None
             if (theirs, sequence) != (command, self._sequence):
-                raise RemoteEnded("its collector answered something else")
+                raise RemoteEnded("its collector answered another request")
             if len(fds) > 1 or (fds and (command != _PREPARE or code != 0)):
-                raise RemoteEnded("its collector sent descriptors that nobody asked for")
+                raise RemoteEnded("its collector sent descriptors that were not requested")
             return _Answer(code, result, text, fds.pop() if fds else -1)
         finally:
             for fd in fds:
@@ -174,7 +174,7 @@ class RemoteCollector(Collector):
         try:
             answer = self._ask(command, argument, size=size)
         except RemoteEnded as exc:
-            raise SourceError("COLLECTOR_GONE", f"the process cannot be recorded any more: {exc}") from exc
+            raise SourceError("COLLECTOR_GONE", f"the process can no longer be recorded: {exc}") from exc
         if answer.code < 0:
             raise SourceError(self.REASONS.get(answer.code, "SOURCE_FAILED"), answer.text or f"error {answer.code}")
         if len(answer.result) != size:
@@ -276,7 +276,7 @@ class RemoteCollector(Collector):
         """End whatever is recorded, take CUPTI out and let the thread end. Nothing can be asked afterwards."""
         self._quietly(_LEAVE, limit_s=limit_s)
         with self._lock:
-            self._why = self._why or "it has been left"
+            self._why = self._why or "the daemon has released its collector"
             self._channel.close()
         self._close_arena()
 

@@ -270,7 +270,7 @@ def this_machine() -> Machine:
     machines: dict[str, type[Machine]] = {"x86_64": X86_64, "aarch64": Aarch64}
     name = platform.machine()
     if name not in machines:
-        raise AttachError(AttachCode.UNSUPPORTED, f"live attach serves x86-64 and aarch64, not {name}")
+        raise AttachError(AttachCode.UNSUPPORTED, f"live attach supports x86-64 and aarch64, not {name}")
     if name == "x86_64" and " xsave " not in Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0] + " ":
         raise AttachError(AttachCode.UNSUPPORTED, "this processor (or its kernel) has no XSAVE")
     return machines[name]()

@@ -73,11 +73,12 @@ def refuse_unsuitable(image: TargetImage, facts: Facts) -> None:
     if facts.state == "T":
         raise job_stopped(image.pid)
     if facts.state in "ZX" and len(thread_ids(image)) < 2:
-        raise AttachError(AttachCode.GONE, f"process {image.pid} has ended; its parent has not collected it yet")
+        raise AttachError(AttachCode.GONE, f"process {image.pid} has ended, but its parent has not reaped it yet")
     if facts.shadow_stack:
         raise AttachError(
             AttachCode.UNSUPPORTED,
-            f"process {image.pid} runs with a user shadow stack; start it without (glibc.cpu.x86_shstk=off)",
+            f"process {image.pid} runs with a user shadow stack; start it without one "
+            "(GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)",
         )
 
 

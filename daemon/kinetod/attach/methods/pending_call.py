@@ -50,7 +50,7 @@ class PendingCall:
             target.refresh()
         raise AttachError(
             AttachCode.FAILED,
-            f"the queue of pending calls of process {target.pid} is full: its main thread does not come round",
+            f"the queue of pending calls of process {target.pid} is full: its main thread does not run them",
         )
 
     def problem(self) -> AttachError | None:

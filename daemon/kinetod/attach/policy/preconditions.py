@@ -130,14 +130,14 @@ def process(subject: Subject) -> Finding:
     found, own = subject.process, subject.own
     unsuitable = AttachCode.UNSUITABLE
     if found.process_pid != found.pid:
-        detail = f"{found.pid} is the number of a thread of process {found.process_pid}"
+        detail = f"{found.pid} is the id of a thread of process {found.process_pid}"
         return _problem("process", unsuitable, detail, f"name process {found.process_pid}")
     if found.kernel_thread:
-        return _problem("process", unsuitable, "it is a thread of the kernel", "name a program's process")
+        return _problem("process", unsuitable, "it is a kernel thread", "name the process of a program")
     if found.pid == HOST_INIT and own.host_pid_namespace:
-        return _problem("process", unsuitable, "it is the host's init", "name a program's process")
+        return _problem("process", unsuitable, "it is the host's init", "name the process of a program")
     if found.pid in own.pids:
-        detail = "it is the daemon itself or a process of its own"
+        detail = "it is the daemon itself or one of its processes"
         return _problem("process", unsuitable, detail, "name another process")
     if found.state in "ZX" or found.exiting:
         detail = _ended(found) if found.state == "Z" else "it is ending"
@@ -153,8 +153,8 @@ def process(subject: Subject) -> Finding:
 
 def _ended(found: ProcessFacts) -> str:
     if found.thread_count > 1:
-        return "its main thread has ended, which alone runs what is handed to the interpreter"
-    return "it has ended and waits for its parent to collect it (zombie)"
+        return "its main thread has ended, and only that thread runs what is injected into the interpreter"
+    return "it has ended and waits for its parent to reap it (zombie)"
 
 
 def tracer(subject: Subject) -> Finding:
@@ -170,28 +170,28 @@ def executable(subject: Subject) -> Finding:
     """Is it a program that we know how to enter?"""
     found = subject.process.executable
     if found is None or not found.bits:
-        return Finding("executable", Status.UNKNOWN, "its file may not be read")
+        return Finding("executable", Status.UNKNOWN, "the daemon may not read its file")
     detail = f"{found.path}{' (deleted)' if found.deleted else ''}, {found.bits} bits, {found.machine}"
     unsupported = AttachCode.UNSUPPORTED
     if found.bits != 64:
-        return _problem("executable", unsupported, f"{found.path} is a 32-bit program", "run the 64-bit one")
+        return _problem("executable", unsupported, f"{found.path} is a 32-bit program", "run a 64-bit build")
     if found.machine not in (X86_64, AARCH64) or found.machine != subject.own.machine:
-        return _problem("executable", unsupported, f"{found.path} is a program for {found.machine}", START_WITH_AGENT)
+        return _problem("executable", unsupported, f"{found.path} is built for {found.machine}", START_WITH_AGENT)
     name = PurePosixPath(found.path).name.lower()
     translator = _translator(subject)
     if translator:
-        what = f"{translator} runs it, whose translated code cannot be entered"
+        what = f"it runs under {translator}, whose translated code cannot be entered"
         return _problem("executable", unsupported, what, f"run it without {translator}, or {START_WITH_AGENT}")
     for prefix, title in _OTHER_PYTHONS.items():
         if name.startswith(prefix):
             advice = "run the program with CPython"
-            return _problem("executable", unsupported, f"it runs {title}; only CPython is known", advice)
+            return _problem("executable", unsupported, f"it runs {title}; only CPython is supported", advice)
     if found.frozen:
         advice = "run the program from its sources, or call kineto_agent.start() in it"
-        what = f"{found.path} was packed with {found.frozen}: its standard library is not all there"
+        what = f"{found.path} was packed with {found.frozen}: its standard library is incomplete"
         return _problem("executable", unsupported, what, advice)
     if subject.process.shadow_stack:
-        advice = "start it without (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)"
+        advice = "start it without one (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)"
         return _problem("executable", unsupported, f"{found.path} runs with a user shadow stack", advice)
     return Finding("executable", Status.OK, detail)
 
@@ -217,7 +217,9 @@ def permission(subject: Subject) -> Finding:
             return replace(reason, name="permission")
     detail = "the kernel does not let the daemon trace it"
     if "CAP_SYS_PTRACE" in subject.own.capabilities:
-        advice = "a security module (SELinux deny_ptrace, AppArmor) or a foreign user namespace? See the kernel's log"
+        advice = (
+            "is a security module (SELinux deny_ptrace, AppArmor) or a user namespace in the way? See the kernel's log"
+        )
     else:
         advice = _run_with("CAP_SYS_PTRACE")
     return _problem("permission", AttachCode.NOT_PERMITTED, detail, advice)
@@ -231,11 +233,11 @@ def owner(subject: Subject) -> Finding:
     if set(found.uids[:3]) != {own.uid}:
         detail = f"it runs as uid {theirs}, the daemon as uid {own.uid}"
         if refused:
-            advice = f"ask a daemon of uid {found.uids[1]}, or the system's daemon, run by root"
+            advice = f"use a daemon that runs as uid {found.uids[1]}, or the system's daemon, which runs as root"
             return _problem("owner", AttachCode.NOT_PERMITTED, detail, advice)
         return Finding("owner", Status.OK, detail)
     if found.dumpable is False and refused:
-        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its rights, or says so)"
+        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its ids, or asked for that)"
         return _problem("owner", AttachCode.NOT_PERMITTED, detail, _run_with("CAP_SYS_PTRACE"))
     return Finding("owner", Status.OK, f"it runs as uid {theirs}, like the daemon")
 
@@ -248,11 +250,11 @@ def ptrace_scope(subject: Subject) -> Finding:
     if scope is None:
         return Finding(name, Status.OK, "no Yama in this kernel")
     if scope >= 3:
-        advice = "set kernel.yama.ptrace_scope to a lower value: that takes a reboot"
-        return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: nobody may trace", advice)
+        advice = "set kernel.yama.ptrace_scope to a lower value, which takes a reboot"
+        return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: no process may be traced", advice)
     if scope == 0 or privileged or allowed:
         return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope and privileged else ''}")
-    who = "a parent of it" if scope == 1 else "an administrator"
+    who = "one of its ancestors" if scope == 1 else "an administrator"
     advice = f"{_run_with('CAP_SYS_PTRACE')}{', or set kernel.yama.ptrace_scope to 0' if scope == 1 else ''}"
     return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: only {who} may trace it", advice)
 
@@ -261,7 +263,7 @@ def capabilities(subject: Subject) -> Finding:
     """What the daemon lacks, and what that costs."""
     name, own = "capabilities", subject.own.capabilities
     if subject.process.access is Access.ALLOWED and not subject.process.files_visible:
-        detail = "the daemon may trace the process, but not see its open files, of which it takes one"
+        detail = "the daemon may trace the process but not read its open files, one of which it needs"
         return _problem(name, AttachCode.NOT_PERMITTED, detail, _run_with("CAP_DAC_READ_SEARCH"))
     costs = {
         "CAP_SYS_PTRACE": "other users' and protected processes",
@@ -271,7 +273,7 @@ def capabilities(subject: Subject) -> Finding:
     if not own & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
         lacking.append("without CAP_DAC_READ_SEARCH: no other users' processes")
     if not lacking:
-        return Finding(name, Status.OK, "the daemon has all that matter")
+        return Finding(name, Status.OK, "the daemon has all that it needs")
     return Finding(name, Status.OK, "; ".join(lacking))
 
 
@@ -279,7 +281,7 @@ def descriptors(subject: Subject) -> Finding:
     """The agent opens some files and sockets in the process."""
     name, free, limit = "descriptors", subject.process.free_descriptors, subject.process.descriptor_limit
     if free is None:
-        return Finding(name, Status.UNKNOWN, "its limit and open files may not be seen")
+        return Finding(name, Status.UNKNOWN, "the daemon may not read its limit and open files")
     if free < NEEDED_DESCRIPTORS:
         detail = f"it has {max(free, 0)} free descriptors of {limit}; an agent needs up to {NEEDED_DESCRIPTORS}"
         return _problem(name, AttachCode.LIMIT, detail, _more_descriptors(subject.process))
@@ -300,7 +302,7 @@ def memory(subject: Subject) -> Finding:
     heaps = _THREADS_STACKS * rooms.stack_bytes
     for room, needed, what in (
         (rooms.memory, NEEDED_MEMORY_BYTES, "of memory"),
-        (rooms.addresses, heaps + _HEAPS_BYTES, "of addresses, mostly reserved and not used"),
+        (rooms.addresses, heaps + _HEAPS_BYTES, "of address space, mostly reserved and unused"),
         (rooms.data, heaps + _DATA_BYTES, "of data segments"),
     ):
         if room is None:
@@ -310,9 +312,9 @@ def memory(subject: Subject) -> Finding:
             detail = f"{room}; an agent and a small trace take up to {format_size(needed)} {what}"
             return _problem("memory", AttachCode.LIMIT, detail, room.advice)
     if not told:
-        return Finding("memory", Status.UNKNOWN, "no limit may be seen")
+        return Finding("memory", Status.UNKNOWN, "the daemon may not read its limits")
     if any(room.left_bytes < _NO_SHRINKING_BYTES for room in (rooms.memory, rooms.addresses) if room is not None):
-        return Finding("memory", Status.NOTE, "; ".join(told), "the buffers of a capture may be shrunk to fit")
+        return Finding("memory", Status.NOTE, "; ".join(told), "a capture may have to shrink its buffers to fit")
     return Finding("memory", Status.OK, "; ".join(told))
 
 
@@ -320,9 +322,9 @@ def threads(subject: Subject) -> Finding:
     """The agent starts some."""
     room = subject.process.rooms.threads
     if room is None:
-        return Finding("threads", Status.OK, "no limit of threads is near")
+        return Finding("threads", Status.OK, "no limit on threads is near")
     wanted = process_inspection.NEEDED_THREADS
-    detail = f"it may start {max(room.left, 0)} more threads below {room.limit}; an attach wants {wanted}"
+    detail = f"it may start {max(room.left, 0)} more threads below {room.limit}; an attach needs {wanted}"
     return _problem("threads", AttachCode.LIMIT, detail, room.advice)
 
 
@@ -337,7 +339,7 @@ def interpreter(subject: Subject) -> Finding:
     if subject.image_problem is not None:
         return _problem(name, subject.image_problem.code, subject.image_problem.reason)
     if image is None:
-        return Finding(name, Status.UNKNOWN, "its memory may not be read")
+        return Finding(name, Status.UNKNOWN, "the daemon may not read its memory")
     if image.python is None:
         if uses_cuda(image):
             return Finding(name, Status.NOTE, "no Python interpreter: GPU activities only, no Python stacks")
@@ -347,10 +349,10 @@ def interpreter(subject: Subject) -> Finding:
     kind = "static" if image.python.path == image.exe else "shared"
     detail = f"CPython {version} in {image.python.path} ({kind}), all symbols found"
     if _is_free_threaded(image):
-        advice = f"run it with the usual build of Python {version}, or {START_WITH_AGENT}"
+        advice = f"run it with the standard build of Python {version}, or {START_WITH_AGENT}"
         return _problem(name, unsupported, f"{image.python.path} is a free-threaded build of Python", advice)
     if image.python.version[:2] > NEWEST_TRIED:
-        return Finding(name, Status.NOTE, detail, "newer than what this kinetod was tried with")
+        return Finding(name, Status.NOTE, detail, "newer than any that this kinetod was tested with")
     return Finding(name, Status.OK, detail)
 
 
@@ -394,23 +396,23 @@ def seccomp(subject: Subject) -> Finding:
         return Finding(name, Status.OK, f"{count}, the same as the daemon's own")
     if subject.filters is None:
         if "CAP_SYS_ADMIN" in own.capabilities and own.seccomp.mode == 0:
-            detail = f"{count}; an attach reads them first (a stop of about 0.1 ms) and refuses if they are in the way"
+            detail = f"{count}; an attach reads them first (a stop of about 0.1 ms) and is refused if they forbid it"
             return Finding(name, Status.NOTE, detail)
         detail = f"{count} that the daemon may not read; one that kills would end the process, so it is left alone"
         advice = "run kinetod with CAP_SYS_ADMIN and without a seccomp filter of its own (a privileged container)"
         return _problem(name, refuse, detail, f"{advice}, or {START_WITH_AGENT}")
     if any(each.looks_at_the_caller for each in subject.filters):
-        detail = f"{count}, one of which looks at where in the program a call is made"
+        detail = f"{count}, one of which checks where in the program a call is made"
         return _problem(name, refuse, detail, START_WITH_AGENT)
     try:
         calls = forbidden(subject.filters, own.machine)
     except SeccompError as exc:
-        return _problem(name, refuse, f"{count}, one of which is not understood: {exc}", START_WITH_AGENT)
+        return _problem(name, refuse, f"{count}, one of which cannot be evaluated: {exc}", START_WITH_AGENT)
     if not calls:
-        return Finding(name, Status.OK, f"{count}, which allow all that an agent does")
+        return Finding(name, Status.OK, f"{count}, which allow everything that an agent does")
     deadly = any(call.action.kind in DEADLY for call in calls)
     named = ", ".join(map(str, calls[:_MAX_CALLS_NAMED])) + (" and more" if len(calls) > _MAX_CALLS_NAMED else "")
-    detail = f"{count}, which forbid what an agent does{', at the price of its life' if deadly else ''}: {named}"
+    detail = f"{count}, which forbid calls of an agent{' and kill the process for them' if deadly else ''}: {named}"
     return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
 
 

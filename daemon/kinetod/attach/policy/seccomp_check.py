@@ -97,7 +97,7 @@ class Filter:
         try:
             return self._run(data)
         except (IndexError, KeyError, struct.error) as exc:
-            raise SeccompError(f"no valid filter: {exc!r}") from exc
+            raise SeccompError(f"not a valid filter: {exc!r}") from exc
 
     def _run(self, data: bytes) -> int:
         a = x = position = 0

@@ -30,7 +30,7 @@ def test_what_is_missing_is_told_with_its_cost() -> None:
     ("found", "status", "says"),
     [
         (WHOLE, Status.OK, "decoders are confined by Landlock ABI 7"),
-        (Support(landlock=0, seccomp=True), Status.NOTE, "decoders are not confined completely: no Landlock"),
+        (Support(landlock=0, seccomp=True), Status.NOTE, "decoders are not fully confined: no Landlock"),
     ],
 )
 def test_the_doctor_says_it(found: Support, status: Status, says: str) -> None:
