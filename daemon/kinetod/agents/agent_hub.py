@@ -91,7 +91,7 @@ class Agent:
 
     @property
     def key(self) -> ProcessKey:
-        """The process."""
+        """The process that the agent is in."""
         return self.identity.key
 
     @property
@@ -100,7 +100,7 @@ class Agent:
         return next(iter(self._listeners), "")
 
     def activity_types(self) -> list[str]:
-        """What its sources offer, as of the last Hello."""
+        """The activity types of its sources, as of the last Hello."""
         return sorted({kind for kinds in self.hello.sources.values() for kind in kinds})
 
     def send(self, message: wire.Message) -> bool:
@@ -176,7 +176,7 @@ class AgentHub:
         return len(self._agents)
 
     def agents(self) -> list[Agent]:
-        """Those connected now."""
+        """The connected agents."""
         return list(self._agents.values())
 
     def states(self) -> dict[str, int]:
@@ -302,7 +302,7 @@ class AgentHub:
             asyncio.get_running_loop().call_later(IDENTITY_LINGER_S, identity.close)
 
     def check_alive(self) -> None:
-        """For kernels without pidfd: notices dead processes whose socket somebody else still holds."""
+        """Closes connections of dead processes whose socket another process still holds, on kernels without pidfd."""
         for agent in self.agents():
             if agent.identity.pidfd is None and not agent.identity.alive():
                 agent.connection.died = True

@@ -83,7 +83,7 @@ class Attacher:
         self._turns = FairSlots(AT_A_TIME, spare=2)
 
     def configure(self, *, deadline_ns: int, keep_ns: int) -> None:
-        """For attempts from now on."""
+        """Sets the options of future attempts."""
         self._deadline_ns = deadline_ns
         self._keep_ns = keep_ns
 

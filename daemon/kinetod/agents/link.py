@@ -76,7 +76,7 @@ class ConnectionHandler(Protocol):
 
 
 class Connection:
-    """One peer."""
+    """The connection to one peer."""
 
     def __init__(
         self,
@@ -398,7 +398,7 @@ class LinkServer:
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Stops accepting and closes all connections."""
         self.stop_accepting()
         for connection in list(self._connections):
             connection.close("the daemon is stopping")

@@ -119,7 +119,7 @@ class RemoteCuptiSource(CuptiSource):
         return False
 
     def find_library(self) -> str:
-        """As the process sees it. Raises SourceError."""
+        """The path of libcupti as the process sees it. Raises SourceError."""
         found = self._find()
         if found is None:
             raise SourceError(
@@ -196,7 +196,7 @@ class Helper:
 
 
 def serve(pid: int, link: socket.socket, channel: socket.socket, helper: Helper | None = None) -> None:
-    """Until the link or the process is gone."""
+    """Serves until the link or the process is gone."""
     environ = read_environ(pid) if helper is None else helper.environ()
     if not is_of(channel, pid):  # an execve while they were read: they may be another user's
         environ = {}

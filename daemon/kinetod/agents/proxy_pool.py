@@ -21,7 +21,7 @@ EXIT_S = 5.0
 
 
 class Proxies:
-    """Those that run. Each ends by itself when its link is closed or its process is gone."""
+    """The running proxies. Each ends by itself when its link is closed or its process is gone."""
 
     def __init__(self, *, command: Sequence[str] = COMMAND, helper_socket: Path | None = None) -> None:
         """helper_socket: of the attach helper service, where the daemon itself may not look into processes."""
@@ -30,7 +30,7 @@ class Proxies:
         self._running: dict[asyncio.Task[None], Process] = {}
 
     def pids(self) -> set[int]:
-        """Of those that run now."""
+        """The pids of the running proxies."""
         return {process.pid for process in self._running.values()}
 
     async def start(self, key: ProcessKey, channel: socket.socket) -> socket.socket:
@@ -70,7 +70,7 @@ class Proxies:
             log.warning("the proxy of process %d ended with status %d", pid, status)
 
     async def stop(self) -> None:
-        """Waits for their ends; their links are closed already."""
+        """Waits until they have ended and kills the rest; their links are closed already."""
         if self._running:
             await asyncio.wait(list(self._running), timeout=EXIT_S)
         for process in self._running.values():

@@ -27,7 +27,7 @@ MAX_BOOTSTRAP_BYTES = 3072  # it travels through one page of the target
 
 
 class AttachCode(StrEnum):
-    """Why a process has got no agent. All are documented in docs/errors.md."""
+    """Why an attach failed. docs/errors.md documents all codes."""
 
     NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
     TRACED = "ATTACH_TRACED"  # another tracer holds it
@@ -36,14 +36,14 @@ class AttachCode(StrEnum):
     UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
     LIMIT = "ATTACH_LIMIT"  # too little memory, address space, threads or descriptors are left to it
     SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
-    TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not come round
+    TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not run the code in time
     GONE = "ATTACH_GONE"  # it ended meanwhile
     REPLACED = "ATTACH_REPLACED"  # it executed another program, or changed its rights, since the attach was allowed
     FAILED = "ATTACH_FAILED"  # anything else
 
 
 class AttachError(Exception):
-    """The process is as it was. `reason` says what, which and what to do next."""
+    """The attach failed; the process is unaffected. `reason` says what happened and what to do next."""
 
     def __init__(self, code: AttachCode, reason: str) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class AttachError(Exception):
 
 
 def replaced(pid: int, difference: str) -> AttachError:
-    """The error for a process that is not what was approved any more. difference: in which respect."""
+    """The error for a process that has changed since it was approved. difference: in which respect."""
     return AttachError(
         AttachCode.REPLACED,
         f"process {pid} has changed since the attach was approved: {REPLACED} or changed its credentials "
@@ -70,7 +70,7 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What handing over the code took."""
+    """What injecting the code cost the target."""
 
     tid: int = 0  # 0: no thread was stopped
     stopped_ns: int = 0  # the longest time that a thread stood still
@@ -79,7 +79,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What one attach did."""
+    """How an attach was made, and what it cost."""
 
     method: str
     stopped_ns: int
@@ -88,7 +88,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """What was allowed: to enter the process while it has these credentials, for an administrator or another user."""
+    """Permission to enter the process while it has these credentials, for an administrator or another user."""
 
     credentials: Credentials
     administrator: bool = False
@@ -113,7 +113,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRequest:
-    """One attach. The token is the bootstrap's; approved: what the process must be, as long as it is touched."""
+    """One attach. token: of the bootstrap. approved: the credentials that the process must have throughout."""
 
     key: ProcessKey
     approved: Credentials
@@ -123,7 +123,7 @@ class AttachRequest:
     received_ns: int = 0  # monotonic
 
     def check_process(self) -> Credentials:
-        """What the process is, with all that only we may see. Raises AttachError if it is not what was approved."""
+        """The credentials, including those that only we may read. Raises AttachError if they are not those approved."""
         with contextlib.suppress(OSError):
             found = credentials.read(self.key.pid)
             if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
@@ -133,7 +133,7 @@ class AttachRequest:
         raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
 
     def explained(self, error: AttachError) -> AttachError:
-        """The same error, unless the process has become another one meanwhile, which explains it."""
+        """Returns this error, or a better one if the process has been replaced meanwhile."""
         if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
             try:
                 self.check_process()
@@ -143,13 +143,13 @@ class AttachRequest:
 
 
 class Helpers(Protocol):
-    """Who attaches for the daemon: its own helper processes, or the attach helper service."""
+    """Attaches for the daemon: its own helper processes, or the attach helper service."""
 
     async def start(self) -> None:
-        """Gets them ready. Raises OSError."""
+        """Starts them. Raises OSError."""
 
     def pids(self) -> set[int]:
-        """Of the daemon's processes among them."""
+        """The pids of those that are the daemon's own processes."""
 
     async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""

@@ -17,7 +17,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rule found. code: of a PROBLEM, what an attach fails with."""
+    """What one check found. code: for a PROBLEM, the code that an attach would fail with."""
 
     name: str
     status: Status

@@ -100,7 +100,7 @@ def passed_socket() -> socket.socket | None:
 
 
 def own_socket(path: Path, *, for_group: bool = False) -> socket.socket:
-    """For this user, and this process's group if so said; the policy says who of them is served. Raises StartError."""
+    """Creates the socket for this user, or also its group; the policy decides who is served. Raises StartError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     old_mask = os.umask(0o117 if for_group else 0o177)
     try:
@@ -118,7 +118,7 @@ def own_socket(path: Path, *, for_group: bool = False) -> socket.socket:
 
 
 def _say_policy(path: Path) -> None:
-    """It is read for every caller; said at once, a mistake in it is seen by who started the service."""
+    """Logs a mistake in the policy, which is read for every caller, when the service starts."""
     try:
         policies.load(path)
     except policies.PolicyError as exc:

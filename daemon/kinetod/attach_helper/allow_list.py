@@ -39,7 +39,7 @@ _NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2), Linux 4.11
 
 
 class PolicyError(Exception):
-    """The file cannot be used; nobody gets anything. The text names it and says what to do."""
+    """The policy file cannot be used, so no caller is served. The text names it and says what to do."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -89,13 +89,13 @@ class Policy:
     own_uid: int = field(default_factory=os.geteuid)
 
     def refuses_caller(self, uid: int) -> str:
-        """Why this user gets nothing; empty: it is served."""
+        """Why this user is not served; empty if it is."""
         if uid == 0 or uid in self.callers:
             return ""
         return f"uid {uid} may not ask the attach helper; `callers` in {self.path} names those who may"
 
     def refuses_owner(self, owner: Owner, *, administrator: bool = False) -> str:
-        """Why a process is left alone; empty: it is not. administrator: one has asked the front end for it."""
+        """Why a process is not entered; empty if it may be. administrator: whether one asked the front end for it."""
         if why := self._refuses_uids(owner):
             return why
         if not owner.protected or self.protected == ALWAYS or (self.protected == ADMINISTRATORS and administrator):
@@ -120,7 +120,7 @@ class Policy:
 
 
 def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = None) -> Policy:
-    """Raises PolicyError."""
+    """Reads the policy file. Raises PolicyError."""
     text = _read(path)
     try:
         file = msgspec.toml.decode(text, type=_File)
@@ -193,7 +193,7 @@ def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
 
 
 def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> Owner:
-    """Of a process with these credentials."""
+    """The owner of a process with these credentials."""
     container = False
     with contextlib.suppress(OSError):  # what cannot be read is not believed to be a container
         container = (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink()
@@ -215,7 +215,7 @@ def _protected(pid: int, rights: Credentials, container: bool, proc: Path) -> st
 
 
 def _namespace_owner(pid: int, proc: Path) -> int:
-    """Who has made its user namespace; -1: cannot be told."""
+    """The uid that created its user namespace; -1 if that cannot be determined."""
     with contextlib.suppress(OSError):
         descriptor = os.open(proc / str(pid) / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -43,7 +43,7 @@ KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one tha
 
 
 class DeadBefore(Crashed):
-    """A helper had ended before it was asked: another one can be."""
+    """A helper had ended before it was asked, so another one can be asked."""
 
 
 class _Helper(WarmChild):
@@ -55,7 +55,7 @@ class _Helper(WarmChild):
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Helper":
-        """Raises OSError."""
+        """Starts one. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         with theirs:
             try:
@@ -112,7 +112,7 @@ class AttachHelpers:
         self._stopped = False
 
     def pids(self) -> set[int]:
-        """Of the helpers that run now."""
+        """The pids of the running helpers."""
         return {helper.process.pid for helper in (*self._idle, *self._busy)}
 
     async def start(self) -> None:
@@ -124,7 +124,7 @@ class AttachHelpers:
     ) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError.
 
-        boot_time_ns: from which the key's start time is reckoned.
+        boot_time_ns: the origin of the key's start time.
         """
         async with self._slots:
             return await self._attach(key, approval, deadline_s, boot_time_ns)
@@ -157,7 +157,7 @@ class AttachHelpers:
         return _outcome(answer, fd, key)
 
     async def ask(self, question: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
-        """Something else than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed."""
+        """Asks a question other than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed."""
         async with self._slots:
             answer, fd = await self._answer({"id": self._number(), **question}, deadline_s)
         if fd is not None:
@@ -175,7 +175,7 @@ class AttachHelpers:
             raise OSError(f"reading its files failed: {exc}") from exc
 
     async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
-        """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""
+        """Has a helper answer, which is killed at the deadline. Raises OSError, TooLate, Crashed."""
         while helper := await self._warm():  # it may have ended meanwhile
             with contextlib.suppress(DeadBefore):
                 return await self._answer_by(helper, request, deadline_s)
@@ -260,7 +260,7 @@ class AttachHelpers:
 
 
 def _outcome(answer: Mapping[str, Any], fd: int | None, key: ProcessKey) -> tuple[Attached, socket.socket]:
-    """What an answer says. Takes the descriptor over."""
+    """Turns an answer into the attach's result. Takes over the descriptor. Raises AttachError."""
     if answer.get("ok") is True and fd is not None:
         attached = Attached(
             method=clean(str(answer.get("method", "")), 40),

@@ -87,7 +87,7 @@ def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket
 
 
 def serve(sock: socket.socket, attempt: Attempt) -> None:
-    """Answers requests until the socket is closed. Raises ValueError on a packet that is no request."""
+    """Answers requests until the socket is closed. Raises ValueError on a packet that is not a request."""
     while True:
         try:
             data = sock.recv(MAX_REQUEST_BYTES)
@@ -104,7 +104,7 @@ def serve(sock: socket.socket, attempt: Attempt) -> None:
 
 
 def _quiet_signals() -> None:
-    """A Ctrl-C in the daemon's terminal is the daemon's matter."""
+    """Ignores signals such as a Ctrl-C in the daemon's terminal, which the daemon handles."""
     for number in signal.valid_signals() - _LEFT_AS_THEY_ARE:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_IGN)

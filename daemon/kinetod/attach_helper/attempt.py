@@ -94,7 +94,7 @@ def _attached(method: str, stopped_ns: int, request: AttachRequest) -> Attached:
 
 @contextlib.contextmanager
 def _python_methods() -> Iterator[list[Method]]:
-    """In the order in which they are tried."""
+    """The methods in the order in which they are tried; they are finished on leaving."""
     methods: list[Method] = [PendingCall(), NativeThread()]
     try:
         yield methods
@@ -151,13 +151,13 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
 
 
 def _problem(handed: Sequence[Method]) -> AttachError | None:
-    """Why none of what was handed over runs; None: some of it may."""
+    """Why none of the injected code runs; None if some of it may."""
     problems = [method.problem() for method in handed]
     return problems[0] if problems and all(problems) else None
 
 
 def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-    """Raises AttachError, also for what the process does meanwhile (end, unmap)."""
+    """Injects by one method. Raises AttachError, also if the process ends or unmaps memory meanwhile."""
     try:
         return method.hand_over(image, bootstrap, deadline)
     except OSError as exc:
@@ -179,7 +179,7 @@ def _patiently(
 
 
 def _asleep_since(pid: int, proc: Path = PROC) -> str:
-    """What changes whenever the main thread gets a processor; empty if it has one or wants one."""
+    """A text that changes whenever the main thread runs; empty if it is running or runnable."""
     task = proc / str(pid) / "task" / str(pid)
     with contextlib.suppress(OSError, IndexError):
         state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
@@ -189,7 +189,7 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
 
 
 def _timeout(pid: int, error: AttachError | None) -> AttachError:
-    """`error`: why another method could not be used."""
+    """The error at the deadline. error: why another method could not be used."""
     besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,

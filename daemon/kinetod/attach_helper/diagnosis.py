@@ -51,7 +51,7 @@ _READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAgent:
-    """What the daemon knows of the process's agent. state: READY, BUSY, INCOMPATIBLE; empty: it has none."""
+    """The process's agent as the daemon knows it. state: READY, BUSY, INCOMPATIBLE; empty if it has none."""
 
     state: str = ""
     version: str = ""
@@ -62,14 +62,14 @@ class KnownAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """method: how a capture would get in; empty: not at all."""
+    """What `kinetoctl doctor` shows. method: how a capture would enter the process; empty if it cannot."""
 
     method: str
     findings: tuple[Finding, ...] = field(default_factory=tuple)
 
 
 def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
-    """Looks at a process. Raises AttachError (GONE) if there is none."""
+    """Inspects a process. Raises AttachError (GONE) if it does not exist."""
     agent = agent or KnownAgent()
     subject = _with_image(examine(pid))
     mapped = process_inspection.read_mapped(pid)
@@ -94,7 +94,7 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
 
 
 def _with_image(subject: Subject) -> Subject:
-    """As far as the process has one and we may see it."""
+    """Adds the image, if the process has one that we may read."""
     if any(rule(subject).status is Status.PROBLEM for rule in (executable, permission)):
         return subject
     if subject.process.kernel_thread or subject.process.state in "ZX":
@@ -233,7 +233,7 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
 
 
 def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
-    """As the process names it, and where we can open it."""
+    """The path as the process sees it, and where we can open it."""
     root = PROC / str(pid) / "root"
     environ = process_inspection.environment(pid) or {}
     if explicit := environ.get(env.CUPTI_LIBRARY):
@@ -261,12 +261,12 @@ def _torch(mapped: MappedFacts | None) -> Finding:
 
 
 def encode(diagnosis: Diagnosis) -> bytes:
-    """As one JSON object."""
+    """Encodes a diagnosis as one JSON object."""
     return json.dumps(asdict(diagnosis)).encode()
 
 
 def decode(data: bytes | bytearray) -> Diagnosis:
-    """Raises ValueError."""
+    """Decodes what `encode` gave. Raises ValueError."""
     try:
         fields = json.loads(data)
         findings = tuple(

@@ -1,4 +1,4 @@
-"""Asks a process of its own to look at a target: whatever blocks or crashes there, the daemon goes on."""
+"""Inspects a target in a process of its own: whatever blocks or crashes there, the daemon goes on."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class DiagnosisProcess:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
-        """Raises ProcessLookupError if there is no such process."""
+        """Inspects a process. Raises ProcessLookupError if it does not exist."""
         question = json.dumps({"pid": pid, "agent": asdict(agent)}).encode()
         answer, ended = bytearray(), Ended(status=0, errors="a line of its answer is too long")
         async with self._slots:

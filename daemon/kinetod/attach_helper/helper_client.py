@@ -55,16 +55,16 @@ class HelperService:
         self._start_grace_s = start_grace_s
 
     def pids(self) -> set[int]:
-        """None: its processes are not ours, and it refuses to enter them by itself."""
+        """Empty: the service's processes are not ours, and it refuses to enter them by itself."""
         return set()
 
     async def start(self) -> None:
-        """Says in the log whether it is there; it may come later."""
+        """Logs whether the service is reachable; it may start later."""
         if not self._path.is_socket():
             log.warning("%s", self._unreachable("there is no such socket"))
 
     async def stop(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: no connection is kept."""
 
     async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
@@ -89,7 +89,7 @@ class HelperService:
         raise _refusal(said, key.pid)
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
-        """Raises ProcessLookupError if there is no such process."""
+        """Inspects a process. Raises ProcessLookupError if it does not exist."""
         try:
             key = ProcessKey(pid, await asyncio.to_thread(start_time_ns, pid))
         except OSError as exc:
@@ -118,13 +118,13 @@ class HelperService:
         return _no_diagnosis("attach_helper", error.reason, error.code)
 
     async def private_facts(self, keys: Iterable[ProcessKey]) -> dict[ProcessKey, PrivateFacts]:
-        """Of those processes that it may look at; none if it cannot be asked, which the log says."""
+        """The private facts of the processes that the service may inspect; empty, and logged, if it is unreachable."""
         wanted = {key.pid: key for key in keys}
         seen = await self._about(wanted.values(), messages.Look, messages.Seen, "rank, job and GPUs of")
         return {wanted[each.pid]: _private(each) for said in seen for each in said.facts if each.pid in wanted}
 
     async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
-        """The processes that it has looked into, and the tools in them; none if it cannot be asked (the log says)."""
+        """The processes that the service searched, and the tools in them; empty, and logged, if it is unreachable."""
         keys = await asyncio.to_thread(_keys, pids)
         found = await self._about(keys, messages.Search, messages.Found, "other profilers in")
         tools = [Profiler(product=each.product, pid=each.pid, gpus=each.gpus) for said in found for each in said.tools]
@@ -137,7 +137,7 @@ class HelperService:
         wanted: type[Said],
         what: str,
     ) -> list[Said]:
-        """The answers about so many processes. what: they say of processes; what is not had is in the log."""
+        """The answers about these processes. what: the facts asked for, named in the log if they cannot be had."""
         answers: list[Said] = []
         if not (asked := list(keys)):
             return answers
@@ -177,7 +177,7 @@ class HelperService:
         raise Unreachable(_refusal(said, 0).reason)
 
     async def problem(self) -> str:
-        """Why it cannot be asked; empty: it answers. It is asked about ourselves, of whom it says nothing."""
+        """Why the service cannot be asked; empty if it answers. We ask about ourselves, on whom it says nothing."""
         targets = (_target(ProcessKey(os.getpid(), start_time_ns(os.getpid()))),)
         try:
             async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
@@ -194,7 +194,7 @@ class HelperService:
 
 
 def toolkit(path: Path, key: ProcessKey, *, boot_time_ns: int, deadline_s: float = START_GRACE_S) -> messages.Tools:
-    """What a proxy must know of its process. Blocking. Raises Unreachable, AttachError."""
+    """The facts that a proxy needs about its process. Blocking. Raises Unreachable, AttachError."""
 
     async def ask() -> messages.Answer:
         async with _Conversation(path, deadline_s) as service:
@@ -259,7 +259,7 @@ class _Conversation:
 
 
 def _keys(pids: Iterable[int]) -> list[ProcessKey]:
-    """Of those that are there. Blocking."""
+    """The keys of the processes that exist. Blocking."""
     keys = []
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -61,7 +61,7 @@ class _HungUp(Exception):
 
 
 class Denied(Exception):
-    """What is asked is refused. The text is the caller's answer."""
+    """A request is refused. The text is the answer to the caller."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -70,7 +70,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """By the kernel."""
+    """The process at the other end of a connection, according to the kernel."""
 
     pid: int
     uid: int
@@ -112,7 +112,7 @@ class AttachService:
         self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections and ends the helpers."""
         for connection in list(self._connections):
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -160,7 +160,7 @@ class AttachService:
     def check(
         self, caller: Caller, policy: Policy, key: ProcessKey, boot_time_ns: int, *, administrator: bool = True
     ) -> Credentials:
-        """Whether the process still is the one that is named, and may be touched. Raises Denied.
+        """Checks that the process still is the one that is named, and may be entered. Raises Denied.
 
         administrator: for whom the front end asks; what only looks at a process is done for everybody whom it asks for.
         """
@@ -184,7 +184,7 @@ class AttachService:
     async def attach(
         self, caller: Caller, policy: Policy, asked: messages.Attach
     ) -> tuple[messages.Attached, socket.socket]:
-        """Raises Denied, AttachError."""
+        """Attaches for a caller. Raises Denied, AttachError."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         approved = Credentials.from_dict(msgspec.structs.asdict(asked.approved))
 
@@ -217,14 +217,14 @@ class AttachService:
         return messages.Diagnosed(diagnosis=asdict(found))
 
     async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
-        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        """Answers for the processes that may be inspected. Raises Denied if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Seen(facts=())
         said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
         return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFacts, ...]))
 
     async def search(self, caller: Caller, policy: Policy, asked: messages.Search) -> messages.Found:
-        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        """Answers for the processes that may be inspected. Raises Denied if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Found(searched=(), tools=())
         said = await self._ask({"do": SEARCH, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
@@ -232,7 +232,7 @@ class AttachService:
         return messages.Found(searched=tuple(said["searched"]), tools=tools)
 
     def _allowed(self, caller: Caller, policy: Policy, asked: messages.Look | messages.Search) -> list[list[int]]:
-        """Pid and start time of those that may be looked at."""
+        """Pid and start time of the processes that may be inspected."""
         allowed = []
         for target in asked.targets:
             with contextlib.suppress(Denied):
@@ -259,12 +259,12 @@ class AttachService:
         return messages.Launches(file=said["file"])
 
     def _still(self, key: ProcessKey, found: Credentials) -> None:
-        """Whether what was read is of what was checked. Raises AttachError."""
+        """Checks that what was read belongs to the process that was checked. Raises AttachError."""
         with contextlib.suppress(ProcessLookupError):
             _same(key, found, credentials.read(key.pid, proc=self._proc))
 
     async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
-        """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
+        """Opens a connection and passes it on; what the caller sends on it is not looked at. Raises Denied."""
         path = policy.kubelet_socket
         if path is None:
             reason = f"access to the kubelet is not configured: set kubelet_socket in {policy.path} to its socket"
@@ -310,7 +310,7 @@ class _Connection:
         self._looks: dict[str, _Looks] = {}
 
     async def serve(self) -> None:
-        """Until it hangs up, says nothing for long, or what is none of the messages."""
+        """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
         try:
             await self._serve()
         finally:
@@ -447,7 +447,7 @@ def _seen(said: messages.Answer) -> int:
 
 
 def _same(key: ProcessKey, approved: Credentials, found: Credentials) -> None:
-    """Raises AttachError if the process is another one by now."""
+    """Raises AttachError if the process has been replaced meanwhile."""
     if difference := approved.difference(found):
         raise replaced(key.pid, difference)
 
@@ -460,7 +460,7 @@ def _is_child(pid: int, proc: Path) -> bool:
 
 
 def _describe(pid: int) -> str:
-    """Owner and name, as far as it is still there."""
+    """Owner and name of a process, for the log."""
     with contextlib.suppress(OSError, IndexError):
         name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
         return f"uid {credentials.read(pid).uid}, {clean(name, 32)}"

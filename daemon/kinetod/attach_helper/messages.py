@@ -37,11 +37,11 @@ Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class BadMessage(Exception):
-    """The packet is none of the messages that are expected. The text says why."""
+    """The packet is not one of the expected messages. The text says why."""
 
 
 class WrongVersion(BadMessage):
-    """The packet's version is another one."""
+    """The packet has another protocol version."""
 
     def __init__(self, theirs: int) -> None:
         super().__init__(f"it speaks version {theirs} of the attach helper's protocol, and this side version {VERSION}")
@@ -147,13 +147,13 @@ class Connected(_Message, frozen=True, tag="connected"):
 
 
 class Diagnosed(_Message, frozen=True, tag="diagnosed"):
-    """What diagnosis.encode says."""
+    """The diagnosis as diagnosis.encode gives it."""
 
     diagnosis: dict[str, Any]
 
 
 class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What procs.PrivateFacts has, and of which process."""
+    """process_info.PrivateFacts, with the pid of the process."""
 
     pid: Pid
     gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=MAX_GPUS)]
@@ -168,7 +168,7 @@ class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Seen(_Message, frozen=True, tag="seen"):
-    """Of the processes that still are what the question named."""
+    """The facts of the processes that the question named and that still exist."""
 
     facts: Annotated[tuple[PrivateFacts, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
 
@@ -215,17 +215,17 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def encode(message: Request | Answer) -> bytes:
-    """One packet."""
+    """Encodes a message as one packet."""
     return _HEAD.pack(_MAGIC, VERSION) + msgspec.json.encode(message)
 
 
 def request(packet: bytes) -> Request:
-    """What a caller asks. Raises BadMessage."""
+    """Decodes a caller's request. Raises BadMessage."""
     return _decode(packet, _requests, MAX_REQUEST_BYTES)
 
 
 def answer(packet: bytes) -> Answer:
-    """What the service says. Raises BadMessage."""
+    """Decodes the service's answer. Raises BadMessage."""
     return _decode(packet, _answers, MAX_ANSWER_BYTES)
 
 

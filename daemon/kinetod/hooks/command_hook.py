@@ -48,6 +48,6 @@ def _how(status: int) -> str:
 
 
 def last_line(output: bytes) -> str:
-    """What it printed last, for a message."""
+    """The last line of the output, for a message."""
     lines = output.decode("utf-8", "replace").strip().splitlines()
     return f": {clean(lines[-1].strip(), _MAX_TEXT_CHARS)}" if lines else ""

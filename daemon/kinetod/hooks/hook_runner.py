@@ -57,7 +57,7 @@ _PREFIX = "CAPTURE_STATUS_"
 
 
 class HookRunner:
-    """All hooks of this daemon."""
+    """Calls the hooks of this daemon."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class HookRunner:
         self._stopping = asyncio.Event()
 
     def capture_ended(self, capture: pb.Capture) -> None:
-        """Returns at once and raises nothing."""
+        """Starts the hooks of a capture. Returns at once and never raises."""
         try:
             self._begin(capture)
         except Exception:
@@ -204,7 +204,7 @@ class HookRunner:
         return longest * (0.5 + self._jitter() / 2)
 
     async def stop(self) -> None:
-        """What runs or waits for its turn gets STOP_S, what pauses nothing."""
+        """Stops all hooks. Calls that run or wait for their turn get STOP_S, those that wait for a retry nothing."""
         self._stopping.set()
         tasks = list(self._tasks)
         if not tasks:

@@ -23,14 +23,14 @@ _REST_S = 0.5  # for the end of the output, once nobody is left who could write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How it ended. status: as asyncio has it, negative for signals; None: at the deadline. output: its end."""
+    """How it ended. status: as in asyncio, negative for signals; None at the deadline. output: its last bytes."""
 
     status: int | None
     output: bytes
 
 
 async def run_program(argv: Sequence[str], data: bytes, environ: Mapping[str, str], timeout_s: float) -> Exit:
-    """Runs it to its end. Raises OSError if it cannot be started. Cancelled: ends it first."""
+    """Runs a program to its end. Raises OSError if it cannot be started. If cancelled, ends it first."""
     reader, writer = os.pipe()
     output = _Output(reader)
     try:

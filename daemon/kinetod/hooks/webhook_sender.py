@@ -27,7 +27,7 @@ _MAX_AFTER_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What is sent where. secret_file, ca_file: a path, or empty."""
+    """What to send, and where. secret_file, ca_file: a path, or empty."""
 
     url: str
     message_id: str
@@ -38,7 +38,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of it. text: what went wrong; empty: it was taken. again: whether another try may succeed."""
+    """The outcome. text: what went wrong; empty if it was accepted. again: whether a retry may succeed."""
 
     text: str = ""
     again: bool = False

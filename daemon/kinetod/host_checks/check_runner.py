@@ -1,4 +1,4 @@
-"""Asks a process of its own to look at the host: whatever hangs or crashes there, the daemon goes on."""
+"""Runs the checks of the host in a process of its own: whatever hangs or crashes there, the daemon goes on."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ class Looked:
 
 
 class Searcher(Protocol):
-    """Who can look into processes that the one that looks may not: the attach helper service."""
+    """Searches processes that the check process may not read: the attach helper service."""
 
     async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
         """The processes that it has looked into, and the tools in them."""
@@ -54,7 +54,7 @@ class HostLooker:
         self._last: tuple[float, Question, Looked] | None = None  # when, by the loop's clock
 
     async def look(self, question: Question) -> Looked:
-        """What can be found in time; a check that hangs or crashes is a finding of its own."""
+        """Runs the checks that fit into the deadline; one that hangs or crashes becomes a finding itself."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             if self._last is not None and self._last[1] == question and loop.time() - self._last[0] <= MAX_AGE_S:
@@ -65,7 +65,7 @@ class HostLooker:
             return looked
 
     async def _searched(self, looked: Looked, give_up_at: float) -> Looked:
-        """With what the helper finds by then."""
+        """Adds what the helper finds by then."""
         if self._helper is None or looked.scan is None or not looked.scan.hidden:
             return looked
         try:

@@ -34,7 +34,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What the kernel thinks of its clock. Microseconds."""
+    """The kernel's view of its clock, in microseconds."""
 
     synchronised: bool
     offset_us: float  # still to be corrected
@@ -43,7 +43,7 @@ class Kernel:
 
 
 def read() -> Kernel:
-    """Raises OSError: a service whose unit has ProtectClock= may not ask."""
+    """Asks the kernel. Raises OSError, for example in a service whose unit has ProtectClock=."""
     clock = _Timex()
     state = LIBC.adjtimex(ctypes.byref(clock))
     if state < 0:
@@ -58,7 +58,7 @@ def read() -> Kernel:
 
 
 def check(_question: Question) -> Iterable[Finding]:
-    """By the kernel, or where it may not be asked by systemd."""
+    """Asks the kernel, or systemd if the kernel may not be asked."""
     try:
         kernel = read()
     except OSError as exc:
@@ -67,7 +67,7 @@ def check(_question: Question) -> Iterable[Finding]:
 
 
 def findings(kernel: Kernel) -> Iterator[Finding]:
-    """One."""
+    """The finding about the clock."""
     name = "clock"
     if not kernel.synchronised:
         detail = "not synchronised, as far as the kernel knows: traces of several hosts will not line up"
@@ -84,7 +84,7 @@ def findings(kernel: Kernel) -> Iterator[Finding]:
 
 
 def by_systemd(why: str, command: Sequence[str] = TIMEDATECTL) -> Finding:
-    """Without figures. why: the kernel may not be asked. Blocking."""
+    """Asks systemd, which has no figures. why: the reason that the kernel may not be asked. Blocking."""
     name = "clock"
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)

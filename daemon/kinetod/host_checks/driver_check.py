@@ -30,7 +30,7 @@ _MAX_NAMED = 8
 
 
 def check(_question: Question) -> Iterable[Finding]:
-    """All of them."""
+    """The findings about NVIDIA's driver and CUPTI."""
     return findings()
 
 

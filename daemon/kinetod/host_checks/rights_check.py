@@ -41,7 +41,7 @@ class Rights:
 
 
 def read(proc: Path = PROC) -> Rights:
-    """Of this process, which has the daemon's rights."""
+    """The rights of this process, which are the daemon's."""
     foreign: tuple[str, ...] | None = None
     with contextlib.suppress(OSError):
         links = {name: str((proc / "self/ns" / name).readlink()) for name in _FIRST}
@@ -52,12 +52,12 @@ def read(proc: Path = PROC) -> Rights:
 
 
 def check(question: Question) -> Iterable[Finding]:
-    """All of them."""
+    """The findings about the daemon's rights."""
     return findings(read(), question)
 
 
 def findings(rights: Rights, question: Question) -> Iterator[Finding]:
-    """In the order in which they explain each other."""
+    """The findings, each before those that it explains."""
     yield _permissions(rights.own, question)
     yield _ptrace_scope(rights.own, question)
     yield _seccomp(rights.own, question)

@@ -13,12 +13,12 @@ _ADVICE = (
 
 
 def check(_question: Question) -> Iterable[Finding]:
-    """By the kernel, as it answers a child of the daemon."""
+    """Asks the kernel from a child of the daemon."""
     return findings(support())
 
 
 def findings(found: Support) -> Iterator[Finding]:
-    """One."""
+    """The finding about the sandbox."""
     name = "sandbox"
     if found.missing:
         detail = f"decoders are not fully confined: {'; '.join(found.missing)}"

@@ -17,14 +17,14 @@ DEADLINE_S = 3.0
 
 
 def check(question: Question) -> Iterable[Finding]:
-    """Blocking."""
+    """The findings about the units. Blocking."""
     if not BOOTED.is_dir():
         return [Finding("units", Status.OK, "systemd does not run here")]
     return ask(question)
 
 
 def ask(question: Question, command: Sequence[str] = COMMAND) -> Iterator[Finding]:
-    """By systemctl. Blocking."""
+    """Asks systemctl. Blocking."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -39,7 +39,7 @@ def ask(question: Question, command: Sequence[str] = COMMAND) -> Iterator[Findin
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:
-    """By the unit's name."""
+    """The properties of each unit, by its name."""
     units = {}
     for block in text.split("\n\n"):
         unit = {name: value for name, _, value in (line.partition("=") for line in block.splitlines())}
@@ -49,7 +49,7 @@ def parse(text: str) -> dict[str, dict[str, str]]:
 
 
 def findings(states: Mapping[str, Mapping[str, str]], question: Question) -> Iterator[Finding]:
-    """One for each unit that is installed."""
+    """One finding for each unit that is installed."""
     if states[SERVICE].get("LoadState") == "not-found":
         detail = f"{SERVICE} is not installed; this daemon was started by hand"
         yield Finding("units", Status.OK, detail)

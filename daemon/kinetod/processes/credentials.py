@@ -60,12 +60,12 @@ class Credentials:
         return len(set(self.uids)) > 1 or len(set(self.gids)) > 1
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The credentials as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Credentials":
-        """Raises ValueError."""
+        """Reads what `to_dict` gave. Raises ValueError."""
         try:
             executable, namespace = values.get("executable"), values.get("user_namespace")
             dumpable = values["dumpable"]
@@ -82,7 +82,7 @@ class Credentials:
             raise ValueError(f"not credentials: {exc!r}") from exc
 
     def difference(self, found: "Credentials") -> str:
-        """What is otherwise now, for people; empty: nothing that both know."""
+        """The first difference, for people; empty if there is none in what both know."""
         return "; ".join(_differences(self, found))
 
 
@@ -113,7 +113,7 @@ def _listed(ids: tuple[int, ...]) -> str:
 
 
 def read(pid: int, tid: int = 0, proc: Path = PROC) -> Credentials:
-    """Of a process, or of one thread of it. Raises ProcessLookupError if it is gone.
+    """Reads the credentials of a process or of one of its threads. Raises ProcessLookupError if it is gone.
 
     Plain calls: a thread may stand still meanwhile. The file of the program is not waited for, wherever it lies.
     """
@@ -152,7 +152,7 @@ def _namespace(folder: str) -> int | None:
 
 
 def _executable(path: str) -> tuple[int, int] | None:
-    """What the kernel knows of the file without asking a server."""
+    """The identity of the executable, as far as the kernel knows it without asking a file server."""
     if _statx is None:
         with contextlib.suppress(OSError):
             found = os.stat(path)  # noqa: PTH116

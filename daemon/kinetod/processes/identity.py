@@ -58,7 +58,7 @@ class Identity:
 
     @property
     def pid(self) -> int:
-        """In the daemon's PID namespace."""
+        """The pid in the daemon's PID namespace."""
         return self.key.pid
 
     def alive(self, proc: Path = PROC) -> bool:
@@ -172,7 +172,7 @@ def _opened_pidfd(sock: socket.socket, pid: int) -> int | None:
 
 
 def how_it_ended(identity: Identity, proc: Path = PROC) -> str:
-    """What is known of a process's end, for people: "it was killed by SIGKILL"; empty if nothing is (yet)."""
+    """How a process ended, for people: "it was killed by SIGKILL"; empty if that is not known (yet)."""
     status = _exit_status_of_pidfd(identity.pidfd)
     if status is None:
         status = _exit_status_of_zombie(identity, proc)

@@ -13,7 +13,7 @@ _ROW = re.compile(r"^\|\s*\d+\s*\|\s*Profiling\s*\|\s*(.*?)\s*\|$", re.MULTILINE
 
 
 class Profiling(StrEnum):
-    """Of DCGM's module for fields such as DCGM_FI_PROF_SM_ACTIVE, which it loads when somebody first wants one."""
+    """State of DCGM's module for fields such as DCGM_FI_PROF_SM_ACTIVE, which it loads on their first use."""
 
     LOADED = "loaded"
     NOT_LOADED = "not loaded"

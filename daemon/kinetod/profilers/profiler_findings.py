@@ -34,7 +34,7 @@ def findings(
 
 
 def of_libraries(products: Sequence[str]) -> Finding:
-    """Of one process that is to be traced, by the libraries in it."""
+    """The finding for one process that is to be traced, from the libraries that it has loaded."""
     found = {product: BY_PRODUCT[product].holds for product in products}
     hindering = [product for product, holds in found.items() if holds in (Holds.PROCESS, Holds.BOTH)]
     if hindering:

@@ -32,7 +32,7 @@ class Overrun(Exception):
 
 
 class Output:
-    """Of one decode. room: free bytes of the disk beyond its reserve."""
+    """Watches the output of one decode. room: free bytes of the disk beyond its reserve."""
 
     def __init__(self, folder: Path, room: Callable[[], int]) -> None:
         self._folder = folder

@@ -30,7 +30,7 @@ class RecentFacts:
         self._renewal: asyncio.Task[None] | None = None
 
     async def get(self, pids: Sequence[int]) -> list[ProcessFacts]:
-        """Of those that exist, in the order of `pids`; they may be SHOWN_S old."""
+        """The facts of the processes that exist, in the order of `pids`; at most SHOWN_S old."""
         now = time.monotonic()
         self._kept = {
             pid: (read_at, facts)

@@ -14,12 +14,12 @@ _MAX_LINE_CHARS = 1000
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs one of our modules. Nothing is imported from the folder that the daemon was started in."""
+    """The command that runs one of our modules; it imports nothing from the daemon's working directory."""
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
 async def log_errors(process: Process, log: logging.Logger, name: str, level: int = logging.INFO) -> None:
-    """What it writes to standard error, a line at a time, until nobody can write there any more."""
+    """Logs the process's standard error line by line, until no writer is left."""
     assert process.stderr is not None
     with contextlib.suppress(ValueError):  # a line beyond the limit
         async for line in process.stderr:
@@ -28,7 +28,7 @@ async def log_errors(process: Process, log: logging.Logger, name: str, level: in
 
 
 async def end(process: Process, *, patience_s: float = 0.0, readers: Collection["asyncio.Task[None]"] = ()) -> str:
-    """It runs no more; says how it ended. One that the kernel does not let go is not waited for.
+    """Ends the process and returns how it ended. It does not wait for one that the kernel does not release.
 
     patience_s: how long it may take to end by itself, now that its standard input is closed. readers: of its output,
     which get the time to read what it wrote last; what nobody reads is thrown away, so that its pipes are closed.

@@ -1,4 +1,4 @@
-"""A blocking function that is never waited for longer than one wants."""
+"""A blocking function that callers wait for with a deadline."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class WithinDeadline(Generic[T]):
         self._running: Future[T] | None = None
 
     def get(self, deadline_s: float) -> T:
-        """The result. Raises TimeoutError, and what the function raises."""
+        """Returns the result. Raises TimeoutError, and what the function raises."""
         with self._lock:
             if self._running is None:
                 self._running = Future()

@@ -71,7 +71,7 @@ class RemoteReader:
         return [(str(name), int(size), str(problem)) for name, size, problem in answer["files"]]
 
     async def remove(self, upload: pb.Upload) -> None:
-        """Raises KinetodError."""
+        """Deletes the uploaded copy. Raises KinetodError."""
         try:
             async with self._long.turn():
                 await self._worker.ask({"do": "remove", "url": upload.url})

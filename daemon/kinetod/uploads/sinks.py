@@ -21,14 +21,14 @@ _PART_SUFFIX = ".part"
 
 
 class Memory(Protocol):
-    """What a try tells the next one, per file; kept on disk."""
+    """What one try leaves for the next, per file; kept on disk."""
 
     def get(self, name: str, key: str) -> Any:
-        """None if nothing was noted."""
+        """The note for a file; None if there is none."""
         ...
 
     def note(self, name: str, key: str, value: Any) -> None:
-        """On disk when it returns."""
+        """Writes a note; it is on disk when this returns."""
         ...
 
 

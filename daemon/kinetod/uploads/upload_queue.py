@@ -98,7 +98,7 @@ class Uploader:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Uploads captures until it is cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -283,7 +283,7 @@ class Uploader:
 
 
 def stored_path(target: pb.Target, format_: str) -> str:
-    """Of a file below the folder of its capture's targets, and of the uploaded capture."""
+    """The path of a file below the folder of its capture's targets, and in the uploaded capture."""
     return f"{key_of(target)}/{STORED_NAMES[format_]}"
 
 

@@ -65,7 +65,7 @@ class _Process(WarmChild):
         return self.process.returncode is None and not self._answers.done()
 
     def kill(self) -> None:
-        """At once; its jobs fail."""
+        """Kills the process at once; its jobs fail."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
@@ -95,7 +95,7 @@ class UploadWorker:
         self._ending: set[asyncio.Task[str]] = set()
 
     def pids(self) -> set[int]:
-        """Of the running worker."""
+        """The pid of the running worker."""
         return {self._current.process.pid} if self._current is not None and self._current.is_alive else set()
 
     def outdated(self) -> bool:

@@ -43,7 +43,7 @@ class Cancelled(UploadError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What a worker is told at its start; a changed one needs another worker."""
+    """Options that a worker gets at its start; new options need a new worker."""
 
     bytes_per_second: int = 0  # of all uploads together; 0: no limit
     endpoint: str = ""  # of an S3-compatible store; empty: Amazon's, or what the environment says

@@ -8,7 +8,7 @@ from kinetod.uploads.worker_protocol import WorkerOptions
 
 
 def worker_options(config: Config) -> WorkerOptions:
-    """Of the worker that is started next."""
+    """The options of the next worker."""
     return WorkerOptions(
         bytes_per_second=config.upload_bytes_per_second,
         endpoint=config.upload_endpoint,

@@ -112,7 +112,7 @@ def _timeout(pid: int) -> AttachError:
 
 
 def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
-    """Raises AttachError unless the process runs code for the machine that the collector was built for."""
+    """Raises AttachError unless the process's executable is built for this host's architecture."""
     try:
         with (proc / str(pid) / "exe").open("rb") as file:
             magic, elf_class, _order, _type, machine = _ELF_HEADER.unpack(file.read(_ELF_HEADER.size))
@@ -125,7 +125,7 @@ def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
 
 @functools.cache
 def agent() -> Payload:
-    """The installed agent; the same at every call. Raises AttachError when it cannot be had."""
+    """The installed agent, packed once. Raises AttachError if it cannot be read."""
     sources = _sources()
     files = {
         "sources": marshal.dumps({name: _in_pieces(*entry) for name, entry in sources.items()}, _MARSHAL_VERSION),

@@ -43,7 +43,7 @@ _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 
 
 class RemoteEnded(Exception):
-    """The process, or its collector's thread, is gone or talks nonsense. The text says which."""
+    """The process or its collector's thread is gone, or breaks the protocol. The text says which."""
 
 
 class _Answer(NamedTuple):
@@ -73,7 +73,7 @@ def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
 
 
 def read_greeting(packet: bytes) -> None:
-    """Checks the first packet of kc_serve. Raises RemoteEnded when it is no greeting or of another version."""
+    """Checks the first packet of kc_serve. Raises RemoteEnded if it is not a greeting, or one of another version."""
     command, sequence, code, result, text = _parsed(packet)
     if command != _ABI or sequence != 0 or len(result) != _UINT.size:
         raise RemoteEnded("its collector sent no greeting")
@@ -105,11 +105,11 @@ class RemoteCollector(Collector):
 
     @property
     def ended(self) -> str:
-        """Why nothing can be asked any more; "" while it can."""
+        """Why the collector can no longer be asked; "" while it can."""
         return self._why
 
     def fileno(self) -> int:
-        """To wait for the other end's going."""
+        """Descriptor that becomes readable when the other end closes."""
         return self._channel.fileno()
 
     # ------------------------------------------------------------ packets
@@ -224,7 +224,7 @@ class RemoteCollector(Collector):
         return result
 
     def others(self) -> Others:
-        """Who else uses CUPTI; zeros when nothing is recorded."""
+        """The other users of CUPTI; zeros when nothing is recorded."""
         return self._structure(Others, _OTHERS)
 
     def record_calls(self) -> str:
@@ -243,11 +243,11 @@ class RemoteCollector(Collector):
         return Enabled(answer.code, dict(zip(kinds, results, strict=True)), answer.text)
 
     def counts(self) -> Counts:
-        """Zeros when nothing is recorded."""
+        """The records so far; zeros when nothing is recorded."""
         return self._structure(Counts, _COUNTS)
 
     def stop(self, limit_ms: int) -> StopResult:
-        """Zeros when nothing was recorded. When the process is gone or does not answer, `timed_out`."""
+        """Ends the recording; zeros when nothing was recorded. If the process is gone or silent, `timed_out` is set."""
         result = self._structure(StopResult, _STOP, _UINT.pack(limit_ms), limit_ms / 1000 + _LIMIT_S)
         if self._why:
             result.timed_out = 1
@@ -269,7 +269,7 @@ class RemoteCollector(Collector):
     # ------------------------------------------------------------ beyond it
 
     def device(self, index: int, attributes: bytes) -> bytes:
-        """As Collector.device; nothing if the process is gone."""
+        """See Collector.device; b"" if the process is gone."""
         return self._quietly(_DEVICE, _UINT.pack(index) + attributes, cuda_devices.FACTS.size).result
 
     def leave(self, limit_s: float = _LIMIT_S) -> None:

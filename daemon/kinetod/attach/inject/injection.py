@@ -85,7 +85,7 @@ class BadPointError(Exception):
 
 
 def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> Outcome:
-    """Raises AttachError. TIMEOUT: no thread came to a good point in time, or the one redirected does not run."""
+    """Makes the call. Raises AttachError. TIMEOUT: no thread reached a good point, or the chosen one does not run."""
     with _exclusive(image, deadline):
         while True:
             try:
@@ -236,7 +236,7 @@ class _HandOver:
         raise BadPointError(f"not enough stack at {point.sp:#x}")
 
     def _await_result(self, tid: int, work: Work, frame: Frame) -> Outcome | None:
-        """None: the region could not be mapped there, another address may do."""
+        """The trampoline's result; None if the region could not be mapped there, so another address may do."""
         began = time.monotonic()
         look_at = began + _LOOK_EVERY_S
         while True:

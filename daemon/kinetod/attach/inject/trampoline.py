@@ -57,7 +57,7 @@ _A64_VECTORS = struct.Struct("<512sII")  # user_fpsimd_state: v0 - v31, fpsr, fp
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the trampoline does. Addresses within the region can be computed: it lies where we say."""
+    """What the trampoline does. Addresses in the region are known in advance, since we choose where it lies."""
 
     region: int
     nonce: int

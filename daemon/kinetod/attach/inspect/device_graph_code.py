@@ -57,7 +57,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _launches(place: str) -> bool:
-    """Of one file. Raises OSError."""
+    """Whether one file has such code. Raises OSError."""
     descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

@@ -12,7 +12,7 @@ D_STATE_ADVICE = "try again; if it stays in that state, check the device"
 
 
 def stopped(pid: int) -> tuple[str, str]:
-    """What is said of a process that job control has stopped, and what to do."""
+    """Detail and advice for a process that job control has stopped."""
     return "it is stopped (SIGSTOP or Ctrl-Z)", f"resume it: kill -CONT {pid}"
 
 
@@ -23,7 +23,7 @@ def frozen(file: str) -> tuple[str, str]:
 
 
 def check(pid: int, proc: Path = PROC) -> None:
-    """Raises AttachError if it is stopped or frozen. Reads nothing that a process could make wait."""
+    """Raises AttachError if the process is stopped or frozen. Reads nothing that a process could block."""
     state = read_status(proc / str(pid)).get("State", "?")[:1]
     file = frozen_by(pid, proc) if state in "SD" else ""  # a frozen one is D in version 1, S in version 2
     if state == "T":

@@ -61,7 +61,7 @@ class PythonImage:
         return self.elf.lookup(name)
 
     def address(self, name: str) -> int:
-        """Of an exported symbol; raises AttachError when there is none."""
+        """The address of an exported symbol. Raises AttachError if there is none."""
         found = self.symbol(name)
         if found is None:
             raise AttachError(AttachCode.UNSUPPORTED, f"{self.path} exports no {name}")

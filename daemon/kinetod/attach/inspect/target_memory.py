@@ -90,7 +90,7 @@ class Memory:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the memory file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -12,10 +12,10 @@ class Method(Protocol):
     name: str
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-        """Raises AttachError; then the target is as it was and has not got the code."""
+        """Hands the bootstrap over. Raises AttachError; the target is then unaffected and does not have the code."""
 
     def problem(self) -> AttachError | None:
-        """Why what was handed over does not run and will not; None: it runs, has run, or may still do so."""
+        """Why the injected code does not run and never will; None if it runs, has run or may still run."""
 
     def finish(self) -> None:
-        """The code has run, or is given up: take back what waits for it. Idempotent, raises nothing, waits ≤ 50 ms."""
+        """Withdraws code that has not run yet. Idempotent, never raises, waits at most 50 ms."""

@@ -23,7 +23,7 @@ class NativeThread:
         self.handed: Handed | None = None  # the last one
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-        """Raises AttachError."""
+        """See Method."""
         self.finish()
         python = python_of(target)
 

@@ -56,7 +56,7 @@ _TRANSLATORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """All that the rules look at. Without an image, `image_problem` may say why."""
+    """The facts that the rules use. If there is no image, `image_problem` may say why."""
 
     process: ProcessFacts
     own: OwnFacts
@@ -70,9 +70,9 @@ Rule = Callable[[Subject], Finding]
 
 
 def check(pid: int, image: TargetImage | None, patience_s: float = LOOK_S) -> None:
-    """Raises AttachError with the first reason not to attach; without an image only those that need none.
+    """Raises AttachError with the first reason not to attach. Without an image it runs only the rules that need none.
 
-    patience_s: for a process that waits in the kernel.
+    patience_s: how long to watch a process that is blocked in the kernel.
     """
     subject = replace(examine(pid, patience_s), image=image)
     _raise_first(subject, RULES)
@@ -99,7 +99,7 @@ def suitable_image(pid: int, patience_s: float = LOOK_S, approved: Credentials |
 
 
 def examine(pid: int, patience_s: float = LOOK_S) -> Subject:
-    """Raises AttachError if there is no such process. patience_s: how long one in state D is looked at."""
+    """Gathers the facts. Raises AttachError if there is no such process. patience_s: how long to watch state D."""
     deadline = Deadline(patience_s)
     try:
         process = first = process_inspection.read_process(pid)
@@ -126,7 +126,7 @@ def _problem(name: str, code: AttachCode, detail: str, advice: str = "") -> Find
 
 
 def process(subject: Subject) -> Finding:
-    """Is it a process that has a life to look into?"""
+    """Whether it is a live user-space process that can run code."""
     found, own = subject.process, subject.own
     unsuitable = AttachCode.UNSUITABLE
     if found.process_pid != found.pid:
@@ -167,7 +167,7 @@ def tracer(subject: Subject) -> Finding:
 
 
 def executable(subject: Subject) -> Finding:
-    """Is it a program that we know how to enter?"""
+    """Whether it is a program of a kind that can be entered."""
     found = subject.process.executable
     if found is None or not found.bits:
         return Finding("executable", Status.UNKNOWN, "the daemon may not read its file")
@@ -197,7 +197,7 @@ def executable(subject: Subject) -> Finding:
 
 
 def _translator(subject: Subject) -> str:
-    """What runs the program's code translated: stopped threads are then at points of its own, not of the program."""
+    """The program that translates the target's code: stopped threads are then inside the translator, not the target."""
     found = subject.process.executable
     paths = [found.path if found else "", *(subject.image.modules if subject.image else ())]
     names = [PurePosixPath(path).name for path in paths]
@@ -243,7 +243,7 @@ def owner(subject: Subject) -> Finding:
 
 
 def ptrace_scope(subject: Subject) -> Finding:
-    """Yama's rule."""
+    """Whether Yama's ptrace_scope allows tracing."""
     scope, allowed = subject.own.ptrace_scope, subject.process.access is Access.ALLOWED
     privileged = "CAP_SYS_PTRACE" in subject.own.capabilities
     name = "ptrace_scope"
@@ -260,7 +260,7 @@ def ptrace_scope(subject: Subject) -> Finding:
 
 
 def capabilities(subject: Subject) -> Finding:
-    """What the daemon lacks, and what that costs."""
+    """The capabilities that the daemon lacks, and what each costs."""
     name, own = "capabilities", subject.own.capabilities
     if subject.process.access is Access.ALLOWED and not subject.process.files_visible:
         detail = "the daemon may trace the process but not read its open files, one of which it needs"
@@ -278,7 +278,7 @@ def capabilities(subject: Subject) -> Finding:
 
 
 def descriptors(subject: Subject) -> Finding:
-    """The agent opens some files and sockets in the process."""
+    """Whether enough descriptors are free for the agent's files and sockets."""
     name, free, limit = "descriptors", subject.process.free_descriptors, subject.process.descriptor_limit
     if free is None:
         return Finding(name, Status.UNKNOWN, "the daemon may not read its limit and open files")
@@ -297,7 +297,7 @@ def _more_descriptors(found: ProcessFacts) -> str:
 
 
 def memory(subject: Subject) -> Finding:
-    """What a trace takes must not make the kernel kill, nor the program's next allocation fail."""
+    """Whether a trace fits: the kernel must not kill for it, nor may the program's next allocation fail."""
     rooms, told = subject.process.rooms, []
     heaps = _THREADS_STACKS * rooms.stack_bytes
     for room, needed, what in (
@@ -319,7 +319,7 @@ def memory(subject: Subject) -> Finding:
 
 
 def threads(subject: Subject) -> Finding:
-    """The agent starts some."""
+    """Whether the agent may start its threads."""
     room = subject.process.rooms.threads
     if room is None:
         return Finding("threads", Status.OK, "no limit on threads is near")
@@ -384,7 +384,7 @@ def _same_filters_as_ours(subject: Subject) -> bool:
 
 
 def seccomp(subject: Subject) -> Finding:
-    """A filter that kills would end the process for a call that we bring in."""
+    """Whether its filters allow the agent's calls: one that kills would end the process for such a call."""
     found, own, name = subject.process.seccomp, subject.own, "seccomp"
     refuse = AttachCode.SECCOMP
     if found.mode == 0:
