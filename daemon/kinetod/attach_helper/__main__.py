@@ -18,6 +18,7 @@ from kinetod import __version__
 from kinetod.attach_helper import allow_list as policies
 from kinetod.attach_helper.helper_server import AttachService
 from kinetod.base import logs
+from kinetod.base.errors import StartError
 from kinetod.base.notify import notify, watchdog_s
 from kinetod.config.settings import checked_socket_path
 
@@ -28,10 +29,6 @@ FIRST_PASSED = 3
 BACKLOG = 64
 ACCEPT_BUDGET = 16
 _LOOK_ROUND_S = 10.0
-
-
-class StartError(Exception):
-    """The service cannot start. The text says why."""
 
 
 @click.command(context_settings={"max_content_width": 100})

@@ -11,7 +11,7 @@ from kinetod.attach.attach_types import AttachCode
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode
 from kinetod.supervise import child, one_question
-from kinetod.supervise.one_question import Ended
+from kinetod.supervise.one_question import ProcessEnd
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class DiagnosisProcess:
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
         """Inspects a process. Raises ProcessLookupError if it does not exist."""
         question = json.dumps({"pid": pid, "agent": asdict(agent)}).encode()
-        answer, ended = bytearray(), Ended(status=0, errors="a line of its answer is too long")
+        answer, ended = bytearray(), ProcessEnd(status=0, errors="a line of its answer is too long")
         async with self._slots:
             with contextlib.suppress(ValueError):
                 ended = await one_question.ask(self._command, question, answer.extend, deadline_s=self._deadline_s)

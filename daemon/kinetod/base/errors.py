@@ -162,7 +162,7 @@ class Stopping(KinetodError):
 
 
 class StartError(Exception):
-    """The daemon cannot start; the text goes to its standard error."""
+    """The daemon or the attach helper cannot start; the text goes to its standard error."""
 
 
 def invalid(field: str, problem: str) -> InvalidRequest:

@@ -14,7 +14,7 @@ _MAX_ERROR_CHARS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessEnd:
     """How a process ended. status: None if it was killed at the deadline. errors: its standard error."""
 
     status: int | None
@@ -23,7 +23,7 @@ class Ended:
 
 async def ask(
     command: Sequence[str], question: bytes, on_line: Callable[[bytes], object], *, deadline_s: float
-) -> Ended:
+) -> ProcessEnd:
     """Starts a process with the question on its standard input and hands over each line of its answer.
 
     Raises OSError if it cannot be started, ValueError for a line that is too long, and what `on_line` raises; the
@@ -43,8 +43,8 @@ async def ask(
             await process.wait()
             text = (await errors).decode("utf-8", "replace")
     except TimeoutError:
-        return Ended(status=None)
+        return ProcessEnd(status=None)
     finally:
         errors.cancel()
         await child.end(process)
-    return Ended(status=process.returncode, errors=clean(text, _MAX_ERROR_CHARS))
+    return ProcessEnd(status=process.returncode, errors=clean(text, _MAX_ERROR_CHARS))

@@ -88,7 +88,7 @@ class Rooms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
+class InspectedProcess:
     """One process. user ids: real, effective, saved, of the file system."""
 
     pid: int
@@ -147,7 +147,7 @@ class MappedFacts:
     cupti_stays: bool = False  # a capture has left CUPTI in it for good, because of CUDA graphs
 
 
-def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
+def read_process(pid: int, proc: Path = PROC) -> InspectedProcess:
     """Reads the facts about a process. Raises ProcessLookupError if it does not exist."""
     folder = proc / str(pid)
     status, flags = read_status(folder), _flags(folder)
@@ -156,7 +156,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
     tracer = _number(status.get("TracerPid"))
     limit, hard_limit = _descriptor_limits(folder)
     uids = _numbers(status.get("Uid"))
-    return ProcessFacts(
+    return InspectedProcess(
         pid=pid,
         process_pid=_number(status.get("Tgid")) or pid,
         name=status.get("Name", ""),

@@ -20,7 +20,7 @@ from kineto_protos.units import format_size
 from kinetod.attach.attach_types import NEWEST_TRIED, AttachCode, AttachError, Deadline
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import process_inspection, standstill
-from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Access, OwnFacts, ProcessFacts
+from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Access, InspectedProcess, OwnFacts
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.policy import seccomp_reader
 from kinetod.attach.policy.seccomp_check import DEADLY, Filter, SeccompError, forbidden
@@ -58,7 +58,7 @@ _TRANSLATORS = (
 class Subject:
     """The facts that the rules use. If there is no image, `image_problem` may say why."""
 
-    process: ProcessFacts
+    process: InspectedProcess
     own: OwnFacts
     image: TargetImage | None = None
     image_problem: AttachError | None = None
@@ -151,7 +151,7 @@ def process(subject: Subject) -> Finding:
     return Finding("process", Status.OK, f"{found.name}, state {found.state}")
 
 
-def _ended(found: ProcessFacts) -> str:
+def _ended(found: InspectedProcess) -> str:
     if found.thread_count > 1:
         return "its main thread has ended, and only that thread runs what is injected into the interpreter"
     return "it has ended and waits for its parent to reap it (zombie)"
@@ -288,7 +288,7 @@ def descriptors(subject: Subject) -> Finding:
     return Finding(name, Status.OK, f"{free} of {limit} are free")
 
 
-def _more_descriptors(found: ProcessFacts) -> str:
+def _more_descriptors(found: InspectedProcess) -> str:
     """The soft limit cannot exceed the hard one, which root alone may raise."""
     wanted = max(2 * found.descriptor_limit, _USUAL_DESCRIPTORS)
     if wanted <= found.hard_descriptor_limit:

@@ -13,7 +13,7 @@ import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import standstill
-from kinetod.attach.inspect.process_inspection import Access, OwnFacts, ProcessFacts, Rooms, Seccomp, read_own
+from kinetod.attach.inspect.process_inspection import Access, InspectedProcess, OwnFacts, Rooms, Seccomp, read_own
 from kinetod.attach.policy import preconditions
 from kinetod.attach.policy.preconditions import check, suitable_image
 from kinetod.attach.policy.seccomp_check import Filter
@@ -215,7 +215,7 @@ def test_a_free_threaded_build_is_refused() -> None:
 # permission
 
 
-def refused(**changes: object) -> ProcessFacts:
+def refused(**changes: object) -> InspectedProcess:
     return process_facts(access=Access.REFUSED, **changes)
 
 
@@ -260,7 +260,9 @@ def refused(**changes: object) -> ProcessFacts:
         ),
     ],
 )
-def test_a_refusal_of_the_kernel_is_explained(process: ProcessFacts, own: OwnFacts, detail: str, advice: str) -> None:
+def test_a_refusal_of_the_kernel_is_explained(
+    process: InspectedProcess, own: OwnFacts, detail: str, advice: str
+) -> None:
     finding = preconditions.permission(subject(process, own))
     assert finding == Finding("permission", Status.PROBLEM, detail, advice, AttachCode.NOT_PERMITTED)
 
@@ -371,7 +373,7 @@ def test_a_filter_that_looks_at_the_caller_is_refused() -> None:
 # what it may take
 
 
-def rooms(**left: int) -> ProcessFacts:
+def rooms(**left: int) -> InspectedProcess:
     memory, addresses, data = (
         Room(left[name], f"limit {name}", "raise it") if name in left else None
         for name in ("memory", "addresses", "data")
