@@ -242,7 +242,7 @@ def test_a_change_of_the_policy_counts_at_once(target: int) -> None:
         own.policy.write_text(f"callers = [{CALLER_UID}]\ndenied_users = [{OWNER_UID}]\n")
         assert f"processes of uid {OWNER_UID} are left alone" in refused(own, target).reason
         own.policy.write_text("nonsense = 1\n")
-        assert "serves nobody" in refused(own, target).reason
+        assert "serves no caller" in refused(own, target).reason
         own.policy.write_text("")
         own.policy.chmod(0o666)
         assert "is writable by users other than root" in refused(own, target).reason
