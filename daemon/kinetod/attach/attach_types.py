@@ -1,14 +1,14 @@
-"""What attaching is made of: the values that its parts exchange, and how it can fail.
+"""The values that the parts of an attach exchange, and the ways in which it can fail.
 
 Theory of operation
     attach_pool.py (in the daemon)  asks a warm helper process for one attach, with a deadline
-    attach_worker.py (the process)     inspects the target, refuses or chooses a method, runs it, hands back the channel
+    attach_worker.py (the process)     inspects the target, refuses it or runs a method, hands back the channel
     a method                    makes the target run the bootstrap: pending_call, native_thread
     bootstrap (in the target)   makes a socketpair, names its ends by a memfd, receives the agent, runs it
 
-    A method ends when the interpreter or the new thread has the code; it does not wait for it to run. The
-    channel says whether it ran. So a method may be followed by another with the same bootstrap: its token makes
-    sure that it runs once. When the channel is there, or the deadline has passed, `finish` is called.
+    A method ends when the interpreter or the new thread has the code, without waiting for it to run; the channel
+    shows whether it ran. So a method may be followed by another with the same bootstrap, whose token makes sure that
+    it runs only once. When the channel is there, or the deadline has passed, `finish` is called.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a check found, for `kinetoctl doctor`: about a process, the host, or what stands in an attach's way."""
+"""What a check found, for `kinetoctl doctor`: about a process, about the host, or about an obstacle to an attach."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,9 +5,9 @@ Theory of operation
     its answer, which carries the channel to the target by SCM_RIGHTS. A helper does one attach at a time. A
     target is never hurt by the death of a helper, so one that overruns its deadline is simply killed.
 
-    `count` helpers are kept warm, since the start of an interpreter takes longer than an attach. For the same reason
-    many targets at once wait for a warm one first; where that takes longer than WAIT_FOR_WARM_S they get more of
-    them, up to MAX_HELPERS; those end with their attach.
+    `count` helpers are kept warm, since starting an interpreter takes longer than an attach. For the same reason an
+    attach first waits for a warm helper; after WAIT_FOR_WARM_S it gets a new one, up to MAX_HELPERS in all, which
+    ends with its attach.
 """
 
 import asyncio

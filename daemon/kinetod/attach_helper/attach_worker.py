@@ -1,4 +1,4 @@
-"""`python -m kinetod.attach_helper.attach_worker`: the process that attaches, kept warm by `helpers.AttachHelpers`.
+"""`python -m kinetod.attach_helper.attach_worker`: the process that attaches, kept warm by `attach_pool.AttachHelpers`.
 
 Theory of operation
     Standard input is a SOCK_SEQPACKET socket. One packet is one request, a JSON object:

@@ -1,12 +1,12 @@
 """One attach, in the helper process: from the process to the channel over which the agent runs.
 
 Theory of operation
-    1. The process is looked at, and refused if it is none to attach to (preconditions.py).
-    2. Without Python the collector's own thread gets in (collector_thread.py), and that is all.
-    3. Else the methods take their turns, again and again until each has found its point. Each hands the same bootstrap
-       over and is then given some time for the channel to appear; a later one may be faster than an earlier one, whose
-       code then does nothing. What one has handed over is waited for until the deadline, also when the others cannot
-       be used.
+    1. The process is inspected, and refused if it cannot be attached to (preconditions.py).
+    2. Without Python, only the collector's own thread is injected (collector_thread.py).
+    3. Else the methods take their turns, again and again until each has found its point. Each hands over the same
+       bootstrap and then gets some time for the channel to appear; a later one may be faster than an earlier one, whose
+       code then does nothing. Code that has been handed over is waited for until the deadline, even if the other
+       methods cannot be used.
     4. The agent goes over the channel (payload.py).
 
     A pending call is run by the main thread between two bytecodes. One that runs Python does that within

@@ -1,12 +1,12 @@
 """What stands in the way of tracing a process, and what a trace would hold: `kinetoctl doctor`.
 
 Theory of operation
-    The rules of preconditions.py, all of them, and some more that an attach does not ask. Nothing is stopped and
-    nothing is written; the process's memory is read through /proc/PID/mem.
+    All rules of preconditions.py, and some more that an attach does not need. Nothing is stopped and nothing is
+    written; the process's memory is read through /proc/PID/mem.
 
     `python -m kinetod.attach_helper.diagnosis` answers one question (JSON on standard input) on standard output. The
-    daemon looks at processes only this way: what a hostile process maps or opens can block whoever looks at it, and a
-    process of ours can be killed then (diagnosis_runner.py).
+    daemon inspects processes only this way: what a hostile process maps or opens can block whoever reads it, and then
+    this process can be killed (diagnosis_runner.py).
 """
 
 import contextlib

@@ -1,12 +1,12 @@
-"""The front end's side of the attach helper service: what `AttachHelpers` does, without rights of one's own.
+"""The front end's side of the attach helper service: does what `AttachHelpers` does, without any rights of its own.
 
 Theory of operation
-    One connection for each thing that is asked: a Unix socket connects in microseconds, nothing has to be kept alive
-    over restarts of the other side, and hanging up is how an attach is given up. The service must be root's or one's
-    own (SO_PEERCRED; for a socket that systemd passes it is root).
+    One connection for each thing that is asked: a Unix socket connects in microseconds, no connection has to
+    survive restarts of the other side, and hanging up cancels an attach. The service must be root's or our
+    own user's (SO_PEERCRED; for a socket that systemd passes it is root).
 
-    What cannot be asked degrades: facts that are not had are left out, a diagnosis says that the helper is missing,
-    an attach fails with what to do.
+    If the service cannot be asked, facts are left out, a diagnosis says that the helper is missing, and an attach
+    fails with advice.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The attach helper service: takes requests of the front end, decides by itself, lets helper processes do the work.
+"""The attach helper service: takes the front end's requests, decides by itself, and lets helper processes do the work.
 
 Theory of operation
     One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file
@@ -7,7 +7,7 @@ Theory of operation
     the stop in which it enters the process (injection.py), so that an execve meanwhile, by which the process becomes
     another user's, is seen. When the agent is in, the same is checked once more.
 
-    Nothing here reads a target's memory or files: helper processes do (`helpers.AttachHelpers`), which are killed at
+    Nothing here reads a target's memory or files: helper processes do (`AttachHelpers`), which are killed at
     their deadlines; those that attach and those that look are apart, so that neither waits for the other. When the
     caller hangs up, what is done for it is given up.
 

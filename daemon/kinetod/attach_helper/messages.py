@@ -174,7 +174,7 @@ class Seen(_Message, frozen=True, tag="seen"):
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A profiler in a process: no more than profilers.scan.Profiler has, and no file name."""
+    """A profiler in a process: no more than profiler_scan.Profiler has, and no file name."""
 
     pid: Pid
     product: Short
@@ -189,7 +189,7 @@ class Found(_Message, frozen=True, tag="found"):
 
 
 class Tools(_Message, frozen=True, tag="tools"):
-    """cupti: a path as the process sees it; empty: none. environ: its variables that describe.hello reads."""
+    """cupti: a path as the process sees it; empty: none. environ: its variables that self_description reads."""
 
     cupti: Annotated[str, msgspec.Meta(max_length=4096)]
     environ: Annotated[dict[Short, Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=32)]

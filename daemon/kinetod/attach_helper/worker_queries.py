@@ -1,6 +1,6 @@
-"""What a helper process answers besides attaching: facts that only a process's owner may read.
+"""Questions that a helper process answers besides attaching: facts that only a process's owner may read.
 
-Every question names processes by pid and start time; of those that are something else by now nothing is said.
+Every question names processes by pid and start time; those that have been replaced meanwhile are left out.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""Tells the hooks of every capture that has ended, beside everything else.
+"""Calls the hooks for every capture that has ended, in the background.
 
 Theory of operation
     A capture that has ended is copied, and each hook gets a task of its own with that copy; captures are not held up
-    and never learn what became of it. Of one hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; what
-    comes on top of that is dropped, logged and counted. A dead address so fills its own places only.
+    and never learn what became of it. Of one hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; any
+    more are dropped, logged and counted. So a dead address fills only its own places.
 
     All users share these places. Turns go round the users, and a user of whom none runs does not wait for one of whom
     all run: that is one call more. When all places are taken, the user with most of them gives up the newest that

@@ -1,4 +1,4 @@
-"""What the parts of the hooks say to each other.
+"""The types that the parts of the hooks exchange.
 
 A hook is a program or an address that is told of every capture that has ended. Both are processes for the daemon:
 the program itself, or one that sends a request (`webhook_sender`). So whatever hangs is ended at its deadline, and

@@ -1,9 +1,9 @@
-"""One run of a program that may do what it likes: with a deadline, low priority, and an end to what it prints.
+"""Runs an arbitrary program with a deadline, low priority and bounded output.
 
 Theory of operation
-    The program gets its input as a file in memory, so that nobody has to feed it, and is the leader of a session of
-    its own. What it prints is read as fast as it comes, and only the end of it is kept. When it has ended, or at the
-    deadline, everything that is still in its process group is ended too: a hook leaves nothing behind.
+    The program gets its input as a file in memory, so that no task has to feed it, and leads a session of its own.
+    Its output is read as fast as it comes, and only the last bytes are kept. When the program has ended, or at the
+    deadline, every process that is still in its group is killed too: a hook leaves nothing behind.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What this kernel can do to confine a decoder, in words for the log and `kinetoctl doctor`."""
+"""How well this kernel can confine a decoder, in words for the log and `kinetoctl doctor`."""
 
 from dataclasses import dataclass
 

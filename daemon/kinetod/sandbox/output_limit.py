@@ -2,7 +2,7 @@
 
 Theory of operation
     Every WATCH_S the target's folder is looked through, without its raw records. A decoder ends when there is more than
-    any trace of so many records can come to, or more files than any has, or when it has written much and the disk
+    any trace of so many records can amount to, or more files than any has, or when it has written much and the disk
     comes close to its reserve: before the captures of others are ended for that. What it holds open and has
     removed is not seen here.
 """

@@ -1,4 +1,4 @@
-"""A seccomp filter that leaves a decoder the system calls of `calls` and no others.
+"""A seccomp filter that allows a decoder the system calls of `decoder_syscalls` and no others.
 
 Theory of operation
     A classic BPF program over struct seccomp_data (number, machine, instruction pointer, six arguments). Whatever is

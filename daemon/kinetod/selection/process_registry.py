@@ -1,4 +1,4 @@
-"""The processes of this host as callers see them: the kernel's facts joined with what agents said."""
+"""The processes of this host as callers see them: the kernel's facts joined with what the agents reported."""
 
 import asyncio
 import os

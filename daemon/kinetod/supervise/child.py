@@ -1,4 +1,4 @@
-"""The processes of the daemon's own: how they are started, what becomes of their standard error, and how they end."""
+"""The daemon's own processes: their command line, the log of their standard error, and their end."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ async def log_errors(process: Process, log: logging.Logger, name: str, level: in
 async def end(process: Process, *, patience_s: float = 0.0, readers: Collection["asyncio.Task[None]"] = ()) -> str:
     """Ends the process and returns how it ended. It does not wait for one that the kernel does not release.
 
-    patience_s: how long it may take to end by itself, now that its standard input is closed. readers: of its output,
-    which get the time to read what it wrote last; what nobody reads is thrown away, so that its pipes are closed.
+    patience_s: how long it may take to end by itself once its standard input is closed. readers: tasks that read its
+    output and get time to read the rest; what no task reads is discarded, so that the pipes are closed.
     """
     if process.stdin is not None:
         process.stdin.close()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 class WithinDeadline(Generic[T]):
     """Runs `function` in a thread of its own, one call at a time. Thread-safe.
 
-    A call that is late goes on; whoever asks next gets its result once it has one, instead of a second thread that
+    A late call continues, and the next caller gets its result once it has one, instead of a second thread that
     hangs too. The thread is a daemon thread: it does not keep the process from ending.
     """
 

@@ -1,4 +1,4 @@
-"""A local file on its way out: read once, part by part, with every checksum that somebody may ask for."""
+"""A local file on its way out: read once, part by part, with every checksum that may be needed."""
 
 import hashlib
 import os

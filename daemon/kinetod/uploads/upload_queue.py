@@ -1,8 +1,8 @@
-"""The queue of uploads: what has ended and is not uploaded yet, in turns by user, of each the oldest first.
+"""The queue of uploads: captures that have ended and are not uploaded yet, in turns by user, the oldest of each first.
 
 Theory of operation
     What is to be uploaded follows from the store (ended, files here, not uploaded), so the queue needs no file of its
-    own: a new daemon makes it again, and upload.json in each capture's folder says how far that one had come.
+    own: a new daemon rebuilds it, and upload.json in each capture's folder records its progress.
     An upload that fails is tried again after a pause that doubles up to `upload.retry_pause`, with jitter, as often
     as it takes: nothing is given up, and retention removes nothing that is not uploaded.
     Turns go round the users, and a user of whom none is under way does not wait for the captures of one who has all

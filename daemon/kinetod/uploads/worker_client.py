@@ -1,4 +1,4 @@
-"""The daemon's side of the upload worker: starts it when it is needed, asks it, ends it when it is quiet or stuck."""
+"""The daemon's side of the upload worker: starts it when needed, asks it, and ends it when it is idle or stuck."""
 
 import asyncio
 import contextlib

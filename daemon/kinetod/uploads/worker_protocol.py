@@ -1,4 +1,4 @@
-"""What the daemon and its upload worker say to each other, and the errors of both.
+"""The protocol between the daemon and its upload worker, and their errors.
 
 The worker reads one JSON object per line and answers in the same form. An answer with `bytes` is followed by as many
 raw bytes. `{"id": n, "progress": …}` may come any number of times before `{"id": n, "ok": …}`.

@@ -1,4 +1,4 @@
-"""From the configuration to what the upload worker needs."""
+"""Derives the upload worker's options from the configuration."""
 
 from kineto_trace.store.object_stores import scheme_of
 

@@ -2,8 +2,8 @@
 
 Theory of operation
     The bootstrap makes a socket pair and a memfd called `kineto-<token>-<descriptor>`: that descriptor of the target
-    is our end. The names are seen in /proc/PID/fd, and pidfd_getfd (Linux 5.6) copies the descriptor. No path, no port
-    and no namespace is in the way.
+    is our end. The names are seen in /proc/PID/fd, and pidfd_getfd (Linux 5.6) copies the descriptor. No path, port or
+    namespace is needed.
 
     Nothing announces the memfd, so /proc/PID/fd is looked through again and again, at first every 0.2 ms, later less
     often. New descriptors are looked at each time; all of them, since numbers are used again, every few times.

@@ -1,7 +1,7 @@
 """Which file of a process has device code that launches CUDA graphs.
 
 Such a program, recorded by CUPTI, fails or hangs once it has made graphs for launch from the device (docs/harm.md).
-Nobody but the files tells: whether there are such graphs is known to the driver alone.
+Only the files reveal such code; whether there are such graphs only the driver knows.
 """
 
 import os

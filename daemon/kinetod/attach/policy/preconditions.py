@@ -1,8 +1,9 @@
 """Whether a process may and can be attached to: one table of rules, for the attach and for `kinetoctl doctor`.
 
 Theory of operation
-    `examine` gathers plain values about the process and about us, without touching it. Each rule looks at them and
-    finds OK, NOTE (works, but), PROBLEM (would fail; has the attach's code) or UNKNOWN (may not be looked at).
+    `examine` gathers plain values about the process and about us, without touching it. From them each
+    rule finds OK, NOTE (works, with a restriction), PROBLEM (would fail, with the attach's code) or UNKNOWN (may not
+    be read).
     `check` raises the first PROBLEM; diagnosis.py shows all findings. Rules are ordered so that the first PROBLEM is
     the one that explains the others.
 
