@@ -3,7 +3,6 @@
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 from asyncio.subprocess import DEVNULL, Process
@@ -71,10 +70,6 @@ class Proxies:
 
     async def stop(self) -> None:
         """Waits until they have ended and kills the rest; their links are closed already."""
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=EXIT_S)
-        for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        if self._running:
-            await asyncio.wait(list(self._running))
+        running = dict(self._running)
+        await asyncio.gather(*(child.end(process, patience_s=EXIT_S) for process in running.values()))
+        await asyncio.gather(*running)  # which say how they ended
