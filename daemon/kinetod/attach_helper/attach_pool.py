@@ -30,7 +30,7 @@ from kinetod.base.safe_text import clean
 from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.supervise import child
-from kinetod.supervise.warm_child import Crashed, TooLate, WarmChild
+from kinetod.supervise.child import Crashed, TooLate, WarmChild
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from kinetod.attach.attach_types import AttachCode
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode
-from kinetod.supervise import child, one_question
-from kinetod.supervise.one_question import ProcessEnd
+from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +31,10 @@ class DiagnosisProcess:
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
         """Inspects a process. Raises ProcessLookupError if it does not exist."""
         question = json.dumps({"pid": pid, "agent": asdict(agent)}).encode()
-        answer, ended = bytearray(), ProcessEnd(status=0, errors="a line of its answer is too long")
+        answer, ended = bytearray(), child.ProcessEnd(status=0, errors="a line of its answer is too long")
         async with self._slots:
             with contextlib.suppress(ValueError):
-                ended = await one_question.ask(self._command, question, answer.extend, deadline_s=self._deadline_s)
+                ended = await child.ask_once(self._command, question, answer.extend, deadline_s=self._deadline_s)
         if ended.status is None:
             log.warning("inspecting process %d took longer than %g s", pid, self._deadline_s)
             return _no_answer(f"inspecting it took longer than {self._deadline_s:g} s: what it maps does not respond")

@@ -39,7 +39,7 @@ from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
-from kinetod.supervise.warm_child import Crashed, TooLate
+from kinetod.supervise.child import Crashed, TooLate
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from kinetod.base.safe_text import clean
 from kinetod.host_checks.check_protocol import Line, Question, unpacked
 from kinetod.profilers.dcgm import Profiling
 from kinetod.profilers.profiler_scan import Profiler, Scan
-from kinetod.supervise import child, one_question
+from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class HostLooker:
         why = ""
         try:
             asked = msgspec.json.encode(question)
-            ended = await one_question.ask(self._command, asked, take, deadline_s=self._deadline_s)
+            ended = await child.ask_once(self._command, asked, take, deadline_s=self._deadline_s)
         except OSError as exc:
             return Looked((_not_made("host", f"the process that runs the checks cannot be started: {exc.strerror}"),))
         except ValueError as exc:

@@ -14,7 +14,6 @@ from typing import Any
 from kinetod.base.object_store_urls import folder_of
 from kinetod.base.safe_text import clean
 from kinetod.supervise import child
-from kinetod.supervise.warm_child import WarmChild
 from kinetod.uploads.worker_protocol import Cancelled, LocalDamage, RemoteDamage, UploadError, WorkerOptions
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ OnProgress = Callable[[int], None]
 Setup = tuple[WorkerOptions, Mapping[str, str]]  # and its environment beside the daemon's
 
 
-class _Process(WarmChild):
+class _Process(child.WarmChild):
     """One worker process and the jobs that it has."""
 
     def __init__(self, process: Process, setup: Setup) -> None:

@@ -15,7 +15,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.attach_helper import diagnosis
 from kinetod.captures.result import decode_pool
 from kinetod.captures.target.conversion import checked
-from kinetod.supervise.warm_child import Crashed
+from kinetod.supervise.child import Crashed
 
 from fuzz.parts import changed_json
 

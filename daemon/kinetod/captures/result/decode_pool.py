@@ -27,7 +27,7 @@ from kinetod.sandbox import decode_tries
 from kinetod.sandbox.confined_jobs import MAX_ANSWER_BYTES
 from kinetod.sandbox.output_limit import WATCH_S, Output, Overrun
 from kinetod.supervise import child
-from kinetod.supervise.warm_child import Crashed, TooLate, WarmChild
+from kinetod.supervise.child import Crashed, TooLate, WarmChild
 
 log = logging.getLogger(__name__)
 

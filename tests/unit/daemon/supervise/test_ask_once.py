@@ -4,14 +4,14 @@ import asyncio
 import sys
 
 import pytest
-from kinetod.supervise import one_question
-from kinetod.supervise.one_question import ProcessEnd
+from kinetod.supervise import child
+from kinetod.supervise.child import ProcessEnd
 
 
 def ask(code: str, deadline_s: float = 60) -> tuple[list[bytes], ProcessEnd]:
     lines: list[bytes] = []
     command = (sys.executable, "-S", "-c", f"import os, signal, sys; {code}")
-    return lines, asyncio.run(one_question.ask(command, b"ping", lines.append, deadline_s=deadline_s))
+    return lines, asyncio.run(child.ask_once(command, b"ping", lines.append, deadline_s=deadline_s))
 
 
 def test_the_lines_of_the_answer_the_status_and_the_last_words_are_told() -> None:
@@ -25,6 +25,6 @@ def test_what_came_before_the_deadline_is_kept() -> None:
 
 
 def test_a_line_that_is_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_question, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(child, "MAX_LINE_BYTES", 100)
     with pytest.raises(ValueError):
         ask("os.write(1, bytes(1000)); signal.pause()")
