@@ -16,7 +16,6 @@ Theory of operation
 import os
 import select
 import socket
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,11 +37,11 @@ from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.cupti_search import find_cupti
 from kinetod.attach_helper.helper_client import Unreachable, toolkit
 from kinetod.attach_helper.messages import Tools
+from kinetod.base import unix_sockets
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.proc_folder import lines
 
 PROC = Path("/proc")
-_UCRED = struct.Struct("3i")
 _MAX_THREADS = 400
 _MAX_NAME_CHARS = 64
 _MAX_ENVIRON_BYTES = 1 << 20
@@ -61,7 +60,7 @@ def read_environ(pid: int, proc: Path = PROC) -> dict[str, str]:
 
 def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
     """Whether the process still is of the user who made the channel."""
-    _pid, uid, _gid = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    _pid, uid, _gid = unix_sockets.peer(channel)
     try:
         return bool((proc / str(pid)).stat().st_uid == uid)
     except OSError:

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +25,7 @@ from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.base.unix_sockets import receive
+from kinetod.base.unix_sockets import peer, receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers.profiler_scan import Profiler
@@ -39,7 +38,6 @@ LOOK_DEADLINE_S = 5.0
 DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
 DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
-_UCRED = struct.Struct("3i")
 Said = TypeVar("Said", messages.Seen, messages.Found)
 
 
@@ -219,7 +217,7 @@ class _Conversation:
         try:
             async with asyncio.timeout_at(self._end):
                 await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
-            _pid, uid, _gid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            _pid, uid, _gid = peer(self._sock)
             if uid not in (0, os.geteuid()):
                 raise Unreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
         except BaseException as exc:

@@ -19,7 +19,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
@@ -35,6 +34,7 @@ from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
+from kinetod.base import unix_sockets
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
@@ -50,7 +50,6 @@ WARM_UP_S = 30.0
 KUBELET_S = 2.0  # it listens, or it does not
 LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
 WARM_HELPERS = 2
-_UCRED = struct.Struct("3i")
 _PROC = Path("/proc")
 
 T = TypeVar("T")
@@ -78,7 +77,7 @@ class Caller:
     @classmethod
     def of(cls, sock: socket.socket) -> "Caller":
         """The one that connected."""
-        pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        pid, uid, _gid = unix_sockets.peer(sock)
         return cls(pid, uid)
 
     def __str__(self) -> str:

@@ -120,12 +120,7 @@ class HookRunner:
         return True
 
     def _drop(self, hook: Hook, capture_id: str) -> None:
-        log.error(
-            "hook %s: %d captures are waiting for it; it is not called for capture %s",
-            hook.name,
-            MAX_WAITING,
-            capture_id,
-        )
+        log.error("hook %s: %d captures wait for it; it is not called for %s", hook.name, MAX_WAITING, capture_id)
         metrics.hook_dropped(hook.kind)
 
     @property

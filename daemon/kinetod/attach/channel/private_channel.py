@@ -17,10 +17,10 @@ import errno
 import os
 import select
 import socket
-import struct
 import time
 
 from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, replaced
+from kinetod.base import unix_sockets
 from kinetod.base.libc import LIBC
 from kinetod.processes.credentials import Credentials
 
@@ -29,7 +29,6 @@ _FIRST_PAUSE_S = 0.0002
 _PAUSE_GROWTH = 1.3
 _LAST_PAUSE_S = 0.01
 _FULL_LOOK_EVERY = 8
-_UCRED = struct.Struct("iII")  # pid, uid, gid
 _DENIED = (errno.EPERM, errno.EACCES)
 _ENDED = (errno.ESRCH, errno.ENOENT)
 
@@ -136,7 +135,7 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
 
 def _peer(channel: socket.socket) -> tuple[int, int, int]:
     """Pid, uid and gid of who made the pair."""
-    pid, uid, gid = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    pid, uid, gid = unix_sockets.peer(channel)
     return pid, uid, gid
 
 

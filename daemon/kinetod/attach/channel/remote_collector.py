@@ -6,7 +6,6 @@ Theory of operation
     like a collector that has nothing to record, and `on_end` has been called once.
 """
 
-import array
 import ctypes
 import os
 import select
@@ -21,6 +20,8 @@ from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.cupti.collector_binding import Collector, Config, DetachResult, Enabled, Others, StopResult
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import Counts
+
+from kinetod.base.unix_sockets import descriptors
 
 _REQUEST = struct.Struct("=4sII")  # magic, command, sequence
 _ANSWER = struct.Struct("=4sIIiII")  # magic, command, sequence, code, result bytes, text bytes
@@ -51,14 +52,6 @@ class _Answer(NamedTuple):
     result: bytes
     text: str
     fd: int  # -1: none
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
 
 
 def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
@@ -137,7 +130,7 @@ class RemoteCollector(Collector):
             packet, ancillary, flags, _ = self._channel.recvmsg(
                 _PACKET_BYTES, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             )
-            answer = self._checked(packet, _descriptors(ancillary), flags, command)
+            answer = self._checked(packet, descriptors(ancillary), flags, command)
             if answer is not None:
                 if size is not None and len(answer.result) not in (0, size):
                     raise RemoteEnded(f"its collector sent {len(answer.result)} bytes of result instead of {size}")
@@ -157,7 +150,7 @@ class RemoteCollector(Collector):
             if (theirs, sequence) != (command, self._sequence):
                 raise RemoteEnded("its collector answered another request")
             if len(fds) > 1 or (fds and (command != _PREPARE or code != 0)):
-                raise RemoteEnded("its collector sent descriptors that were not requested")
+                raise RemoteEnded("its collector sent descriptors that were not asked for")
             return _Answer(code, result, text, fds.pop() if fds else -1)
         finally:
             for fd in fds:

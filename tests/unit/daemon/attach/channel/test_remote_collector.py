@@ -89,7 +89,7 @@ def test_a_wrong_answer_ends_the_connection_once(packet: bytes, why: str) -> Non
 def test_descriptors_that_nobody_asked_for_are_closed(fds: int) -> None:
     liar = Liar(answer(COUNTS, 1, result=bytes(24)), fds=fds)
     assert liar.remote.counts().records == 0
-    assert "descriptors that were not requested" in liar.remote.ended
+    assert "asked for" in liar.remote.ended
     liar.close()
 
 
