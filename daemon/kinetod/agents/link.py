@@ -23,7 +23,6 @@ Theory of operation
     that the kernel's credentials of its other end are the target's.
 """
 
-import array
 import asyncio
 import collections
 import contextlib
@@ -40,7 +39,7 @@ from kineto_agent.protocol import wire
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError, replaced
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
-from kinetod.base.unix_sockets import descriptors, remove_stale_socket
+from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors, remove_stale_socket
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import Identity, ProcessKey, Unidentified, identify
 
@@ -58,8 +57,6 @@ FRAMES_PER_SECOND = 200.0
 FRAMES_BURST = 1000.0
 SEND_QUEUE_FRAMES = 64
 RETRY_ACCEPT_S = 0.2
-_MAX_FDS = 4  # one is the most that a frame may carry; room for more, to be able to close them
-_CMSG_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
 
 class ConnectionHandler(Protocol):
@@ -178,7 +175,7 @@ class Connection:
         """Reads one frame; False if there is none or the connection has ended."""
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
-            data, ancillary, msg_flags, _ = self._sock.recvmsg(wire.MAX_FRAME_BYTES, _CMSG_SPACE, flags)
+            data, ancillary, msg_flags, _ = self._sock.recvmsg(wire.MAX_FRAME_BYTES, DESCRIPTORS_SPACE, flags)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as exc:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kinetod.base.errors import StartError
 
-_MAX_FDS = 4  # our packets carry one at most; with room for more, those can be closed
-_CMSG_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+# Our packets carry one descriptor at most; with room for four, those that come on top can be closed.
+DESCRIPTORS_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 _UCRED = struct.Struct("iII")  # pid, uid, gid
 
 
@@ -37,7 +37,7 @@ async def receive(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[int]
     while True:
         try:
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC  # socket.recv_fds takes no flags
-            data, ancillary, _, _ = sock.recvmsg(max_bytes, _CMSG_SPACE, flags)
+            data, ancillary, _, _ = sock.recvmsg(max_bytes, DESCRIPTORS_SPACE, flags)
             return data, descriptors(ancillary)
         except BlockingIOError:
             readable = asyncio.Event()

@@ -21,14 +21,13 @@ from kineto_agent.sources.cupti.collector_binding import Collector, Config, Deta
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import Counts
 
-from kinetod.base.unix_sockets import descriptors
+from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors
 
 _REQUEST = struct.Struct("=4sII")  # magic, command, sequence
 _ANSWER = struct.Struct("=4sIIiII")  # magic, command, sequence, code, result bytes, text bytes
 _REQUEST_MAGIC, _ANSWER_MAGIC = b"KSRQ", b"KSAN"
 _PACKET_BYTES = 8192
 _INT, _UINT = struct.Struct("=i"), struct.Struct("=I")
-_FDS_SPACE = socket.CMSG_SPACE(4 * _INT.size)
 
 (
     _ABI, _OPEN, _PREPARE, _KEEP_CALLS, _SUBSCRIBE, _RECORD_CALLS, _YIELD, _START, _COUNTS, _STOP, _DETACH, _CLOSE,
@@ -128,7 +127,7 @@ class RemoteCollector(Collector):
         while True:
             self._wait(select.POLLIN, deadline)
             packet, ancillary, flags, _ = self._channel.recvmsg(
-                _PACKET_BYTES, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+                _PACKET_BYTES, DESCRIPTORS_SPACE, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             )
             answer = self._checked(packet, descriptors(ancillary), flags, command)
             if answer is not None:
