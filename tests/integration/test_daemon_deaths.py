@@ -86,7 +86,7 @@ def test_a_target_that_executes_another_program_is_partial_and_that_is_said(daem
         agent.tell("execute")
         target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_REPLACED")
-    assert "the process replaced itself by another program (exec) during the capture" in target.reason
+    assert "the process replaced itself with another program (exec) during the capture" in target.reason
     assert len(target.files) == 1
 
 

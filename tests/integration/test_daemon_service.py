@@ -89,7 +89,7 @@ def test_the_watchdog_is_fed_while_all_parts_work_only(daemon: Daemon) -> None:
     no_socket.rename(daemon.agent_socket)
     sick = (
         f"{healthy}; unhealthy: agents cannot connect: the socket {daemon.agent_socket} is gone; "
-        f"{daemon.agent_socket} exists and is no socket; move it away or choose another path"
+        f"{daemon.agent_socket} exists but is not a socket; move it away or choose another path"
     )
     says(daemon, sick)
     daemon.agent_socket.unlink()

@@ -87,11 +87,11 @@ class Agent:
 
     def _leave(self) -> None:
         self._leaving = None
-        self.connection.close("it is not needed any more, and leaves the process")
+        self.connection.close("it is no longer needed and leaves the process")
 
     @property
     def key(self) -> ProcessKey:
-        """The process."""
+        """The process that the agent is in."""
         return self.identity.key
 
     @property
@@ -100,7 +100,7 @@ class Agent:
         return next(iter(self._listeners), "")
 
     def activity_types(self) -> list[str]:
-        """What its sources offer, as of the last Hello."""
+        """The activity types of its sources, as of the last Hello."""
         return sorted({kind for kinds in self.hello.sources.values() for kind in kinds})
 
     def send(self, message: wire.Message) -> bool:
@@ -176,7 +176,7 @@ class AgentHub:
         return len(self._agents)
 
     def agents(self) -> list[Agent]:
-        """Those connected now."""
+        """The connected agents."""
         return list(self._agents.values())
 
     def states(self) -> dict[str, int]:
@@ -240,7 +240,7 @@ class AgentHub:
                 return
             if fd is not None:
                 os.close(fd)
-        connection.fail(f"{type(message).__name__} is not expected from an agent now")
+        connection.fail(f"{type(message).__name__} is not expected from an agent at this point")
 
     def _hello(self, connection: Connection, message: wire.Hello) -> None:
         hello = checked_hello(message)
@@ -261,7 +261,7 @@ class AgentHub:
         agent.send(wire.Welcome(__version__))
         if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
             agent.send(wire.Cancel(hello.busy_capture_id, False))
-        how = "has connected" if agent.attached is None else f"was brought in by {agent.attached.method}"
+        how = "has connected" if agent.attached is None else f"was injected by {agent.attached.method}"
         log.info("%s %s: kineto_agent %s, %s", connection, how, hello.agent_version, hello.framework or "no torch")
         self._introduce(connection, agent)
 
@@ -302,7 +302,7 @@ class AgentHub:
             asyncio.get_running_loop().call_later(IDENTITY_LINGER_S, identity.close)
 
     def check_alive(self) -> None:
-        """For kernels without pidfd: notices dead processes whose socket somebody else still holds."""
+        """Closes connections of dead processes whose socket another process still holds, on kernels without pidfd."""
         for agent in self.agents():
             if agent.identity.pidfd is None and not agent.identity.alive():
                 agent.connection.died = True
@@ -326,8 +326,8 @@ def _not_introduced(connection: Connection, reason: str) -> AttachError:
         return AttachError(AttachCode.GONE, f"process {pid} ended while the agent started in it")
     return AttachError(
         AttachCode.FAILED,
-        f"the agent got into process {pid} but did not start there: {reason}; set KINETO_AGENT_LOG in a process of "
-        "that kind and look there",
+        f"the agent was injected into process {pid} but did not start: {reason}; set KINETO_AGENT_LOG for a process of "
+        "that kind and read that log",
     )
 
 

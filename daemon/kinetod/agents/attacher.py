@@ -83,7 +83,7 @@ class Attacher:
         self._turns = FairSlots(AT_A_TIME, spare=2)
 
     def configure(self, *, deadline_ns: int, keep_ns: int) -> None:
-        """For attempts from now on."""
+        """Sets the options of future attempts."""
         self._deadline_ns = deadline_ns
         self._keep_ns = keep_ns
 
@@ -124,9 +124,9 @@ class Attacher:
             connection.close("it did not say Hello in time")
             raise AttachError(
                 AttachCode.TIMEOUT,
-                f"the agent got into process {key.pid} but did not start there within "
-                f"{format_duration(self._deadline_ns)} (kinetod --attach-deadline); is it stuck in a call that holds "
-                "the interpreter, or does it give it away for microseconds only, again and again? Try again",
+                f"the agent was injected into process {key.pid} but did not start within "
+                f"{format_duration(self._deadline_ns)} (kinetod --attach-deadline); is the process in a long call that "
+                "holds the GIL, or does it release the GIL for only microseconds at a time? Try again",
             ) from None
         if agent.attached is not None:
             metrics.attached(attached.method, attached.latency_ns, attached.stopped_ns)
@@ -142,7 +142,7 @@ class Attacher:
             identity = identity_of(key)
         except Unidentified as exc:
             channel.close()
-            raise AttachError(AttachCode.GONE, f"{exc}, while it was attached to") from exc
+            raise AttachError(AttachCode.GONE, f"{exc} during the attach") from exc
         try:
             link = await self._proxies.start(key, channel)
         except BaseException:

@@ -23,7 +23,6 @@ Theory of operation
     that the kernel's credentials of its other end are the target's.
 """
 
-import array
 import asyncio
 import collections
 import contextlib
@@ -31,8 +30,7 @@ import errno
 import logging
 import os
 import socket
-import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +39,7 @@ from kineto_agent.protocol import wire
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError, replaced
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
+from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors, remove_stale_socket
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import Identity, ProcessKey, Unidentified, identify
 
@@ -58,8 +57,6 @@ FRAMES_PER_SECOND = 200.0
 FRAMES_BURST = 1000.0
 SEND_QUEUE_FRAMES = 64
 RETRY_ACCEPT_S = 0.2
-_MAX_FDS = 4  # one is the most that a frame may carry; room for more, to be able to close them
-_CMSG_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
 
 class ConnectionHandler(Protocol):
@@ -76,7 +73,7 @@ class ConnectionHandler(Protocol):
 
 
 class Connection:
-    """One peer."""
+    """The connection to one peer."""
 
     def __init__(
         self,
@@ -178,7 +175,7 @@ class Connection:
         """Reads one frame; False if there is none or the connection has ended."""
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
-            data, ancillary, msg_flags, _ = self._sock.recvmsg(wire.MAX_FRAME_BYTES, _CMSG_SPACE, flags)
+            data, ancillary, msg_flags, _ = self._sock.recvmsg(wire.MAX_FRAME_BYTES, DESCRIPTORS_SPACE, flags)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as exc:
@@ -255,15 +252,6 @@ class Connection:
         self._sock.close()
         self._on_end(self)
         self._handler.on_close(self, reason)
-
-
-def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    """Those that came with a packet by SCM_RIGHTS; the caller owns them."""
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
 
 
 class LinkServer:
@@ -379,19 +367,19 @@ class LinkServer:
             found = identity or identify(sock)
         except (Unidentified, OSError) as exc:
             sock.close()
-            raise AttachError(AttachCode.GONE, f"process {key.pid} ended while it was attached to: {exc}") from exc
+            raise AttachError(AttachCode.GONE, f"process {key.pid} ended during the attach: {exc}") from exc
         if found.key != key:
             sock.close()
             found.close()
             raise AttachError(
                 AttachCode.FAILED,
-                f"the channel is not process {key.pid}'s but process {found.pid}'s (uid {found.uid}); nothing was "
+                f"the channel belongs to process {found.pid} (uid {found.uid}), not to process {key.pid}; nothing was "
                 "traced, try again",
             )
         if (found.uid, found.gid) != (approved.uid, approved.gid):
             sock.close()
             found.close()
-            raise replaced(key.pid, f"its channel is one of uid {found.uid}, gid {found.gid}")
+            raise replaced(key.pid, f"its channel was made by uid {found.uid}, gid {found.gid}")
         connection = Connection(
             sock, found, self._handler, self._connections.discard, attached=attached, handshake_s=handshake_s
         )
@@ -407,30 +395,7 @@ class LinkServer:
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Stops accepting and closes all connections."""
         self.stop_accepting()
         for connection in list(self._connections):
             connection.close("the daemon is stopping")
-
-
-def remove_stale_socket(path: Path) -> None:
-    """Removes a socket that nobody listens on. Raises StartError if somebody does, or if it is no socket."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise StartError(f"{path} exists and is no socket; move it away or choose another path")
-    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
-        with socket.socket(socket.AF_UNIX, kind) as probe:
-            probe.settimeout(1)
-            try:
-                probe.connect(str(path))
-            except OSError as exc:
-                if exc.errno == errno.EPROTOTYPE:
-                    continue
-                if exc.errno in (errno.ECONNREFUSED, errno.ENOENT):
-                    break
-                raise StartError(f"{path} cannot be checked: {exc.strerror}") from exc
-            raise StartError(f"something already listens on {path}; stop it or choose another path")
-    path.unlink(missing_ok=True)

@@ -16,7 +16,6 @@ Theory of operation
 import os
 import select
 import socket
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,11 +37,11 @@ from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.cupti_search import find_cupti
 from kinetod.attach_helper.helper_client import Unreachable, toolkit
 from kinetod.attach_helper.messages import Tools
+from kinetod.base import unix_sockets
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.proc_folder import lines
 
 PROC = Path("/proc")
-_UCRED = struct.Struct("3i")
 _MAX_THREADS = 400
 _MAX_NAME_CHARS = 64
 _MAX_ENVIRON_BYTES = 1 << 20
@@ -61,7 +60,7 @@ def read_environ(pid: int, proc: Path = PROC) -> dict[str, str]:
 
 def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
     """Whether the process still is of the user who made the channel."""
-    _pid, uid, _gid = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    _pid, uid, _gid = unix_sockets.peer(channel)
     try:
         return bool((proc / str(pid)).stat().st_uid == uid)
     except OSError:
@@ -119,12 +118,12 @@ class RemoteCuptiSource(CuptiSource):
         return False
 
     def find_library(self) -> str:
-        """As the process sees it. Raises SourceError."""
+        """The path of libcupti as the process sees it. Raises SourceError."""
         found = self._find()
         if found is None:
             raise SourceError(
                 "CUPTI_LIBRARY",
-                "no libcupti was found for it: not beside its CUDA libraries, nor in CUDA_HOME, /usr/local/cuda, "
+                "no libcupti was found: neither beside its CUDA libraries nor in CUDA_HOME, /usr/local/cuda, "
                 "LD_LIBRARY_PATH or the system's folders as it sees them. Install the CUPTI of its CUDA version in one "
                 "of these places, then trace again",
             )
@@ -178,7 +177,7 @@ class Helper:
         try:
             return toolkit(self.path, self.key, boot_time_ns=self.boot_time_ns)
         except Unreachable as exc:
-            raise SourceError("ATTACH_FAILED", f"the attach helper cannot be asked ({self.path}: {exc})") from exc
+            raise SourceError("ATTACH_FAILED", f"the attach helper cannot be reached ({self.path}: {exc})") from exc
         except AttachError as exc:
             raise SourceError(exc.code, exc.reason) from exc
 
@@ -196,7 +195,7 @@ class Helper:
 
 
 def serve(pid: int, link: socket.socket, channel: socket.socket, helper: Helper | None = None) -> None:
-    """Until the link or the process is gone."""
+    """Serves until the link or the process is gone."""
     environ = read_environ(pid) if helper is None else helper.environ()
     if not is_of(channel, pid):  # an execve while they were read: they may be another user's
         environ = {}

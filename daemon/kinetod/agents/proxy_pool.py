@@ -3,7 +3,6 @@
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 from asyncio.subprocess import DEVNULL, Process
@@ -21,7 +20,7 @@ EXIT_S = 5.0
 
 
 class Proxies:
-    """Those that run. Each ends by itself when its link is closed or its process is gone."""
+    """The running proxies. Each ends by itself when its link is closed or its process is gone."""
 
     def __init__(self, *, command: Sequence[str] = COMMAND, helper_socket: Path | None = None) -> None:
         """helper_socket: of the attach helper service, where the daemon itself may not look into processes."""
@@ -30,7 +29,7 @@ class Proxies:
         self._running: dict[asyncio.Task[None], Process] = {}
 
     def pids(self) -> set[int]:
-        """Of those that run now."""
+        """The pids of the running proxies."""
         return {process.pid for process in self._running.values()}
 
     async def start(self, key: ProcessKey, channel: socket.socket) -> socket.socket:
@@ -54,7 +53,7 @@ class Proxies:
             except OSError as exc:
                 ours.close()
                 raise AttachError(
-                    AttachCode.FAILED, f"the daemon cannot start a process that speaks for {pid}: {exc.strerror}"
+                    AttachCode.FAILED, f"the daemon cannot start a proxy for process {pid}: {exc.strerror}"
                 ) from exc
             except BaseException:
                 ours.close()
@@ -67,14 +66,10 @@ class Proxies:
     async def _watch(self, pid: int, process: Process) -> None:
         status = await process.wait()
         if status:
-            log.warning("the process that speaks for process %d ended with status %d", pid, status)
+            log.warning("the proxy of process %d ended with status %d", pid, status)
 
     async def stop(self) -> None:
-        """Waits for their ends; their links are closed already."""
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=EXIT_S)
-        for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        if self._running:
-            await asyncio.wait(list(self._running))
+        """Waits until they have ended and kills the rest; their links are closed already."""
+        running = dict(self._running)
+        await asyncio.gather(*(child.end(process, patience_s=EXIT_S) for process in running.values()))
+        await asyncio.gather(*running)  # which say how they ended

@@ -1,34 +1,33 @@
-"""What attaching is made of: the values that its parts exchange, and how it can fail.
+"""The values that the parts of an attach exchange, and the ways in which it can fail.
 
 Theory of operation
     attach_pool.py (in the daemon)  asks a warm helper process for one attach, with a deadline
-    attach_worker.py (the process)     inspects the target, refuses or chooses a method, runs it, hands back the channel
+    attach_worker.py (the process)     inspects the target, refuses it or runs a method, hands back the channel
     a method                    makes the target run the bootstrap: pending_call, native_thread
     bootstrap (in the target)   makes a socketpair, names its ends by a memfd, receives the agent, runs it
 
-    A method ends when the interpreter or the new thread has the code; it does not wait for it to run. The
-    channel says whether it ran. So a method may be followed by another with the same bootstrap: its token makes
-    sure that it runs once. When the channel is there, or the deadline has passed, `finish` is called.
+    A method ends when the interpreter or the new thread has the code, without waiting for it to run; the channel
+    shows whether it ran. So a method may be followed by another with the same bootstrap, whose token makes sure that
+    it runs only once. When the channel is there, or the deadline has passed, `finish` is called.
 """
 
+import contextlib
 import socket
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from kinetod.processes.credentials import REPLACED
+from kinetod.processes import credentials
+from kinetod.processes.credentials import REPLACED, Credentials
+from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
 
-if TYPE_CHECKING:
-    from kinetod.attach.inspect.target_image import TargetImage
-    from kinetod.processes.credentials import Credentials
-    from kinetod.processes.identity import ProcessKey
-
+NEWEST_TRIED = (3, 15)  # of Python
 MAX_BOOTSTRAP_BYTES = 3072  # it travels through one page of the target
 
 
 class AttachCode(StrEnum):
-    """Why a process has got no agent. All are documented in docs/errors.md."""
+    """Why an attach failed. docs/errors.md documents all codes."""
 
     NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # the kernel or the owner rule forbids it
     TRACED = "ATTACH_TRACED"  # another tracer holds it
@@ -37,14 +36,14 @@ class AttachCode(StrEnum):
     UNSUPPORTED = "ATTACH_UNSUPPORTED"  # no interpreter with exported symbols, too old, frozen, 32 bits
     LIMIT = "ATTACH_LIMIT"  # too little memory, address space, threads or descriptors are left to it
     SECCOMP = "ATTACH_SECCOMP"  # its filter forbids a call that we need
-    TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not come round
+    TIMEOUT = "ATTACH_TIMEOUT"  # the interpreter did not run the code in time
     GONE = "ATTACH_GONE"  # it ended meanwhile
     REPLACED = "ATTACH_REPLACED"  # it executed another program, or changed its rights, since the attach was allowed
     FAILED = "ATTACH_FAILED"  # anything else
 
 
 class AttachError(Exception):
-    """The process is as it was. `reason` says what, which and what to do next."""
+    """The attach failed; the process is unaffected. `reason` says what happened and what to do next."""
 
     def __init__(self, code: AttachCode, reason: str) -> None:
         super().__init__(reason)
@@ -53,11 +52,11 @@ class AttachError(Exception):
 
 
 def replaced(pid: int, difference: str) -> AttachError:
-    """The error for a process that is not what was approved any more. difference: in which respect."""
+    """The error for a process that has changed since it was approved. difference: in which respect."""
     return AttachError(
         AttachCode.REPLACED,
-        f"process {pid} is not what the attach was allowed for: {REPLACED} or changed its rights meanwhile "
-        f"({difference}); nothing was traced. Look whose it is now, then try again",
+        f"process {pid} has changed since the attach was approved: {REPLACED} or changed its credentials "
+        f"({difference}); nothing was traced. Check who owns it now, then try again",
     )
 
 
@@ -71,7 +70,7 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What handing over the code took."""
+    """What injecting the code cost the target."""
 
     tid: int = 0  # 0: no thread was stopped
     stopped_ns: int = 0  # the longest time that a thread stood still
@@ -80,7 +79,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What one attach did."""
+    """How an attach was made, and what it cost."""
 
     method: str
     stopped_ns: int
@@ -89,9 +88,9 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """What was allowed: to enter the process while it has these credentials, for an administrator or another user."""
+    """Permission to enter the process while it has these credentials, for an administrator or another user."""
 
-    credentials: "Credentials"
+    credentials: Credentials
     administrator: bool = False
 
 
@@ -112,34 +111,48 @@ class Deadline:
         return self.left_s == 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRequest:
+    """One attach. token: of the bootstrap. approved: the credentials that the process must have throughout."""
+
+    key: ProcessKey
+    approved: Credentials
+    deadline: Deadline
+    token: int
+    boot_time_ns: int = BOOT_TIME_NS
+    received_ns: int = 0  # monotonic
+
+    def check_process(self) -> Credentials:
+        """The credentials, including those that only we may read. Raises AttachError if they are not those approved."""
+        with contextlib.suppress(OSError):
+            found = credentials.read(self.key.pid)
+            if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
+                if difference := self.approved.difference(found):
+                    raise replaced(self.key.pid, difference)
+                return found
+        raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
+
+    def explained(self, error: AttachError) -> AttachError:
+        """Returns this error, or a better one if the process has been replaced meanwhile."""
+        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
+            try:
+                self.check_process()
+            except AttachError as better:
+                return better
+        return error
+
+
 class Helpers(Protocol):
-    """Who attaches for the daemon: its own helper processes, or the attach helper service."""
+    """Attaches for the daemon: its own helper processes, or the attach helper service."""
 
     async def start(self) -> None:
-        """Gets them ready. Raises OSError."""
+        """Starts them. Raises OSError."""
 
     def pids(self) -> set[int]:
-        """Of the daemon's processes among them."""
+        """The pids of those that are the daemon's own processes."""
 
-    async def attach(
-        self, key: "ProcessKey", approval: "Approval", *, deadline_s: float
-    ) -> "tuple[Attached, socket.socket]":
+    async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
 
     async def stop(self) -> None:
         """Frees what they hold."""
-
-
-class Method(Protocol):
-    """One way to make a Python process run the bootstrap. Blocking; used in the helper process only."""
-
-    name: str
-
-    def hand_over(self, target: "TargetImage", bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-        """Raises AttachError; then the target is as it was and has not got the code."""
-
-    def problem(self) -> AttachError | None:
-        """Why what was handed over does not run and will not; None: it runs, has run, or may still do so."""
-
-    def finish(self) -> None:
-        """The code has run, or is given up: take back what waits for it. Idempotent, raises nothing, waits ≤ 50 ms."""

@@ -18,6 +18,7 @@ from kinetod import __version__
 from kinetod.attach_helper import allow_list as policies
 from kinetod.attach_helper.helper_server import AttachService
 from kinetod.base import logs
+from kinetod.base.errors import StartError
 from kinetod.base.notify import notify, watchdog_s
 from kinetod.config.settings import checked_socket_path
 
@@ -30,18 +31,14 @@ ACCEPT_BUDGET = 16
 _LOOK_ROUND_S = 10.0
 
 
-class StartError(Exception):
-    """The service cannot start. The text says why."""
-
-
 @click.command(context_settings={"max_content_width": 100})
 @click.option(
     "--socket",
     "path",
     type=Parsed("path", checked_socket_path),
-    help="Make this socket and listen on it, where no service manager passes one.",
+    help="Create this socket and listen on it if no service manager passes one.",
 )
-@click.option("--for-group", is_flag=True, help="Let this process's group connect to that socket, too.")
+@click.option("--for-group", is_flag=True, help="Also let this process's group connect to that socket.")
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
@@ -54,7 +51,7 @@ class StartError(Exception):
     type=Parsed("duration", parse_duration_ns),
     default="10min",
     show_default=True,
-    help="End after that long without a caller, if a service manager has passed the socket; 0: never.",
+    help="Exit after this long without a caller if a service manager passed the socket; 0: never.",
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @click.version_option(__version__, prog_name="kinetod-attach")
@@ -84,10 +81,10 @@ def passed_socket() -> socket.socket | None:
     if not count or pid != str(os.getpid()):
         return None
     if count != "1":
-        raise StartError(f"one socket is expected, {count} were passed")
+        raise StartError(f"expected one socket, but {count} were passed")
     try:
         if not stat.S_ISSOCK(os.fstat(FIRST_PASSED).st_mode):
-            raise OSError("it is no socket")
+            raise OSError("it is not a socket")
         listener = socket.socket(fileno=FIRST_PASSED)
     except OSError as exc:
         raise StartError(f"the descriptor that was passed cannot be used: {exc}") from exc
@@ -100,7 +97,7 @@ def passed_socket() -> socket.socket | None:
 
 
 def own_socket(path: Path, *, for_group: bool = False) -> socket.socket:
-    """For this user, and this process's group if so said; the policy says who of them is served. Raises StartError."""
+    """Creates the socket for this user, or also its group; the policy decides who is served. Raises StartError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     old_mask = os.umask(0o117 if for_group else 0o177)
     try:
@@ -118,11 +115,11 @@ def own_socket(path: Path, *, for_group: bool = False) -> socket.socket:
 
 
 def _say_policy(path: Path) -> None:
-    """It is read for every caller; said at once, a mistake in it is seen by who started the service."""
+    """Logs a mistake in the policy, which is read for every caller, when the service starts."""
     try:
         policies.load(path)
     except policies.PolicyError as exc:
-        log.error("nobody is served until this is mended: %s", exc)
+        log.error("no caller is served until this is fixed: %s", exc)
 
 
 async def _serve(listener: socket.socket, policy: Path, idle_exit_s: float) -> None:
@@ -165,7 +162,7 @@ async def _until_done(service: AttachService, stop: asyncio.Event, idle_exit_s: 
     while not stop.is_set():
         notify("WATCHDOG=1")
         if idle_exit_s and service.idle_s() >= idle_exit_s:
-            log.info("nobody has asked for %.0f s; the next one starts this again", service.idle_s())
+            log.info("no caller for %.0f s: exiting; the next caller starts the service again", service.idle_s())
             return
         wait_s = min(period_s, max(idle_exit_s - service.idle_s(), 0.05)) if idle_exit_s else period_s
         with contextlib.suppress(TimeoutError):

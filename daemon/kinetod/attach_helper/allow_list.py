@@ -39,7 +39,7 @@ _NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2), Linux 4.11
 
 
 class PolicyError(Exception):
-    """The file cannot be used; nobody gets anything. The text names it and says what to do."""
+    """The policy file cannot be used, so no caller is served. The text names it and says what to do."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -89,13 +89,13 @@ class Policy:
     own_uid: int = field(default_factory=os.geteuid)
 
     def refuses_caller(self, uid: int) -> str:
-        """Why this user gets nothing; empty: it is served."""
+        """Why this user is not served; empty if it is."""
         if uid == 0 or uid in self.callers:
             return ""
         return f"uid {uid} may not ask the attach helper; `callers` in {self.path} names those who may"
 
     def refuses_owner(self, owner: Owner, *, administrator: bool = False) -> str:
-        """Why a process is left alone; empty: it is not. administrator: one has asked the front end for it."""
+        """Why a process is not entered; empty if it may be. administrator: whether one asked the front end for it."""
         if why := self._refuses_uids(owner):
             return why
         if not owner.protected or self.protected == ALWAYS or (self.protected == ADMINISTRATORS and administrator):
@@ -113,14 +113,14 @@ class Policy:
             if uid == self.own_uid:
                 return f"uid {uid} is the attach helper itself"
             if uid in self.callers:
-                return f"uid {uid} is who asks, and none of its own processes is entered"
+                return f"uid {uid} is the caller, whose own processes are not entered"
             if uid in self.denied or uid not in self.users:
                 return f"processes of uid {uid} are left alone (users and denied_users in {self.path})"
-        return "" if owner.uids else "its owner cannot be told"
+        return "" if owner.uids else "its owner cannot be determined"
 
 
 def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = None) -> Policy:
-    """Raises PolicyError."""
+    """Reads the policy file. Raises PolicyError."""
     text = _read(path)
     try:
         file = msgspec.toml.decode(text, type=_File)
@@ -140,7 +140,7 @@ def load(path: Path = DEFAULT_FILE, *, uid_of: Callable[[str], int] | None = Non
         except ValueError as exc:
             raise PolicyError(f"{path}: {name}: {exc}") from exc
     if lists["callers"].everybody:
-        raise PolicyError(f"{path}: callers: must name users; everybody would be root")
+        raise PolicyError(f"{path}: callers: must name individual users: a range of all users includes root")
     socket = Path(file.kubelet_socket) if file.kubelet_socket else None
     if socket is not None and not socket.is_absolute():
         raise PolicyError(f"{path}: kubelet_socket: must be an absolute path, not {file.kubelet_socket!r}")
@@ -151,16 +151,16 @@ def _read(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
-        raise PolicyError(f"{path}: {exc.strerror}; without it nobody is served") from exc
+        raise PolicyError(f"{path}: {exc.strerror}; without it no caller is served") from exc
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise PolicyError(f"{path} is no file")
+            raise PolicyError(f"{path} is not a regular file")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise PolicyError(f"{path} can be written by others than root; chown root {path}; chmod 0644 {path}")
+            raise PolicyError(f"{path} is writable by users other than root; chown root {path}; chmod 0644 {path}")
         text = os.read(descriptor, MAX_FILE_BYTES + 1)
     except OSError as exc:
-        raise PolicyError(f"{path}: {exc.strerror}; without it nobody is served") from exc
+        raise PolicyError(f"{path}: {exc.strerror}; without it no caller is served") from exc
     finally:
         os.close(descriptor)
     if len(text) > MAX_FILE_BYTES:
@@ -183,7 +183,7 @@ def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
     if low.isascii() and low.isdecimal() and (not dash or (high.isascii() and high.isdecimal())):
         first, last = int(low), int(high or low)
         if not first <= last <= _MAX_UID:
-            raise ValueError(f"{entry!r} is no range of user ids")
+            raise ValueError(f"{entry!r} is not a range of user ids")
         return first, last
     try:
         uid = look_up(entry)
@@ -193,7 +193,7 @@ def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
 
 
 def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> Owner:
-    """Of a process with these credentials."""
+    """The owner of a process with these credentials."""
     container = False
     with contextlib.suppress(OSError):  # what cannot be read is not believed to be a container
         container = (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink()
@@ -210,12 +210,12 @@ def _protected(pid: int, rights: Credentials, container: bool, proc: Path) -> st
         elsewhere = (proc / str(pid) / "ns/user").readlink() != (proc / "self/ns/user").readlink()
     if elsewhere:
         own = container or _namespace_owner(pid, proc) == rights.uid
-        return "" if own else "it is in a user namespace of another user's"
+        return "" if own else "it is in another user's user namespace"
     return "it has capabilities" if rights.capabilities and rights.uid != 0 else ""
 
 
 def _namespace_owner(pid: int, proc: Path) -> int:
-    """Who has made its user namespace; -1: cannot be told."""
+    """The uid that created its user namespace; -1 if that cannot be determined."""
     with contextlib.suppress(OSError):
         descriptor = os.open(proc / str(pid) / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -5,12 +5,11 @@ Theory of operation
     its answer, which carries the channel to the target by SCM_RIGHTS. A helper does one attach at a time. A
     target is never hurt by the death of a helper, so one that overruns its deadline is simply killed.
 
-    `count` helpers are kept warm, since the start of an interpreter takes longer than an attach. For the same reason
-    many targets at once wait for a warm one first; where that takes longer than WAIT_FOR_WARM_S they get more of
-    them, up to MAX_HELPERS; those end with their attach.
+    `count` helpers are kept warm, since starting an interpreter takes longer than an attach. For the same reason an
+    attach first waits for a warm helper; after WAIT_FOR_WARM_S it gets a new one, up to MAX_HELPERS in all, which
+    ends with its attach.
 """
 
-import array
 import asyncio
 import contextlib
 import json
@@ -24,13 +23,14 @@ from typing import Any
 
 from kineto_protos.units import format_duration
 
-from kinetod.agents.link import descriptors
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.inspect import standstill
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS
 from kinetod.base.safe_text import clean
+from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 from kinetod.supervise import child
+from kinetod.supervise.child import Crashed, TooLate, WarmChild
 
 log = logging.getLogger(__name__)
 
@@ -40,35 +40,22 @@ MAX_ANSWER_BYTES = 64 << 10
 WAIT_FOR_WARM_S = 0.1  # an attach takes some 10 ms
 LOOK_S = 2.0  # 5 ms are usual; the start of a helper, where none is warm, takes 0.3 s
 KILL_GRACE_S = 0.5  # a helper keeps its deadline by itself; this is for one that hangs
-_EXIT_S = 2.0
-_CMSG_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # one is the most; more are closed
-
-
-class Crashed(Exception):
-    """A helper ended, or said what it should not. how: its exit status."""
-
-    how = ""
 
 
 class DeadBefore(Crashed):
-    """A helper had ended before it was asked: another one can be."""
+    """A helper had ended before it was asked, so another one can be asked."""
 
 
-class TooLate(Exception):
-    """A helper was killed at the deadline of what it did."""
-
-
-class _Helper:
+class _Helper(WarmChild):
     """One process. Used by one attach at a time."""
 
     def __init__(self, process: Process, sock: socket.socket) -> None:
-        self.process = process
+        super().__init__(process, log, "attach helper")
         self._sock = sock
-        self._stderr = asyncio.create_task(child.log_errors(process, log, "attach helper"))
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Helper":
-        """Raises OSError."""
+        """Starts one. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         with theirs:
             try:
@@ -88,16 +75,13 @@ class _Helper:
         except OSError as exc:
             raise DeadBefore(str(exc)) from exc
         try:
-            await self._readable()
-            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            data, ancillary, _, _ = self._sock.recvmsg(MAX_ANSWER_BYTES, _CMSG_SPACE, flags)  # recv_fds has no flags
+            data, fds = await receive(self._sock, MAX_ANSWER_BYTES)
         except OSError as exc:
             raise Crashed(str(exc)) from exc
-        fds = descriptors(ancillary)
         try:
             answer = json.loads(data) if data else None
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
-                raise Crashed("it answered something else" if data else "it ended")
+                raise Crashed("it answered another request" if data else "it ended")
             return answer, fds.pop() if fds else None
         except (ValueError, RecursionError) as exc:
             raise Crashed(str(exc)) from exc
@@ -105,19 +89,10 @@ class _Helper:
             for fd in fds:
                 os.close(fd)
 
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._sock, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(self._sock)
-
     async def stop(self, *, kill: bool) -> str:
-        """Ends it; says how it ended. Its socket is closed, so it ends by itself once it has nothing to do."""
+        """See WarmChild: the socket is its standard input."""
         self._sock.close()
-        return await child.end(self.process, patience_s=0.0 if kill else _EXIT_S, readers=[self._stderr])
+        return await super().stop(kill=kill)
 
 
 class AttachHelpers:
@@ -137,7 +112,7 @@ class AttachHelpers:
         self._stopped = False
 
     def pids(self) -> set[int]:
-        """Of the helpers that run now."""
+        """The pids of the running helpers."""
         return {helper.process.pid for helper in (*self._idle, *self._busy)}
 
     async def start(self) -> None:
@@ -149,7 +124,7 @@ class AttachHelpers:
     ) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError.
 
-        boot_time_ns: from which the key's start time is reckoned.
+        boot_time_ns: the origin of the key's start time.
         """
         async with self._slots:
             return await self._attach(key, approval, deadline_s, boot_time_ns)
@@ -169,20 +144,20 @@ class AttachHelpers:
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
-                "--attach-deadline); it is as it was. Is it stuck in a call that holds the interpreter, or "
-                "does it give it away for microseconds only, again and again? Try again",
+                "--attach-deadline). It is unaffected. Is it in a long call that holds the GIL, or does it release the "
+                "GIL for only microseconds at a time? Try again",
             ) from None
         except Crashed as exc:
             log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
             raise AttachError(
                 AttachCode.FAILED,
-                f"the helper that attached to process {key.pid} crashed ({exc.how}); the process goes on, the daemon's "
-                "log may say more. Try again",
+                f"the helper that attached to process {key.pid} crashed ({exc.how}); the process keeps running. "
+                "The daemon's log may say more; try again",
             ) from exc
         return _outcome(answer, fd, key)
 
     async def ask(self, question: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
-        """Something else than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed."""
+        """Asks a question other than an attach (`worker_queries.py`). Raises OSError, TooLate, Crashed."""
         async with self._slots:
             answer, fd = await self._answer({"id": self._number(), **question}, deadline_s)
         if fd is not None:
@@ -195,12 +170,12 @@ class AttachHelpers:
         try:
             return str((await self.ask(question, deadline_s=LOOK_S))["file"])
         except TooLate as exc:
-            raise OSError(f"looking at its files took longer than {LOOK_S:g} s") from exc
+            raise OSError(f"reading its files took longer than {LOOK_S:g} s") from exc
         except Crashed as exc:
-            raise OSError(f"looking at its files failed: {exc}") from exc
+            raise OSError(f"reading its files failed: {exc}") from exc
 
     async def _answer(self, request: Mapping[str, Any], deadline_s: float) -> tuple[dict[str, Any], int | None]:
-        """By a helper that is killed at the deadline. Raises OSError, TooLate, Crashed."""
+        """Has a helper answer, which is killed at the deadline. Raises OSError, TooLate, Crashed."""
         while helper := await self._warm():  # it may have ended meanwhile
             with contextlib.suppress(DeadBefore):
                 return await self._answer_by(helper, request, deadline_s)
@@ -221,23 +196,12 @@ class AttachHelpers:
     ) -> tuple[dict[str, Any], int | None]:
         self._busy.add(helper)
         try:
-            async with asyncio.timeout(deadline_s):
-                answer = await helper.ask(request)
-        except TimeoutError:
-            await helper.stop(kill=True)
-            raise TooLate from None
-        except Crashed as exc:
-            exc.how = await helper.stop(kill=False)  # killing what has just ended would hide its exit status
-            raise
-        except BaseException:
-            await helper.stop(kill=True)
-            raise
-        else:
+            answer = await helper.within(deadline_s, helper.ask(request))
             self._give_back(helper)
+            return answer
         finally:
             self._busy.discard(helper)
             self._refill()
-        return answer
 
     def _number(self) -> int:
         self._requests += 1
@@ -296,7 +260,7 @@ class AttachHelpers:
 
 
 def _outcome(answer: Mapping[str, Any], fd: int | None, key: ProcessKey) -> tuple[Attached, socket.socket]:
-    """What an answer says. Takes the descriptor over."""
+    """Turns an answer into the attach's result. Takes over the descriptor. Raises AttachError."""
     if answer.get("ok") is True and fd is not None:
         attached = Attached(
             method=clean(str(answer.get("method", "")), 40),

@@ -1,4 +1,4 @@
-"""`python -m kinetod.attach_helper.attach_worker`: the process that attaches, kept warm by `helpers.AttachHelpers`.
+"""`python -m kinetod.attach_helper.attach_worker`: the process that attaches, kept warm by `attach_pool.AttachHelpers`.
 
 Theory of operation
     Standard input is a SOCK_SEQPACKET socket. One packet is one request, a JSON object:
@@ -22,15 +22,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinetod.attach.attach_types import AttachCode, Attached, AttachError, Deadline, replaced
+from kinetod.attach.attach_types import AttachCode, Attached, AttachError, AttachRequest, Deadline
 from kinetod.attach_helper import worker_queries
-from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
-from kinetod.processes.identity import BOOT_TIME_NS, PROC, ProcessKey, start_time_ns
+from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
 MAX_REQUEST_BYTES = 4096
 OOM_SCORE_ADJ = -1000  # in the short time that a thread stands still, its tracer should not be the victim
@@ -40,45 +38,14 @@ _LEFT_AS_THEY_ARE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One attach. The token is the bootstrap's; approved: what the process must be, as long as it is touched."""
-
-    key: ProcessKey
-    approved: Credentials
-    deadline: Deadline
-    token: int
-    boot_time_ns: int = BOOT_TIME_NS
-    received_ns: int = 0  # monotonic
-
-    def check_process(self) -> Credentials:
-        """What the process is, with all that only we may see. Raises AttachError if it is not what was approved."""
-        with contextlib.suppress(OSError):
-            found = credentials.read(self.key.pid)
-            if start_time_ns(self.key.pid, PROC, boot_time_ns=self.boot_time_ns) == self.key.start_time_ns:
-                if difference := self.approved.difference(found):
-                    raise replaced(self.key.pid, difference)
-                return found
-        raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
-
-    def explained(self, error: AttachError) -> AttachError:
-        """The same error, unless the process has become another one meanwhile, which explains it."""
-        if error.code in (AttachCode.GONE, AttachCode.UNSUITABLE, AttachCode.FAILED, AttachCode.TIMEOUT):
-            try:
-                self.check_process()
-            except AttachError as better:
-                return better
-        return error
+Attempt = Callable[[AttachRequest], tuple[Attached, socket.socket]]
 
 
-Attempt = Callable[[Request], tuple[Attached, socket.socket]]
-
-
-def parse(data: bytes) -> tuple[int, Request]:
+def parse(data: bytes) -> tuple[int, AttachRequest]:
     """The id and the request in a packet. Raises ValueError."""
     fields = json.loads(data)
     try:
-        request = Request(
+        request = AttachRequest(
             key=ProcessKey(int(fields["pid"]), int(fields["start_time_ns"])),
             approved=Credentials.from_dict(fields["approved"]),
             deadline=Deadline(float(fields["deadline_s"])),
@@ -88,7 +55,7 @@ def parse(data: bytes) -> tuple[int, Request]:
         )
         return int(fields["id"]), request
     except (KeyError, TypeError) as exc:
-        raise ValueError(f"no request: {exc!r}") from exc
+        raise ValueError(f"not a request: {exc!r}") from exc
 
 
 def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket | None]:
@@ -120,7 +87,7 @@ def answer(data: bytes, attempt: Attempt) -> tuple[dict[str, Any], socket.socket
 
 
 def serve(sock: socket.socket, attempt: Attempt) -> None:
-    """Answers requests until the socket is closed. Raises ValueError on a packet that is no request."""
+    """Answers requests until the socket is closed. Raises ValueError on a packet that is not a request."""
     while True:
         try:
             data = sock.recv(MAX_REQUEST_BYTES)
@@ -137,7 +104,7 @@ def serve(sock: socket.socket, attempt: Attempt) -> None:
 
 
 def _quiet_signals() -> None:
-    """A Ctrl-C in the daemon's terminal is the daemon's matter."""
+    """Ignores signals such as a Ctrl-C in the daemon's terminal, which the daemon handles."""
     for number in signal.valid_signals() - _LEFT_AS_THEY_ARE:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_IGN)
@@ -155,7 +122,7 @@ def main() -> int:
         if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
             raise OSError("it is another kind of socket")
     except OSError as exc:
-        print(f"standard input is no sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
+        print(f"standard input is not a sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
         return 2
     warm_up()
     with sock:

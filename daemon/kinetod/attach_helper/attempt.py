@@ -1,12 +1,12 @@
 """One attach, in the helper process: from the process to the channel over which the agent runs.
 
 Theory of operation
-    1. The process is looked at, and refused if it is none to attach to (preconditions.py).
-    2. Without Python the collector's own thread gets in (collector_thread.py), and that is all.
-    3. Else the methods take their turns, again and again until each has found its point. Each hands the same bootstrap
-       over and is then given some time for the channel to appear; a later one may be faster than an earlier one, whose
-       code then does nothing. What one has handed over is waited for until the deadline, also when the others cannot
-       be used.
+    1. The process is inspected, and refused if it cannot be attached to (preconditions.py).
+    2. Without Python, only the collector's own thread is injected (collector_thread.py).
+    3. Else the methods take their turns, again and again until each has found its point. Each hands over the same
+       bootstrap and then gets some time for the channel to appear; a later one may be faster than an earlier one, whose
+       code then does nothing. Code that has been handed over is waited for until the deadline, even if the other
+       methods cannot be used.
     4. The agent goes over the channel (payload.py).
 
     A pending call is run by the main thread between two bytecodes. One that runs Python does that within
@@ -22,22 +22,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kinetod.attach.attach_types import AttachCode, Attached, AttachError, Bootstrap, Deadline, Method, Stop
+from kinetod.attach.attach_types import AttachCode, Attached, AttachError, AttachRequest, Bootstrap, Deadline, Stop
 from kinetod.attach.channel import bootstrap as bootstraps
 from kinetod.attach.channel import payload
 from kinetod.attach.channel.private_channel import await_channel
 from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.target_image import PROC, TargetImage
 from kinetod.attach.methods import collector_thread
+from kinetod.attach.methods.method import Method
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.policy.preconditions import suitable_image
 from kinetod.processes.proc_folder import lines
-
-if TYPE_CHECKING:
-    from kinetod.attach_helper.attach_worker import Request
 
 FIRST_TURN_S = 0.25
 PATIENCE_S = 0.25
@@ -58,7 +55,7 @@ def warm_up() -> None:
         collector_thread.library()
 
 
-def attach(request: "Request") -> tuple[Attached, socket.socket]:
+def attach(request: AttachRequest) -> tuple[Attached, socket.socket]:
     """The channel, at whose other end the agent (or the collector) runs. Raises AttachError."""
     pid = request.key.pid
     # What it is now is compared in every stop: then the image, whose memory is opened below, is this program's too.
@@ -90,14 +87,14 @@ def first_number(pid: int, proc: Path = PROC) -> int:
         return bootstraps.FIRST_NUMBER
 
 
-def _attached(method: str, stopped_ns: int, request: "Request") -> Attached:
+def _attached(method: str, stopped_ns: int, request: AttachRequest) -> Attached:
     latency_ns = time.monotonic_ns() - request.received_ns
     return Attached(method=method.replace("_", "-"), stopped_ns=stopped_ns, latency_ns=latency_ns)
 
 
 @contextlib.contextmanager
 def _python_methods() -> Iterator[list[Method]]:
-    """In the order in which they are tried."""
+    """The methods in the order in which they are tried; they are finished on leaving."""
     methods: list[Method] = [PendingCall(), NativeThread()]
     try:
         yield methods
@@ -154,13 +151,13 @@ def bring_in(image: TargetImage, methods: Sequence[Method], bootstrap: Bootstrap
 
 
 def _problem(handed: Sequence[Method]) -> AttachError | None:
-    """Why none of what was handed over runs; None: some of it may."""
+    """Why none of the injected code runs; None if some of it may."""
     problems = [method.problem() for method in handed]
     return problems[0] if problems and all(problems) else None
 
 
 def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-    """Raises AttachError, also for what the process does meanwhile (end, unmap)."""
+    """Injects by one method. Raises AttachError, also if the process ends or unmaps memory meanwhile."""
     try:
         return method.hand_over(image, bootstrap, deadline)
     except OSError as exc:
@@ -182,7 +179,7 @@ def _patiently(
 
 
 def _asleep_since(pid: int, proc: Path = PROC) -> str:
-    """What changes whenever the main thread gets a processor; empty if it has one or wants one."""
+    """A text that changes whenever the main thread runs; empty if it is running or runnable."""
     task = proc / str(pid) / "task" / str(pid)
     with contextlib.suppress(OSError, IndexError):
         state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
@@ -192,11 +189,11 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
 
 
 def _timeout(pid: int, error: AttachError | None) -> AttachError:
-    """`error`: why another method could not be used."""
-    besides = f" (Besides: {error.reason})" if error is not None else ""
+    """The error at the deadline. error: why another method could not be used."""
+    besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,
-        f"the interpreter of process {pid} did not come round in time (kinetod --attach-deadline). The process goes "
-        "on, and what was handed to it will do nothing. Is it in a long call that holds the interpreter? Try again"
+        f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline). It is "
+        "unaffected; the code is ignored if it runs later. Is it in a long call that holds the GIL? Try again"
         f"{besides}",
     )

@@ -1,12 +1,12 @@
 """What stands in the way of tracing a process, and what a trace would hold: `kinetoctl doctor`.
 
 Theory of operation
-    The rules of preconditions.py, all of them, and some more that an attach does not ask. Nothing is stopped and
-    nothing is written; the process's memory is read through /proc/PID/mem.
+    All rules of preconditions.py, and some more that an attach does not need. Nothing is stopped and nothing is
+    written; the process's memory is read through /proc/PID/mem.
 
     `python -m kinetod.attach_helper.diagnosis` answers one question (JSON on standard input) on standard output. The
-    daemon looks at processes only this way: what a hostile process maps or opens can block whoever looks at it, and a
-    process of ours can be killed then (diagnosis_runner.py).
+    daemon inspects processes only this way: what a hostile process maps or opens can block whoever reads it, and then
+    this process can be killed (diagnosis_runner.py).
 """
 
 import contextlib
@@ -22,12 +22,11 @@ from kineto_agent.sources.cupti.known_versions import RELEASES
 from kineto_agent.system import env
 
 from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import cupti_version, device_graph_code, process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, MappedFacts
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.policy.preconditions import (
-    Finding,
-    Status,
     Subject,
     capabilities,
     descriptors,
@@ -52,7 +51,7 @@ _READY, _BUSY, _INCOMPATIBLE = "READY", "BUSY", "INCOMPATIBLE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAgent:
-    """What the daemon knows of the process's agent. state: READY, BUSY, INCOMPATIBLE; empty: it has none."""
+    """The process's agent as the daemon knows it. state: READY, BUSY, INCOMPATIBLE; empty if it has none."""
 
     state: str = ""
     version: str = ""
@@ -63,14 +62,14 @@ class KnownAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """method: how a capture would get in; empty: not at all."""
+    """What `kinetoctl doctor` shows. method: how a capture would enter the process; empty if it cannot."""
 
     method: str
     findings: tuple[Finding, ...] = field(default_factory=tuple)
 
 
 def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
-    """Looks at a process. Raises AttachError (GONE) if there is none."""
+    """Inspects a process. Raises AttachError (GONE) if it does not exist."""
     agent = agent or KnownAgent()
     subject = _with_image(examine(pid))
     mapped = process_inspection.read_mapped(pid)
@@ -95,7 +94,7 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
 
 
 def _with_image(subject: Subject) -> Subject:
-    """As far as the process has one and we may see it."""
+    """Adds the image, if the process has one that we may read."""
     if any(rule(subject).status is Status.PROBLEM for rule in (executable, permission)):
         return subject
     if subject.process.kernel_thread or subject.process.state in "ZX":
@@ -116,56 +115,56 @@ def _not_needed(finding: Finding) -> Finding:
 def _namespaces(subject: Subject) -> Finding:
     found = subject.process
     if found.foreign_namespaces is None:
-        return Finding("namespaces", Status.UNKNOWN, "they may not be read")
+        return Finding("namespaces", Status.UNKNOWN, "the daemon may not read them")
     if not found.foreign_namespaces:
         return Finding("namespaces", Status.OK, "the daemon's own")
     detail = f"its own {', '.join(found.foreign_namespaces)}"
     if len(found.namespace_pids) > 1:
-        detail += f"; inside its pid is {found.namespace_pids[-1]}"
+        detail += f"; its pid inside is {found.namespace_pids[-1]}"
     return Finding("namespaces", Status.OK, detail)
 
 
 def _libc(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding("libc", Status.UNKNOWN, "its mappings may not be read")
+        return Finding("libc", Status.UNKNOWN, "the daemon may not read its mappings")
     if mapped.libc == "glibc":
         return Finding("libc", Status.OK, "glibc")
     if mapped.libc == "musl":
-        return Finding("libc", Status.NOTE, "musl: this kinetod was tried with glibc only")
-    return Finding("libc", Status.NOTE, "no shared C library: linked statically?")
+        return Finding("libc", Status.NOTE, "musl: this kinetod was tested with glibc only")
+    return Finding("libc", Status.NOTE, "no shared C library: is it linked statically?")
 
 
 def _agent(agent: KnownAgent) -> Finding:
     name = "agent"
-    origin = "brought in by the daemon" if agent.attached else "part of the process"
+    origin = "injected by the daemon" if agent.attached else "part of the process"
     if agent.state == _READY:
         return Finding(name, Status.OK, f"kineto-agent {agent.version}, {origin}")
     if agent.state == _BUSY:
-        detail = f"kineto-agent {agent.version}, {origin}, at work for capture {agent.capture_id}"
-        return Finding(name, Status.NOTE, detail, "wait for that capture's end or cancel it")
+        detail = f"kineto-agent {agent.version}, {origin}, busy with capture {agent.capture_id}"
+        return Finding(name, Status.NOTE, detail, "wait until that capture ends, or cancel it")
     if agent.state == _INCOMPATIBLE:
-        detail = "there is one that speaks another protocol version than this daemon"
+        detail = "it has an agent of another protocol version than this daemon's"
         advice = "install the same version of kineto-agent and kinetod and restart the older one"
         return Finding(name, Status.PROBLEM, detail, advice, AttachCode.FAILED)
     if not agent.attaching:
         advice = "start kinetod without --no-attach, or the process with the agent: `kinetoctl run -- <command>`"
-        return Finding(name, Status.PROBLEM, "none, and this daemon brings none in", advice, AttachCode.FAILED)
-    return Finding(name, Status.OK, "none yet: a capture brings it in")
+        return Finding(name, Status.PROBLEM, "none, and this daemon does not inject agents", advice, AttachCode.FAILED)
+    return Finding(name, Status.OK, "none yet: a capture injects it")
 
 
 def _method(subject: Subject, *, usable: bool, blocked: bool) -> Finding:
     image = subject.image
     if blocked or (image is None and not usable):
-        return Finding("method", Status.PROBLEM, "none: a capture would not get in", "see the problems above")
+        return Finding("method", Status.PROBLEM, "none: a capture is not possible", "see the problems above")
     if usable:
-        return Finding("method", Status.OK, f"{AGENT}: the one that is there")
+        return Finding("method", Status.OK, f"{AGENT}: the one that the process has")
     assert image is not None
     if image.python is None:
         assert uses_cuda(image)  # else the interpreter's rule has a problem
-        return Finding("method", Status.OK, f"{COLLECTOR}: GPU activities, by a thread of its own")
-    detail = f"{PENDING_CALL}: one thread is stopped for about 0.3 ms, another one than the main thread if possible"
+        return Finding("method", Status.OK, f"{COLLECTOR}: GPU activities only, from a thread of its own")
+    detail = f"{PENDING_CALL}: one thread is stopped for about 0.3 ms, if possible not the main thread"
     if _main_thread_waits(subject.process.pid):
-        detail += "; the main thread waits in a system call: unless it comes back soon, native-thread is next"
+        detail += "; the main thread is waiting in a system call: unless it returns soon, native-thread is tried next"
     return Finding("method", Status.OK, detail)
 
 
@@ -177,27 +176,27 @@ def _main_thread_waits(pid: int) -> bool:
 
 def _cuda(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding("cuda", Status.UNKNOWN, "its mappings may not be read")
+        return Finding("cuda", Status.UNKNOWN, "the daemon may not read its mappings")
     parts = [*mapped.cuda, *(f"{path} open" for path in mapped.gpu_files if path[-1].isdigit())]
     if mapped.cuda:
         return Finding("cuda", Status.OK, ", ".join(parts))
-    return Finding("cuda", Status.NOTE, "not loaded: no GPU activities (now)" + (f"; {parts[0]}" if parts else ""))
+    return Finding("cuda", Status.NOTE, "not loaded: no GPU activities for now" + (f"; {parts[0]}" if parts else ""))
 
 
 def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
     name, image = "cupti", subject.image
     if mapped is None or image is None:
-        return Finding(name, Status.UNKNOWN, "its mappings may not be read")
+        return Finding(name, Status.UNKNOWN, "the daemon may not read its mappings")
     if mapped.cupti:
         function = image.symbol_in(("libcupti.so",), cupti_version.FUNCTION)
         version = cupti_version.in_memory(image.memory, function) if function else None
         return _cupti_finding(f"{mapped.cupti}, loaded", version)
     if not mapped.cuda:
-        return Finding(name, Status.NOTE, "not loaded, like CUDA")
+        return Finding(name, Status.NOTE, "not loaded, nor is CUDA")
     found = _installed_cupti(subject.process.pid, mapped)
     if found is None:
         advice = f"install the CUPTI of its CUDA version, or start it with {env.CUPTI_LIBRARY}"
-        detail = "not loaded, and not found where it usually lies; the agent also looks along Python's own paths"
+        detail = "not loaded, and not found in the usual places; the agent also searches Python's own paths"
         return Finding(name, Status.UNKNOWN, detail, advice)
     path, file = found
     return _cupti_finding(f"{path}, not loaded yet", cupti_version.in_file(file))
@@ -205,10 +204,10 @@ def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
 
 def _cupti_finding(where: str, version: int | None) -> Finding:
     if version is None:
-        return Finding("cupti", Status.UNKNOWN, f"{where}, of a version that cannot be told from outside")
+        return Finding("cupti", Status.UNKNOWN, f"{where}, of a version that cannot be determined from outside")
     if version in RELEASES:
         return Finding("cupti", Status.OK, f"{where}, of CUDA {RELEASES[version]} (version {version})")
-    advice = "GPU activities need a kinetod that knows it: a newer one"
+    advice = "GPU activities need a newer kinetod, which knows that version"
     return Finding("cupti", Status.NOTE, f"{where}, of version {version}, which this kinetod does not know", advice)
 
 
@@ -216,18 +215,16 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
     """Whether it has graphs cannot be seen from outside; what its device code does, and a capture before, can."""
     name = "cuda_graphs"
     if mapped is None:
-        return Finding(name, Status.UNKNOWN, "its mappings may not be read")
+        return Finding(name, Status.UNKNOWN, "the daemon may not read its mappings")
     if not mapped.cuda:
-        return Finding(name, Status.OK, "not without CUDA")
+        return Finding(name, Status.OK, "none without CUDA")
     if file := device_graph_code.find(subject.process.pid):
         detail = f"device code in {file} launches graphs: with CUPTI in the process that could end the program"
-        return Finding(name, Status.NOTE, detail, "a capture leaves CUPTI alone: no GPU activities")
+        return Finding(name, Status.NOTE, detail, "a capture does not use CUPTI: no GPU activities")
     if mapped.cupti_stays:
-        detail = (
-            "a capture has recorded launches of graphs, or could not exclude it: CUPTI stays until the process ends"
-        )
+        detail = "a capture has recorded graph launches, or could not rule them out: CUPTI stays until the process ends"
         return Finding(
-            name, Status.NOTE, detail, "launches of graphs take slightly longer already; more captures add nothing"
+            name, Status.NOTE, detail, "graph launches already take slightly longer; more captures add nothing"
         )
     detail = (
         "if it launches any during a capture, CUPTI stays attached afterwards, since detaching would end the program"
@@ -236,7 +233,7 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
 
 
 def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
-    """As the process names it, and where we can open it."""
+    """The path as the process sees it, and where we can open it."""
     root = PROC / str(pid) / "root"
     environ = process_inspection.environment(pid) or {}
     if explicit := environ.get(env.CUPTI_LIBRARY):
@@ -250,26 +247,26 @@ def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
 
 def _profilers(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding(profilers.NAME, Status.UNKNOWN, "its mappings may not be read")
+        return Finding(profilers.NAME, Status.UNKNOWN, "the daemon may not read its mappings")
     return profilers.of_libraries(mapped.profilers)
 
 
 def _torch(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding("torch", Status.UNKNOWN, "its mappings may not be read")
+        return Finding("torch", Status.UNKNOWN, "the daemon may not read its mappings")
     if not mapped.torch:
         return Finding("torch", Status.OK, "not loaded")
-    detail = f"loaded ({mapped.torch}); whether its profiler is at work cannot be seen from outside"
+    detail = f"loaded ({mapped.torch}); whether its profiler is recording cannot be seen from outside"
     return Finding("torch", Status.NOTE, detail, "while torch.profiler records, a capture gets no CUDA calls")
 
 
 def encode(diagnosis: Diagnosis) -> bytes:
-    """As one JSON object."""
+    """Encodes a diagnosis as one JSON object."""
     return json.dumps(asdict(diagnosis)).encode()
 
 
-def decode(data: bytes) -> Diagnosis:
-    """Raises ValueError."""
+def decode(data: bytes | bytearray) -> Diagnosis:
+    """Decodes what `encode` gave. Raises ValueError."""
     try:
         fields = json.loads(data)
         findings = tuple(
@@ -278,7 +275,7 @@ def decode(data: bytes) -> Diagnosis:
         )
         return Diagnosis(method=fields["method"], findings=findings)
     except (KeyError, TypeError, RecursionError) as exc:
-        raise ValueError(f"no diagnosis: {exc!r}") from exc
+        raise ValueError(f"not a diagnosis: {exc!r}") from exc
 
 
 def answer(question: bytes, look: Callable[[int, KnownAgent], Diagnosis] = diagnose) -> bytes:

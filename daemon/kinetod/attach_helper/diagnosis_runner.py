@@ -1,16 +1,15 @@
-"""Asks a process of its own to look at a target: whatever blocks or crashes there, the daemon goes on."""
+"""Inspects a target in a process of its own: whatever blocks or crashes there, the daemon goes on."""
 
 import asyncio
+import contextlib
 import json
 import logging
-from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from kinetod.attach.attach_types import AttachCode
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode
-from kinetod.base.safe_text import clean
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
@@ -30,27 +29,22 @@ class DiagnosisProcess:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
-        """Raises ProcessLookupError if there is no such process."""
+        """Inspects a process. Raises ProcessLookupError if it does not exist."""
+        question = json.dumps({"pid": pid, "agent": asdict(agent)}).encode()
+        answer, ended = bytearray(), child.ProcessEnd(status=0, errors="a line of its answer is too long")
         async with self._slots:
-            process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
-            question = json.dumps({"pid": pid, "agent": asdict(agent)}).encode()
-            try:
-                said, errors = await asyncio.wait_for(process.communicate(question), self._deadline_s)
-            except TimeoutError:
-                log.warning("looking at process %d took longer than %g s", pid, self._deadline_s)
-                return _no_answer(
-                    f"looking at it took longer than {self._deadline_s:g} s: what it maps does not answer"
-                )
-            finally:
-                await child.end(process)
-        if process.returncode == _NO_SUCH_PROCESS:
-            raise ProcessLookupError(errors.decode("utf-8", "replace"))
+            with contextlib.suppress(ValueError):
+                ended = await child.ask_once(self._command, question, answer.extend, deadline_s=self._deadline_s)
+        if ended.status is None:
+            log.warning("inspecting process %d took longer than %g s", pid, self._deadline_s)
+            return _no_answer(f"inspecting it took longer than {self._deadline_s:g} s: what it maps does not respond")
+        if ended.status == _NO_SUCH_PROCESS:
+            raise ProcessLookupError(ended.errors)
         try:
-            return decode(said)
+            return decode(answer)
         except ValueError:
-            text = clean(errors.decode("utf-8", "replace"), 4000)
-            log.error("looking at process %d failed with exit status %s: %s", pid, process.returncode, text)
-            return _no_answer("looking at it failed; the daemon's log has the details")
+            log.error("inspecting process %d failed with exit status %s: %s", pid, ended.status, ended.errors)
+            return _no_answer("inspecting it failed; the daemon's log has the details")
 
 
 def _no_answer(why: str) -> Diagnosis:

@@ -1,12 +1,12 @@
-"""The front end's side of the attach helper service: what `AttachHelpers` does, without rights of one's own.
+"""The front end's side of the attach helper service: does what `AttachHelpers` does, without any rights of its own.
 
 Theory of operation
-    One connection for each thing that is asked: a Unix socket connects in microseconds, nothing has to be kept alive
-    over restarts of the other side, and hanging up is how an attach is given up. The service must be root's or one's
-    own (SO_PEERCRED; for a socket that systemd passes it is root).
+    One connection for each thing that is asked: a Unix socket connects in microseconds, no connection has to
+    survive restarts of the other side, and hanging up cancels an attach. The service must be root's or our
+    own user's (SO_PEERCRED; for a socket that systemd passes it is root).
 
-    What cannot be asked degrades: facts that are not had are left out, a diagnosis says that the helper is missing,
-    an attach fails with what to do.
+    If the service cannot be asked, facts are left out, a diagnosis says that the helper is missing, and an attach
+    fails with advice.
 """
 
 import asyncio
@@ -14,19 +14,18 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from kinetod.agents.link import descriptors
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
+from kinetod.base.unix_sockets import peer, receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers.profiler_scan import Profiler
@@ -39,9 +38,7 @@ LOOK_DEADLINE_S = 5.0
 DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
 DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
-_UCRED = struct.Struct("3i")
 Said = TypeVar("Said", messages.Seen, messages.Found)
-_CMSG_SPACE = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # one is the most; more are closed
 
 
 class Unreachable(Exception):
@@ -56,16 +53,16 @@ class HelperService:
         self._start_grace_s = start_grace_s
 
     def pids(self) -> set[int]:
-        """None: its processes are not ours, and it refuses to enter them by itself."""
+        """Empty: the service's processes are not ours, and it refuses to enter them by itself."""
         return set()
 
     async def start(self) -> None:
-        """Says in the log whether it is there; it may come later."""
+        """Logs whether the service is reachable; it may start later."""
         if not self._path.is_socket():
             log.warning("%s", self._unreachable("there is no such socket"))
 
     async def stop(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: no connection is kept."""
 
     async def attach(self, key: ProcessKey, approval: Approval, *, deadline_s: float) -> tuple[Attached, socket.socket]:
         """Brings the agent into a process. The channel is the caller's. Raises AttachError."""
@@ -90,7 +87,7 @@ class HelperService:
         raise _refusal(said, key.pid)
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
-        """Raises ProcessLookupError if there is no such process."""
+        """Inspects a process. Raises ProcessLookupError if it does not exist."""
         try:
             key = ProcessKey(pid, await asyncio.to_thread(start_time_ns, pid))
         except OSError as exc:
@@ -112,20 +109,20 @@ class HelperService:
             try:
                 return diagnosis.decode(msgspec.json.encode(said.diagnosis))
             except ValueError as exc:
-                return _no_diagnosis("attach_helper", f"its answer is not understood: {exc}")
+                return _no_diagnosis("attach_helper", f"its answer cannot be decoded: {exc}")
         error = _refusal(said, pid)
         if error.code is AttachCode.GONE:
             raise ProcessLookupError(error.reason)
         return _no_diagnosis("attach_helper", error.reason, error.code)
 
     async def private_facts(self, keys: Iterable[ProcessKey]) -> dict[ProcessKey, PrivateFacts]:
-        """Of those processes that it may look at; none if it cannot be asked, which the log says."""
+        """The private facts of the processes that the service may inspect; empty, and logged, if it is unreachable."""
         wanted = {key.pid: key for key in keys}
         seen = await self._about(wanted.values(), messages.Look, messages.Seen, "rank, job and GPUs of")
         return {wanted[each.pid]: _private(each) for said in seen for each in said.facts if each.pid in wanted}
 
     async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
-        """The processes that it has looked into, and the tools in them; none if it cannot be asked (the log says)."""
+        """The processes that the service searched, and the tools in them; empty, and logged, if it is unreachable."""
         keys = await asyncio.to_thread(_keys, pids)
         found = await self._about(keys, messages.Search, messages.Found, "other profilers in")
         tools = [Profiler(product=each.product, pid=each.pid, gpus=each.gpus) for said in found for each in said.tools]
@@ -138,7 +135,7 @@ class HelperService:
         wanted: type[Said],
         what: str,
     ) -> list[Said]:
-        """The answers about so many processes. what: they say of processes; what is not had is in the log."""
+        """The answers about these processes. what: the facts asked for, named in the log if they cannot be had."""
         answers: list[Said] = []
         if not (asked := list(keys)):
             return answers
@@ -178,7 +175,7 @@ class HelperService:
         raise Unreachable(_refusal(said, 0).reason)
 
     async def problem(self) -> str:
-        """Why it cannot be asked; empty: it answers. It is asked about ourselves, of whom it says nothing."""
+        """Why the service cannot be asked; empty if it answers. We ask about ourselves, on whom it says nothing."""
         targets = (_target(ProcessKey(os.getpid(), start_time_ns(os.getpid()))),)
         try:
             async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
@@ -189,13 +186,13 @@ class HelperService:
 
     def _unreachable(self, why: str) -> str:
         return (
-            f"the attach helper cannot be asked ({self._path}: {why}); look at `systemctl status "
+            f"the attach helper cannot be reached ({self._path}: {why}); check `systemctl status "
             "kinetod-attach.socket kinetod-attach.service`"
         )
 
 
 def toolkit(path: Path, key: ProcessKey, *, boot_time_ns: int, deadline_s: float = START_GRACE_S) -> messages.Tools:
-    """What a proxy must know of its process. Blocking. Raises Unreachable, AttachError."""
+    """The facts that a proxy needs about its process. Blocking. Raises Unreachable, AttachError."""
 
     async def ask() -> messages.Answer:
         async with _Conversation(path, deadline_s) as service:
@@ -220,9 +217,9 @@ class _Conversation:
         try:
             async with asyncio.timeout_at(self._end):
                 await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
-            _pid, uid, _gid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            _pid, uid, _gid = peer(self._sock)
             if uid not in (0, os.geteuid()):
-                raise Unreachable(f"it is a socket of uid {uid}, neither root's nor one's own")
+                raise Unreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
         except BaseException as exc:
             self._sock.close()
             if isinstance(exc, TimeoutError):
@@ -240,7 +237,7 @@ class _Conversation:
         try:
             async with asyncio.timeout_at(self._end):
                 await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
-                packet, fds = await self._receive()
+                packet, fds = await receive(self._sock, messages.MAX_ANSWER_BYTES + 1)
         except TimeoutError as exc:
             raise Unreachable("it does not answer") from exc
         except OSError as exc:
@@ -258,24 +255,9 @@ class _Conversation:
             for fd in fds:
                 os.close(fd)
 
-    async def _receive(self) -> tuple[bytes, list[int]]:
-        loop = asyncio.get_running_loop()
-        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        while True:
-            try:
-                data, ancillary, _, _ = self._sock.recvmsg(messages.MAX_ANSWER_BYTES + 1, _CMSG_SPACE, flags)
-                return data, descriptors(ancillary)
-            except BlockingIOError:
-                readable = asyncio.Event()
-                loop.add_reader(self._sock, readable.set)
-                try:
-                    await readable.wait()
-                finally:
-                    loop.remove_reader(self._sock)
-
 
 def _keys(pids: Iterable[int]) -> list[ProcessKey]:
-    """Of those that are there. Blocking."""
+    """The keys of the processes that exist. Blocking."""
     keys = []
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -307,7 +289,7 @@ def _private(each: messages.PrivateFacts) -> PrivateFacts:
 
 def _refusal(said: messages.Answer, pid: int) -> AttachError:
     if not isinstance(said, messages.Refused):
-        return AttachError(AttachCode.FAILED, f"the attach helper answered something else about process {pid}")
+        return AttachError(AttachCode.FAILED, f"the attach helper gave an unexpected answer about process {pid}")
     code, reason = clean_code(said.code, ""), clean(said.reason, 1000)
     if code in {each.value for each in AttachCode}:
         return AttachError(AttachCode(code), reason)

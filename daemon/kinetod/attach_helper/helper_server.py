@@ -1,4 +1,4 @@
-"""The attach helper service: takes requests of the front end, decides by itself, lets helper processes do the work.
+"""The attach helper service: takes the front end's requests, decides by itself, and lets helper processes do the work.
 
 Theory of operation
     One task per connection, one request at a time. The caller is who the kernel says (SO_PEERCRED); the policy file
@@ -7,7 +7,7 @@ Theory of operation
     the stop in which it enters the process (injection.py), so that an execve meanwhile, by which the process becomes
     another user's, is seen. When the agent is in, the same is checked once more.
 
-    Nothing here reads a target's memory or files: helper processes do (`helpers.AttachHelpers`), which are killed at
+    Nothing here reads a target's memory or files: helper processes do (`AttachHelpers`), which are killed at
     their deadlines; those that attach and those that look are apart, so that neither waits for the other. When the
     caller hangs up, what is done for it is given up.
 
@@ -19,7 +19,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
@@ -31,14 +30,16 @@ import msgspec
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import Policy, PolicyError, load, owner
-from kinetod.attach_helper.attach_pool import AttachHelpers, Crashed, TooLate
+from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
+from kinetod.base import unix_sockets
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
+from kinetod.supervise.child import Crashed, TooLate
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,6 @@ WARM_UP_S = 30.0
 KUBELET_S = 2.0  # it listens, or it does not
 LOOK_S = 3.0  # for at most messages.MAX_PROCESSES processes; a few ms are usual
 WARM_HELPERS = 2
-_UCRED = struct.Struct("3i")
 _PROC = Path("/proc")
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class _HungUp(Exception):
 
 
 class Denied(Exception):
-    """What is asked is refused. The text is the caller's answer."""
+    """A request is refused. The text is the answer to the caller."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """By the kernel."""
+    """The process at the other end of a connection, according to the kernel."""
 
     pid: int
     uid: int
@@ -77,7 +77,7 @@ class Caller:
     @classmethod
     def of(cls, sock: socket.socket) -> "Caller":
         """The one that connected."""
-        pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        pid, uid, _gid = unix_sockets.peer(sock)
         return cls(pid, uid)
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ class AttachService:
         self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections and ends the helpers."""
         for connection in list(self._connections):
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -150,7 +150,7 @@ class AttachService:
             policy = self._load_policy()
         except PolicyError as exc:
             log.error("%s was refused: %s", caller, exc)
-            raise Denied("CALLER", f"the attach helper serves nobody: {exc}") from exc
+            raise Denied("CALLER", f"the attach helper serves no caller: {exc}") from exc
         if why := policy.refuses_caller(caller.uid):
             log.warning("%s was refused: %s", caller, why)
             raise Denied("CALLER", why)
@@ -159,7 +159,7 @@ class AttachService:
     def check(
         self, caller: Caller, policy: Policy, key: ProcessKey, boot_time_ns: int, *, administrator: bool = True
     ) -> Credentials:
-        """Whether the process still is the one that is named, and may be touched. Raises Denied.
+        """Checks that the process still is the one that is named, and may be entered. Raises Denied.
 
         administrator: for whom the front end asks; what only looks at a process is done for everybody whom it asks for.
         """
@@ -175,7 +175,7 @@ class AttachService:
         if key.pid == os.getpid() or _is_child(key.pid, self._proc):
             raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the attach helper itself; name another process")
         if key.pid == caller.pid:
-            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is who asks; name another process")
+            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the caller itself; name another process")
         if why := policy.refuses_owner(owner(key.pid, found, self._proc), administrator=administrator):
             raise Denied(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
         return found
@@ -183,7 +183,7 @@ class AttachService:
     async def attach(
         self, caller: Caller, policy: Policy, asked: messages.Attach
     ) -> tuple[messages.Attached, socket.socket]:
-        """Raises Denied, AttachError."""
+        """Attaches for a caller. Raises Denied, AttachError."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         approved = Credentials.from_dict(msgspec.structs.asdict(asked.approved))
 
@@ -216,14 +216,14 @@ class AttachService:
         return messages.Diagnosed(diagnosis=asdict(found))
 
     async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
-        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        """Answers for the processes that may be inspected. Raises Denied if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Seen(facts=())
         said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
         return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFacts, ...]))
 
     async def search(self, caller: Caller, policy: Policy, asked: messages.Search) -> messages.Found:
-        """Those that may not be looked at are left out. Raises Denied if looking fails."""
+        """Answers for the processes that may be inspected. Raises Denied if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Found(searched=(), tools=())
         said = await self._ask({"do": SEARCH, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
@@ -231,7 +231,7 @@ class AttachService:
         return messages.Found(searched=tuple(said["searched"]), tools=tools)
 
     def _allowed(self, caller: Caller, policy: Policy, asked: messages.Look | messages.Search) -> list[list[int]]:
-        """Pid and start time of those that may be looked at."""
+        """Pid and start time of the processes that may be inspected."""
         allowed = []
         for target in asked.targets:
             with contextlib.suppress(Denied):
@@ -258,15 +258,15 @@ class AttachService:
         return messages.Launches(file=said["file"])
 
     def _still(self, key: ProcessKey, found: Credentials) -> None:
-        """Whether what was read is of what was checked. Raises AttachError."""
+        """Checks that what was read belongs to the process that was checked. Raises AttachError."""
         with contextlib.suppress(ProcessLookupError):
             _same(key, found, credentials.read(key.pid, proc=self._proc))
 
     async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
-        """A connection that is passed on; what is said on it is the caller's affair. Raises Denied."""
+        """Opens a connection and passes it on; what the caller sends on it is not looked at. Raises Denied."""
         path = policy.kubelet_socket
         if path is None:
-            reason = f"nobody is connected to the kubelet; kubelet_socket in {policy.path} says where it listens"
+            reason = f"access to the kubelet is not configured: set kubelet_socket in {policy.path} to its socket"
             raise Denied(AttachCode.NOT_PERMITTED, reason)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
@@ -277,16 +277,16 @@ class AttachService:
             if not isinstance(exc, OSError):  # a TimeoutError is one
                 raise
             why = exc.strerror or f"it does not answer within {KUBELET_S:g} s"
-            raise Denied(AttachCode.FAILED, f"{path}: {why}; is the folder of the node mounted?") from exc
+            raise Denied(AttachCode.FAILED, f"{path}: {why}; is the node's folder mounted?") from exc
         return messages.Connected(), sock
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             return await self._lookers.ask(question, deadline_s=LOOK_S)
         except TooLate:
-            reason = f"looking at these processes took longer than {LOOK_S:g} s: what one of them maps does not answer"
+            reason = f"inspecting these processes took longer than {LOOK_S:g} s: what one of them maps does not respond"
         except (OSError, Crashed) as exc:
-            reason = f"looking at these processes failed: {exc}"
+            reason = f"inspecting these processes failed: {exc}"
         raise Denied(AttachCode.FAILED, reason)
 
 
@@ -309,7 +309,7 @@ class _Connection:
         self._looks: dict[str, _Looks] = {}
 
     async def serve(self) -> None:
-        """Until it hangs up, says nothing for long, or what is none of the messages."""
+        """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
         try:
             await self._serve()
         finally:
@@ -435,7 +435,7 @@ def _result(said: messages.Answer) -> str:
     if isinstance(said, messages.Refused):
         return f"refused {said.code}: {clean(said.reason, 500)}"
     if isinstance(said, messages.Attached):
-        return f"done by {said.method}, one thread stood for {said.stopped_ns / 1e6:.2f} ms"
+        return f"done by {said.method}, one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
     return "done"
 
 
@@ -446,7 +446,7 @@ def _seen(said: messages.Answer) -> int:
 
 
 def _same(key: ProcessKey, approved: Credentials, found: Credentials) -> None:
-    """Raises AttachError if the process is another one by now."""
+    """Raises AttachError if the process has been replaced meanwhile."""
     if difference := approved.difference(found):
         raise replaced(key.pid, difference)
 
@@ -459,7 +459,7 @@ def _is_child(pid: int, proc: Path) -> bool:
 
 
 def _describe(pid: int) -> str:
-    """Owner and name, as far as it is still there."""
+    """Owner and name of a process, for the log."""
     with contextlib.suppress(OSError, IndexError):
         name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
         return f"uid {credentials.read(pid).uid}, {clean(name, 32)}"

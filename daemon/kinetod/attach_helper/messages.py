@@ -37,14 +37,14 @@ Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class BadMessage(Exception):
-    """The packet is none of the messages that are expected. The text says why."""
+    """The packet is not one of the expected messages. The text says why."""
 
 
 class WrongVersion(BadMessage):
-    """The packet's version is another one."""
+    """The packet has another protocol version."""
 
     def __init__(self, theirs: int) -> None:
-        super().__init__(f"it speaks version {theirs} of the attach helper's protocol, this side version {VERSION}")
+        super().__init__(f"it speaks version {theirs} of the attach helper's protocol, and this side version {VERSION}")
         self.theirs = theirs
 
 
@@ -147,13 +147,13 @@ class Connected(_Message, frozen=True, tag="connected"):
 
 
 class Diagnosed(_Message, frozen=True, tag="diagnosed"):
-    """What diagnosis.encode says."""
+    """The diagnosis as diagnosis.encode gives it."""
 
     diagnosis: dict[str, Any]
 
 
 class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What procs.PrivateFacts has, and of which process."""
+    """process_info.PrivateFacts, with the pid of the process."""
 
     pid: Pid
     gpus: Annotated[tuple[Small, ...], msgspec.Meta(max_length=MAX_GPUS)]
@@ -168,13 +168,13 @@ class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Seen(_Message, frozen=True, tag="seen"):
-    """Of the processes that still are what the question named."""
+    """The facts of the processes that the question named and that still exist."""
 
     facts: Annotated[tuple[PrivateFacts, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A profiler in a process: no more than profilers.scan.Profiler has, and no file name."""
+    """A profiler in a process: no more than profiler_scan.Profiler has, and no file name."""
 
     pid: Pid
     product: Short
@@ -189,7 +189,7 @@ class Found(_Message, frozen=True, tag="found"):
 
 
 class Tools(_Message, frozen=True, tag="tools"):
-    """cupti: a path as the process sees it; empty: none. environ: its variables that describe.hello reads."""
+    """cupti: a path as the process sees it; empty: none. environ: its variables that self_description reads."""
 
     cupti: Annotated[str, msgspec.Meta(max_length=4096)]
     environ: Annotated[dict[Short, Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=32)]
@@ -215,17 +215,17 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def encode(message: Request | Answer) -> bytes:
-    """One packet."""
+    """Encodes a message as one packet."""
     return _HEAD.pack(_MAGIC, VERSION) + msgspec.json.encode(message)
 
 
 def request(packet: bytes) -> Request:
-    """What a caller asks. Raises BadMessage."""
+    """Decodes a caller's request. Raises BadMessage."""
     return _decode(packet, _requests, MAX_REQUEST_BYTES)
 
 
 def answer(packet: bytes) -> Answer:
-    """What the service says. Raises BadMessage."""
+    """Decodes the service's answer. Raises BadMessage."""
     return _decode(packet, _answers, MAX_ANSWER_BYTES)
 
 
@@ -233,11 +233,11 @@ def _decode(packet: bytes, decoder: msgspec.json.Decoder[T], limit: int) -> T:
     if len(packet) > limit:
         raise BadMessage(f"a packet of more than {limit} bytes")
     if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
-        raise BadMessage("a packet that is no message of the attach helper's protocol")
+        raise BadMessage("a packet that is not a message of the attach helper's protocol")
     _, version = _HEAD.unpack_from(packet)
     if version != VERSION:
         raise WrongVersion(version)
     try:
         return decoder.decode(packet[_HEAD.size :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadMessage(f"a message that is not understood: {exc}") from exc
+        raise BadMessage(f"a message that cannot be decoded: {exc}") from exc

@@ -1,6 +1,6 @@
-"""What a helper process answers besides attaching: facts that only a process's owner may read.
+"""Questions that a helper process answers besides attaching: facts that only a process's owner may read.
 
-Every question names processes by pid and start time; of those that are something else by now nothing is said.
+Every question names processes by pid and start time; those that have been replaced meanwhile are left out.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
         ((pid, start),) = targets
         file = clean(device_graph_code.find(pid, proc), MAX_PATH_CHARS) if same(pid, start) else ""
         return {"file": file if same(pid, start) else ""}
-    raise ValueError(f"no question: {question['do']!r}")
+    raise ValueError(f"not a question: {question['do']!r}")
 
 
 def _tools(pid: int, proc: Path) -> list[dict[str, Any]] | None:

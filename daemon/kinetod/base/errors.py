@@ -40,7 +40,7 @@ class Reason(StrEnum):
     POD_EXEC_NEEDED = "POD_EXEC_NEEDED"
     KUBERNETES_UNAVAILABLE = "KUBERNETES_UNAVAILABLE"
     NO_AGENT = "NO_AGENT"
-    ATTACH_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # these are the codes of attach.interface.AttachCode
+    ATTACH_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # these are the codes of attach_types.AttachCode
     ATTACH_TRACED = "ATTACH_TRACED"
     ATTACH_UNSUITABLE = "ATTACH_UNSUITABLE"
     ATTACH_UNSUPPORTED = "ATTACH_UNSUPPORTED"
@@ -162,7 +162,7 @@ class Stopping(KinetodError):
 
 
 class StartError(Exception):
-    """The daemon cannot start; the text goes to its standard error."""
+    """The daemon or the attach helper cannot start; the text goes to its standard error."""
 
 
 def invalid(field: str, problem: str) -> InvalidRequest:

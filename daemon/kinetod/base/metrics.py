@@ -192,7 +192,7 @@ def attached(method: str, latency_ns: int, stopped_ns: int) -> None:
 
 
 def attach_failed(reason: str) -> None:
-    """It could not be; a code of attach.interface.AttachCode."""
+    """It could not be; a code of attach_types.AttachCode."""
     _ATTACH_FAILURES.labels(reason).inc()
 
 

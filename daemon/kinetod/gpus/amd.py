@@ -55,7 +55,7 @@ class AmdSmi:
             raise LibraryError(LibraryState.FAILED, _said(exc)) from exc
 
     def read_processes(self) -> list[GpuState]:
-        """It does not tell."""
+        """Empty: the library does not report them."""
         return []
 
     def _gpu(self, index: int) -> GpuState:

@@ -55,7 +55,7 @@ class ContainerOwners:
         self._reading = WithinDeadline("names of containers", self._read)
 
     def __call__(self, snapshot: Snapshot) -> Owners:
-        """By UUID; GPUs that no container uses or holds are left out."""
+        """The containers of each GPU, by its UUID; GPUs without any are left out."""
         found: dict[str, dict[Container, int]] = {}
         for gpu in snapshot.gpus:
             for process in gpu.processes:

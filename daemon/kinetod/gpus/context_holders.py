@@ -33,11 +33,11 @@ class GpuHolders:
         return bool(self._latest(float("inf")).gpus)
 
     async def now(self) -> Held:
-        """As of at most FRESH_S ago, if that is to be had in time."""
+        """The holders as of at most FRESH_S ago, if the driver answers in time."""
         return _held(await self._read(FRESH_S, DEADLINE_S))
 
     async def lately(self) -> Held:
-        """As of at most LATELY_S ago."""
+        """The holders as of at most LATELY_S ago."""
         latest = self._latest(LATELY_S)
         if not latest.time_ns:
             return _held(await self._read(LATELY_S, LIST_DEADLINE_S))

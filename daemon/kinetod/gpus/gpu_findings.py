@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.gpus.gpu_types import Library, LibraryState, Snapshot
 
 VENDORS = {"nvml": "nvidia", "amdsmi": "amd"}
@@ -11,7 +11,7 @@ _ADVICE = {
     ("nvml", LibraryState.ABSENT): "install the driver's libnvidia-ml.so.1 and `pip install 'kinetod[nvidia]'`",
     ("amdsmi", LibraryState.ABSENT): "install AMD SMI of ROCm 6 or later and `pip install 'kinetod[amd]'`",
 }
-_RESTART = "see whether `nvidia-smi` or `amd-smi` answers; the driver may have to be loaded anew"
+_RESTART = "check whether `nvidia-smi` or `amd-smi` answers; the driver may have to be reloaded"
 
 
 def findings(snapshot: Snapshot, present: Mapping[str, int]) -> tuple[Finding, ...]:
@@ -37,4 +37,4 @@ def _lost(snapshot: Snapshot) -> Iterator[Finding]:
     for gpu in snapshot.gpus:
         if not gpu.works:
             detail = f"GPU {gpu.index} ({gpu.uuid or 'of an unknown UUID'}) has fallen off the bus or must be reset"
-            yield Finding("gpu_lost", Status.PROBLEM, detail, "drain the host, then reset the GPU or boot again")
+            yield Finding("gpu_lost", Status.PROBLEM, detail, "drain the host, then reset the GPU or reboot")

@@ -57,12 +57,12 @@ class GpuReader:
         self._closed = False
 
     def pids(self) -> set[int]:
-        """Of the process, while it runs."""
+        """The pid of the reader process, if it is running."""
         process = self._process
         return set() if process is None or process.returncode is not None else {process.pid}
 
     def latest(self, max_age_s: float = float("inf"), question: Question = Question.EVERYTHING) -> Snapshot:
-        """What was read last, without asking; an empty one if that is older than this."""
+        """The last snapshot, without asking; an empty one if it is older than `max_age_s`."""
         snapshot, read_at = self._snapshots[question]
         return snapshot if self._clock() - read_at <= max_age_s else Snapshot()
 
@@ -129,8 +129,8 @@ class GpuReader:
                     ) from None
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 self._end()
-                raise _Crashed(f"the process that reads the GPUs answered nonsense: {exc}") from exc
-        raise _Crashed("the process that reads the GPUs ends at once")
+                raise _Crashed(f"the process that reads the GPUs gave an invalid answer: {exc}") from exc
+        raise _Crashed("the process that reads the GPUs exits immediately")
 
     def _take(self, asked: Question) -> Question:
         """Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""

@@ -16,7 +16,7 @@ import msgspec
 
 
 class Question(StrEnum):
-    """What the process is asked: one byte."""
+    """A question to the reader process: one byte."""
 
     EVERYTHING = "?"
     PROCESSES = "p"  # only which are on which GPU: NVML alone measures PCIe for 40 ms of each GPU otherwise

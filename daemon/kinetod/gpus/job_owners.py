@@ -34,7 +34,7 @@ class JobFolder:
         self._reading = WithinDeadline("jobs of GPUs", self._read)
 
     def __call__(self) -> Jobs:
-        """By the names of the files."""
+        """The jobs by the names of the GPUs' files."""
         with contextlib.suppress(OSError, TimeoutError):
             return self._reading.get(self._deadline_s)
         return {}

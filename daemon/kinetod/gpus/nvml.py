@@ -209,7 +209,7 @@ class Nvml:
         return None if member is None else int(getattr(values[0].value, member))
 
     def _memory(self, handle: Any) -> Any:
-        """Without what the driver keeps for itself, as nvidia-smi shows it; with it from drivers before 510."""
+        """Used memory as nvidia-smi shows it: without the driver's own, except with drivers before 510."""
         read = self._nvml.nvmlDeviceGetMemoryInfo
         memory = self._maybe(read, handle, self._nvml.nvmlMemory_v2)
         return memory if memory is not None else self._maybe(read, handle)

@@ -61,7 +61,7 @@ class OpenLibrary:
 
 
 def snapshot(libraries: Sequence[OpenLibrary], question: Question) -> Snapshot:
-    """All GPUs now."""
+    """A snapshot of all GPUs."""
     answers = [library.read(question) for library in libraries]
     return Snapshot(
         gpus=tuple(gpu for gpus, _ in answers for gpu in gpus),

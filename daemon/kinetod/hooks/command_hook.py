@@ -34,7 +34,7 @@ class CommandHook:
             return Outcome(result=Result.FAILED, text=f"cannot be started: {exc}")
         said = last_line(found.output)
         if found.status is None:
-            return Outcome(result=Result.TIMEOUT, text=f"took longer than {timeout_s:g} s and was ended{said}")
+            return Outcome(result=Result.TIMEOUT, text=f"took longer than {timeout_s:g} s and was killed{said}")
         if found.status:
             return Outcome(result=Result.FAILED, text=f"{_how(found.status)}{said}")
         return Outcome(result=Result.OK)
@@ -44,10 +44,10 @@ def _how(status: int) -> str:
     if status > 0:
         return f"ended with status {status}"
     known = {int(number): number.name for number in signal.Signals}
-    return f"was ended by {known.get(-status, f'signal {-status}')}"
+    return f"was killed by {known.get(-status, f'signal {-status}')}"
 
 
 def last_line(output: bytes) -> str:
-    """What it printed last, for a message."""
+    """The last line of the output, for a message."""
     lines = output.decode("utf-8", "replace").strip().splitlines()
     return f": {clean(lines[-1].strip(), _MAX_TEXT_CHARS)}" if lines else ""

@@ -1,9 +1,9 @@
-"""Tells the hooks of every capture that has ended, beside everything else.
+"""Calls the hooks for every capture that has ended, in the background.
 
 Theory of operation
     A capture that has ended is copied, and each hook gets a task of its own with that copy; captures are not held up
-    and never learn what became of it. Of one hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; what
-    comes on top of that is dropped, logged and counted. A dead address so fills its own places only.
+    and never learn what became of it. Of one hook, `hooks.parallel` calls run at a time and MAX_WAITING are kept; any
+    more are dropped, logged and counted. So a dead address fills only its own places.
 
     All users share these places. Turns go round the users, and a user of whom none runs does not wait for one of whom
     all run: that is one call more. When all places are taken, the user with most of them gives up the newest that
@@ -57,7 +57,7 @@ _PREFIX = "CAPTURE_STATUS_"
 
 
 class HookRunner:
-    """All hooks of this daemon."""
+    """Calls the hooks of this daemon."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class HookRunner:
         self._stopping = asyncio.Event()
 
     def capture_ended(self, capture: pb.Capture) -> None:
-        """Returns at once and raises nothing."""
+        """Starts the hooks of a capture. Returns at once and never raises."""
         try:
             self._begin(capture)
         except Exception:
@@ -120,7 +120,7 @@ class HookRunner:
         return True
 
     def _drop(self, hook: Hook, capture_id: str) -> None:
-        log.error("hook %s: %d captures wait for it, capture %s is not told", hook.name, MAX_WAITING, capture_id)
+        log.error("hook %s: %d captures wait for it; it is not called for %s", hook.name, MAX_WAITING, capture_id)
         metrics.hook_dropped(hook.kind)
 
     @property
@@ -139,7 +139,7 @@ class HookRunner:
             await self._until_told(hook, places, place, ended)
         except asyncio.CancelledError:
             if place in places.held:  # else it had to give up its place, which was counted then
-                log.warning("hook %s of capture %s was ended, since the daemon stops", hook.name, capture.id)
+                log.warning("hook %s of capture %s was ended, since the daemon is stopping", hook.name, capture.id)
                 metrics.hook_dropped(hook.kind)
             raise
         except Exception:
@@ -182,7 +182,9 @@ class HookRunner:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             except TimeoutError:
                 continue
-            log.warning("hook %s of capture %s is not tried again, since the daemon stops", hook.name, ended.capture_id)
+            log.warning(
+                "hook %s of capture %s is not retried, since the daemon is stopping", hook.name, ended.capture_id
+            )
             metrics.hook_dropped(hook.kind)
             return
 
@@ -197,7 +199,7 @@ class HookRunner:
         return longest * (0.5 + self._jitter() / 2)
 
     async def stop(self) -> None:
-        """What runs or waits for its turn gets STOP_S, what pauses nothing."""
+        """Stops all hooks. Calls that run or wait for their turn get STOP_S, those that wait for a retry nothing."""
         self._stopping.set()
         tasks = list(self._tasks)
         if not tasks:

@@ -1,4 +1,4 @@
-"""What the parts of the hooks say to each other.
+"""The types that the parts of the hooks exchange.
 
 A hook is a program or an address that is told of every capture that has ended. Both are processes for the daemon:
 the program itself, or one that sends a request (`webhook_sender`). So whatever hangs is ended at its deadline, and
@@ -20,7 +20,7 @@ VARIABLES = (ID_VARIABLE, STATUS_VARIABLE, HOST_VARIABLE, FOLDER_VARIABLE, FLEET
 
 
 class Result(StrEnum):
-    """What became of one try, as the metrics call it."""
+    """The result of one try, named as in the metrics."""
 
     OK = "ok"
     FAILED = "failed"
@@ -39,7 +39,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one try. text: what went wrong. again: whether another try may succeed; not before after_s."""
+    """The outcome of one try. text: what went wrong. again: whether a retry may succeed, not before after_s."""
 
     result: Result
     text: str = ""

@@ -1,9 +1,9 @@
-"""One run of a program that may do what it likes: with a deadline, low priority, and an end to what it prints.
+"""Runs an arbitrary program with a deadline, low priority and bounded output.
 
 Theory of operation
-    The program gets its input as a file in memory, so that nobody has to feed it, and is the leader of a session of
-    its own. What it prints is read as fast as it comes, and only the end of it is kept. When it has ended, or at the
-    deadline, everything that is still in its process group is ended too: a hook leaves nothing behind.
+    The program gets its input as a file in memory, so that no task has to feed it, and leads a session of its own.
+    Its output is read as fast as it comes, and only the last bytes are kept. When the program has ended, or at the
+    deadline, every process that is still in its group is killed too: a hook leaves nothing behind.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ _REST_S = 0.5  # for the end of the output, once nobody is left who could write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How it ended. status: as asyncio has it, negative for signals; None: at the deadline. output: its end."""
+    """How it ended. status: as in asyncio, negative for signals; None at the deadline. output: its last bytes."""
 
     status: int | None
     output: bytes
 
 
 async def run_program(argv: Sequence[str], data: bytes, environ: Mapping[str, str], timeout_s: float) -> Exit:
-    """Runs it to its end. Raises OSError if it cannot be started. Cancelled: ends it first."""
+    """Runs a program to its end. Raises OSError if it cannot be started. If cancelled, ends it first."""
     reader, writer = os.pipe()
     output = _Output(reader)
     try:

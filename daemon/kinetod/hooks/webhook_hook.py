@@ -1,4 +1,4 @@
-"""The hook that is an address: `hooks.webhook`."""
+"""The hook that sends a request to a URL: `hooks.webhook`."""
 
 import json
 import os

@@ -27,7 +27,7 @@ _MAX_AFTER_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What is sent where. secret_file, ca_file: a path, or empty."""
+    """What to send, and where. secret_file, ca_file: a path, or empty."""
 
     url: str
     message_id: str
@@ -38,7 +38,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of it. text: what went wrong; empty: it was taken. again: whether another try may succeed."""
+    """The outcome. text: what went wrong; empty if it was accepted. again: whether a retry may succeed."""
 
     text: str = ""
     again: bool = False
@@ -87,7 +87,7 @@ def _refused(exc: urllib.error.HTTPError) -> Answer:
         said = " ".join(exc.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace").split())
     text = f"answered {exc.code} {exc.reason}"
     if 300 <= exc.code < 400:
-        return Answer(text=f"{text}: redirects are not followed; configure the address that it leads to")
+        return Answer(text=f"{text}: redirects are not followed; configure the address that it points to")
     after = exc.headers.get("Retry-After", "")
     after_s = min(float(after), _MAX_AFTER_S) if after.isdecimal() else 0.0
     return Answer(text=f"{text}{': ' if said else ''}{said}", again=exc.code in _AGAIN, after_s=after_s)

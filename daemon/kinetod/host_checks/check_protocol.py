@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.profilers.dcgm import Profiling
 from kinetod.profilers.profiler_scan import Scan
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks must know of the daemon."""
+    """What the checks need to know about the daemon."""
 
     daemon_pid: int
     store: str
@@ -30,7 +30,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one check found. next: the one that begins now; empty: all have been made."""
+    """What one check found. next: the check that begins now; empty after the last."""
 
     findings: tuple[tuple[str, str, str, str], ...] = ()  # name, status, detail, advice
     scan: Scan | None = None
@@ -42,10 +42,10 @@ Check = Callable[[Question], Iterable[Finding]]
 
 
 def packed(findings: Iterable[Finding]) -> tuple[tuple[str, str, str, str], ...]:
-    """For a line."""
+    """The findings in the form of a line."""
     return tuple((each.name, each.status.value, each.detail, each.advice) for each in findings)
 
 
 def unpacked(findings: Iterable[tuple[str, str, str, str]]) -> list[Finding]:
-    """Raises ValueError."""
+    """The findings of a line. Raises ValueError."""
     return [Finding(name, Status(status), detail, advice) for name, status, detail, advice in findings]

@@ -1,16 +1,14 @@
-"""Asks a process of its own to look at the host: whatever hangs or crashes there, the daemon goes on."""
+"""Runs the checks of the host in a process of its own: whatever hangs or crashes there, the daemon goes on."""
 
 import asyncio
-import contextlib
 import logging
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.base.safe_text import clean
 from kinetod.host_checks.check_protocol import Line, Question, unpacked
 from kinetod.profilers.dcgm import Profiling
@@ -22,7 +20,6 @@ log = logging.getLogger(__name__)
 COMMAND = child.python("kinetod.host_checks.check_process")
 DEADLINE_S = 15.0  # 0.4 s is usual
 MAX_AGE_S = 1.0  # however often somebody asks
-MAX_ANSWER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Looked:
 
 
 class Searcher(Protocol):
-    """Who can look into processes that the one that looks may not: the attach helper service."""
+    """Searches processes that the check process may not read: the attach helper service."""
 
     async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
         """The processes that it has looked into, and the tools in them."""
@@ -57,7 +54,7 @@ class HostLooker:
         self._last: tuple[float, Question, Looked] | None = None  # when, by the loop's clock
 
     async def look(self, question: Question) -> Looked:
-        """What can be found in time; a check that hangs or crashes is a finding of its own."""
+        """Runs the checks that fit into the deadline; one that hangs or crashes becomes a finding itself."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             if self._last is not None and self._last[1] == question and loop.time() - self._last[0] <= MAX_AGE_S:
@@ -68,62 +65,39 @@ class HostLooker:
             return looked
 
     async def _searched(self, looked: Looked, give_up_at: float) -> Looked:
-        """With what the helper finds by then."""
+        """Adds what the helper finds by then."""
         if self._helper is None or looked.scan is None or not looked.scan.hidden:
             return looked
         try:
             async with asyncio.timeout_at(give_up_at):
                 searched, found = await self._helper.profilers(looked.scan.hidden)
         except TimeoutError:
-            log.warning("the attach helper did not say in time which profilers other users' processes have")
+            log.warning("the attach helper did not say in time which profilers run in other users' processes")
             return looked
         return replace(looked, scan=looked.scan.joined(searched, found))
 
     async def _look(self, question: Question) -> Looked:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES
-            )
-        except OSError as exc:
-            return Looked((_not_made("host", f"the process that looks cannot be started: {exc.strerror}"),))
         lines: list[Line] = []
+
+        def take(line: bytes) -> None:
+            lines.append(msgspec.json.decode(line, type=Line))
+
         why = ""
         try:
-            async with asyncio.timeout(self._deadline_s):
-                errors = await _converse(process, msgspec.json.encode(question), lines)
-            why = _failure(process, errors)
-        except TimeoutError:
-            why = f"it did not end within {self._deadline_s:g} s"
-            log.warning("looking at the host: %s: %s", lines[-1].next if lines else "the start", why)
-        except (ValueError, msgspec.DecodeError) as exc:
-            why = f"its answer is nonsense: {clean(str(exc), 200)}"
-        finally:
-            await child.end(process)
+            asked = msgspec.json.encode(question)
+            ended = await child.ask_once(self._command, asked, take, deadline_s=self._deadline_s)
+        except OSError as exc:
+            return Looked((_not_made("host", f"the process that runs the checks cannot be started: {exc.strerror}"),))
+        except ValueError as exc:
+            why = f"its answer is invalid: {clean(str(exc), 200)}"
+        else:
+            if ended.status is None:
+                why = f"it did not end within {self._deadline_s:g} s"
+                log.warning("checking the host: %s: %s", lines[-1].next if lines else "the start", why)
+            elif ended.status:
+                why = f"it failed (exit status {ended.status}); the daemon's log has the details"
+                log.error("checking the host failed: %s", ended.errors)
         return _joined(lines, why)
-
-
-async def _converse(process: Process, question: bytes, lines: list[Line]) -> bytes:
-    """Standard error. Raises ValueError, msgspec.DecodeError."""
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    with contextlib.suppress(ConnectionError):
-        process.stdin.write(question)
-        await process.stdin.drain()
-        process.stdin.close()
-    errors = asyncio.create_task(process.stderr.read())
-    try:
-        while line := await process.stdout.readline():
-            lines.append(msgspec.json.decode(line, type=Line))
-        await process.wait()
-        return await errors
-    finally:
-        errors.cancel()
-
-
-def _failure(process: Process, errors: bytes) -> str:
-    if not process.returncode:
-        return ""
-    log.error("looking at the host failed: %s", clean(errors.decode("utf-8", "replace"), 4000))
-    return f"it failed (exit status {process.returncode}); the daemon's log has the details"
 
 
 def _joined(lines: Sequence[Line], why: str) -> Looked:
@@ -137,4 +111,4 @@ def _joined(lines: Sequence[Line], why: str) -> Looked:
 
 
 def _not_made(name: str, why: str) -> Finding:
-    return Finding(name, Status.UNKNOWN, f"this and the checks behind it were not made: {why}")
+    return Finding(name, Status.UNKNOWN, f"this check and those after it were not made: {why}")

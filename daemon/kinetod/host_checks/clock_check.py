@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.base.libc import LIBC
 from kinetod.host_checks.check_protocol import Question
 
@@ -34,7 +34,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What the kernel thinks of its clock. Microseconds."""
+    """The kernel's view of its clock, in microseconds."""
 
     synchronised: bool
     offset_us: float  # still to be corrected
@@ -43,7 +43,7 @@ class Kernel:
 
 
 def read() -> Kernel:
-    """Raises OSError: a service whose unit has ProtectClock= may not ask."""
+    """Asks the kernel. Raises OSError, for example in a service whose unit has ProtectClock=."""
     clock = _Timex()
     state = LIBC.adjtimex(ctypes.byref(clock))
     if state < 0:
@@ -58,7 +58,7 @@ def read() -> Kernel:
 
 
 def check(_question: Question) -> Iterable[Finding]:
-    """By the kernel, or where it may not be asked by systemd."""
+    """Asks the kernel, or systemd if the kernel may not be asked."""
     try:
         kernel = read()
     except OSError as exc:
@@ -67,10 +67,10 @@ def check(_question: Question) -> Iterable[Finding]:
 
 
 def findings(kernel: Kernel) -> Iterator[Finding]:
-    """One."""
+    """The finding about the clock."""
     name = "clock"
     if not kernel.synchronised:
-        detail = "not synchronised, as far as the kernel knows: traces of several hosts do not line up"
+        detail = "not synchronised, as far as the kernel knows: traces of several hosts will not line up"
         yield Finding(name, Status.NOTE, detail, _ADVICE)
         return
     detail = (
@@ -78,13 +78,13 @@ def findings(kernel: Kernel) -> Iterator[Finding]:
         f"{kernel.estimated_error_us} \N{MICRO SIGN}s, possible error {kernel.possible_error_us / 1000:.1f} ms"
     )
     if kernel.possible_error_us > _MUCH_US:
-        yield Finding(name, Status.NOTE, f"{detail}, which is much", "see whether the time servers answer")
+        yield Finding(name, Status.NOTE, f"{detail}, which is a lot", "check that the time servers answer")
     else:
         yield Finding(name, Status.OK, detail)
 
 
 def by_systemd(why: str, command: Sequence[str] = TIMEDATECTL) -> Finding:
-    """Without figures. why: the kernel may not be asked. Blocking."""
+    """Asks systemd, which has no figures. why: the reason that the kernel may not be asked. Blocking."""
     name = "clock"
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
@@ -96,5 +96,5 @@ def by_systemd(why: str, command: Sequence[str] = TIMEDATECTL) -> Finding:
     if said == "yes":
         return Finding(name, Status.OK, f"synchronised, says {command[0]}; the daemon may not ask how well ({why})")
     if said == "no":
-        return Finding(name, Status.NOTE, "not synchronised: traces of several hosts do not line up", _ADVICE)
+        return Finding(name, Status.NOTE, "not synchronised: traces of several hosts will not line up", _ADVICE)
     return Finding(name, Status.UNKNOWN, f"the daemon may not ask the kernel ({why}), and {command[0]} gave no answer")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kineto_protos.units import format_size
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 
 _SPARE = 4  # times what a capture needs to begin; less is worth a note
@@ -21,21 +21,21 @@ def check(question: Question) -> Iterable[Finding]:
 def findings(question: Question) -> Iterator[Finding]:
     """One: whether captures can be stored."""
     name, store = "store", Path(question.store)
-    free = "make room on the disk, `kinetoctl captures delete`, or shorter retention ([store] in config.toml)"
+    free = "free space on the disk, `kinetoctl captures delete`, or shorten the retention ([store] in config.toml)"
     try:
         status = os.statvfs(store)
     except OSError as exc:
-        yield Finding(name, Status.PROBLEM, f"{store}: {exc.strerror}", "see whether its disk is mounted")
+        yield Finding(name, Status.PROBLEM, f"{store}: {exc.strerror}", "check that its disk is mounted")
         return
     available, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     detail = f"{format_size(available)} of {format_size(size)} are free on the disk of {store}"
     if status.f_flag & os.ST_RDONLY or not os.access(store, os.W_OK | os.X_OK, effective_ids=True):
-        yield Finding(name, Status.PROBLEM, f"{store} cannot be written", "see its owner, mode and mount")
+        yield Finding(name, Status.PROBLEM, f"{store} cannot be written", "check its owner, mode and mount")
     elif available < question.needed_bytes:
         needed = format_size(question.needed_bytes)
         yield Finding(name, Status.PROBLEM, f"{detail}: captures are refused below {needed}", free)
     elif status.f_files and status.f_favail < _FEW_FILES:
-        yield Finding(name, Status.PROBLEM, f"{detail}, but there is room for {status.f_favail} more files only", free)
+        yield Finding(name, Status.PROBLEM, f"{detail}, but there is room for only {status.f_favail} more files", free)
     elif available < _SPARE * question.needed_bytes:
         needed = format_size(question.needed_bytes)
         yield Finding(name, Status.NOTE, f"{detail}; captures are refused below {needed}", free)

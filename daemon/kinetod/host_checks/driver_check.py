@@ -9,9 +9,9 @@ from pathlib import Path
 from kineto_agent.sources.cupti.known_versions import RELEASES
 from kineto_agent.system import env
 
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import cupti_version
 from kinetod.attach.inspect.process_inspection import PROC
-from kinetod.attach.policy.preconditions import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 
 # Older drivers echo the module's option, newer and open ones the name inside of the driver.
@@ -30,7 +30,7 @@ _MAX_NAMED = 8
 
 
 def check(_question: Question) -> Iterable[Finding]:
-    """All of them."""
+    """The findings about NVIDIA's driver and CUPTI."""
     return findings()
 
 
@@ -45,13 +45,13 @@ def _restriction(proc: Path) -> Finding:
     try:
         text = (proc / "driver/nvidia/params").read_text(errors="replace")
     except OSError:
-        return Finding(name, Status.OK, "no NVIDIA driver, which may restrict them")
+        return Finding(name, Status.OK, "no NVIDIA driver, which could restrict them")
     match = _RESTRICTED.search(text)
     if match is None:
         return Finding(name, Status.UNKNOWN, "the driver does not say whether it restricts them")
     if match[1] == "0":
-        return Finding(name, Status.OK, "the driver lets every user have hardware counters")
-    detail = "the driver gives hardware counters to administrators only; traces need none"
+        return Finding(name, Status.OK, "the driver lets every user use hardware counters")
+    detail = "the driver restricts hardware counters to administrators; traces need none"
     advice = "for other tools: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d, and a reboot"
     return Finding(name, Status.NOTE, detail, advice)
 
@@ -71,14 +71,14 @@ def installed(root: Path = Path("/")) -> dict[str, int | None]:
 
 def _cupti(found: dict[str, int | None]) -> Finding:
     name = "cupti"
-    theirs = "programs have their own in their environments and containers: `kinetoctl doctor PID`"
+    theirs = "programs have their own in their environments and containers: see `kinetoctl doctor PID`"
     if not found:
-        return Finding(name, Status.OK, f"none where this host's would be; {theirs}")
+        return Finding(name, Status.OK, f"none in this host's usual places; {theirs}")
     known = [f"{path} (CUDA {RELEASES[version]})" for path, version in found.items() if version in RELEASES]
     unknown = [path for path, version in found.items() if version is not None and version not in RELEASES]
     untold = [path for path, version in found.items() if version is None]
-    parts = [*known, *(f"{path} (version {found[path]}, not known)" for path in unknown)]
-    parts += [f"{path} (its version cannot be told from the file)" for path in untold]
+    parts = [*known, *(f"{path} (unknown version {found[path]})" for path in unknown)]
+    parts += [f"{path} (the file does not tell its version)" for path in untold]
     detail = ", ".join(parts[:_MAX_NAMED]) + (f" and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else "")
     if unknown:
         advice = "GPU activities by the unknown ones need a newer kinetod"

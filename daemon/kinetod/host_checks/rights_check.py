@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetod.attach.attach_types import NEWEST_TRIED
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, OwnFacts
-from kinetod.attach.policy.preconditions import NEWEST_TRIED, Finding, Status
 from kinetod.host_checks.check_protocol import Question
 
 # The first namespaces' numbers are the same on every Linux (include/linux/proc_ns.h).
@@ -23,7 +24,7 @@ _COSTS = {
         "run the daemon without a user namespace",
     ),
     "cgroup": (
-        "whose batch jobs and containers processes are cannot be seen",
+        "the batch jobs and containers of processes cannot be determined",
         "give its container the host's (--cgroupns=host)",
     ),
 }
@@ -40,7 +41,7 @@ class Rights:
 
 
 def read(proc: Path = PROC) -> Rights:
-    """Of this process, which has the daemon's rights."""
+    """The rights of this process, which are the daemon's."""
     foreign: tuple[str, ...] | None = None
     with contextlib.suppress(OSError):
         links = {name: str((proc / "self/ns" / name).readlink()) for name in _FIRST}
@@ -51,12 +52,12 @@ def read(proc: Path = PROC) -> Rights:
 
 
 def check(question: Question) -> Iterable[Finding]:
-    """All of them."""
+    """The findings about the daemon's rights."""
     return findings(read(), question)
 
 
 def findings(rights: Rights, question: Question) -> Iterator[Finding]:
-    """In the order in which they explain each other."""
+    """The findings, each before those that it explains."""
     yield _permissions(rights.own, question)
     yield _ptrace_scope(rights.own, question)
     yield _seccomp(rights.own, question)
@@ -69,14 +70,14 @@ def _permissions(own: OwnFacts, question: Question) -> Finding:
     who = "root" if own.uid == 0 else f"uid {own.uid}"
     if not question.attaching:
         advice = "start kinetod without --no-attach, or programs with the agent: `kinetoctl run -- <command>`"
-        return Finding(name, Status.NOTE, f"runs as {who} and brings no agents in (attach.enabled is off)", advice)
+        return Finding(name, Status.NOTE, f"runs as {who} and does not inject agents (attach.enabled is off)", advice)
     if question.helper:
         return Finding(name, Status.OK, f"runs as {who}; the attach helper enters processes for it")
     lacking = [each for each in ("CAP_SYS_PTRACE", "CAP_SYS_ADMIN") if each not in own.capabilities]
     if not own.capabilities & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
         lacking.append("CAP_DAC_READ_SEARCH")
     if not lacking:
-        return Finding(name, Status.OK, f"runs as {who} with all capabilities that matter")
+        return Finding(name, Status.OK, f"runs as {who} with all capabilities that it needs")
     if own.uid != 0 and len(lacking) == 3:
         return Finding(name, Status.OK, f"runs as {who}, for that user's own processes")
     costs = {
@@ -94,14 +95,14 @@ def _ptrace_scope(own: OwnFacts, question: Question) -> Finding:
     if scope is None:
         return Finding(name, Status.OK, "no Yama in this kernel")
     if scope >= 3:
-        advice = "set kernel.yama.ptrace_scope to a lower value: that takes a reboot"
-        return Finding(name, Status.PROBLEM, f"{scope}: nobody may enter a process without an agent", advice)
+        advice = "set kernel.yama.ptrace_scope to a lower value, which takes a reboot"
+        return Finding(name, Status.PROBLEM, f"{scope}: no process without an agent can be entered", advice)
     if scope == 0 or exempt:
         return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope else ''}")
     advice = "run kinetod as a service (`kinetoctl host install`)"
     if scope == 1:
         advice += ", or set kernel.yama.ptrace_scope to 0"
-    return Finding(name, Status.PROBLEM, f"{scope}: the daemon may enter no process without an agent", advice)
+    return Finding(name, Status.PROBLEM, f"{scope}: the daemon may not enter a process that has no agent", advice)
 
 
 def _seccomp(own: OwnFacts, question: Question) -> Finding:
@@ -110,17 +111,17 @@ def _seccomp(own: OwnFacts, question: Question) -> Finding:
         return Finding(name, Status.OK, "the daemon has no filter")
     if question.helper:
         return Finding(
-            name, Status.OK, "the daemon has a filter; the attach helper, who reads those of others, has none"
+            name, Status.OK, "the daemon has a filter; the attach helper, which reads those of others, has none"
         )
     detail = "the daemon has a filter, and may not read those of others: processes with other filters are left alone"
-    advice = "run it without (seccomp=unconfined, a privileged container) and with CAP_SYS_ADMIN"
+    advice = "run it without one (seccomp=unconfined, a privileged container) and with CAP_SYS_ADMIN"
     return Finding(name, Status.NOTE, detail, advice)
 
 
 def _namespaces(rights: Rights) -> Finding:
     name = "namespaces"
     if rights.foreign is None:
-        return Finding(name, Status.UNKNOWN, "they may not be read")
+        return Finding(name, Status.UNKNOWN, "the daemon may not read them")
     if not rights.foreign:
         return Finding(name, Status.OK, "the host's")
     costs = [f"its own {each} namespace: {_COSTS[each][0]}" for each in rights.foreign]
@@ -130,7 +131,7 @@ def _namespaces(rights: Rights) -> Finding:
 def _python(rights: Rights) -> Finding:
     name, version = "python", ".".join(map(str, rights.python))
     if not rights.has_gil:
-        return Finding(name, Status.NOTE, f"kinetod runs on a free-threaded Python {version}, which nobody has tried")
+        return Finding(name, Status.NOTE, f"kinetod runs on a free-threaded Python {version}, which is untested")
     if rights.python[:2] > NEWEST_TRIED:
-        return Finding(name, Status.NOTE, f"kinetod runs on Python {version}, newer than what it was tried with")
+        return Finding(name, Status.NOTE, f"kinetod runs on Python {version}, newer than any that it was tested with")
     return Finding(name, Status.OK, f"kinetod runs on Python {version}")

@@ -2,26 +2,26 @@
 
 from collections.abc import Iterable, Iterator
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 from kinetod.sandbox.kernel_support import Support, support
 
 _ADVICE = (
     "Landlock needs Linux 5.13 with `landlock` among lsm= on its command line; a container's or unit's own filter must "
-    "let landlock_* and seccomp through. captures.decode_sandbox says what kinetod does without"
+    "let landlock_* and seccomp through. captures.decode_sandbox decides what kinetod does without them"
 )
 
 
 def check(_question: Question) -> Iterable[Finding]:
-    """By the kernel, as it answers a child of the daemon."""
+    """Asks the kernel from a child of the daemon."""
     return findings(support())
 
 
 def findings(found: Support) -> Iterator[Finding]:
-    """One."""
+    """The finding about the sandbox."""
     name = "sandbox"
     if found.missing:
-        detail = f"decoders are not confined completely: {'; '.join(found.missing)}"
+        detail = f"decoders are not fully confined: {'; '.join(found.missing)}"
         yield Finding(name, Status.NOTE, detail, _ADVICE)
     else:
         yield Finding(name, Status.OK, f"decoders are confined by {found.present}")

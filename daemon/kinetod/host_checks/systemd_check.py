@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.base.safe_text import clean
 from kinetod.host_checks.check_protocol import Question
 
@@ -17,14 +17,14 @@ DEADLINE_S = 3.0
 
 
 def check(question: Question) -> Iterable[Finding]:
-    """Blocking."""
+    """The findings about the units. Blocking."""
     if not BOOTED.is_dir():
         return [Finding("units", Status.OK, "systemd does not run here")]
     return ask(question)
 
 
 def ask(question: Question, command: Sequence[str] = COMMAND) -> Iterator[Finding]:
-    """By systemctl. Blocking."""
+    """Asks systemctl. Blocking."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -33,13 +33,13 @@ def ask(question: Question, command: Sequence[str] = COMMAND) -> Iterator[Findin
     states = parse(done.stdout.decode("utf-8", "replace"))
     if SERVICE not in states:
         said = clean(done.stderr.decode("utf-8", "replace").strip(), 200)
-        yield Finding("units", Status.UNKNOWN, f"{command[0]} does not tell: {said or 'nothing'}")
+        yield Finding("units", Status.UNKNOWN, f"{command[0]} gave no usable answer: {said or 'nothing'}")
         return
     yield from findings(states, question)
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:
-    """By the unit's name."""
+    """The properties of each unit, by its name."""
     units = {}
     for block in text.split("\n\n"):
         unit = {name: value for name, _, value in (line.partition("=") for line in block.splitlines())}
@@ -49,7 +49,7 @@ def parse(text: str) -> dict[str, dict[str, str]]:
 
 
 def findings(states: Mapping[str, Mapping[str, str]], question: Question) -> Iterator[Finding]:
-    """One for each unit that is installed."""
+    """One finding for each unit that is installed."""
     if states[SERVICE].get("LoadState") == "not-found":
         detail = f"{SERVICE} is not installed; this daemon was started by hand"
         yield Finding("units", Status.OK, detail)
@@ -66,7 +66,7 @@ def _unit(name: str, state: Mapping[str, str], question: Question) -> Finding:
     if state.get("LoadState") not in ("loaded", None):
         return Finding(name, Status.PROBLEM, f"systemd cannot read it: {state['LoadState']}", look)
     if active == "failed":
-        return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'it does not say why'}", look)
+        return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'without a reason'}", look)
     if name == HELPER:  # runs while it is asked
         return Finding(name, Status.OK, active)
     if active not in ("active", "activating", "reloading"):
@@ -74,7 +74,7 @@ def _unit(name: str, state: Mapping[str, str], question: Question) -> Finding:
         return Finding(name, Status.PROBLEM if name == SOCKET else Status.NOTE, active, advice)
     if name == SERVICE and state.get("MainPID") not in (str(question.daemon_pid), None):
         detail = f"{active} as pid {state['MainPID']}, which is not the daemon that answers (pid {question.daemon_pid})"
-        return Finding(name, Status.NOTE, detail, "KINETO_ADDRESS leads to another one than the host's?")
+        return Finding(name, Status.NOTE, detail, "does KINETO_ADDRESS point to a daemon other than the host's?")
     if state.get("UnitFileState") == "disabled":
         return Finding(name, Status.NOTE, f"{active}, but does not start with the host", f"`systemctl enable {name}`")
     restarts = state.get("NRestarts", "0")

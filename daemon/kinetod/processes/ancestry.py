@@ -28,7 +28,7 @@ class Family:
         self._known: dict[int, _Kin | None] = {}
 
     def add(self, key: ProcessKey, parent_pid: int) -> None:
-        """What was read of a process."""
+        """Adds a process as it was read."""
         self._known[key.pid] = _Kin(parent_pid, key.start_time_ns)
 
     def ancestors(self, pid: int) -> tuple[int, ...]:

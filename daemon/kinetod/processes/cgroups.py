@@ -59,7 +59,7 @@ def groups(pid: int, controller: str, proc: Path = PROC) -> list[Group]:
 
 
 def _chains(pid: int, controller: str, proc: Path) -> Iterator[list[Group]]:
-    """Of version 1, where the controller has a hierarchy of its own, then of version 2."""
+    """The chains of version 1, if the controller has a hierarchy of its own, then those of version 2."""
     mounts = list(_mounts(proc))
     for version, path in _paths(pid, controller, proc):
         for mount in mounts:

@@ -59,7 +59,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """As Kubernetes calls them. Empty: not known."""
+    """Names as in Kubernetes; empty if unknown."""
 
     pod: str = ""
     namespace: str = ""
@@ -133,7 +133,7 @@ def read_cgroups(pid: int, proc: Path = PROC) -> str:
 
 
 def names_in(environ: Mapping[str, str], hostname: str = "") -> Names:
-    """What the variables of a process in a pod say. hostname: this host's, which pods on its network have too."""
+    """Names from the environment of a process in a pod. hostname: this host's, which pods on its network share."""
 
     def first(variables: tuple[str, ...]) -> str:
         values = (environ.get(name, "") for name in variables)
@@ -143,7 +143,7 @@ def names_in(environ: Mapping[str, str], hostname: str = "") -> Names:
 
 
 def names_of(pid: int, hostname: str, proc: Path = PROC) -> Names:
-    """Of a process in a pod, as far as its environment may be read. Blocking: a hostile one may let it wait."""
+    """Names for a process in a pod, if its environment may be read. Blocking: a hostile process can delay it."""
     with contextlib.suppress(OSError), (proc / str(pid) / "environ").open("rb") as file:
         text = file.read(_MAX_BYTES).decode("utf-8", "replace")
         return names_in(dict(entry.partition("=")[::2] for entry in text.split("\0")), hostname)

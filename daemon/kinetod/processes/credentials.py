@@ -29,7 +29,7 @@ _STATUS = re.compile(rb"\nUid:\t([\d\t]+)\nGid:\t([\d\t]+)\n(?:.*\n)*?CapPrm:\t(
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100
 _STATX_BYTES, _STATX_INO_OFFSET, _STATX_DEV_OFFSET = 256, 32, 136  # struct statx: stx_ino, stx_dev_major and _minor
 _statx = getattr(LIBC, "statx", None)  # glibc 2.28
-REPLACED = "the process replaced itself by another program (exec)"
+REPLACED = "the process replaced itself with another program (exec)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +60,12 @@ class Credentials:
         return len(set(self.uids)) > 1 or len(set(self.gids)) > 1
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The credentials as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Credentials":
-        """Raises ValueError."""
+        """Reads what `to_dict` gave. Raises ValueError."""
         try:
             executable, namespace = values.get("executable"), values.get("user_namespace")
             dumpable = values["dumpable"]
@@ -79,17 +79,17 @@ class Credentials:
                 program=str(values.get("program", "")),
             )
         except (KeyError, TypeError, IndexError) as exc:
-            raise ValueError(f"no credentials: {exc!r}") from exc
+            raise ValueError(f"not credentials: {exc!r}") from exc
 
     def difference(self, found: "Credentials") -> str:
-        """What is otherwise now, for people; empty: nothing that both know."""
+        """The first difference, for people; empty if there is none in what both know."""
         return "; ".join(_differences(self, found))
 
 
 def _four(values: Any) -> tuple[int, ...]:
     ids = tuple(map(int, values))
     if len(ids) != 4:
-        raise ValueError(f"four ids are expected, not {len(ids)}")
+        raise ValueError(f"expected four ids, got {len(ids)}")
     return ids
 
 
@@ -113,7 +113,7 @@ def _listed(ids: tuple[int, ...]) -> str:
 
 
 def read(pid: int, tid: int = 0, proc: Path = PROC) -> Credentials:
-    """Of a process, or of one thread of it. Raises ProcessLookupError if it is gone.
+    """Reads the credentials of a process or of one of its threads. Raises ProcessLookupError if it is gone.
 
     Plain calls: a thread may stand still meanwhile. The file of the program is not waited for, wherever it lies.
     """
@@ -152,7 +152,7 @@ def _namespace(folder: str) -> int | None:
 
 
 def _executable(path: str) -> tuple[int, int] | None:
-    """What the kernel knows of the file without asking a server."""
+    """The identity of the executable, as far as the kernel knows it without asking a file server."""
     if _statx is None:
         with contextlib.suppress(OSError):
             found = os.stat(path)  # noqa: PTH116

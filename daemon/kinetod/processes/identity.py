@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetod.base import unix_sockets
 from kinetod.processes.proc_folder import lines
 
 PROC = Path("/proc")
 _SO_PEERPIDFD = 77  # Linux 6.5
-_UCRED = struct.Struct("3i")
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _STAT_START_TIME = 19  # /proc/PID/stat, counted behind the name: field 22 in proc(5)
 _STAT_FLAGS = 6  # field 9
@@ -58,7 +58,7 @@ class Identity:
 
     @property
     def pid(self) -> int:
-        """In the daemon's PID namespace."""
+        """The pid in the daemon's PID namespace."""
         return self.key.pid
 
     def alive(self, proc: Path = PROC) -> bool:
@@ -111,7 +111,7 @@ def started_ns(ticks: int, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
 
 def identify(sock: socket.socket, proc: Path = PROC) -> Identity:
     """The process that connected. Raises Unidentified."""
-    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    pid, uid, gid = unix_sockets.peer(sock)
     if pid <= 0:
         raise Unidentified("the peer is not visible in this PID namespace; run the daemon with the host's (hostPID)")
     pidfd = _peer_pidfd(sock, pid)
@@ -172,7 +172,7 @@ def _opened_pidfd(sock: socket.socket, pid: int) -> int | None:
 
 
 def how_it_ended(identity: Identity, proc: Path = PROC) -> str:
-    """What is known of a process's end, for people: "it was killed by SIGKILL"; empty if nothing is (yet)."""
+    """How a process ended, for people: "it was killed by SIGKILL"; empty if that is not known (yet)."""
     status = _exit_status_of_pidfd(identity.pidfd)
     if status is None:
         status = _exit_status_of_zombie(identity, proc)

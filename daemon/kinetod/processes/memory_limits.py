@@ -33,7 +33,7 @@ _STRICT_OVERCOMMIT = "2"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is left below one limit. limit: which it is, for people."""
+    """What is left below one limit. limit: its name, for people."""
 
     left_bytes: int
     limit: str
@@ -57,7 +57,7 @@ class MemoryWatch:
         self._groups = groups(pid, "memory", proc)
 
     def less_than(self, size: int) -> Room | None:
-        """What is left below the narrowest limit, if that is less than so much."""
+        """The room below the narrowest limit, if it is smaller than this."""
         limits = ((group, limit, used) for group in self._groups for _, limit, used in _usages(group))
         near = any(limit - (group.number(used) or 0) < size for group, limit, used in limits)
         if not near and all(room.left_bytes >= size for room in _of_host(self._proc)):
@@ -94,7 +94,7 @@ def file_room(pid: int, proc: Path = PROC) -> Room | None:
 
 
 def stack_bytes(pid: int, proc: Path = PROC) -> int:
-    """What the C library maps for the stack of a new thread: RLIMIT_STACK, or 2 MiB where that is unlimited."""
+    """Size of a new thread's stack in the C library: RLIMIT_STACK, or 2 MiB if that is unlimited."""
     return soft_limits(proc / str(pid) / "limits").get("Max stack size") or 2 << 20
 
 

@@ -87,7 +87,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateFacts:
-    """What the kernel shows to the process's own user and to those who may trace it."""
+    """Facts that the kernel shows only to the process's own user and to those who may trace it."""
 
     gpus: tuple[int, ...] = ()
     rank: int | None = None
@@ -101,7 +101,7 @@ class PrivateFacts:
 
 
 def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
-    """None if there is no such process (a zombie is none: it can never be traced)."""
+    """Reads a process; None if it does not exist (or is a zombie, which can never be traced)."""
     try:
         with ProcessFolder(pid, proc) as folder:
             return _read_facts(pid, folder, proc)
@@ -156,7 +156,7 @@ def _read_with_rights(pid: int, folder: ProcessFolder, proc: Path) -> tuple[Priv
 
 
 def read_all(pids: Iterable[int], proc: Path = PROC) -> list[ProcessFacts]:
-    """Those that exist, with their ancestors."""
+    """Reads the processes that exist, with their ancestors."""
     family = Family(proc)
     found = [facts for pid in pids if (facts := read_facts(pid, proc)) is not None]
     for facts in found:
@@ -165,7 +165,7 @@ def read_all(pids: Iterable[int], proc: Path = PROC) -> list[ProcessFacts]:
 
 
 def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
-    """What may not be read is empty."""
+    """Reads the private facts; those that may not be read are empty."""
     with contextlib.suppress(OSError), ProcessFolder(pid, proc) as folder:
         return _read_with_rights(pid, folder, proc)[0]
     return PrivateFacts()

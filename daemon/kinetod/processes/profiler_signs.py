@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Holds(StrEnum):
-    """What a tool takes from others."""
+    """The resources that a tool withholds from others."""
 
     PROCESS = "process"  # CUPTI in the processes that it traces
     COUNTERS = "counters"  # the hardware counters of GPUs

@@ -13,7 +13,7 @@ _ROW = re.compile(r"^\|\s*\d+\s*\|\s*Profiling\s*\|\s*(.*?)\s*\|$", re.MULTILINE
 
 
 class Profiling(StrEnum):
-    """Of DCGM's module for fields such as DCGM_FI_PROF_SM_ACTIVE, which it loads when somebody first wants one."""
+    """State of DCGM's module for fields such as DCGM_FI_PROF_SM_ACTIVE, which it loads on their first use."""
 
     LOADED = "loaded"
     NOT_LOADED = "not loaded"
@@ -31,7 +31,7 @@ def profiling(command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) 
             stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
-        return Profiling.UNKNOWN, f"there is no {command[0]} here to ask it"
+        return Profiling.UNKNOWN, f"{command[0]} is not installed"
     except subprocess.TimeoutExpired:
         return Profiling.UNKNOWN, f"{command[0]} did not answer within {deadline_s:g} s"
     except OSError as exc:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.processes.profiler_signs import BY_PRODUCT, CUPTI_USER, DCGM, EXPORTER, Holds
 from kinetod.profilers.dcgm import Profiling
 from kinetod.profilers.profiler_scan import Profiler, Scan
@@ -11,12 +11,12 @@ NAME = "profilers"
 _MAX_NAMED = 5
 _NEEDS = "traces need no hardware counters"
 _PAUSE = "`dcgmi profile --pause` frees them for another tool, `dcgmi profile --resume` gives them back"
-_ONE = "a process has room for one such tool: those that it traces give no GPU activities"
+_ONE = "a process has room for one such tool: a trace of those that it profiles gets no GPU activities"
 _LATER = "trace them when it has ended"
 _TEXTS = {
     Holds.PROCESS: (_ONE, _LATER),
     Holds.COUNTERS: (f"it may hold the hardware counters of its GPUs; {_NEEDS}", ""),
-    Holds.BOTH: (f"{_ONE}; {_NEEDS}, which it holds, too", _LATER),
+    Holds.BOTH: (f"{_ONE}; {_NEEDS}, though it holds those, too", _LATER),
     Holds.PERHAPS: ("its library is loaded; while it profiles, that process gives no GPU activities", ""),
 }
 
@@ -34,17 +34,17 @@ def findings(
 
 
 def of_libraries(products: Sequence[str]) -> Finding:
-    """Of one process that is to be traced, by the libraries in it."""
+    """The finding for one process that is to be traced, from the libraries that it has loaded."""
     found = {product: BY_PRODUCT[product].holds for product in products}
     hindering = [product for product, holds in found.items() if holds in (Holds.PROCESS, Holds.BOTH)]
     if hindering:
         detail = (
             f"{', '.join(hindering)} in it: a process has room for one such tool, so a trace gets no GPU activities"
         )
-        return Finding(NAME, Status.NOTE, detail, "trace it when that tool has ended, or start it without")
+        return Finding(NAME, Status.NOTE, detail, "trace it when that tool has ended, or start it without that tool")
     loaded = [product for product in found if product != CUPTI_USER.product]
     return Finding(
-        NAME, Status.OK, f"{', '.join(loaded)} loaded, which need not be in the way" if loaded else "none in it"
+        NAME, Status.OK, f"{', '.join(loaded)} loaded, which does not have to interfere" if loaded else "none in it"
     )
 
 

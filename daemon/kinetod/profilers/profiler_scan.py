@@ -93,7 +93,7 @@ def _gpus(pid: int, proc: Path) -> tuple[int, ...]:
 
 
 def _names(folder: Path) -> set[str]:
-    """What the kernel calls the program, and what it was started as. Whoever runs a program can choose both."""
+    """The kernel's name of the program and the name it was started by; whoever runs it can choose both."""
     names = set()
     with contextlib.suppress(OSError):
         names.add(read_file(folder / "comm").decode("utf-8", "replace").strip())

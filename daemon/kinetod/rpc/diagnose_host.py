@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.config.settings import Settings
 from kinetod.gpus.gpu_findings import findings as gpu_findings
 from kinetod.gpus.gpu_reader import GpuReader

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetod.attach.finding import Finding
 from kinetod.attach.inspect import process_inspection
-from kinetod.attach.policy.preconditions import Finding
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.base.errors import invalid

@@ -80,7 +80,7 @@ def _ending(status: int) -> str:
     if code == -signal.SIGKILL:
         return "killed, which the kernel does when memory is short"
     if code == -signal.SIGXCPU:
-        return "ended for using too much of the processor"
+        return "ended for using too much processor time"
     return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 

@@ -42,7 +42,7 @@ class CannotConfine(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one decode. memory_bytes: private memory. required: fail where the kernel lacks a part of the sandbox."""
+    """Limits of one decode. memory_bytes: private memory. required: fail if the kernel lacks a part of the sandbox."""
 
     memory_bytes: int
     cpu_s: int
@@ -57,7 +57,7 @@ def prepare() -> None:
 
 
 def confine(folder: Path, limits: Limits) -> None:
-    """From here on this process can reach this folder and nothing else of value. Raises CannotConfine, OSError."""
+    """Confines this process to this folder, for good. Raises CannotConfine, OSError."""
     own = folder.resolve()
     _die_first_for_memory()
     _set_limits(own, limits)
@@ -82,7 +82,7 @@ def close_descriptors(keep: Collection[int]) -> None:
 
 
 def code(own: Path) -> Iterator[tuple[Path, int]]:
-    """What may be imported or loaded late: nothing there is a secret. Not the store, whatever sys.path says."""
+    """Folders of code that may be loaded late, none of them secret; never the store, whatever sys.path says."""
     for folder in _code_folders():
         if not own.is_relative_to(folder):
             yield folder, landlock.READ

@@ -30,7 +30,7 @@ def take_back(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """It was decoded, or refused: no try was in vain."""
+    """Forgets the tries of a folder that was decoded or refused."""
     with contextlib.suppress(OSError):
         _file(folder).unlink(missing_ok=True)
 

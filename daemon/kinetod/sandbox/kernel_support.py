@@ -1,4 +1,4 @@
-"""What this kernel can do to confine a decoder, in words for the log and `kinetoctl doctor`."""
+"""How well this kernel can confine a decoder, in words for the log and `kinetoctl doctor`."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Support:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What is not there, each with what it costs; none: a decoder is confined as documented."""
+        """The missing parts, each with its cost; empty if decoders are confined as documented."""
         lacking = []
         if not self.landlock:
             lacking.append("no Landlock: a decoder that is taken over can read all files of the daemon's user")
@@ -27,7 +27,7 @@ class Support:
 
     @property
     def present(self) -> str:
-        """What is there."""
+        """The parts that the kernel has, for people."""
         parts = []
         if self.landlock:
             more = [name for name, since in (("TCP", _TCP_ABI), ("signals", _SIGNAL_ABI)) if self.landlock >= since]
@@ -38,5 +38,5 @@ class Support:
 
 
 def support() -> Support:
-    """Of this kernel, under the filters that the daemon itself has."""
+    """What this kernel supports, under the filters that the daemon itself has."""
     return Support(landlock=landlock.abi(), seccomp=seccomp.available())

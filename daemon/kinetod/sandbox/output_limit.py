@@ -2,7 +2,7 @@
 
 Theory of operation
     Every WATCH_S the target's folder is looked through, without its raw records. A decoder ends when there is more than
-    any trace of so many records can come to, or more files than any has, or when it has written much and the disk
+    any trace of so many records can amount to, or more files than any has, or when it has written much and the disk
     comes close to its reserve: before the captures of others are ended for that. What it holds open and has
     removed is not seen here.
 """
@@ -32,7 +32,7 @@ class Overrun(Exception):
 
 
 class Output:
-    """Of one decode. room: free bytes of the disk beyond its reserve."""
+    """Watches the output of one decode. room: free bytes of the disk beyond its reserve."""
 
     def __init__(self, folder: Path, room: Callable[[], int]) -> None:
         self._folder = folder
@@ -45,13 +45,13 @@ class Output:
         self._most = self._most or most_output_bytes(self._folder)
         files, self.bytes = measured(self._folder)
         if files > MAX_FILES:
-            raise Overrun(VerdictReason.DECODE_FAILED, f"the decoder was ended: it made more than {MAX_FILES} files")
+            raise Overrun(VerdictReason.DECODE_FAILED, f"the decoder was killed: it made more than {MAX_FILES} files")
         if self.bytes > self._most:
-            text = f"the decoder was ended: it wrote {format_size(self.bytes)}, more than these records can come to"
+            text = f"the decoder was killed: it wrote {format_size(self.bytes)}, more than these records can amount to"
             raise Overrun(VerdictReason.DECODE_FAILED, text)
         if self.bytes > _MUCH_BYTES and self._room() <= 0:
             text = (
-                f"the decoder was ended: it had written {format_size(self.bytes)} when the disk came close to its "
+                f"the decoder was killed: it had written {format_size(self.bytes)} when the disk came close to its "
                 "reserve (store.min_free_bytes, store.start_free_bytes)"
             )
             raise Overrun(VerdictReason.DISK_FULL, text)

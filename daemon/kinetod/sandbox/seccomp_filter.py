@@ -1,4 +1,4 @@
-"""A seccomp filter that leaves a decoder the system calls of `calls` and no others.
+"""A seccomp filter that allows a decoder the system calls of `decoder_syscalls` and no others.
 
 Theory of operation
     A classic BPF program over struct seccomp_data (number, machine, instruction pointer, six arguments). Whatever is
@@ -41,7 +41,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def program(pid: int, machine: str) -> bytes:
-    """For the process of this pid. machine: as platform.machine() has it."""
+    """The filter for the process of this pid. machine: as in platform.machine()."""
     column = _MACHINES[machine][1]
     code: list[_Instruction] = []
     code += _if(
@@ -96,7 +96,7 @@ def _packed(code: list[_Instruction]) -> bytes:
 
 
 def _if(number: int | None, then: list[_Instruction]) -> list[_Instruction]:
-    """What is done for the call of this number, which ends there: EPERM unless it says something else."""
+    """The instructions for the call of this number: EPERM unless told otherwise."""
     body = [*then, (_RETURN, 0, 0, _ERRNO | _EPERM)]
     return [] if number is None else [(_EQUAL, 0, len(body), number), *body]
 
@@ -141,7 +141,7 @@ class _Program(ctypes.Structure):
 
 
 def install(make: Callable[[int, str], bytes] = program) -> None:
-    """In all threads of this process, for good. Needs no_new_privs. Raises OSError."""
+    """Installs the filter in all threads of this process, for good. Needs no_new_privs. Raises OSError."""
     machine = platform.machine()
     code = make(os.getpid(), machine)
     filter_ = _Program(len(code) // 8, code)

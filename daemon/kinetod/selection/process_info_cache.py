@@ -1,9 +1,9 @@
 """What the kernel says about processes with an agent, kept for a moment, for lists that are asked for again and again.
 
 Theory of operation
-    To read a process's facts takes a dozen files and a question to the helper service: 64 of them are 30 ms of CPU.
-    What is a second old is shown once more and read anew behind the answer, so that the next list has it. Only what
-    nobody has asked for lately is waited for. A process whose agent has gone is always read anew.
+    Reading a process's facts takes a dozen files and a question to the helper service: 30 ms of CPU for 64 processes.
+    Facts that are a second old are shown once more and read again in the background, for the next list. Callers wait
+    only for facts that nobody has asked for lately. A process whose agent has gone is always read anew.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class RecentFacts:
         self._renewal: asyncio.Task[None] | None = None
 
     async def get(self, pids: Sequence[int]) -> list[ProcessFacts]:
-        """Of those that exist, in the order of `pids`; they may be SHOWN_S old."""
+        """The facts of the processes that exist, in the order of `pids`; at most SHOWN_S old."""
         now = time.monotonic()
         self._kept = {
             pid: (read_at, facts)

@@ -1,4 +1,4 @@
-"""The processes of this host as callers see them: the kernel's facts joined with what agents said."""
+"""The processes of this host as callers see them: the kernel's facts joined with what the agents reported."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ class Expression(Protocol):
     pattern: str
 
     def search(self, text: str) -> object | None:
-        """Where it is found."""
+        """Finds the pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Match:
     def __str__(self) -> str:
         pids = _some("pid", self.pids)
         parts = [
-            f"{pids} and what descends from it" if self.children else pids,
+            f"{pids} and their descendants" if self.children else pids,
             f"command matching {self.command.pattern!r}" if self.command else "",
             f"user {self.user}" if self.user else "",
             "any rank" if ANY_RANK in self.ranks else _some("rank", self.ranks),
@@ -115,7 +115,7 @@ def _some(name: str, values: Collection[int] | Collection[str]) -> str:
 
 
 def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
-    """Raises InvalidRequest with the path of the wrong field."""
+    """Checks a selector. Raises InvalidRequest with the path of the wrong field."""
 
     def check(name: str, is_right: Callable[[Any], bool], what: str, most: int = MAX_VALUES) -> Sequence[Any]:
         values: Sequence[Any] = getattr(selector, name)
@@ -155,7 +155,7 @@ def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
 
 
 def _regex(text: str, field: str) -> Expression | None:
-    """By RE2, whose time grows with the text only: any user may ask, and any user's command lines are searched."""
+    """Compiles with RE2, whose time is linear in the text: any user may search all users' command lines."""
     if len(text) > MAX_REGEX_CHARS:
         raise invalid(f"{field}.command_regex", f"longer than {MAX_REGEX_CHARS} characters")
     options = re2.Options()
@@ -164,7 +164,7 @@ def _regex(text: str, field: str) -> Expression | None:
         return re2.compile(text, options) if text else None
     except re2.error as exc:
         problem = exc.args[0].decode("utf-8", "replace") if isinstance(exc.args[0], bytes) else str(exc)
-        raise invalid(f"{field}.command_regex", f"no regular expression (RE2 syntax): {problem}") from exc
+        raise invalid(f"{field}.command_regex", f"not a valid regular expression (RE2 syntax): {problem}") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +190,14 @@ class Candidate:
 
 
 class Privileged(Protocol):
-    """Who may read of processes what we may not: the attach helper service."""
+    """Reads facts about processes that we may not read: the attach helper service."""
 
     async def private_facts(self, keys: Iterable[ProcessKey]) -> Mapping[ProcessKey, PrivateFacts]:
-        """Of as many as can be had."""
+        """The private facts of as many processes as possible."""
 
 
 class Holders(Protocol):
-    """Who knows which processes hold a context on which GPU: gpus.holders.GpuHolders."""
+    """Knows which processes hold a context on which GPU: gpus.context_holders.GpuHolders."""
 
     @property
     def has_gpus(self) -> bool:
@@ -344,7 +344,7 @@ class Registry:
         return next(iter(await self.candidates([pid])), None)
 
     async def candidates(self, pids: Iterable[int]) -> list[Candidate]:
-        """Of those that exist, whatever they are, as they are now."""
+        """The facts of the processes that exist, of any kind, read now."""
         facts = await self._facts(sorted(pids))
         for each in facts:
             agent = self._hub.get(each.key)
@@ -353,11 +353,11 @@ class Registry:
         return [each for each in (self._join(each, anything=True) for each in facts) if each is not None]
 
     async def whose(self, key: ProcessKey) -> Credentials | None:
-        """What a process is now; None if it has ended."""
+        """The process as it is now; None if it has ended."""
         return next((each.credentials for each in await self._facts([key.pid]) if each.key == key), None)
 
     async def _facts(self, pids: Sequence[int]) -> list[ProcessFacts]:
-        """Of those that exist."""
+        """The facts of the processes that exist."""
         if not pids:
             return []
         facts = await asyncio.to_thread(read_all, pids, self._proc)

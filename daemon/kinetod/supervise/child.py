@@ -1,25 +1,31 @@
-"""The processes of the daemon's own: how they are started, what becomes of their standard error, and how they end."""
+"""The daemon's own processes: their command line, the log of their standard error, questions to them, and their end."""
 
 import asyncio
 import contextlib
 import logging
 import sys
-from asyncio.subprocess import Process
-from collections.abc import Collection
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from kinetod.base.safe_text import clean
 
+MAX_LINE_BYTES = 8 << 20
+_PATIENCE_S = 2.0  # of one that may end by itself
 _EXIT_S = 1.0
 _MAX_LINE_CHARS = 1000
+_MAX_ERROR_CHARS = 4000
+T = TypeVar("T")
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs one of our modules. Nothing is imported from the folder that the daemon was started in."""
+    """The command that runs one of our modules; it imports nothing from the daemon's working directory."""
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
 async def log_errors(process: Process, log: logging.Logger, name: str, level: int = logging.INFO) -> None:
-    """What it writes to standard error, a line at a time, until nobody can write there any more."""
+    """Logs the process's standard error line by line, until no writer is left."""
     assert process.stderr is not None
     with contextlib.suppress(ValueError):  # a line beyond the limit
         async for line in process.stderr:
@@ -28,10 +34,10 @@ async def log_errors(process: Process, log: logging.Logger, name: str, level: in
 
 
 async def end(process: Process, *, patience_s: float = 0.0, readers: Collection["asyncio.Task[None]"] = ()) -> str:
-    """It runs no more; says how it ended. One that the kernel does not let go is not waited for.
+    """Ends the process and returns how it ended. It does not wait for one that the kernel does not release.
 
-    patience_s: how long it may take to end by itself, now that its standard input is closed. readers: of its output,
-    which get the time to read what it wrote last; what nobody reads is thrown away, so that its pipes are closed.
+    patience_s: how long it may take to end by itself once its standard input is closed. readers: tasks that read its
+    output and get time to read the rest; what no task reads is discarded, so that the pipes are closed.
     """
     if process.stdin is not None:
         process.stdin.close()
@@ -56,3 +62,79 @@ async def _ended(process: Process, within_s: float) -> bool:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), within_s)
     return process.returncode is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnd:
+    """How a process ended. status: None if it was killed at the deadline. errors: its standard error."""
+
+    status: int | None
+    errors: str = ""
+
+
+async def ask_once(
+    command: Sequence[str], question: bytes, on_line: Callable[[bytes], object], *, deadline_s: float
+) -> ProcessEnd:
+    """Starts a process with the question on its standard input and hands over each line of its answer.
+
+    Raises OSError if it cannot be started, ValueError for a line that is too long, and what `on_line` raises; the
+    process has been ended by then.
+    """
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES)
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    errors = asyncio.create_task(process.stderr.read())
+    try:
+        async with asyncio.timeout(deadline_s):
+            with contextlib.suppress(ConnectionError):
+                process.stdin.write(question)
+                await process.stdin.drain()
+                process.stdin.close()
+            while line := await process.stdout.readline():
+                on_line(line)
+            await process.wait()
+            text = (await errors).decode("utf-8", "replace")
+    except TimeoutError:
+        return ProcessEnd(status=None)
+    finally:
+        errors.cancel()
+        await end(process)
+    return ProcessEnd(status=process.returncode, errors=clean(text, _MAX_ERROR_CHARS))
+
+
+class Crashed(Exception):
+    """A child ended, or gave an answer that it should not give. how: how it ended."""
+
+    def __init__(self, what: str = "", how: str = "") -> None:
+        super().__init__(what)
+        self.how = how
+
+
+class TooLate(Exception):
+    """A child was killed because it did not answer before its deadline."""
+
+
+class WarmChild:
+    """One process. Its standard error is logged, and it ends by itself once its standard input is closed."""
+
+    def __init__(self, process: Process, log: logging.Logger, name: str, level: int = logging.INFO) -> None:
+        self.process = process
+        self.readers = [asyncio.create_task(log_errors(process, log, name, level))]
+
+    async def within(self, deadline_s: float, answer: Awaitable[T]) -> T:
+        """Awaits an answer of this child, which is ended unless it gives one. Raises TooLate, Crashed."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await answer
+        except TimeoutError:
+            await self.stop(kill=True)
+            raise TooLate from None
+        except Crashed as exc:
+            exc.how = await self.stop(kill=False)  # killing what has just ended would hide its exit status
+            raise
+        except BaseException:
+            await self.stop(kill=True)
+            raise
+
+    async def stop(self, *, kill: bool) -> str:
+        """Ends the process, at once or once it has nothing to do, and returns how it ended."""
+        return await end(self.process, patience_s=0.0 if kill else _PATIENCE_S, readers=self.readers)

@@ -1,4 +1,4 @@
-"""A blocking function that is never waited for longer than one wants."""
+"""A blocking function that callers wait for with a deadline."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ T = TypeVar("T")
 class WithinDeadline(Generic[T]):
     """Runs `function` in a thread of its own, one call at a time. Thread-safe.
 
-    A call that is late goes on; whoever asks next gets its result once it has one, instead of a second thread that
+    A late call continues, and the next caller gets its result once it has one, instead of a second thread that
     hangs too. The thread is a daemon thread: it does not keep the process from ending.
     """
 
@@ -22,7 +22,7 @@ class WithinDeadline(Generic[T]):
         self._running: Future[T] | None = None
 
     def get(self, deadline_s: float) -> T:
-        """The result. Raises TimeoutError, and what the function raises."""
+        """Returns the result. Raises TimeoutError, and what the function raises."""
         with self._lock:
             if self._running is None:
                 self._running = Future()

@@ -1,4 +1,4 @@
-"""A local file on its way out: read once, part by part, with every checksum that somebody may ask for."""
+"""A local file on its way out: read once, part by part, with every checksum that may be needed."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
 
 def part_bytes(size: int) -> int:
-    """Of a file of that size: a multiple of BLOCK_BYTES, such that MAX_PARTS are enough."""
+    """The part size for a file of that size: a multiple of BLOCK_BYTES, so that MAX_PARTS parts suffice."""
     needed = -(-size // MAX_PARTS)
     return max(PART_BYTES, -(-needed // BLOCK_BYTES) * BLOCK_BYTES)
 
@@ -43,7 +43,7 @@ class Source:
         self._blocks: list[str] = []
 
     def parts(self) -> Iterator[Part]:
-        """At least one, which may be empty. Raises LocalDamage."""
+        """The parts: at least one, which may be empty. Raises LocalDamage."""
         self._md5s, self._blocks, self._sha256 = [], [], hashlib.sha256()
         try:
             with open_regular(self.path) as file:
@@ -64,14 +64,14 @@ class Source:
         return Part(number, data, md5)
 
     def stored(self) -> Stored:
-        """What was read. Raises LocalDamage if that is not what was recorded."""
+        """The file as it was read. Raises LocalDamage if that differs from what was recorded."""
         found = self._sha256.hexdigest()
         if self._expected and found != self._expected:
             raise LocalDamage(self.name, f"has the SHA-256 {found} instead of {self._expected}")
         return Stored(size_bytes=self.size, sha256=found, blocks=tuple(self._blocks))
 
     def etag(self) -> str:
-        """What S3 calls a file of these parts, unless it encrypts with keys of its own."""
+        """The ETag that S3 gives a file of these parts, unless it encrypts with its own keys."""
         if len(self._md5s) == 1:
             return self._md5s[0].hex()
         joined = hashlib.md5(b"".join(self._md5s), usedforsecurity=False).hexdigest()

@@ -26,11 +26,11 @@ class RemoteCapture:
         self._sleep = sleep
 
     def path(self, name: str) -> str:
-        """In the store."""
+        """The path in the store."""
         return f"{self.root}/{name}"
 
     def manifest(self, sha256: str = "") -> manifest.Manifest:
-        """Raises RemoteDamage if it is gone or has another checksum, and what the file system raises."""
+        """Reads the manifest. Raises RemoteDamage if it is missing or differs, and what the file system raises."""
         data = self._read(MANIFEST)
         found = hashlib.sha256(data).hexdigest()
         if sha256 and found != sha256:

@@ -1,7 +1,7 @@
 """Reading uploaded captures for callers: block by block, each verified by the worker.
 
-The worker's threads are for uploads too. So reads have some of them at a time, and what takes long (comparing or
-removing a whole capture) few, in turns by whose they are (`limits.fair`): nobody waits for all that somebody else has
+The worker's threads are for uploads too. So reads get some of them at a time, and long jobs (comparing or
+removing a whole capture) a few, in turns by user (`base.fair_slots`): no user waits for everything that another one has
 asked for.
 """
 
@@ -71,7 +71,7 @@ class RemoteReader:
         return [(str(name), int(size), str(problem)) for name, size, problem in answer["files"]]
 
     async def remove(self, upload: pb.Upload) -> None:
-        """Raises KinetodError."""
+        """Deletes the uploaded copy. Raises KinetodError."""
         try:
             async with self._long.turn():
                 await self._worker.ask({"do": "remove", "url": upload.url})

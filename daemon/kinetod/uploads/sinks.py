@@ -1,7 +1,7 @@
-"""How a file gets into each kind of store: such that an object is either whole or not there.
+"""How a file gets into each kind of store, so that an object is either complete or absent.
 
-    s3      parts of a multipart upload; what has arrived is asked for, so that a later try goes on there
-    file    a .part file that a later try goes on with, then a rename
+    s3      parts of a multipart upload; a later try asks what has arrived and continues there
+    file    a .part file that a later try continues, then a rename
     others  in one piece by the library, whose objects appear when they are complete; a later try begins anew
 
 `put` returns the entity tag to compare, or an empty text if the store is to be read back instead.
@@ -21,14 +21,14 @@ _PART_SUFFIX = ".part"
 
 
 class Memory(Protocol):
-    """What a try tells the next one, per file; kept on disk."""
+    """What one try leaves for the next, per file; kept on disk."""
 
     def get(self, name: str, key: str) -> Any:
-        """None if nothing was noted."""
+        """The note for a file; None if there is none."""
         ...
 
     def note(self, name: str, key: str, value: Any) -> None:
-        """On disk when it returns."""
+        """Writes a note; it is on disk when this returns."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Credentials: where a service's file of them goes, and what of them must be in no message (`text.redacted`)."""
+"""Credentials: where a service's credentials file goes, and which parts no message may show (`safe_text.redacted`)."""
 
 import os
 import re

@@ -28,7 +28,7 @@ class Throttle:
         self._free_at: dict[str, float] = {}  # by the clock, when everything that a user paid for has flowed off
 
     def share(self, user: str) -> "Share":
-        """What this user pays by."""
+        """This user's share of the throttle."""
         return Share(self, user)
 
     def take(self, size: int, alive: Callable[[], None] = lambda: None, *, user: str = "") -> None:

@@ -30,7 +30,7 @@ _TEMPORARY = ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadJob:
-    """What the daemon asks for. `known` and `damaged` are by path below `folder`/targets."""
+    """An upload that the daemon asks for. The keys of `known` and `damaged` are paths below `folder`/targets."""
 
     folder: Path
     url: str
@@ -52,23 +52,23 @@ class Notes:
                 self._files = {str(name): dict(notes) for name, notes in document["files"].items()}
 
     def get(self, name: str, key: str) -> Any:
-        """None if nothing was noted."""
+        """The note for a file; None if there is none."""
         return self._files.get(name, {}).get(key)
 
     def note(self, name: str, key: str, value: Any) -> None:
-        """On disk when it returns. Raises OSError."""
+        """Writes a note; it is on disk when this returns. Raises OSError."""
         self._files.setdefault(name, {})[key] = value
         self._write()
 
     def done(self, name: str) -> Stored | None:
-        """Of a file that is uploaded and verified."""
+        """The record of a file that is uploaded and verified."""
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if (value := self.get(name, "stored")) is not None:
                 return upload_manifest.to_stored(value)
         return None
 
     def finish(self, name: str, stored: Stored) -> None:
-        """Nothing else is needed of this file any more. Raises OSError."""
+        """Records that a file is uploaded and verified. Raises OSError."""
         self._files[name] = {"stored": asdict(stored)}
         self._write()
 

@@ -1,8 +1,8 @@
-"""The queue of uploads: what has ended and is not uploaded yet, in turns by user, of each the oldest first.
+"""The queue of uploads: captures that have ended and are not uploaded yet, in turns by user, the oldest of each first.
 
 Theory of operation
     What is to be uploaded follows from the store (ended, files here, not uploaded), so the queue needs no file of its
-    own: a new daemon makes it again, and upload.json in each capture's folder says how far that one had come.
+    own: a new daemon rebuilds it, and upload.json in each capture's folder records its progress.
     An upload that fails is tried again after a pause that doubles up to `upload.retry_pause`, with jitter, as often
     as it takes: nothing is given up, and retention removes nothing that is not uploaded.
     Turns go round the users, and a user of whom none is under way does not wait for the captures of one who has all
@@ -98,7 +98,7 @@ class Uploader:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Uploads captures until it is cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -114,10 +114,11 @@ class Uploader:
             for capture_id, task in tasks.items():
                 task.cancel()
                 log.warning(
-                    "the upload of capture %s was ended, since the daemon stops; the next one goes on", capture_id
+                    "the upload of capture %s was ended, since the daemon is stopping; the next one resumes it",
+                    capture_id,
                 )
             if waiting := len(self._items) - len(tasks):
-                log.info("%d captures wait for their upload by the next daemon", waiting)
+                log.info("%d captures wait for the next daemon to upload them", waiting)
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _scan(self) -> None:
@@ -282,7 +283,7 @@ class Uploader:
 
 
 def stored_path(target: pb.Target, format_: str) -> str:
-    """Of a file below the folder of its capture's targets, and of the uploaded capture."""
+    """The path of a file below the folder of its capture's targets, and in the uploaded capture."""
     return f"{key_of(target)}/{STORED_NAMES[format_]}"
 
 

@@ -57,7 +57,7 @@ class Worker:
         self._manifests: dict[tuple[str, str], Manifest] = {}
 
     def handle(self, job: _Job) -> None:
-        """Does one job and answers it. Raises nothing but the end of the output."""
+        """Does one job and answers it. Raises only if the output is closed."""
         number = int(job["id"])
         try:
             answer, data = self._do(job, number)

@@ -1,4 +1,4 @@
-"""The daemon's side of the upload worker: starts it when it is needed, asks it, ends it when it is quiet or stuck."""
+"""The daemon's side of the upload worker: starts it when needed, asks it, and ends it when it is idle or stuck."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,21 @@ log = logging.getLogger(__name__)
 
 STUCK_S = 600.0  # without any progress of a job
 IDLE_S = 60.0
-_EXIT_S = 2.0
 _LINE_BYTES = 16 << 20
 _MAX_DATA_BYTES = 16 << 20
 OnProgress = Callable[[int], None]
 Setup = tuple[WorkerOptions, Mapping[str, str]]  # and its environment beside the daemon's
 
 
-class _Process:
+class _Process(child.WarmChild):
     """One worker process and the jobs that it has."""
 
     def __init__(self, process: Process, setup: Setup) -> None:
-        self.process = process
+        super().__init__(process, log, "upload worker", logging.DEBUG)
         self.setup = setup
         self.jobs: dict[int, asyncio.Queue[tuple[dict[str, Any], bytes] | None]] = {}
-        errors = child.log_errors(process, log, "upload worker", logging.DEBUG)
-        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(errors)]
+        self._answers = asyncio.create_task(self._read())
+        self.readers.append(self._answers)
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
@@ -49,7 +48,7 @@ class _Process:
                 if (queue := self.jobs.get(answer["id"])) is not None:
                     queue.put_nowait((answer, data))
         except (OSError, ValueError, KeyError, TypeError, asyncio.IncompleteReadError) as exc:
-            log.error("the upload worker's answer is not understood: %r", exc)
+            log.error("the upload worker's answer cannot be decoded: %r", exc)
             self.kill()
         for queue in self.jobs.values():
             queue.put_nowait(None)
@@ -62,16 +61,12 @@ class _Process:
     @property
     def is_alive(self) -> bool:
         """Whether it can take jobs."""
-        return self.process.returncode is None and not self.tasks[0].done()
+        return self.process.returncode is None and not self._answers.done()
 
     def kill(self) -> None:
-        """At once; its jobs fail."""
+        """Kills the process at once; its jobs fail."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-
-    async def stop(self) -> None:
-        """Lets it end, then makes it."""
-        await child.end(self.process, patience_s=_EXIT_S, readers=self.tasks)
 
 
 class UploadWorker:
@@ -96,10 +91,10 @@ class UploadWorker:
         self._numbers = 0
         self._folders: tuple[str, ...] = ()
         self._idle: asyncio.TimerHandle | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[str]] = set()
 
     def pids(self) -> set[int]:
-        """Of the running worker."""
+        """The pid of the running worker."""
         return {self._current.process.pid} if self._current is not None and self._current.is_alive else set()
 
     def outdated(self) -> bool:
@@ -144,9 +139,11 @@ class UploadWorker:
                 told = await asyncio.wait_for(queue.get(), self._stuck_s)
             except TimeoutError:
                 worker.kill()
-                raise UploadError(f"the upload worker made no progress for {self._stuck_s:g} s and was ended") from None
+                raise UploadError(
+                    f"the upload worker was killed: it made no progress for {self._stuck_s:g} s"
+                ) from None
             if told is None:
-                raise UploadError("the upload worker ended in the middle of its work")
+                raise UploadError("the upload worker ended in the middle of a job")
             if "ok" in told[0]:
                 return told
             on_progress(int(told[0].get("progress", 0)))
@@ -161,7 +158,7 @@ class UploadWorker:
             if current is not None and current.is_alive and (current.setup == setup or current.jobs):
                 return current
             if current is not None:
-                await current.stop()
+                await current.stop(kill=False)
             self._current = await self._start(setup)
             return self._current
 
@@ -190,7 +187,7 @@ class UploadWorker:
     def _retire(self, worker: _Process) -> None:
         if not worker.jobs and worker is self._current and not self._starting.locked():
             self._current = None
-            task = asyncio.create_task(worker.stop())
+            task = asyncio.create_task(worker.stop(kill=False))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
@@ -202,7 +199,7 @@ class UploadWorker:
             current, self._current = self._current, None
             if current is not None:
                 current.kill()
-                await current.stop()
+                await current.stop(kill=False)
         if self._ending:
             await asyncio.wait(self._ending)
 

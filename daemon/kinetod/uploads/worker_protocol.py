@@ -1,4 +1,4 @@
-"""What the daemon and its upload worker say to each other, and the errors of both.
+"""The protocol between the daemon and its upload worker, and their errors.
 
 The worker reads one JSON object per line and answers in the same form. An answer with `bytes` is followed by as many
 raw bytes. `{"id": n, "progress": …}` may come any number of times before `{"id": n, "ok": …}`.
@@ -43,7 +43,7 @@ class Cancelled(UploadError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What a worker is told at its start; a changed one needs another worker."""
+    """Options that a worker gets at its start; new options need a new worker."""
 
     bytes_per_second: int = 0  # of all uploads together; 0: no limit
     endpoint: str = ""  # of an S3-compatible store; empty: Amazon's, or what the environment says

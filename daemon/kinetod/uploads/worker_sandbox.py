@@ -30,7 +30,7 @@ _DAEMONS_OWN = "KINETOD_"  # its settings name its keys
 
 
 def confine(state_dir: Path, folders: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> None:
-    """For good. folders: of this machine that captures are uploaded to. Raises OSError."""
+    """Confines this process for good. folders: local ones that captures are uploaded to. Raises OSError."""
     for which in _NONE:
         resource.setrlimit(which, (0, 0))
     drop_capabilities()

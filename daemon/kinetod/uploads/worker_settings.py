@@ -1,4 +1,4 @@
-"""From the configuration to what the upload worker needs."""
+"""Derives the upload worker's options from the configuration."""
 
 from kineto_trace.store.object_stores import scheme_of
 
@@ -8,7 +8,7 @@ from kinetod.uploads.worker_protocol import WorkerOptions
 
 
 def worker_options(config: Config) -> WorkerOptions:
-    """Of the worker that is started next."""
+    """The options of the next worker."""
     return WorkerOptions(
         bytes_per_second=config.upload_bytes_per_second,
         endpoint=config.upload_endpoint,

@@ -15,6 +15,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.attach_helper import diagnosis
 from kinetod.captures.result import decode_pool
 from kinetod.captures.target.conversion import checked
+from kinetod.supervise.child import Crashed
 
 from fuzz.parts import changed_json
 
@@ -36,7 +37,7 @@ def play(data: bytes) -> None:
     try:
         answered = decode_pool._conversion(_loop.run_until_complete(_asked(worker, data)), _folder)
         converted = checked(answered, _folder, ("chrome",), "host", 1)
-    except (decode_pool.DecodeError, decode_pool._Crashed, decode_pool._Died):
+    except (decode_pool.DecodeError, Crashed):
         return
     target = pb.Target()
     converted.apply(target)

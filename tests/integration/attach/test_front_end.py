@@ -147,13 +147,13 @@ def test_without_the_helper_the_front_end_serves_and_says_what_is_missing(target
     with running_daemon(uid=CALLER_UID, environ=environ) as daemon:
         result = trace(daemon, target, tmp_path)
         assert result.code == 5
-        assert "the attach helper cannot be asked" in result.stderr and "kinetod-attach.socket" in result.stderr
+        assert "the attach helper cannot be reached" in result.stderr and "kinetod-attach.socket" in result.stderr
         assert not listed(daemon, target).HasField("rank")
         doctor = run_process(["doctor", str(target)], daemon.client_environ(), tmp_path)
-        assert "the attach helper cannot be asked" in doctor.stdout
+        assert "the attach helper cannot be reached" in doctor.stdout
         host = run_process(["doctor"], daemon.client_environ(), tmp_path)
         assert host.code == 5
-        assert re.search(r"^attach_helper +PROBLEM +the attach helper cannot be asked", host.stdout, re.MULTILINE)
+        assert re.search(r"^attach_helper +PROBLEM +the attach helper cannot be reached", host.stdout, re.MULTILINE)
 
 
 def test_a_helper_that_is_started_anew_serves_on(

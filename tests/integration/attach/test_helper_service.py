@@ -242,10 +242,10 @@ def test_a_change_of_the_policy_counts_at_once(target: int) -> None:
         own.policy.write_text(f"callers = [{CALLER_UID}]\ndenied_users = [{OWNER_UID}]\n")
         assert f"processes of uid {OWNER_UID} are left alone" in refused(own, target).reason
         own.policy.write_text("nonsense = 1\n")
-        assert "serves nobody" in refused(own, target).reason
+        assert "serves no caller" in refused(own, target).reason
         own.policy.write_text("")
         own.policy.chmod(0o666)
-        assert "can be written by others" in refused(own, target).reason
+        assert "is writable by users other than root" in refused(own, target).reason
 
 
 def test_a_process_that_is_another_one_by_now_is_not_touched(service: Service, target: int) -> None:
@@ -408,7 +408,7 @@ def test_without_callers_the_service_ends_and_the_next_one_is_served_again(targe
     with attach_service.running("--idle-exit", "100ms") as own:
         assert own.process is not None
         assert own.process.wait(30) == 0
-        assert "the next one starts this again" in own.log()
+        assert "the next caller starts the service again" in own.log()
         own.start()  # as systemd does
         own.policy.write_text(f"users = []\ncallers = [{CALLER_UID}]\n")
         assert "left alone" in refused(own, target).reason

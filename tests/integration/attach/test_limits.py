@@ -13,7 +13,7 @@ from support.targets.attachers import HelperAttacher
 AT_ONCE_S = 2.0  # on a machine that is busy
 REFUSED = {
     "few_addresses": "32 MiB are left below its limit RLIMIT_AS",
-    "few_threads": "below pids.max (2) of the control group /kineto-target-PID; an attach wants 8; raise that limit",
+    "few_threads": "below pids.max (2) of the control group /kineto-target-PID; an attach needs 8; raise that limit",
     "few_descriptors": "it has 6 free descriptors of 12; an agent needs up to 16",
 }
 

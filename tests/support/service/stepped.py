@@ -37,8 +37,8 @@ SERVICE_STEPS = {
     "service-attached": ("kinetod.attach_helper.attach_pool", "AttachHelpers.attach", AFTER),
 }
 HELPER_STEPS = {
-    "request": ("kinetod.attach_helper.attach_worker", "Request.check_process", BEFORE),
-    "checked": ("kinetod.attach_helper.attach_worker", "Request.check_process", AFTER),
+    "request": ("kinetod.attach.attach_types", "AttachRequest.check_process", BEFORE),
+    "checked": ("kinetod.attach.attach_types", "AttachRequest.check_process", AFTER),
     "memory": ("kinetod.attach.inspect.target_memory", "Memory.__init__", BEFORE),
     "image": ("kinetod.attach.inspect.target_image", "TargetImage.__init__", AFTER),
     "suitable": ("kinetod.attach.policy.preconditions", "check", AFTER),

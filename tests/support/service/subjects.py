@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetod.attach.inspect.process_inspection import Access, Executable, OwnFacts, ProcessFacts, Seccomp
+from kinetod.attach.inspect.process_inspection import Access, Executable, InspectedProcess, OwnFacts, Seccomp
 from kinetod.attach.policy.preconditions import Subject
 
 from support.waiting import until
@@ -112,7 +112,7 @@ def executable(**changes: object) -> Executable:
     return Executable(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def process_facts(**changes: object) -> ProcessFacts:
+def process_facts(**changes: object) -> InspectedProcess:
     """A usual process of the daemon's user."""
     usual = {
         "pid": 4242,
@@ -134,7 +134,7 @@ def process_facts(**changes: object) -> ProcessFacts:
         "access": Access.ALLOWED,
         "files_visible": True,
     }
-    return ProcessFacts(**{**usual, **changes})  # type: ignore[arg-type]
+    return InspectedProcess(**{**usual, **changes})  # type: ignore[arg-type]
 
 
 def own_facts(**changes: object) -> OwnFacts:
@@ -152,6 +152,6 @@ def own_facts(**changes: object) -> OwnFacts:
     return OwnFacts(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def subject(process: ProcessFacts | None = None, own: OwnFacts | None = None, **parts: object) -> Subject:
+def subject(process: InspectedProcess | None = None, own: OwnFacts | None = None, **parts: object) -> Subject:
     """What the rules look at."""
     return Subject(process=process or process_facts(), own=own or own_facts(), **parts)  # type: ignore[arg-type]

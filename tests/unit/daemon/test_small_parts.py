@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.agents.link import remove_stale_socket
 from kinetod.base.errors import StartError
 from kinetod.base.instance_lock import Lock
 from kinetod.base.notify import notify
 from kinetod.base.safe_text import clean, clean_code
+from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.captures.request.factory import new_id
 from kinetod.captures.result.decode_pool import DecodeError
 from kinetod.captures.target.conversion import checked, overhead_of
@@ -55,7 +55,7 @@ def test_a_stale_socket_is_removed_a_living_one_and_a_file_are_not(tmp_path: Pat
     remove_stale_socket(path)
     assert not path.exists()
     path.write_bytes(b"")
-    with pytest.raises(StartError, match="is no socket"):
+    with pytest.raises(StartError, match="is not a socket"):
         remove_stale_socket(path)
 
 

@@ -34,8 +34,8 @@ from pathlib import Path
 from kinetod.access.connections.connection_limits import Crowd
 from kinetod.access.connections.proxied_connection import Client, log_failure
 from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix, with_groups
-from kinetod.agents.link import remove_stale_socket
 from kinetod.base.errors import StartError
+from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.config.settings import ListenAddress
 from kinetod.permissions.role_policy import Via
 

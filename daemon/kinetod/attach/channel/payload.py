@@ -107,25 +107,25 @@ def _ended(pid: int) -> AttachError:
 
 
 def _timeout(pid: int) -> AttachError:
-    reason = f"process {pid} has not loaded the agent in time: it gives other threads no share of the GIL; try again"
+    reason = f"process {pid} did not load the agent in time: it gives other threads no share of the GIL; try again"
     return AttachError(AttachCode.TIMEOUT, reason)
 
 
 def check_machine(pid: int, proc: Path = Path("/proc")) -> None:
-    """Raises AttachError unless the process runs code for the machine that the collector was built for."""
+    """Raises AttachError unless the process's executable is built for this host's architecture."""
     try:
         with (proc / str(pid) / "exe").open("rb") as file:
             magic, elf_class, _order, _type, machine = _ELF_HEADER.unpack(file.read(_ELF_HEADER.size))
     except (OSError, struct.error) as exc:
-        raise AttachError(AttachCode.GONE, f"the program of process {pid} cannot be read: {exc}") from exc
+        raise AttachError(AttachCode.GONE, f"the executable of process {pid} cannot be read: {exc}") from exc
     if magic != b"\x7fELF" or elf_class != _ELF_CLASS_64 or machine != _MACHINES.get(platform.machine()):
-        reason = f"process {pid} runs code of another machine (ELF machine {machine}), this is {platform.machine()}"
+        reason = f"process {pid} is built for ELF machine {machine}, but this host is {platform.machine()}"
         raise AttachError(AttachCode.UNSUPPORTED, reason)
 
 
 @functools.cache
 def agent() -> Payload:
-    """The installed agent; the same at every call. Raises AttachError when it cannot be had."""
+    """The installed agent, packed once. Raises AttachError if it cannot be read."""
     sources = _sources()
     files = {
         "sources": marshal.dumps({name: _in_pieces(*entry) for name, entry in sources.items()}, _MARSHAL_VERSION),

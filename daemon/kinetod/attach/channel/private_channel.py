@@ -2,8 +2,8 @@
 
 Theory of operation
     The bootstrap makes a socket pair and a memfd called `kineto-<token>-<descriptor>`: that descriptor of the target
-    is our end. The names are seen in /proc/PID/fd, and pidfd_getfd (Linux 5.6) copies the descriptor. No path, no port
-    and no namespace is in the way.
+    is our end. The names are seen in /proc/PID/fd, and pidfd_getfd (Linux 5.6) copies the descriptor. No path, port or
+    namespace is needed.
 
     Nothing announces the memfd, so /proc/PID/fd is looked through again and again, at first every 0.2 ms, later less
     often. New descriptors are looked at each time; all of them, since numbers are used again, every few times.
@@ -17,10 +17,10 @@ import errno
 import os
 import select
 import socket
-import struct
 import time
 
 from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, replaced
+from kinetod.base import unix_sockets
 from kinetod.base.libc import LIBC
 from kinetod.processes.credentials import Credentials
 
@@ -29,7 +29,6 @@ _FIRST_PAUSE_S = 0.0002
 _PAUSE_GROWTH = 1.3
 _LAST_PAUSE_S = 0.01
 _FULL_LOOK_EVERY = 8
-_UCRED = struct.Struct("iII")  # pid, uid, gid
 _DENIED = (errno.EPERM, errno.EACCES)
 _ENDED = (errno.ESRCH, errno.ENOENT)
 
@@ -52,7 +51,7 @@ def await_channel(
         _pid, uid, gid = _peer(channel)
         if (uid, gid) != (approved.uid, approved.gid):
             channel.close()
-            raise replaced(pid, f"its channel is one of uid {uid}, gid {gid}")
+            raise replaced(pid, f"its channel was made by uid {uid}, gid {gid}")
     return channel
 
 
@@ -123,7 +122,7 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
         channel = socket.socket(fileno=descriptor)
     except OSError as exc:
         os.close(descriptor)
-        raise AttachError(AttachCode.FAILED, f"process {pid} offers a channel that is no socket: {exc}") from exc
+        raise AttachError(AttachCode.FAILED, f"process {pid} offers a channel that is not a socket: {exc}") from exc
     owner = 0
     if channel.family == socket.AF_UNIX:
         owner = _peer(channel)[0]
@@ -136,7 +135,7 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
 
 def _peer(channel: socket.socket) -> tuple[int, int, int]:
     """Pid, uid and gid of who made the pair."""
-    pid, uid, gid = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    pid, uid, gid = unix_sockets.peer(channel)
     return pid, uid, gid
 
 
@@ -157,7 +156,7 @@ def closed_by_the_program(pid: int) -> AttachError:
     """Before the agent could be sent."""
     reason = (
         f"process {pid} closed the agent's channel before the agent could be sent: it closes descriptors that "
-        "it did not open (as programs do that become daemons); try again"
+        "it did not open (as daemonizing programs do); try again"
     )
     return AttachError(AttachCode.UNSUITABLE, reason)
 

@@ -6,7 +6,6 @@ Theory of operation
     like a collector that has nothing to record, and `on_end` has been called once.
 """
 
-import array
 import ctypes
 import os
 import select
@@ -29,12 +28,13 @@ from kineto_agent.sources.cupti.collector_binding import (
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import NativeCounts
 
+from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors
+
 _REQUEST = struct.Struct("=4sII")  # magic, command, sequence
 _ANSWER = struct.Struct("=4sIIiII")  # magic, command, sequence, code, result bytes, text bytes
 _REQUEST_MAGIC, _ANSWER_MAGIC = b"KSRQ", b"KSAN"
 _PACKET_BYTES = 8192
 _INT, _UINT = struct.Struct("=i"), struct.Struct("=I")
-_FDS_SPACE = socket.CMSG_SPACE(4 * _INT.size)
 
 (
     _ABI, _OPEN, _PREPARE, _KEEP_CALLS, _SUBSCRIBE, _RECORD_CALLS, _YIELD, _START, _COUNTS, _STOP, _DETACH, _CLOSE,
@@ -50,7 +50,7 @@ _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 
 
 class RemoteEnded(Exception):
-    """The process, or its collector's thread, is gone or talks nonsense. The text says which."""
+    """The process or its collector's thread is gone, or breaks the protocol. The text says which."""
 
 
 class _Answer(NamedTuple):
@@ -60,30 +60,22 @@ class _Answer(NamedTuple):
     fd: int  # -1: none
 
 
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
-
-
 def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
     """Command, sequence, code, result, text. Raises RemoteEnded."""
     if len(packet) < _ANSWER.size:
         raise RemoteEnded(f"its collector sent a packet of {len(packet)} bytes")
     magic, command, sequence, code, result_bytes, text_bytes = _ANSWER.unpack_from(packet)
     if magic != _ANSWER_MAGIC or _ANSWER.size + result_bytes + text_bytes != len(packet):
-        raise RemoteEnded("its collector sent a packet that is no answer")
+        raise RemoteEnded("its collector sent a packet that is not an answer")
     body = packet[_ANSWER.size :]
     return command, sequence, code, body[:result_bytes], body[result_bytes:].decode("utf-8", "replace")
 
 
 def read_greeting(packet: bytes) -> None:
-    """Checks the first packet of kc_serve. Raises RemoteEnded when it is no greeting or of another version."""
+    """Checks the first packet of kc_serve. Raises RemoteEnded if it is not a greeting, or one of another version."""
     command, sequence, code, result, text = _parsed(packet)
     if command != _ABI or sequence != 0 or len(result) != _UINT.size:
-        raise RemoteEnded("its collector did not greet")
+        raise RemoteEnded("its collector sent no greeting")
     if code != 0:
         raise RemoteEnded(text or f"its collector refused with {code}")
     _check_abi(result)
@@ -112,11 +104,11 @@ class RemoteCollector(Collector):
 
     @property
     def ended(self) -> str:
-        """Why nothing can be asked any more; "" while it can."""
+        """Why the collector can no longer be asked; "" while it can."""
         return self._why
 
     def fileno(self) -> int:
-        """To wait for the other end's going."""
+        """Descriptor that becomes readable when the other end closes."""
         return self._channel.fileno()
 
     # ------------------------------------------------------------ packets
@@ -142,9 +134,9 @@ class RemoteCollector(Collector):
         while True:
             self._wait(select.POLLIN, deadline)
             packet, ancillary, flags, _ = self._channel.recvmsg(
-                _PACKET_BYTES, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+                _PACKET_BYTES, DESCRIPTORS_SPACE, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             )
-            answer = self._checked(packet, _descriptors(ancillary), flags, command)
+            answer = self._checked(packet, descriptors(ancillary), flags, command)
             if answer is not None:
                 if size is not None and len(answer.result) not in (0, size):
                     raise RemoteEnded(f"its collector sent {len(answer.result)} bytes of result instead of {size}")
@@ -156,15 +148,15 @@ class RemoteCollector(Collector):
             if not packet:
                 raise RemoteEnded(_ENDED)
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise RemoteEnded("its collector sent more than was asked for")
+                raise RemoteEnded("its collector sent more than it was asked for")
             theirs, sequence, code, result, text = _parsed(packet)
             if sequence == 0:
                 read_greeting(packet)
                 return None
             if (theirs, sequence) != (command, self._sequence):
-                raise RemoteEnded("its collector answered something else")
+                raise RemoteEnded("its collector answered another request")
             if len(fds) > 1 or (fds and (command != _PREPARE or code != 0)):
-                raise RemoteEnded("its collector sent descriptors that nobody asked for")
+                raise RemoteEnded("its collector sent descriptors that were not asked for")
             return _Answer(code, result, text, fds.pop() if fds else -1)
         finally:
             for fd in fds:
@@ -181,7 +173,7 @@ class RemoteCollector(Collector):
         try:
             answer = self._ask(command, argument, size=size)
         except RemoteEnded as exc:
-            raise SourceError("COLLECTOR_GONE", f"the process cannot be recorded any more: {exc}") from exc
+            raise SourceError("COLLECTOR_GONE", f"the process can no longer be recorded: {exc}") from exc
         if answer.code < 0:
             raise SourceError(self.REASONS.get(answer.code, "SOURCE_FAILED"), answer.text or f"error {answer.code}")
         if len(answer.result) != size:
@@ -231,7 +223,7 @@ class RemoteCollector(Collector):
         return result
 
     def others(self) -> OtherUsers:
-        """Who else uses CUPTI; zeros when nothing is recorded."""
+        """The other users of CUPTI; zeros when nothing is recorded."""
         return self._structure(OtherUsers, _OTHERS)
 
     def record_calls(self) -> str:
@@ -250,11 +242,11 @@ class RemoteCollector(Collector):
         return EnableResult(answer.code, dict(zip(kinds, results, strict=True)), answer.text)
 
     def counts(self) -> NativeCounts:
-        """Zeros when nothing is recorded."""
+        """The records so far; zeros when nothing is recorded."""
         return self._structure(NativeCounts, _COUNTS)
 
     def stop(self, limit_ms: int) -> CollectorResult:
-        """Zeros when nothing was recorded. When the process is gone or does not answer, `timed_out`."""
+        """Ends the recording; zeros when nothing was recorded. If the process is gone or silent, `timed_out` is set."""
         result = self._structure(CollectorResult, _STOP, _UINT.pack(limit_ms), limit_ms / 1000 + _LIMIT_S)
         if self._why:
             result.timed_out = 1
@@ -276,14 +268,14 @@ class RemoteCollector(Collector):
     # ------------------------------------------------------------ beyond it
 
     def device(self, index: int, attributes: bytes) -> bytes:
-        """As Collector.device; nothing if the process is gone."""
+        """See Collector.device; b"" if the process is gone."""
         return self._quietly(_DEVICE, _UINT.pack(index) + attributes, cuda_devices.FACTS.size).result
 
     def leave(self, limit_s: float = _LIMIT_S) -> None:
         """End whatever is recorded, take CUPTI out and let the thread end. Nothing can be asked afterwards."""
         self._quietly(_LEAVE, limit_s=limit_s)
         with self._lock:
-            self._why = self._why or "it has been left"
+            self._why = self._why or "the daemon has released its collector"
             self._channel.close()
         self._close_arena()
 

@@ -31,7 +31,7 @@ _TIMER_ABSTIME = 1
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call that a thread stands in."""
+    """A system call that a thread is inside."""
 
     number: int
     arguments: tuple[int, ...]
@@ -77,7 +77,7 @@ class Machine(ABC):
 
     @abstractmethod
     def resumption(self, point: Point) -> Resumption:
-        """How it goes on from there."""
+        """How the thread resumes from there."""
 
     @abstractmethod
     def redirect(self, thread: StoppedThread, point: Point, pc: int, parameters: int, saved: int) -> None:
@@ -266,11 +266,11 @@ class Aarch64(Machine):
 
 @lru_cache(maxsize=1)
 def this_machine() -> Machine:
-    """Of this host; raises AttachError for one that is not known."""
+    """This host's architecture. Raises AttachError if it is not supported."""
     machines: dict[str, type[Machine]] = {"x86_64": X86_64, "aarch64": Aarch64}
     name = platform.machine()
     if name not in machines:
-        raise AttachError(AttachCode.UNSUPPORTED, f"live attach serves x86-64 and aarch64, not {name}")
+        raise AttachError(AttachCode.UNSUPPORTED, f"live attach supports x86-64 and aarch64, not {name}")
     if name == "x86_64" and " xsave " not in Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0] + " ":
         raise AttachError(AttachCode.UNSUPPORTED, "this processor (or its kernel) has no XSAVE")
     return machines[name]()

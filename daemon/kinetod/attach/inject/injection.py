@@ -85,7 +85,7 @@ class BadPointError(Exception):
 
 
 def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> Outcome:
-    """Raises AttachError. TIMEOUT: no thread came to a good point in time, or the one redirected does not run."""
+    """Makes the call. Raises AttachError. TIMEOUT: no thread reached a good point, or the chosen one does not run."""
     with _exclusive(image, deadline):
         while True:
             try:
@@ -110,7 +110,7 @@ class _HandOver:
         self._see_signals = not facts.filtered  # a filter may kill for rt_sigpending
         self._attempts = 0
         self._longest_stop_ns = 0
-        self._last = "no thread is at a point where it may be used"
+        self._last = "no thread is at a point where code can be injected safely"
 
     def run(self) -> Outcome:
         for _failure in range(_MAX_MAP_FAILURES):
@@ -121,7 +121,7 @@ class _HandOver:
             if outcome is not None:
                 return outcome
             self._image.refresh()  # the address was taken meanwhile
-        raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no address was free for one page")
+        raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no address is free for one page")
 
     def _place(self) -> tuple[Placed, ...]:
         """The trampoline first. It is written in the stop."""
@@ -139,7 +139,7 @@ class _HandOver:
         region = free_address(self._image.maps, trampoline.region_bytes(self._machine))
         request = self._plan.request(region, tuple(place.address for place in placed[1:]))
         if len(request.payload) > trampoline.MAX_PAYLOAD_BYTES:
-            raise AttachError(AttachCode.FAILED, f"{len(request.payload)} bytes are too much for one page")
+            raise AttachError(AttachCode.FAILED, f"{len(request.payload)} bytes do not fit into one page")
         return Work(
             region=region,
             nonce=secrets.randbits(63) | 1,
@@ -163,8 +163,8 @@ class _HandOver:
             if self._deadline.passed:
                 raise AttachError(
                     AttachCode.TIMEOUT,
-                    f"process {self._image.pid} came to no point where it could be entered"
-                    f" ({self._attempts} tries; the last: {self._last}); try again",
+                    f"process {self._image.pid} never reached a point where code could be injected"
+                    f" ({self._attempts} tries; the last one: {self._last}); try again",
                 )
             pause_s = _FAST_RETRY_S if self._attempts < _FAST_RETRIES else _RETRY_S
             time.sleep(pause_s * (1 + self._attempts % _RETRY_STEPS))
@@ -199,7 +199,7 @@ class _HandOver:
         memory = self._image.memory
         point = self._machine.point(thread, memory)
         if point is None or not self._plan.policy.accepts(thread.tid, point):
-            where = f"pc {point.pc:#x}" if point is not None else "in a call that it must not be taken out of"
+            where = f"pc {point.pc:#x}" if point is not None else "in a call that must not be interrupted"
             raise BadPointError(f"thread {thread.tid}: {where}")
         old_mask = thread.signal_mask()
         resumption = self._machine.resumption(point)
@@ -236,7 +236,7 @@ class _HandOver:
         raise BadPointError(f"not enough stack at {point.sp:#x}")
 
     def _await_result(self, tid: int, work: Work, frame: Frame) -> Outcome | None:
-        """None: the region could not be mapped there, another address may do."""
+        """The trampoline's result; None if the region could not be mapped there, so another address may do."""
         began = time.monotonic()
         look_at = began + _LOOK_EVERY_S
         while True:
@@ -250,8 +250,8 @@ class _HandOver:
             if error:
                 raise AttachError(
                     AttachCode.LIMIT,
-                    f"process {self._image.pid} cannot map a page: {os.strerror(error)}; raise its limit of addresses"
-                    " ('ulimit -v')",
+                    f"process {self._image.pid} cannot map a page: {os.strerror(error)}; raise its limit on address "
+                    "space ('ulimit -v')",
                 )
             if thread_state(self._image, self._image.pid) == "X":
                 raise gone(self._image.pid)
@@ -261,7 +261,7 @@ class _HandOver:
             if self._deadline.passed:
                 raise AttachError(
                     AttachCode.TIMEOUT,
-                    f"thread {tid} of process {self._image.pid} has the code but did not run it in time: is the"
+                    f"thread {tid} of process {self._image.pid} received the code but did not run it in time: is the"
                     " machine overloaded? Try again",
                 )
             time.sleep(_POLL_S if time.monotonic() - began < _SLOW_AFTER_S else _SLOW_POLL_S)
@@ -300,7 +300,7 @@ def _exclusive(image: TargetImage, deadline: Deadline) -> Iterator[None]:
             except BlockingIOError:
                 if deadline.passed:
                     raise AttachError(
-                        AttachCode.TIMEOUT, f"another attach to process {image.pid} is going on; try again"
+                        AttachCode.TIMEOUT, f"another attach to process {image.pid} is in progress; try again"
                     ) from None
                 time.sleep(_LOCK_RETRY_S)
         yield

@@ -241,7 +241,8 @@ def traced(pid: int, tracer: int) -> AttachError:
     with contextlib.suppress(OSError), open(f"/proc/{tracer}/comm", errors="replace") as comm:  # noqa: PTH123
         name = comm.read().strip()
     return AttachError(
-        AttachCode.TRACED, f"process {pid} is traced by process {tracer} ({name}); end that, then try again"
+        AttachCode.TRACED,
+        f"process {pid} is traced by process {tracer} ({name}); end that process or let it detach, then try again",
     )
 
 
@@ -249,7 +250,7 @@ def job_stopped(pid: int) -> AttachError:
     """The error for a process that job control has stopped."""
     return AttachError(
         AttachCode.UNSUITABLE,
-        f"process {pid} cannot be attached to: it is stopped (SIGSTOP or Ctrl-Z); let it go on: kill -CONT {pid}",
+        f"process {pid} cannot be attached to: it is stopped (SIGSTOP or Ctrl-Z); resume it: kill -CONT {pid}",
     )
 
 

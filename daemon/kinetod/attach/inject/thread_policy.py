@@ -37,7 +37,7 @@ class Policy(Protocol):
     """Which threads to try, best first, and whether the point where one stopped is good."""
 
     def candidates(self) -> Iterator[int]:
-        """Thread ids."""
+        """The ids of threads to try, best first."""
 
     def accepts(self, tid: int, point: Point) -> bool:
         """Whether the thread may be redirected from there."""
@@ -54,7 +54,7 @@ class Facts:
 
 
 def read_facts(image: TargetImage) -> Facts:
-    """Of the main thread; raises AttachError when the process is gone."""
+    """The facts of the main thread. Raises AttachError if the process is gone."""
     fields = read_status(image.proc)
     if not fields:
         raise gone(image.pid)
@@ -67,17 +67,18 @@ def read_facts(image: TargetImage) -> Facts:
 
 
 def refuse_unsuitable(image: TargetImage, facts: Facts) -> None:
-    """Raises AttachError for what can be known before any stop."""
+    """Raises AttachError for every reason that is visible without a stop."""
     if facts.tracer:
         raise traced(image.pid, facts.tracer)
     if facts.state == "T":
         raise job_stopped(image.pid)
     if facts.state in "ZX" and len(thread_ids(image)) < 2:
-        raise AttachError(AttachCode.GONE, f"process {image.pid} has ended; its parent has not collected it yet")
+        raise AttachError(AttachCode.GONE, f"process {image.pid} has ended, but its parent has not reaped it yet")
     if facts.shadow_stack:
         raise AttachError(
             AttachCode.UNSUPPORTED,
-            f"process {image.pid} runs with a user shadow stack; start it without (glibc.cpu.x86_shstk=off)",
+            f"process {image.pid} runs with a user shadow stack; start it without one "
+            "(GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)",
         )
 
 
@@ -143,7 +144,7 @@ def _waits_for_good(image: TargetImage, descriptor: int) -> bool:
 
 
 class PendingCallPolicy:
-    """For functions that take the interpreter's pending-call lock only."""
+    """Chooses threads for functions that take only the interpreter's pending-call lock."""
 
     def __init__(self, image: TargetImage) -> None:
         self._image = image
@@ -163,7 +164,7 @@ class PendingCallPolicy:
 
 
 class NativeThreadPolicy:
-    """For functions that allocate."""
+    """Chooses threads for functions that allocate memory."""
 
     def __init__(self, image: TargetImage) -> None:
         self._image = image

@@ -57,7 +57,7 @@ _A64_VECTORS = struct.Struct("<512sII")  # user_fpsimd_state: v0 - v31, fpsr, fp
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the trampoline does. Addresses within the region can be computed: it lies where we say."""
+    """What the trampoline does. Addresses in the region are known in advance, since we choose where it lies."""
 
     region: int
     nonce: int
@@ -168,7 +168,7 @@ def find_place(image: TargetImage, code: bytes, taken: Sequence[Placed] = ()) ->
             return Placed(free, code, missing=True)
     raise AttachError(
         AttachCode.UNSUPPORTED,
-        f"process {image.pid} has no library with {len(code)} unused bytes behind its code; it is linked statically",
+        f"process {image.pid} has no library with {len(code)} unused bytes after its code; it is linked statically",
     )
 
 

@@ -1,7 +1,7 @@
 """Which libcupti a process without Python should load: paths as that process sees them.
 
-A compiled program has rarely loaded one. Its file system is looked at through /proc/PID/root, where links to absolute
-paths lead elsewhere; so the folders that such links usually name are looked at as well.
+A compiled program has rarely loaded one. Its file system is read through /proc/PID/root, where links to absolute
+paths lead elsewhere; so the folders that such links usually name are searched as well.
 """
 
 import glob

@@ -1,7 +1,7 @@
 """Which file of a process has device code that launches CUDA graphs.
 
 Such a program, recorded by CUPTI, fails or hangs once it has made graphs for launch from the device (docs/harm.md).
-Nobody but the files tells: whether there are such graphs is known to the driver alone.
+Only the files reveal such code; whether there are such graphs only the driver knows.
 """
 
 import os
@@ -57,7 +57,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _launches(place: str) -> bool:
-    """Of one file. Raises OSError."""
+    """Whether one file has such code. Raises OSError."""
     descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

@@ -22,7 +22,7 @@ _PAGE = 4096
 
 
 class Reader(Protocol):
-    """What this needs of a process's memory."""
+    """The part of a process's memory interface that this module needs."""
 
     def read(self, address: int, size: int) -> bytes:
         """Exactly `size` bytes; OSError where nothing is mapped."""

@@ -38,7 +38,7 @@ class _Damaged(Exception):
 
 
 def launches_graphs(descriptor: int) -> bool:
-    """Of an open file. False also where it cannot be told. Raises OSError."""
+    """Whether an open file launches graphs; False also if that cannot be determined. Raises OSError."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
         return False

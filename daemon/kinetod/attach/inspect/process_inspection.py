@@ -59,7 +59,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seccomp:
-    """Of one thread. mode: 0 none, 1 strict, 2 filter; filters: how many (0 before Linux 5.10 even in mode 2)."""
+    """A thread's state. mode: 0 none, 1 strict, 2 filter; filters: how many (0 before Linux 5.10 even in mode 2)."""
 
     mode: int
     filters: int
@@ -78,7 +78,7 @@ class Executable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rooms:
-    """What limits leave to a process. None: nothing can be seen that could be reached."""
+    """What limits leave to a process. None: no visible limit is in reach."""
 
     memory: Room | None = None
     addresses: Room | None = None  # RLIMIT_AS
@@ -88,7 +88,7 @@ class Rooms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
+class InspectedProcess:
     """One process. user ids: real, effective, saved, of the file system."""
 
     pid: int
@@ -147,8 +147,8 @@ class MappedFacts:
     cupti_stays: bool = False  # a capture has left CUPTI in it for good, because of CUDA graphs
 
 
-def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
-    """Raises ProcessLookupError if there is no such process."""
+def read_process(pid: int, proc: Path = PROC) -> InspectedProcess:
+    """Reads the facts about a process. Raises ProcessLookupError if it does not exist."""
     folder = proc / str(pid)
     status, flags = read_status(folder), _flags(folder)
     if not status:
@@ -156,7 +156,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts:
     tracer = _number(status.get("TracerPid"))
     limit, hard_limit = _descriptor_limits(folder)
     uids = _numbers(status.get("Uid"))
-    return ProcessFacts(
+    return InspectedProcess(
         pid=pid,
         process_pid=_number(status.get("Tgid")) or pid,
         name=status.get("Name", ""),
@@ -203,13 +203,13 @@ def read_own(proc: Path = PROC) -> OwnFacts:
 
 
 def thread_seccomp(pid: int, tid: int, proc: Path = PROC) -> Seccomp | None:
-    """Of one thread, which may differ from its process's; None if it has ended."""
+    """One thread's seccomp state, which may differ from its process's; None if the thread has ended."""
     status = read_status(proc / str(pid) / "task" / str(tid))
     return _seccomp(status) if status else None
 
 
 def read_mapped(pid: int, proc: Path = PROC) -> MappedFacts | None:
-    """What is loaded; None where that may not be seen."""
+    """What the process has loaded; None if the daemon may not read that."""
     folder = proc / str(pid)
     try:
         paths = mapped_paths(folder)
@@ -367,7 +367,7 @@ def elf_kind(head: bytes) -> tuple[int, str]:
 
 
 def _section_names(descriptor: int) -> list[bytes]:
-    """Of a 64-bit little-endian ELF file; empty if it has none or is damaged."""
+    """The section names of a 64-bit little-endian ELF file; empty if it has none or is damaged."""
     with contextlib.suppress(struct.error):
         head = os.pread(descriptor, 64, 0)
         (table,) = struct.unpack_from("<Q", head, 40)

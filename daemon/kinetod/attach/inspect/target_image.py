@@ -61,7 +61,7 @@ class PythonImage:
         return self.elf.lookup(name)
 
     def address(self, name: str) -> int:
-        """Of an exported symbol; raises AttachError when there is none."""
+        """The address of an exported symbol. Raises AttachError if there is none."""
         found = self.symbol(name)
         if found is None:
             raise AttachError(AttachCode.UNSUPPORTED, f"{self.path} exports no {name}")
@@ -92,7 +92,7 @@ def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
             maps.append(Mapping(start, end, fields[1], int(fields[2], 16), path))
         except (ValueError, IndexError):
             raise AttachError(
-                AttachCode.UNSUPPORTED, f"the kernel's list of mappings of process {pid} is not understood"
+                AttachCode.UNSUPPORTED, f"the memory mappings of process {pid} cannot be parsed"
             ) from None
     if not maps:
         raise gone(pid)
@@ -188,7 +188,7 @@ class TargetImage:
         base = self.modules.get(self.exe)
         if base is not None and self.memory.read(base, 5)[4] != 2:
             raise AttachError(
-                AttachCode.UNSUPPORTED, f"process {self.pid} is a 32-bit program; only 64 bits are served"
+                AttachCode.UNSUPPORTED, f"process {self.pid} is a 32-bit program; only 64-bit programs are supported"
             )
 
     def _find_python(self) -> PythonImage | None:
@@ -203,7 +203,7 @@ class TargetImage:
         if named or _INTERPRETER_NAME.fullmatch(name):
             raise AttachError(
                 AttachCode.UNSUPPORTED,
-                f"process {self.pid} runs {name}, which is no CPython with exported symbols (stripped, or PyPy);"
+                f"process {self.pid} runs {name}, which is not a CPython with exported symbols (stripped, or PyPy);"
                 " start it with the agent, see 'kinetoctl run --help'",
             )
         return None
@@ -264,4 +264,4 @@ def _modules(maps: list[Mapping]) -> dict[str, int]:
 
 
 if sys.byteorder != "little":  # pragma: no cover
-    raise ImportError("live attach knows little-endian machines only")
+    raise ImportError("live attach supports little-endian machines only")

@@ -27,7 +27,7 @@ def gone(pid: int) -> AttachError:
     """The error for a process that has no memory any more."""
     return AttachError(
         AttachCode.GONE,
-        f"process {pid} has ended (or executes another program now, or has no memory of its own, as a kernel thread)",
+        f"process {pid} has ended (or now runs another program, or is a kernel thread, which has no memory of its own)",
     )
 
 
@@ -90,7 +90,7 @@ class Memory:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the memory file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

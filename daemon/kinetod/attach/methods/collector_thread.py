@@ -55,7 +55,7 @@ def library(path: str = LIBRARY) -> Library:
         data = Path(path).read_bytes()
     except OSError as exc:
         raise AttachError(
-            AttachCode.FAILED, f"the daemon has no collector to bring along ({exc}): install kinetod from a wheel"
+            AttachCode.FAILED, f"the daemon has no collector to inject ({exc}): install kinetod from a wheel"
         ) from exc
     name = f"kineto-collector-{hashlib.sha256(data).hexdigest()[:16]}"
     return Library(sealed_memfd(name, data), name)
@@ -69,8 +69,8 @@ def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop,
     if channel is None:
         raise AttachError(
             AttachCode.TIMEOUT,
-            f"process {target.pid} has got a new thread, which did not open its channel in time (is the process "
-            "stopped?); the thread ends by itself, try again",
+            f"the new thread in process {target.pid} did not open its channel in time (is the process stopped?); "
+            "the thread ends by itself, try again",
         )
     try:
         deliver(channel, target.pid, None if found else library().fd, deadline)
@@ -124,7 +124,7 @@ def deliver(channel: socket.socket, pid: int, library_fd: int | None, deadline: 
         if not poller.poll(deadline.left_s * 1000):
             raise AttachError(
                 AttachCode.TIMEOUT,
-                f"process {pid} has not loaded the collector in time: is another of its threads loading a library? "
+                f"process {pid} did not load the collector in time: is another of its threads loading a library? "
                 "Try again",
             )
         answer = channel.recv(_MAX_ANSWER_BYTES)
@@ -134,7 +134,7 @@ def deliver(channel: socket.socket, pid: int, library_fd: int | None, deadline: 
         raise _ended(pid)
     if answer.startswith(_REFUSED):
         words = "".join(char for char in answer[1:].decode("utf-8", "replace") if char.isprintable())
-        raise AttachError(AttachCode.FAILED, f"process {pid} cannot load the collector: {words or 'for no reason'}")
+        raise AttachError(AttachCode.FAILED, f"process {pid} cannot load the collector: {words or 'it gave no reason'}")
     try:
         read_greeting(answer)
     except RemoteEnded as exc:
@@ -143,9 +143,9 @@ def deliver(channel: socket.socket, pid: int, library_fd: int | None, deadline: 
 
 def _ended(pid: int) -> AttachError:
     if not Path(f"/proc/{pid}").exists():
-        return AttachError(AttachCode.GONE, f"process {pid} ended while the collector was loaded")
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the collector was being loaded")
     return AttachError(
         AttachCode.FAILED,
-        f"process {pid} does not serve its collector: another kinetod has it, or the process was forked from one that "
-        "was traced, where CUPTI does not work",
+        f"the collector in process {pid} does not answer: another kinetod uses it, or the process was forked from one "
+        "that was traced, where CUPTI does not work",
     )

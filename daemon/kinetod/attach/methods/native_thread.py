@@ -15,7 +15,7 @@ _Argument = Callable[[int, tuple[int, ...]], bytes]  # of its own address and th
 
 
 class NativeThread:
-    """Implements interface.Method. The thread takes the GIL, runs the bootstrap and ends."""
+    """Implements `method.Method`. The thread takes the GIL, runs the bootstrap and ends."""
 
     name = "native_thread"
 
@@ -23,7 +23,7 @@ class NativeThread:
         self.handed: Handed | None = None  # the last one
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-        """Raises AttachError."""
+        """See Method."""
         self.finish()
         python = python_of(target)
 

@@ -18,7 +18,7 @@ _MAX_QUEUE_FULL = 10  # every one costs the target a page
 
 
 class PendingCall:
-    """Implements interface.Method."""
+    """Implements `method.Method`."""
 
     name = "pending_call"
 
@@ -26,7 +26,7 @@ class PendingCall:
         self.handed: Handed | None = None  # the last one
 
     def hand_over(self, target: TargetImage, bootstrap: Bootstrap, deadline: Deadline) -> Stop:
-        """Raises AttachError."""
+        """See Method."""
         self.finish()
         python = python_of(target)
         add, check = python.address("Py_AddPendingCall"), python.address("Py_IsInitialized")
@@ -50,7 +50,7 @@ class PendingCall:
             target.refresh()
         raise AttachError(
             AttachCode.FAILED,
-            f"the queue of pending calls of process {target.pid} is full: its main thread does not come round",
+            f"the queue of pending calls of process {target.pid} is full: its main thread does not run them",
         )
 
     def problem(self) -> AttachError | None:
@@ -65,7 +65,7 @@ class PendingCall:
 
 
 def python_of(target: TargetImage) -> PythonImage:
-    """Raises AttachError when it is no Python process."""
+    """The interpreter of a process. Raises AttachError if it has none."""
     if target.python is None:
         raise AttachError(AttachCode.UNSUPPORTED, f"process {target.pid} ({target.exe}) has no Python interpreter")
     return target.python

@@ -133,7 +133,7 @@ class Handed:
             words = "".join(char for char in words if char.isprintable())
             if LACKING in words:
                 return lacking(pid, words)
-            reason = f"process {pid} lets no code be run in it: {words}. Does an audit hook of the program forbid it?"
+            reason = f"process {pid} does not let the agent's code run: {words}. Does one of its audit hooks forbid it?"
             return AttachError(AttachCode.UNSUITABLE, reason)
         if stage == ENDED:
             return closed_by_the_program(pid)
@@ -144,9 +144,9 @@ def lacking(pid: int, words: str) -> AttachError:
     """The interpreter lacks a module of its standard library; `words`: of the exception, which names the module."""
     return AttachError(
         AttachCode.UNSUPPORTED,
-        f"the Python of process {pid} does not find its standard library, which the agent needs ({words}): was its "
-        "environment removed or moved while it runs, is the program frozen (cx_Freeze), or was the interpreter built "
-        "without libffi (no _ctypes)? Restart it from an environment that is whole, or call kineto_agent.start() in it",
+        f"Python in process {pid} does not find its standard library, which the agent needs ({words}): was its "
+        "environment removed or moved while it ran, is the program frozen (cx_Freeze), or was the interpreter built "
+        "without libffi (no _ctypes)? Restart it from a complete environment, or call kineto_agent.start() in it",
     )
 
 
@@ -154,7 +154,7 @@ def no_thread(pid: int, error: int) -> AttachError:
     """pthread_create failed with that error number."""
     return AttachError(
         AttachCode.LIMIT,
-        f"process {pid} cannot start a thread: {os.strerror(error)}; raise its limits: of threads"
-        " (pids.max of its control group, 'ulimit -u') or of addresses ('ulimit -v'), or lower the one of stacks"
-        " ('ulimit -s'), which every new thread gets as its size",
+        f"process {pid} cannot start a thread: {os.strerror(error)}; raise its limit on threads"
+        " (pids.max of its control group, 'ulimit -u') or on address space ('ulimit -v'), or lower its stack limit"
+        " ('ulimit -s'), which is the stack size of every new thread",
     )

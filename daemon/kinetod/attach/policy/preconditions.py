@@ -1,8 +1,9 @@
 """Whether a process may and can be attached to: one table of rules, for the attach and for `kinetoctl doctor`.
 
 Theory of operation
-    `examine` gathers plain values about the process and about us, without touching it. Each rule looks at them and
-    finds OK, NOTE (works, but), PROBLEM (would fail; has the attach's code) or UNKNOWN (may not be looked at).
+    `examine` gathers plain values about the process and about us, without touching it. From them each
+    rule finds OK, NOTE (works, with a restriction), PROBLEM (would fail, with the attach's code) or UNKNOWN (may not
+    be read).
     `check` raises the first PROBLEM; diagnosis.py shows all findings. Rules are ordered so that the first PROBLEM is
     the one that explains the others.
 
@@ -13,20 +14,19 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import PurePosixPath
 
 from kineto_protos.units import format_size
 
-from kinetod.attach.attach_types import AttachCode, AttachError, Deadline
+from kinetod.attach.attach_types import NEWEST_TRIED, AttachCode, AttachError, Deadline
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import process_inspection, standstill
-from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Access, OwnFacts, ProcessFacts
+from kinetod.attach.inspect.process_inspection import AARCH64, X86_64, Access, InspectedProcess, OwnFacts
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.policy import seccomp_reader
 from kinetod.attach.policy.seccomp_check import DEADLY, Filter, SeccompError, forbidden
 from kinetod.processes.credentials import Credentials
 
-NEWEST_TRIED = (3, 15)
 HOST_INIT = 1
 # Channel (3), agent and library that come over it (3), its wake-up and arenas, with room for a second attach.
 NEEDED_DESCRIPTORS = 16
@@ -55,31 +55,11 @@ _TRANSLATORS = (
 )
 
 
-class Status(StrEnum):
-    """The names of pb.CheckStatus."""
-
-    OK = "OK"
-    NOTE = "NOTE"
-    PROBLEM = "PROBLEM"
-    UNKNOWN = "UNKNOWN"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rule found. code: of a PROBLEM, what an attach fails with."""
-
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
-    code: AttachCode = AttachCode.FAILED
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """All that the rules look at. Without an image, `image_problem` may say why."""
+    """The facts that the rules use. If there is no image, `image_problem` may say why."""
 
-    process: ProcessFacts
+    process: InspectedProcess
     own: OwnFacts
     image: TargetImage | None = None
     image_problem: AttachError | None = None
@@ -91,9 +71,9 @@ Rule = Callable[[Subject], Finding]
 
 
 def check(pid: int, image: TargetImage | None, patience_s: float = LOOK_S) -> None:
-    """Raises AttachError with the first reason not to attach; without an image only those that need none.
+    """Raises AttachError with the first reason not to attach. Without an image it runs only the rules that need none.
 
-    patience_s: for a process that waits in the kernel.
+    patience_s: how long to watch a process that is blocked in the kernel.
     """
     subject = replace(examine(pid, patience_s), image=image)
     _raise_first(subject, RULES)
@@ -120,7 +100,7 @@ def suitable_image(pid: int, patience_s: float = LOOK_S, approved: Credentials |
 
 
 def examine(pid: int, patience_s: float = LOOK_S) -> Subject:
-    """Raises AttachError if there is no such process. patience_s: how long one in state D is looked at."""
+    """Gathers the facts. Raises AttachError if there is no such process. patience_s: how long to watch state D."""
     deadline = Deadline(patience_s)
     try:
         process = first = process_inspection.read_process(pid)
@@ -147,18 +127,18 @@ def _problem(name: str, code: AttachCode, detail: str, advice: str = "") -> Find
 
 
 def process(subject: Subject) -> Finding:
-    """Is it a process that has a life to look into?"""
+    """Whether it is a live user-space process that can run code."""
     found, own = subject.process, subject.own
     unsuitable = AttachCode.UNSUITABLE
     if found.process_pid != found.pid:
-        detail = f"{found.pid} is the number of a thread of process {found.process_pid}"
+        detail = f"{found.pid} is the id of a thread of process {found.process_pid}"
         return _problem("process", unsuitable, detail, f"name process {found.process_pid}")
     if found.kernel_thread:
-        return _problem("process", unsuitable, "it is a thread of the kernel", "name a program's process")
+        return _problem("process", unsuitable, "it is a kernel thread", "name the process of a program")
     if found.pid == HOST_INIT and own.host_pid_namespace:
-        return _problem("process", unsuitable, "it is the host's init", "name a program's process")
+        return _problem("process", unsuitable, "it is the host's init", "name the process of a program")
     if found.pid in own.pids:
-        detail = "it is the daemon itself or a process of its own"
+        detail = "it is the daemon itself or one of its processes"
         return _problem("process", unsuitable, detail, "name another process")
     if found.state in "ZX" or found.exiting:
         detail = _ended(found) if found.state == "Z" else "it is ending"
@@ -172,10 +152,10 @@ def process(subject: Subject) -> Finding:
     return Finding("process", Status.OK, f"{found.name}, state {found.state}")
 
 
-def _ended(found: ProcessFacts) -> str:
+def _ended(found: InspectedProcess) -> str:
     if found.thread_count > 1:
-        return "its main thread has ended, which alone runs what is handed to the interpreter"
-    return "it has ended and waits for its parent to collect it (zombie)"
+        return "its main thread has ended, and only that thread runs what is injected into the interpreter"
+    return "it has ended and waits for its parent to reap it (zombie)"
 
 
 def tracer(subject: Subject) -> Finding:
@@ -188,37 +168,37 @@ def tracer(subject: Subject) -> Finding:
 
 
 def executable(subject: Subject) -> Finding:
-    """Is it a program that we know how to enter?"""
+    """Whether it is a program of a kind that can be entered."""
     found = subject.process.executable
     if found is None or not found.bits:
-        return Finding("executable", Status.UNKNOWN, "its file may not be read")
+        return Finding("executable", Status.UNKNOWN, "the daemon may not read its file")
     detail = f"{found.path}{' (deleted)' if found.deleted else ''}, {found.bits} bits, {found.machine}"
     unsupported = AttachCode.UNSUPPORTED
     if found.bits != 64:
-        return _problem("executable", unsupported, f"{found.path} is a 32-bit program", "run the 64-bit one")
+        return _problem("executable", unsupported, f"{found.path} is a 32-bit program", "run a 64-bit build")
     if found.machine not in (X86_64, AARCH64) or found.machine != subject.own.machine:
-        return _problem("executable", unsupported, f"{found.path} is a program for {found.machine}", START_WITH_AGENT)
+        return _problem("executable", unsupported, f"{found.path} is built for {found.machine}", START_WITH_AGENT)
     name = PurePosixPath(found.path).name.lower()
     translator = _translator(subject)
     if translator:
-        what = f"{translator} runs it, whose translated code cannot be entered"
+        what = f"it runs under {translator}, whose translated code cannot be entered"
         return _problem("executable", unsupported, what, f"run it without {translator}, or {START_WITH_AGENT}")
     for prefix, title in _OTHER_PYTHONS.items():
         if name.startswith(prefix):
             advice = "run the program with CPython"
-            return _problem("executable", unsupported, f"it runs {title}; only CPython is known", advice)
+            return _problem("executable", unsupported, f"it runs {title}; only CPython is supported", advice)
     if found.frozen:
         advice = "run the program from its sources, or call kineto_agent.start() in it"
-        what = f"{found.path} was packed with {found.frozen}: its standard library is not all there"
+        what = f"{found.path} was packed with {found.frozen}: its standard library is incomplete"
         return _problem("executable", unsupported, what, advice)
     if subject.process.shadow_stack:
-        advice = "start it without (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)"
+        advice = "start it without one (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)"
         return _problem("executable", unsupported, f"{found.path} runs with a user shadow stack", advice)
     return Finding("executable", Status.OK, detail)
 
 
 def _translator(subject: Subject) -> str:
-    """What runs the program's code translated: stopped threads are then at points of its own, not of the program."""
+    """The program that translates the target's code: stopped threads are then inside the translator, not the target."""
     found = subject.process.executable
     paths = [found.path if found else "", *(subject.image.modules if subject.image else ())]
     names = [PurePosixPath(path).name for path in paths]
@@ -238,7 +218,9 @@ def permission(subject: Subject) -> Finding:
             return replace(reason, name="permission")
     detail = "the kernel does not let the daemon trace it"
     if "CAP_SYS_PTRACE" in subject.own.capabilities:
-        advice = "a security module (SELinux deny_ptrace, AppArmor) or a foreign user namespace? See the kernel's log"
+        advice = (
+            "is a security module (SELinux deny_ptrace, AppArmor) or a user namespace in the way? See the kernel's log"
+        )
     else:
         advice = _run_with("CAP_SYS_PTRACE")
     return _problem("permission", AttachCode.NOT_PERMITTED, detail, advice)
@@ -252,37 +234,37 @@ def owner(subject: Subject) -> Finding:
     if set(found.uids[:3]) != {own.uid}:
         detail = f"it runs as uid {theirs}, the daemon as uid {own.uid}"
         if refused:
-            advice = f"ask a daemon of uid {found.uids[1]}, or the system's daemon, run by root"
+            advice = f"use a daemon that runs as uid {found.uids[1]}, or the system's daemon, which runs as root"
             return _problem("owner", AttachCode.NOT_PERMITTED, detail, advice)
         return Finding("owner", Status.OK, detail)
     if found.dumpable is False and refused:
-        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its rights, or says so)"
+        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its ids, or asked for that)"
         return _problem("owner", AttachCode.NOT_PERMITTED, detail, _run_with("CAP_SYS_PTRACE"))
     return Finding("owner", Status.OK, f"it runs as uid {theirs}, like the daemon")
 
 
 def ptrace_scope(subject: Subject) -> Finding:
-    """Yama's rule."""
+    """Whether Yama's ptrace_scope allows tracing."""
     scope, allowed = subject.own.ptrace_scope, subject.process.access is Access.ALLOWED
     privileged = "CAP_SYS_PTRACE" in subject.own.capabilities
     name = "ptrace_scope"
     if scope is None:
         return Finding(name, Status.OK, "no Yama in this kernel")
     if scope >= 3:
-        advice = "set kernel.yama.ptrace_scope to a lower value: that takes a reboot"
-        return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: nobody may trace", advice)
+        advice = "set kernel.yama.ptrace_scope to a lower value, which takes a reboot"
+        return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: no process may be traced", advice)
     if scope == 0 or privileged or allowed:
         return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope and privileged else ''}")
-    who = "a parent of it" if scope == 1 else "an administrator"
+    who = "one of its ancestors" if scope == 1 else "an administrator"
     advice = f"{_run_with('CAP_SYS_PTRACE')}{', or set kernel.yama.ptrace_scope to 0' if scope == 1 else ''}"
     return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: only {who} may trace it", advice)
 
 
 def capabilities(subject: Subject) -> Finding:
-    """What the daemon lacks, and what that costs."""
+    """The capabilities that the daemon lacks, and what each costs."""
     name, own = "capabilities", subject.own.capabilities
     if subject.process.access is Access.ALLOWED and not subject.process.files_visible:
-        detail = "the daemon may trace the process, but not see its open files, of which it takes one"
+        detail = "the daemon may trace the process but not read its open files, one of which it needs"
         return _problem(name, AttachCode.NOT_PERMITTED, detail, _run_with("CAP_DAC_READ_SEARCH"))
     costs = {
         "CAP_SYS_PTRACE": "other users' and protected processes",
@@ -292,22 +274,22 @@ def capabilities(subject: Subject) -> Finding:
     if not own & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
         lacking.append("without CAP_DAC_READ_SEARCH: no other users' processes")
     if not lacking:
-        return Finding(name, Status.OK, "the daemon has all that matter")
+        return Finding(name, Status.OK, "the daemon has all that it needs")
     return Finding(name, Status.OK, "; ".join(lacking))
 
 
 def descriptors(subject: Subject) -> Finding:
-    """The agent opens some files and sockets in the process."""
+    """Whether enough descriptors are free for the agent's files and sockets."""
     name, free, limit = "descriptors", subject.process.free_descriptors, subject.process.descriptor_limit
     if free is None:
-        return Finding(name, Status.UNKNOWN, "its limit and open files may not be seen")
+        return Finding(name, Status.UNKNOWN, "the daemon may not read its limit and open files")
     if free < NEEDED_DESCRIPTORS:
         detail = f"it has {max(free, 0)} free descriptors of {limit}; an agent needs up to {NEEDED_DESCRIPTORS}"
         return _problem(name, AttachCode.LIMIT, detail, _more_descriptors(subject.process))
     return Finding(name, Status.OK, f"{free} of {limit} are free")
 
 
-def _more_descriptors(found: ProcessFacts) -> str:
+def _more_descriptors(found: InspectedProcess) -> str:
     """The soft limit cannot exceed the hard one, which root alone may raise."""
     wanted = max(2 * found.descriptor_limit, _USUAL_DESCRIPTORS)
     if wanted <= found.hard_descriptor_limit:
@@ -316,12 +298,12 @@ def _more_descriptors(found: ProcessFacts) -> str:
 
 
 def memory(subject: Subject) -> Finding:
-    """What a trace takes must not make the kernel kill, nor the program's next allocation fail."""
+    """Whether a trace fits: the kernel must not kill for it, nor may the program's next allocation fail."""
     rooms, told = subject.process.rooms, []
     heaps = _THREADS_STACKS * rooms.stack_bytes
     for room, needed, what in (
         (rooms.memory, NEEDED_MEMORY_BYTES, "of memory"),
-        (rooms.addresses, heaps + _HEAPS_BYTES, "of addresses, mostly reserved and not used"),
+        (rooms.addresses, heaps + _HEAPS_BYTES, "of address space, mostly reserved and unused"),
         (rooms.data, heaps + _DATA_BYTES, "of data segments"),
     ):
         if room is None:
@@ -331,19 +313,19 @@ def memory(subject: Subject) -> Finding:
             detail = f"{room}; an agent and a small trace take up to {format_size(needed)} {what}"
             return _problem("memory", AttachCode.LIMIT, detail, room.advice)
     if not told:
-        return Finding("memory", Status.UNKNOWN, "no limit may be seen")
+        return Finding("memory", Status.UNKNOWN, "the daemon may not read its limits")
     if any(room.left_bytes < _NO_SHRINKING_BYTES for room in (rooms.memory, rooms.addresses) if room is not None):
-        return Finding("memory", Status.NOTE, "; ".join(told), "the buffers of a capture may be shrunk to fit")
+        return Finding("memory", Status.NOTE, "; ".join(told), "a capture may have to shrink its buffers to fit")
     return Finding("memory", Status.OK, "; ".join(told))
 
 
 def threads(subject: Subject) -> Finding:
-    """The agent starts some."""
+    """Whether the agent may start its threads."""
     room = subject.process.rooms.threads
     if room is None:
-        return Finding("threads", Status.OK, "no limit of threads is near")
+        return Finding("threads", Status.OK, "no limit on threads is near")
     wanted = process_inspection.NEEDED_THREADS
-    detail = f"it may start {max(room.left, 0)} more threads below {room.limit}; an attach wants {wanted}"
+    detail = f"it may start {max(room.left, 0)} more threads below {room.limit}; an attach needs {wanted}"
     return _problem("threads", AttachCode.LIMIT, detail, room.advice)
 
 
@@ -358,7 +340,7 @@ def interpreter(subject: Subject) -> Finding:
     if subject.image_problem is not None:
         return _problem(name, subject.image_problem.code, subject.image_problem.reason)
     if image is None:
-        return Finding(name, Status.UNKNOWN, "its memory may not be read")
+        return Finding(name, Status.UNKNOWN, "the daemon may not read its memory")
     if image.python is None:
         if uses_cuda(image):
             return Finding(name, Status.NOTE, "no Python interpreter: GPU activities only, no Python stacks")
@@ -368,10 +350,10 @@ def interpreter(subject: Subject) -> Finding:
     kind = "static" if image.python.path == image.exe else "shared"
     detail = f"CPython {version} in {image.python.path} ({kind}), all symbols found"
     if _is_free_threaded(image):
-        advice = f"run it with the usual build of Python {version}, or {START_WITH_AGENT}"
+        advice = f"run it with the standard build of Python {version}, or {START_WITH_AGENT}"
         return _problem(name, unsupported, f"{image.python.path} is a free-threaded build of Python", advice)
     if image.python.version[:2] > NEWEST_TRIED:
-        return Finding(name, Status.NOTE, detail, "newer than what this kinetod was tried with")
+        return Finding(name, Status.NOTE, detail, "newer than any that this kinetod was tested with")
     return Finding(name, Status.OK, detail)
 
 
@@ -403,7 +385,7 @@ def _same_filters_as_ours(subject: Subject) -> bool:
 
 
 def seccomp(subject: Subject) -> Finding:
-    """A filter that kills would end the process for a call that we bring in."""
+    """Whether its filters allow the agent's calls: one that kills would end the process for such a call."""
     found, own, name = subject.process.seccomp, subject.own, "seccomp"
     refuse = AttachCode.SECCOMP
     if found.mode == 0:
@@ -415,23 +397,23 @@ def seccomp(subject: Subject) -> Finding:
         return Finding(name, Status.OK, f"{count}, the same as the daemon's own")
     if subject.filters is None:
         if "CAP_SYS_ADMIN" in own.capabilities and own.seccomp.mode == 0:
-            detail = f"{count}; an attach reads them first (a stop of about 0.1 ms) and refuses if they are in the way"
+            detail = f"{count}; an attach reads them first (a stop of about 0.1 ms) and is refused if they forbid it"
             return Finding(name, Status.NOTE, detail)
         detail = f"{count} that the daemon may not read; one that kills would end the process, so it is left alone"
         advice = "run kinetod with CAP_SYS_ADMIN and without a seccomp filter of its own (a privileged container)"
         return _problem(name, refuse, detail, f"{advice}, or {START_WITH_AGENT}")
     if any(each.looks_at_the_caller for each in subject.filters):
-        detail = f"{count}, one of which looks at where in the program a call is made"
+        detail = f"{count}, one of which checks where in the program a call is made"
         return _problem(name, refuse, detail, START_WITH_AGENT)
     try:
         calls = forbidden(subject.filters, own.machine)
     except SeccompError as exc:
-        return _problem(name, refuse, f"{count}, one of which is not understood: {exc}", START_WITH_AGENT)
+        return _problem(name, refuse, f"{count}, one of which cannot be evaluated: {exc}", START_WITH_AGENT)
     if not calls:
-        return Finding(name, Status.OK, f"{count}, which allow all that an agent does")
+        return Finding(name, Status.OK, f"{count}, which allow everything that an agent does")
     deadly = any(call.action.kind in DEADLY for call in calls)
     named = ", ".join(map(str, calls[:_MAX_CALLS_NAMED])) + (" and more" if len(calls) > _MAX_CALLS_NAMED else "")
-    detail = f"{count}, which forbid what an agent does{', at the price of its life' if deadly else ''}: {named}"
+    detail = f"{count}, which forbid calls of an agent{' and kill the process for them' if deadly else ''}: {named}"
     return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
 
 

@@ -37,7 +37,7 @@ _USE_X, _RET_A, _TAX, _TXA, _JA, _DIVIDE = 0x08, 0x16, 0x07, 0x87, 0x05, 0x34
 
 
 class SeccompError(Exception):
-    """A program that the kernel would not have taken."""
+    """The kernel would not have accepted this filter."""
 
 
 class ActionKind(IntEnum):
@@ -59,7 +59,7 @@ _STRICTEST_FIRST = tuple(ActionKind)
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What becomes of a call. data: the error number of ERRNO."""
+    """What the filter does with a call. data: for ERRNO, the error number."""
 
     kind: ActionKind
     data: int = 0
@@ -76,7 +76,7 @@ def _action(result: int) -> Action:
 
 
 class Filter:
-    """One program."""
+    """One seccomp filter."""
 
     def __init__(self, program: bytes) -> None:
         """program: an array of struct sock_filter. Raises SeccompError."""
@@ -97,7 +97,7 @@ class Filter:
         try:
             return self._run(data)
         except (IndexError, KeyError, struct.error) as exc:
-            raise SeccompError(f"no valid filter: {exc!r}") from exc
+            raise SeccompError(f"not a valid filter: {exc!r}") from exc
 
     def _run(self, data: bytes) -> int:
         a = x = position = 0
@@ -170,7 +170,7 @@ def _constant(code: int, k: int) -> int:
 
 
 def evaluate(filters: Sequence[Filter], number: int, arguments: Sequence[int], machine: str) -> Action:
-    """What becomes of one call under all filters (oldest first, as the kernel numbers them). Raises SeccompError."""
+    """The action of all filters (oldest first, as the kernel numbers them) for one call. Raises SeccompError."""
     padded = ([value & _U64 for value in arguments] + [0] * 6)[:6]
     data = _DATA.pack(number, _ARCHITECTURES[machine], _SOMEWHERE, *padded)
     newest_first = [_action(each.run(data)) for each in reversed(filters)]
@@ -179,7 +179,7 @@ def evaluate(filters: Sequence[Filter], number: int, arguments: Sequence[int], m
 
 @dataclass(frozen=True, slots=True)
 class Forbidden:
-    """A call that the filters would not let us make."""
+    """A call of the agent's that the filters forbid."""
 
     name: str
     action: Action
@@ -189,7 +189,7 @@ class Forbidden:
 
 
 def forbidden(filters: Sequence[Filter], machine: str, calls: Sequence[Call] = CALLS) -> list[Forbidden]:
-    """The calls that stand in the way, those that would end the process first. Raises SeccompError."""
+    """The forbidden calls, those that would kill the process first. Raises SeccompError."""
     found = [each for call in calls for each in _objections(filters, machine, call)]
     return sorted(found, key=lambda each: _STRICTEST_FIRST.index(each.action.kind))
 

@@ -46,7 +46,7 @@ def read_filters(
     try:
         return [Filter(program) for program in _read(pid, seccomp, machine, approved)]
     except SeccompError as exc:
-        raise AttachError(AttachCode.SECCOMP, f"a seccomp filter of process {pid} is not understood: {exc}") from exc
+        raise AttachError(AttachCode.SECCOMP, f"a seccomp filter of process {pid} cannot be evaluated: {exc}") from exc
 
 
 def _read(pid: int, seccomp: Seccomp, machine: str, approved: Credentials | None) -> list[bytes]:
@@ -68,7 +68,7 @@ def _read(pid: int, seccomp: Seccomp, machine: str, approved: Credentials | None
         except LostError as exc:
             why = str(exc)
     raise AttachError(
-        AttachCode.TIMEOUT, f"process {pid} has a seccomp filter that must be looked at, but: {why}; try again"
+        AttachCode.TIMEOUT, f"process {pid} has a seccomp filter that could not be read: {why}; try again"
     )
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from kinetod.sandbox import decode_tries
 from kinetod.sandbox.confined_jobs import MAX_ANSWER_BYTES
 from kinetod.sandbox.output_limit import WATCH_S, Output, Overrun
 from kinetod.supervise import child
+from kinetod.supervise.child import Crashed, TooLate, WarmChild
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ COMMAND = child.python("kinetod.captures.result.decode_worker")
 FATAL_ROUNDS = 3
 SPARE_KEPT_S = 600.0
 RAW_KEPT = "the raw records are kept in"  # of a reason: the folder stays
-_EXIT_S = 2.0
 
 
 class DecodeError(Exception):
@@ -54,49 +54,33 @@ class Bounds:
     required: bool = False
 
 
-class _Crashed(Exception):
-    """The worker is of no use any more."""
-
-
-class _Died(Exception):
-    """The job's own process ended without an answer; the worker that it was forked from goes on."""
-
-
-class _Worker:
+class _Worker(WarmChild):
     """One process. Used by one job at a time."""
-
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self._stderr = asyncio.create_task(child.log_errors(process, log, "decode worker"))
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Worker":
-        return cls(
-            await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES)
+        """Raises OSError."""
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_ANSWER_BYTES
         )
+        return cls(process, log, "decode worker")
 
     async def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """One job, one answer. Raises _Crashed, _Died."""
+        """One job, one answer. Raises Crashed."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
             await self.process.stdin.drain()
             answer = json.loads(await self.process.stdout.readline())
         except (OSError, ValueError, RecursionError) as exc:
-            raise _Crashed(str(exc)) from exc
+            raise Crashed(str(exc)) from exc
         if not isinstance(answer, dict) or answer.get("id") != job["id"]:
-            raise _Crashed("it answered something else")
-        if "died" in answer:
-            raise _Died(clean(str(answer["died"]), 200))
+            raise Crashed("it answered something else")
         return answer
-
-    async def stop(self, *, kill: bool) -> str:
-        """Ends it; says how it ended."""
-        return await child.end(self.process, patience_s=0.0 if kill else _EXIT_S, readers=[self._stderr])
 
 
 class WorkerPool:
-    """Jobs wait for a free worker, in turns by whose they are (`limits.fair`); `count` workers are kept when idle.
+    """Jobs wait for a free worker, in turns by whose they are (`fair_slots`); `count` workers are kept when idle.
 
     That of the spare turn is kept for SPARE_KEPT_S after it was needed last: to start one takes longer than most jobs,
     and whoever has the spare turn would wait for it.
@@ -170,9 +154,9 @@ class WorkerPool:
             while await self._may_try(target_dir):
                 try:
                     conversion = await self._try(target_dir, formats, deadline_ns)
-                except (_Crashed, _Died) as exc:
-                    log.error("decoding %s crashed its worker (%s)", target_dir, exc)
-                    crash = str(exc)
+                except Crashed as exc:
+                    log.error("decoding %s crashed its worker (%s)", target_dir, exc.how)
+                    crash = exc.how
                     metrics.worker_crashed()
                 except DecodeError as exc:
                     if exc.code != VerdictReason.DECODE_TIMEOUT:
@@ -224,28 +208,18 @@ class WorkerPool:
             "required": bounds.required,
         }
         try:
-            answer = await asyncio.wait_for(self._watched(worker, job, target_dir), deadline_ns / 1e9)
-        except TimeoutError:
-            await worker.stop(kill=True)
+            answer = await worker.within(deadline_ns / 1e9, self._watched(worker, job, target_dir))
+        except TooLate:
             raise DecodeError(
                 VerdictReason.DECODE_TIMEOUT,
                 f"decoding took longer than {format_duration(deadline_ns)} (kinetod --decode-deadline); "
                 f"{RAW_KEPT} {target_dir}/raw",
             ) from None
-        except _Crashed as exc:
-            how = await worker.stop(kill=False)  # killing what has just ended would hide its exit status
-            raise _Crashed(how) from exc
-        except _Died:
-            self._idle.append(worker)
-            raise
-        except BaseException:
-            await worker.stop(kill=True)
-            raise
         self._idle.append(worker)
         return _conversion(answer, target_dir)
 
     async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
-        """Its answer. Raises DecodeError if it writes too much, _Crashed, _Died."""
+        """The worker's answer. Raises DecodeError if it writes too much, Crashed."""
         output = self._outputs[target_dir] = Output(target_dir, self._room)
         asking = asyncio.create_task(worker.ask(job))
         try:
@@ -281,6 +255,9 @@ class WorkerPool:
 
 
 def _conversion(answer: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
+    """Raises DecodeError, and Crashed if the job's own process ended without an answer; its worker goes on."""
+    if "died" in answer:
+        raise Crashed(how=clean(str(answer["died"]), 200))
     conversion = answer.get("conversion")
     if answer.get("ok") is True and isinstance(conversion, dict):
         return conversion

@@ -160,7 +160,7 @@ def test_a_killed_program_is_an_end_and_no_error(program: Program) -> None:
     assert program.remote.stop(100).timed_out == 1
     assert program.remote.start([KERNEL]) == EnableResult(-2, {KERNEL: 0}, "its collector's thread has ended")
     program.remote.close()
-    with pytest.raises(SourceError, match="cannot be recorded any more: its collector's thread has ended"):
+    with pytest.raises(SourceError, match="can no longer be recorded: its collector's thread has ended"):
         program.remote.open("/nowhere")
     assert program.ends == 1
 

@@ -278,4 +278,4 @@ def test_a_socket_that_cannot_be_made_again_is_a_problem() -> None:
 
     (problem,) = asyncio.run(scenario())
     assert problem.startswith("agents cannot connect: the socket ")
-    assert problem.endswith("exists and is no socket; move it away or choose another path")
+    assert problem.endswith("exists but is not a socket; move it away or choose another path")

@@ -167,14 +167,14 @@ def test_without_a_libcupti_a_capture_is_refused_with_advice() -> None:
     with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         source = RemoteCuptiSource(process.pid, {}, RemoteCollector(ours))
         assert "kernel" in source.activity_types()
-        with pytest.raises(SourceError, match=r"no libcupti was found for it: not beside its CUDA libraries") as caught:
+        with pytest.raises(SourceError, match=r"no libcupti was found: neither beside its CUDA libraries") as caught:
             source.prepare(SourceRequest(frozenset(["kernel"]), 1 << 20, {}))
     assert caught.value.reason_code == "CUPTI_LIBRARY"
 
 
 def test_a_proxy_that_cannot_be_started_is_an_error(program: FakeProgram) -> None:
     async def start() -> None:
-        with pytest.raises(AttachError, match="cannot start a process that speaks for"):
+        with pytest.raises(AttachError, match="cannot start a proxy for process"):
             await Proxies(command=["/nowhere/python"]).start(ProcessKey(program.pid, 1), program.channel)
 
     asyncio.run(start())

@@ -131,7 +131,7 @@ def test_when_no_method_can_be_used_the_reason_is_not_the_want_of_time() -> None
 
 @pytest.mark.usefixtures("never")
 def test_code_that_never_runs_is_a_timeout() -> None:
-    with pytest.raises(AttachError, match="did not come round in time") as caught:
+    with pytest.raises(AttachError, match="did not run the injected code") as caught:
         run(FakeMethod("pending_call", 250), FakeMethod("native_thread", 1), deadline_s=0.2)
     assert caught.value.code is AttachCode.TIMEOUT
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect.process_inspection import MappedFacts, read_own
 from kinetod.attach.policy import preconditions
-from kinetod.attach.policy.preconditions import Finding, Status, examine
+from kinetod.attach.policy.preconditions import examine
 from kinetod.attach_helper import diagnosis
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent, decode, diagnose, encode
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
@@ -50,7 +51,7 @@ def test_a_python_process_gets_a_pending_call() -> None:
 def test_a_main_thread_that_waits_is_told() -> None:
     with subjects.python() as pid:
         until(lambda: subjects.state(pid) == "S", "it waits")
-        assert "the main thread waits in a system call" in finding(diagnose(pid), "method").detail
+        assert "the main thread is waiting in a system call" in finding(diagnose(pid), "method").detail
 
 
 def test_cuda_and_the_version_of_cupti_are_told(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_whether_torchs_profiler_is_at_work_cannot_be_seen() -> None:
     mapped = MappedFacts(**usual, torch="/v/torch/lib/libtorch_python.so")  # type: ignore[arg-type]
     found = diagnosis._torch(mapped)
     assert found.status is Status.NOTE
-    assert "whether its profiler is at work cannot be seen from outside" in found.detail
+    assert "whether its profiler is recording cannot be seen from outside" in found.detail
 
 
 @pytest.mark.parametrize("state", ["zombie", "stopped"])
@@ -188,9 +189,12 @@ def test_a_process_of_its_own_looks() -> None:
 @pytest.mark.parametrize(
     ("program", "detail"),
     [
-        ("import time; time.sleep(1000)", "looking at it took longer than 0.3 s: what it maps does not answer"),
-        ("import os; os.abort()", "looking at it failed; the daemon's log has the details"),
-        ("print('junk')", "looking at it failed; the daemon's log has the details"),
+        (
+            "import time; time.sleep(1000)",
+            "inspecting it took longer than 0.3 s: what it maps does not respond",
+        ),
+        ("import os; os.abort()", "inspecting it failed; the daemon's log has the details"),
+        ("print('junk')", "inspecting it failed; the daemon's log has the details"),
     ],
 )
 def test_whatever_happens_to_it_the_daemon_goes_on(program: str, detail: str) -> None:

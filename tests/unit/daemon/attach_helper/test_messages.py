@@ -79,8 +79,8 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         ),
         (b'{"type":"execute","target":[7,8]}', "execute"),
         (b'{"type":"attached","method":"x","stopped_ns":1,"latency_ns":1}', "attached"),
-        (b"[" * 4000, "understood"),
-        (b"", "understood"),
+        (b"[" * 4000, "cannot be decoded"),
+        (b"", "cannot be decoded"),
     ],
 )
 def test_what_is_out_of_bounds_or_unknown_is_no_request(body: bytes, why: str) -> None:

@@ -1,7 +1,7 @@
 """What `doctor` says of the GPUs."""
 
 import pytest
-from kinetod.attach.policy.preconditions import Status
+from kinetod.attach.finding import Status
 from kinetod.gpus.gpu_findings import findings
 from kinetod.gpus.gpu_types import GpuState, Library, LibraryState, Snapshot
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from kinetod.attach.policy.preconditions import Status
+from kinetod.attach.finding import Status
 from kinetod.host_checks.check_protocol import Question
 from kinetod.host_checks.check_runner import HostLooker, Looked
 from kinetod.profilers.profiler_scan import Profiler, Scan
@@ -42,7 +42,7 @@ def test_all_checks_are_made_on_this_host(tmp_path: Path) -> None:
         (f"{SAY} sys.stdin = open(0); import signal; signal.pause()", 2, "did not end within 2 s"),
         (f"{SAY} import os; os.kill(os.getpid(), 9)", 20, "failed (exit status -9)"),
         (f"{SAY} raise SystemExit(0)", 20, "it ended early"),
-        (f"{SAY} print('nonsense')", 20, "nonsense"),
+        (f"{SAY} print('nonsense')", 20, "its answer is invalid"),
     ],
     ids=["hangs", "crashes", "ends early", "talks nonsense"],
 )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.host_checks import driver_check
 from support.machine import native
 
@@ -35,7 +35,7 @@ def test_the_restriction_is_read_under_either_name(tmp_path: Path, params: str |
 
 @pytest.mark.parametrize(
     ("version", "status", "says"),
-    [(130001, Status.OK, "(CUDA 13.0)"), (999999, Status.NOTE, "(version 999999, not known)")],
+    [(130001, Status.OK, "(CUDA 13.0)"), (999999, Status.NOTE, "(unknown version 999999)")],
 )
 def test_libraries_of_this_host_are_listed_once_with_their_version(
     tmp_path: Path, version: int, status: Status, says: str

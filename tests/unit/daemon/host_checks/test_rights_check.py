@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 import pytest
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect.process_inspection import Seccomp
-from kinetod.attach.policy.preconditions import Finding, Status
 from kinetod.host_checks.check_protocol import Question
 from kinetod.host_checks.rights_check import Rights, findings, read
 from support.service.subjects import own_facts
@@ -38,7 +38,7 @@ def test_this_process_is_read() -> None:
         ({"uid": 0, "capabilities": EVERYTHING - {"CAP_SYS_PTRACE"}}, {}, Status.NOTE, "without CAP_SYS_PTRACE"),
         ({"uid": 1000, "capabilities": frozenset()}, {}, Status.OK, "that user's own processes"),
         ({"uid": 990, "capabilities": frozenset()}, {"helper": True}, Status.OK, "the attach helper enters"),
-        ({"uid": 0, "capabilities": EVERYTHING}, {"attaching": False}, Status.NOTE, "brings no agents in"),
+        ({"uid": 0, "capabilities": EVERYTHING}, {"attaching": False}, Status.NOTE, "does not inject agents"),
     ],
 )
 def test_permissions(own: dict[str, object], asked: dict[str, object], status: Status, says: str) -> None:
@@ -77,7 +77,7 @@ def test_a_filter_of_ones_own_costs_those_of_others(mode: int, helper: bool, sta
     ("foreign", "status", "says"),
     [
         ((), Status.OK, "the host's"),
-        (None, Status.UNKNOWN, "may not be read"),
+        (None, Status.UNKNOWN, "may not read them"),
         (("pid", "cgroup"), Status.NOTE, "its own container only"),
         (("user",), Status.NOTE, "root in it is nobody outside"),
     ],

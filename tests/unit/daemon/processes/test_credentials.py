@@ -67,7 +67,7 @@ def test_they_arrive_as_they_were_sent() -> None:
     assert Credentials.from_dict(json.loads(json.dumps(KNOWN.to_dict()))) == KNOWN
     with pytest.raises(ValueError, match="four ids"):
         Credentials.from_dict({**KNOWN.to_dict(), "uids": [1]})
-    with pytest.raises(ValueError, match="no credentials"):
+    with pytest.raises(ValueError, match="not credentials"):
         Credentials.from_dict({"uids": [1, 1, 1, 1]})
 
 

@@ -63,4 +63,4 @@ def test_an_answer_without_it_is_unknown_with_the_reason(tmp_path: Path, script:
 def test_a_command_that_hangs_or_is_not_there_is_unknown(tmp_path: Path) -> None:
     assert profiling(dcgmi(tmp_path, "exec sleep 60"), deadline_s=0.1)[0] is Profiling.UNKNOWN
     state, text = profiling((str(tmp_path / "none"),))
-    assert (state, "there is no" in text) == (Profiling.UNKNOWN, True)
+    assert (state, "is not installed" in text) == (Profiling.UNKNOWN, True)

@@ -1,7 +1,7 @@
 """What other profilers are in the way of, and what to do."""
 
 import pytest
-from kinetod.attach.policy.preconditions import Finding, Status
+from kinetod.attach.finding import Finding, Status
 from kinetod.processes.profiler_signs import BY_PRODUCT
 from kinetod.profilers.dcgm import Profiling
 from kinetod.profilers.profiler_findings import findings, of_libraries

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinetod.attach.policy.preconditions import Status
+from kinetod.attach.finding import Status
 from kinetod.host_checks.sandbox_check import findings
 from kinetod.sandbox import confinement, decode_tries, landlock, seccomp_filter
 from kinetod.sandbox.confinement import CannotConfine, Limits
@@ -30,7 +30,7 @@ def test_what_is_missing_is_told_with_its_cost() -> None:
     ("found", "status", "says"),
     [
         (WHOLE, Status.OK, "decoders are confined by Landlock ABI 7"),
-        (Support(landlock=0, seccomp=True), Status.NOTE, "decoders are not confined completely: no Landlock"),
+        (Support(landlock=0, seccomp=True), Status.NOTE, "decoders are not fully confined: no Landlock"),
     ],
 )
 def test_the_doctor_says_it(found: Support, status: Status, says: str) -> None:

@@ -121,7 +121,9 @@ def test_an_expression_takes_time_in_proportion_to_the_command_line() -> None:
 
 @pytest.mark.parametrize("text", ["(", "(?<=a)b", r"(a)\1", "x{1001}", "(((x{100}){100}){100})"])
 def test_what_is_no_expression_of_re2_is_refused_with_the_field(text: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"selector\.command_regex: no regular expression \(RE2 syntax\): "):
+    with pytest.raises(
+        InvalidRequest, match=r"selector\.command_regex: not a valid regular expression \(RE2 syntax\): "
+    ):
         checked_selector(pb.Selector(command_regex=text))
 
 
@@ -135,9 +137,7 @@ def test_a_selector_says_what_it_selects() -> None:
     assert str(checked_selector(selector)) == "pid 7, command matching 'x', user ada, rank 0, 1, job 77"
     assert str(checked_selector(pb.Selector())) == "any process"
     selector = pb.Selector(pids=[7, 8], children=True, ranks=[-1], gpus=[1, 0], job_ids=["77"], job_step="batch")
-    assert str(checked_selector(selector)) == (
-        "pid 7, 8 and what descends from it, any rank, GPU 0, 1, job 77, step batch"
-    )
+    assert str(checked_selector(selector)) == ("pid 7, 8 and their descendants, any rank, GPU 0, 1, job 77, step batch")
     selector = pb.Selector(pod_uids=[POD], container_ids=[CONTAINER[:12]])
     assert str(checked_selector(selector)) == f"pod {POD}, container 4f4f4f4f4f4f"
     assert str(checked_selector(pb.Selector(gpus=range(22)))).endswith(", 18, 19 and 2 more")

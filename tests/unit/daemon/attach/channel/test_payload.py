@@ -81,13 +81,13 @@ def fake_process(proc: Path, executable: bytes) -> None:
 )
 def test_a_program_for_another_machine_is_refused(tmp_path: Path, executable: bytes) -> None:
     fake_process(tmp_path, executable)
-    with pytest.raises(AttachError, match="process 7 runs code of another machine") as caught:
+    with pytest.raises(AttachError, match="process 7 is built for ELF machine") as caught:
         payload.check_machine(7, tmp_path)
     assert caught.value.code is AttachCode.UNSUPPORTED
 
 
 def test_a_program_that_cannot_be_read_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(AttachError, match="program of process 7 cannot be read") as caught:
+    with pytest.raises(AttachError, match="executable of process 7 cannot be read") as caught:
         payload.check_machine(7, tmp_path)
     assert caught.value.code is AttachCode.GONE
 
@@ -129,7 +129,7 @@ def test_a_target_that_hangs_up_and_lives_has_closed_the_channel() -> None:
 def test_a_target_that_says_nothing_is_a_timeout() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     begin = time.monotonic()
-    with ours, theirs, pytest.raises(AttachError, match="not loaded the agent in time") as caught:
+    with ours, theirs, pytest.raises(AttachError, match="did not load the agent in time") as caught:
         payload.send(ours, os.getpid(), Deadline(0.2))
     assert caught.value.code is AttachCode.TIMEOUT
     assert time.monotonic() - begin < 5

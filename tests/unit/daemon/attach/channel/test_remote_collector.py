@@ -66,13 +66,13 @@ def no_descriptor_is_left() -> Iterator[None]:
     ("packet", "why"),
     [
         (b"x", "a packet of 1 bytes"),
-        (b"XXXX" + bytes(20), "a packet that is no answer"),
-        (answer(COUNTS, 1, result=bytes(24))[:-1], "a packet that is no answer"),
+        (b"XXXX" + bytes(20), "a packet that is not an answer"),
+        (answer(COUNTS, 1, result=bytes(24))[:-1], "a packet that is not an answer"),
         (answer(COUNTS, 1, result=bytes(8)), "8 bytes of result instead of 24"),
-        (answer(COUNTS, 2, result=bytes(24)), "answered something else"),
-        (answer(DEVICE, 1, result=bytes(24)), "answered something else"),
-        (answer(COUNTS, 1, text=bytes(9000)), "more than was asked for"),
-        (answer(COUNTS, 0, result=bytes(4)), "did not greet"),
+        (answer(COUNTS, 2, result=bytes(24)), "answered another request"),
+        (answer(DEVICE, 1, result=bytes(24)), "answered another request"),
+        (answer(COUNTS, 1, text=bytes(9000)), "more than it was asked for"),
+        (answer(COUNTS, 0, result=bytes(4)), "sent no greeting"),
         (answer(ABI, 0, result=struct.pack("=I", 99)), "interface 99, this daemon needs 3"),
         (answer(ABI, 0, code=-5, result=bytes(4), text=b"forked"), "forked"),
     ],
@@ -144,5 +144,5 @@ def test_silence_ends_after_its_time() -> None:
 
 def test_a_greeting_is_checked() -> None:
     read_greeting(answer(ABI, 0, result=struct.pack("=I", 3)))
-    with pytest.raises(RemoteEnded, match="did not greet"):
+    with pytest.raises(RemoteEnded, match="sent no greeting"):
         read_greeting(answer(ABI, 1, result=struct.pack("=I", 3)))

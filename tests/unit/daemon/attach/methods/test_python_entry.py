@@ -8,10 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline, Method
+from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline
 from kinetod.attach.channel import bootstrap
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods import python_entry
+from kinetod.attach.methods.method import Method
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_code import CODE
@@ -115,7 +116,7 @@ def test_the_source_runs_on_a_new_thread_with_globals_of_its_own(tmp_path: Path,
 
 def test_what_is_cancelled_before_it_begins_does_nothing(tmp_path: Path) -> None:
     method = PendingCall()
-    with engine_target(tmp_path, "asleep bystander") as target:  # its main thread does not come round
+    with engine_target(tmp_path, "asleep bystander") as target:  # its main thread does not run them
         hand_over(method, target.pid, f"open({str(target.mark)!r}, 'w').write('x')")
         method.finish()
         other = PendingCall()

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import standstill
-from kinetod.attach.inspect.process_inspection import Access, OwnFacts, ProcessFacts, Rooms, Seccomp, read_own
+from kinetod.attach.inspect.process_inspection import Access, InspectedProcess, OwnFacts, Rooms, Seccomp, read_own
 from kinetod.attach.policy import preconditions
-from kinetod.attach.policy.preconditions import Finding, Status, check, suitable_image
+from kinetod.attach.policy.preconditions import check, suitable_image
 from kinetod.attach.policy.seccomp_check import Filter
 from kinetod.processes.memory_limits import Room
 from support.machine import native
@@ -61,7 +62,7 @@ def test_a_zombie_is_refused() -> None:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
         assert error.reason == (
-            f"process {pid} (sleep) cannot be attached to: it has ended and waits for its parent to collect it "
+            f"process {pid} (sleep) cannot be attached to: it has ended and waits for its parent to reap it "
             "(zombie); `kinetoctl ps --all` lists the others"
         )
 
@@ -70,14 +71,14 @@ def test_a_stopped_process_is_refused() -> None:
     with subjects.stopped() as pid:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
-        assert f"it is stopped (SIGSTOP or Ctrl-Z); let it go on: kill -CONT {pid}" in error.reason
+        assert f"it is stopped (SIGSTOP or Ctrl-Z); resume it: kill -CONT {pid}" in error.reason
 
 
 def test_a_process_in_uninterruptible_sleep_is_refused(tmp_path: Path) -> None:
     with subjects.uninterruptible(tmp_path) as pid:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
-        assert "it waits in the kernel and cannot be interrupted (state D)" in error.reason
+        assert "it is blocked in the kernel (state D) and cannot be interrupted" in error.reason
 
 
 def test_a_traced_process_is_refused_and_the_tracer_named() -> None:
@@ -94,14 +95,14 @@ def test_a_kernel_thread_is_refused() -> None:
         pytest.skip("kernel threads are not visible here")
     error = refusal(2)
     assert error.code is AttachCode.UNSUITABLE
-    assert "it is a thread of the kernel" in error.reason
+    assert "it is a kernel thread" in error.reason
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), os.getppid()], ids=["daemon", "helper"])
 def test_the_daemon_and_its_helper_are_refused(pid: int) -> None:
     error = refusal(pid)
     assert error.code is AttachCode.UNSUITABLE
-    assert "it is the daemon itself or a process of its own" in error.reason
+    assert "it is the daemon itself or one of its processes" in error.reason
 
 
 def test_the_hosts_init_is_refused_but_not_that_of_our_container() -> None:
@@ -115,7 +116,7 @@ def test_the_hosts_init_is_refused_but_not_that_of_our_container() -> None:
 def test_the_number_of_a_thread_is_refused_with_the_process_that_is_meant() -> None:
     with Host() as host:
         tid = host.ask("thread", program=all_but({}).hex())
-        assert f"{tid} is the number of a thread of process {host.pid}; name process {host.pid}" in refusal(tid).reason
+        assert f"{tid} is the id of a thread of process {host.pid}; name process {host.pid}" in refusal(tid).reason
 
 
 def test_a_process_that_is_not_there_is_gone() -> None:
@@ -133,17 +134,17 @@ def test_pypy_is_refused_by_its_name(tmp_path: Path) -> None:
     program = tmp_path / "pypy3.10"
     shutil.copy(subjects.SLEEP, program)
     with subjects.running(str(program), "1000") as pid:
-        assert "it runs PyPy; only CPython is known; run the program with CPython" in refusal(pid).reason
+        assert "it runs PyPy; only CPython is supported; run the program with CPython" in refusal(pid).reason
 
 
 @pytest.mark.parametrize(
     ("found", "detail"),
     [
         (executable(bits=32, machine="i386"), "/usr/bin/python3.11 is a 32-bit program"),
-        (executable(machine="aarch64"), "/usr/bin/python3.11 is a program for aarch64"),
+        (executable(machine="aarch64"), "/usr/bin/python3.11 is built for aarch64"),
         (
             executable(path="/opt/app", frozen="PyInstaller"),
-            "/opt/app was packed with PyInstaller: its standard library is not all there",
+            "/opt/app was packed with PyInstaller: its standard library is incomplete",
         ),
     ],
 )
@@ -166,7 +167,7 @@ def test_programs_that_we_cannot_enter_are_refused(found: object, detail: str) -
 def test_a_program_that_is_run_translated_is_refused(path: str, name: str) -> None:
     finding = preconditions.executable(subject(process_facts(executable=executable(path=path))))
     assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.UNSUPPORTED)
-    assert finding.detail == f"{name} runs it, whose translated code cannot be entered"
+    assert finding.detail == f"it runs under {name}, whose translated code cannot be entered"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_a_free_threaded_build_is_refused() -> None:
 # permission
 
 
-def refused(**changes: object) -> ProcessFacts:
+def refused(**changes: object) -> InspectedProcess:
     return process_facts(access=Access.REFUSED, **changes)
 
 
@@ -225,18 +226,18 @@ def refused(**changes: object) -> ProcessFacts:
             refused(uids=(7, 7, 7, 7)),
             own_facts(),
             "it runs as uid 7, the daemon as uid 1000",
-            "ask a daemon of uid 7, or the system's daemon, run by root",
+            "use a daemon that runs as uid 7, or the system's daemon, which runs as root",
         ),
         (
             refused(dumpable=False),
             own_facts(),
-            "it runs as uid 1000 like the daemon, but is not dumpable (it changed its rights, or says so)",
+            "it runs as uid 1000 like the daemon, but is not dumpable (it changed its ids, or asked for that)",
             "run kinetod as root, or with CAP_SYS_PTRACE",
         ),
         (
             refused(),
             own_facts(ptrace_scope=1),
-            "1: only a parent of it may trace it",
+            "1: only one of its ancestors may trace it",
             "run kinetod as root, or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope to 0",
         ),
         (
@@ -248,8 +249,8 @@ def refused(**changes: object) -> ProcessFacts:
         (
             refused(),
             own_facts(ptrace_scope=3, uid=0, capabilities=frozenset(("CAP_SYS_PTRACE",))),
-            "3: nobody may trace",
-            "set kernel.yama.ptrace_scope to a lower value: that takes a reboot",
+            "3: no process may be traced",
+            "set kernel.yama.ptrace_scope to a lower value, which takes a reboot",
         ),
         (
             refused(),
@@ -259,7 +260,9 @@ def refused(**changes: object) -> ProcessFacts:
         ),
     ],
 )
-def test_a_refusal_of_the_kernel_is_explained(process: ProcessFacts, own: OwnFacts, detail: str, advice: str) -> None:
+def test_a_refusal_of_the_kernel_is_explained(
+    process: InspectedProcess, own: OwnFacts, detail: str, advice: str
+) -> None:
     finding = preconditions.permission(subject(process, own))
     assert finding == Finding("permission", Status.PROBLEM, detail, advice, AttachCode.NOT_PERMITTED)
 
@@ -316,7 +319,7 @@ def test_a_filter_that_kills_for_a_call_of_ours_is_refused_and_the_process_goes_
         host.ask("install", program=all_but({SOCKETPAIR: KILL_PROCESS}).hex())
         error = refusal(host.pid)
         assert error.code is AttachCode.SECCOMP
-        assert "forbid what an agent does, at the price of its life: socketpair (KILL_PROCESS)" in error.reason
+        assert "forbid calls of an agent and kill the process for them: socketpair (KILL_PROCESS)" in error.reason
         assert host.ask("nothing") is True
 
 
@@ -364,13 +367,13 @@ def test_strict_mode_is_refused() -> None:
 def test_a_filter_that_looks_at_the_caller_is_refused() -> None:
     looks = Filter(bytes.fromhex("2000000008000000" + "060000000000ff7f"))
     finding = preconditions.seccomp(subject(FILTERED, PRIVILEGED, filters=(looks,)))
-    assert "looks at where in the program a call is made" in finding.detail
+    assert "checks where in the program a call is made" in finding.detail
 
 
 # what it may take
 
 
-def rooms(**left: int) -> ProcessFacts:
+def rooms(**left: int) -> InspectedProcess:
     memory, addresses, data = (
         Room(left[name], f"limit {name}", "raise it") if name in left else None
         for name in ("memory", "addresses", "data")
@@ -405,7 +408,9 @@ def test_advice_for_more_descriptors_is_within_the_hard_limit(limit: int, hard: 
 
 def test_a_process_whose_main_thread_has_ended_is_not_called_a_zombie() -> None:
     finding = preconditions.process(subject(process_facts(state="Z", thread_count=3)))
-    assert finding.detail == "its main thread has ended, which alone runs what is handed to the interpreter"
+    assert (
+        finding.detail == "its main thread has ended, and only that thread runs what is injected into the interpreter"
+    )
 
 
 # standing still
@@ -425,7 +430,7 @@ def test_a_process_that_waits_in_the_kernel_but_runs_in_between_is_suitable() ->
 
 def test_a_process_that_stands_still_later_is_told(tmp_path: Path) -> None:
     with subjects.stopped() as pid:
-        with pytest.raises(AttachError, match=r"Ctrl-Z\); let it go on: kill -CONT"):
+        with pytest.raises(AttachError, match=r"Ctrl-Z\); resume it: kill -CONT"):
             standstill.check(pid)
         os.kill(pid, signal.SIGCONT)
         until(lambda: subjects.state(pid) != "T", "it goes on")
