@@ -35,7 +35,7 @@ def _settings(command: F) -> F:
 
 
 def _option(key: Key) -> Callable[[F], F]:
-    """Variables are read by `config_file`, all at once; here they are only named."""
+    """The click option of a setting. Its variable is only named here; `config_sources` reads them all at once."""
     help_text = f"{key.meaning[0].upper()}{key.meaning[1:]}."
     if key.off_switch:
         return click.option(key.option, is_flag=True, help=f"{help_text}  [env var: {key.variable}]")
@@ -58,8 +58,12 @@ def _option(key: Key) -> Callable[[F], F]:
     help=f"The configuration file.  [env var: {CONFIG_VARIABLE}; default: /etc/kinetod/config.toml for root, else "
     "~/.config/kinetod/config.toml; these may be missing]",
 )
-@click.option("--check-config", is_flag=True, help="Print every setting and where it comes from, then exit: 0, or 2.")
-@click.option("--print-default-config", is_flag=True, help="Print a configuration file with every key, then exit.")
+@click.option(
+    "--check-config",
+    is_flag=True,
+    help="Print every setting and its source, then exit with 0, or with 2 if the configuration has errors.",
+)
+@click.option("--print-default-config", is_flag=True, help="Print a configuration file with every key and exit.")
 @_settings
 @click.version_option(__version__, prog_name="kinetod")
 @click.pass_context
@@ -88,7 +92,7 @@ def command(
 
 
 def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The settings that the command line has, by key name."""
+    """The settings given on the command line, by key name."""
     given = {}
     for key in KEYS:
         name = _parameter(key)
@@ -98,7 +102,7 @@ def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _see_credentials_of_the_service() -> None:
-    """Lets `credential:NAME` be checked from a shell while the service runs."""
+    """Makes `credential:NAME` checkable from a shell while the service runs."""
     if CREDENTIALS_VARIABLE not in os.environ and os.access(SERVICE_CREDENTIALS, os.X_OK):
         os.environ[CREDENTIALS_VARIABLE] = SERVICE_CREDENTIALS
 

@@ -18,11 +18,11 @@ HELPER_PREFIX = "seqpacket:"
 
 
 class Unwell(Exception):
-    """It is not, or cannot be asked. The text says why."""
+    """The service is not healthy or cannot be asked. The text says why."""
 
 
 def ask_daemon(address: str, deadline_s: float = DEADLINE_S) -> None:
-    """Raises Unwell."""
+    """Checks its health. Raises Unwell."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -43,7 +43,7 @@ def _details(error: Exception) -> str:
 
 
 def ask_helper(path: Path) -> None:
-    """Raises Unwell."""
+    """Checks its health. Raises Unwell."""
     from kinetod.attach_helper.helper_client import HelperService
 
     if problem := asyncio.run(HelperService(path, start_grace_s=0).problem()):
@@ -51,7 +51,7 @@ def ask_helper(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; without an address, the one that clients take."""
+    """Entry point; without an address, it probes the one that clients use."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     address = given[0] if given else rpc_address()
     try:

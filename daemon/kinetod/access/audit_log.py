@@ -32,10 +32,10 @@ _END = object()
 
 
 class AuditLog:
-    """Where the lines go. Use `close` at the end."""
+    """Writes the audit log. Call `close` at the end."""
 
     def __init__(self, path: Path | None, clock: Callable[[], int] = time.time_ns) -> None:
-        """Opens the file. Blocking. Raises StartError."""
+        """Opens the file. Blocks. Raises StartError."""
         self._clock = clock
         self._path = path
         self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
@@ -50,7 +50,7 @@ class AuditLog:
             self._thread.start()
 
     def write(self, call: str, decision: str, caller: Caller | None, /, **facts: Any) -> None:
-        """One line. decision: allowed, denied, or the reason code of another refusal; empty facts are left out."""
+        """Writes one line. decision: allowed, denied, refused or how the call ended; empty facts are left out."""
         now_ns = self._clock()
         line = json.dumps(
             {"time_ns": now_ns, "call": call, "decision": decision, **_who(caller), **_shown(facts)},
@@ -66,13 +66,13 @@ class AuditLog:
             log.log(NOTICE, "%s", line)
 
     def reopen(self) -> None:
-        """The file may have been moved away."""
+        """Reopens the file, which may have been moved away."""
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(_REOPEN)
 
     def close(self) -> None:
-        """Writes what waits. Blocking."""
+        """Writes the queued lines. Blocks."""
         if self._thread is not None:
             self._queue.put(_END)
             self._thread.join()
@@ -95,7 +95,9 @@ class AuditLog:
         try:
             new = _opened(self._path)
         except OSError as exc:
-            log.error("the audit log %s cannot be opened again, the old file stays: %s", self._path, exc.strerror)
+            log.error(
+                "the audit log %s cannot be reopened, lines still go to the old file: %s", self._path, exc.strerror
+            )
             return old
         os.close(old)
         return new

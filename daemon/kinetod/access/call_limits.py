@@ -27,7 +27,7 @@ FLOODS = frozenset({Reason.TOO_MANY_REQUESTS, Reason.TOO_MANY_CALLS})
 
 
 class Doorkeeper:
-    """Lets calls in. hold, vouch: see `Front`."""
+    """Admits calls within their limits. hold, vouch: see `Front`."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Doorkeeper:
         self._tally = Tally(self._write)
 
     async def introduced(self, connection: str, auth: Auth) -> None:
-        """Finds out whose call it is where only a token says so. Raises Exhausted."""
+        """Identifies the user of a connection that only a token identifies. Raises Exhausted."""
         if user := await self._callers.introduce(connection, auth):
             self._vouch(connection, user)
 
     @contextlib.contextmanager
     def entered(self, method: str, connection: str, auth: Auth, *, ungated: bool) -> Iterator[None]:
-        """Holds one of the caller's calls. ungated: of a method that passes no gate. Raises Exhausted."""
+        """Counts one of the caller's calls for the block. ungated: the method passes no gate. Raises Exhausted."""
         standing = self._callers.standing(connection, auth)
         payer.set(standing.key)
         with contextlib.ExitStack() as held:
@@ -70,14 +70,14 @@ class Doorkeeper:
             yield
 
     def flooded(self, call: str, connection: str, who: Standing | Caller, error: KinetodError) -> None:
-        """A request was refused since there are too many of them."""
+        """Notes a request that was refused because there are too many."""
         metrics.limited(str(error.reason))
         line = self._line(call, "refused", who, reason=str(error.reason))
         self._tally.note((who.key, call, error.reason), line)
         self._hold(connection, PENALTY_S)
 
     def unknown(self, call: str, connection: str, auth: Auth) -> None:
-        """A call was refused before it was known whose it is. Raises Exhausted if there are too many of them."""
+        """Notes a call refused before its caller was identified. Raises Exhausted if there are too many."""
         standing = self._callers.standing(connection, auth)
         try:
             self._rate.take(f"{standing.key} unknown", standing.who)
@@ -86,7 +86,7 @@ class Doorkeeper:
             raise
 
     def close(self) -> None:
-        """Writes what is counted and not written."""
+        """Writes the lines that are still only counted."""
         self._tally.flush()
 
     @staticmethod

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FairSlots:
-    """So many turns at a time. Used on one event loop."""
+    """Grants a limited number of turns at a time, fairly by payer. Use it on one event loop."""
 
     def __init__(self, count: int, *, spare: int = 0) -> None:
         self._count = count
@@ -29,18 +29,18 @@ class FairSlots:
         self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}  # whose turn it is next comes first
 
     def resize(self, count: int, *, spare: int = 0) -> None:
-        """From now on so many. Turns that are taken stay."""
+        """Changes the number of turns. Turns already taken are kept."""
         self._count, self._spare = count, spare
         self._grant()
 
     @property
     def used(self) -> int:
-        """Turns that are taken now."""
+        """The number of turns taken now."""
         return self._held.total()
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits for a turn and keeps it for the block."""
+        """Waits for a turn and holds it for the block."""
         key = payer.get()
         await self._take(key)
         try:
@@ -49,7 +49,7 @@ class FairSlots:
             self._give_back(key)
 
     async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what blocks in a thread, in one turn."""
+        """Runs a blocking function in a thread while holding a turn."""
         async with self.turn():
             return await asyncio.to_thread(function, *args, **kwargs)
 

@@ -10,8 +10,8 @@ _WIDTH = 100
 _HEAD = """\
 # kinetod's configuration (TOML). Every key is here, commented out, with its default.
 # Durations are "500ms", "5s", "10min"; sizes "128MiB", "8GiB" or a number of bytes.
-# The environment variable named with each key counts more than this file, a command-line option more than both.
-# Check it with: kinetod --check-config. Keys marked "reload" are taken over by: systemctl reload kinetod
+# The environment variable of each key takes precedence over this file, a command-line option over both.
+# Check it with: kinetod --check-config. Keys marked "reload" take effect on: systemctl reload kinetod
 """
 
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Reloads when asked to, one at a time; requests during a reload make one more."""
+    """Reloads on request, one at a time; requests during a reload cause one more."""
 
     def __init__(self, settings: Settings, origin: Origin, status: Callable[[], str]) -> None:
         self._settings = settings
@@ -56,7 +56,7 @@ class Reloader:
         config, changed, waiting = reloaded(running, loaded.config)
         self._settings.replace(config)
         for key in waiting:
-            log.warning("%s waits for a restart", _change(key, running, loaded.config))
+            log.warning("%s takes effect at the next start", _change(key, running, loaded.config))
         for key in changed:
             log.info("%s", _change(key, running, config))
         log.info("the configuration was reloaded: %d keys changed", len(changed))

@@ -56,7 +56,7 @@ _WHAT_TO_DO = {
 
 
 class KubeletError(Exception):
-    """The kubelet did not answer. The text names its socket, says why, and what to do."""
+    """The kubelet did not answer. The text names its socket and says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,7 +73,7 @@ class ContainerRef:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """What the kubelet gave to a container. resource: of the device plug-in, or the claim's driver."""
+    """A device that the kubelet gave to a container. resource: that of the device plug-in, or the claim's driver."""
 
     resource: str
     id: str
@@ -81,12 +81,12 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """By its resource, or by an id that only GPUs have."""
+        """Whether a device is a GPU, by its resource or by an id that only GPUs have."""
         return bool(_GPU_RESOURCE.match(self.resource) or _GPU_UUID.match(self.id))
 
 
 class PodResources:
-    """Asks the kubelet that listens on `socket`, or at the other end of what `connect` gives (Unreachable: nothing)."""
+    """Asks the kubelet on `socket`, or at the other end of what `connect` returns (it may raise Unreachable)."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class PodResources:
         self._connect = connect
 
     async def devices(self) -> tuple[Device, ...]:
-        """Every device that a container of this node holds now, GPUs or not. Raises KubeletError."""
+        """Every device that a container on this node holds, GPU or not. Raises KubeletError."""
         async with self._address() as address, grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
             ask = PodResourcesListerStub(channel).List  # type: ignore[no-untyped-call]
             try:
@@ -109,13 +109,11 @@ class PodResources:
                 raise KubeletError(self._text(exc)) from exc
         found = await asyncio.to_thread(lambda: tuple(itertools.islice(_devices(answer), MAX_DEVICES + 1)))
         if len(found) > MAX_DEVICES:
-            raise KubeletError(
-                f"{self._where()} names more than {MAX_DEVICES} devices; does a device plug-in go wrong?"
-            )
+            raise KubeletError(f"{self._where()} lists more than {MAX_DEVICES} devices; is a device plug-in faulty?")
         return tuple(sorted(found))
 
     async def gpus(self) -> dict[str, tuple[ContainerRef, ...]]:
-        """`gpu_holders` of what the kubelet says. Raises KubeletError."""
+        """The GPU holders according to the kubelet. Raises KubeletError."""
         return gpu_holders(await self.devices())
 
     @contextlib.asynccontextmanager
@@ -126,12 +124,14 @@ class PodResources:
         try:
             connection = await self._connect()
         except Unreachable as exc:
-            raise KubeletError(f"the kubelet cannot be asked, the attach helper gives no connection: {exc}") from exc
+            raise KubeletError(
+                f"the kubelet cannot be asked, because the attach helper provides no connection: {exc}"
+            ) from exc
         async with passage(connection) as address:
             yield address
 
     def _where(self) -> str:
-        return f"the kubelet ({self._socket})" if self._connect is None else "the kubelet (by the attach helper)"
+        return f"the kubelet ({self._socket})" if self._connect is None else "the kubelet (through the attach helper)"
 
     def _text(self, exc: grpc.aio.AioRpcError) -> str:
         where = self._where()
@@ -142,7 +142,7 @@ class PodResources:
 
 
 def gpu_holders(devices: Iterable[Device]) -> dict[str, tuple[ContainerRef, ...]]:
-    """For each GPU, by its UUID where that is how it is named, who holds it; several where it is shared."""
+    """The holders of each GPU, by UUID if it is named by one; several if the GPU is shared."""
     holders: dict[str, set[ContainerRef]] = {}
     for device in devices:
         if device.is_gpu:

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 << 10
 
 @contextlib.asynccontextmanager
 async def passage(sock: socket.socket) -> AsyncIterator[str]:
-    """A gRPC address that leads to the other end of `sock`, once. Closes it. Raises OSError."""
+    """A gRPC address that leads once to the other end of `sock`. Takes ownership of it. Raises OSError."""
     joined: set[asyncio.Task[None]] = set()
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,7 +61,7 @@ async def _join(
     far_reader: asyncio.StreamReader,
     far_writer: asyncio.StreamWriter,
 ) -> None:
-    """Until both ends have said everything, or one is broken."""
+    """Copies data both ways until both ends are done or one breaks."""
     try:
         await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far_reader, writer))
     except OSError:

@@ -24,7 +24,7 @@ from kinetod.base.errors import KinetodError
 
 
 class Role(StrEnum):
-    """What a caller may be."""
+    """A role that a caller may have."""
 
     OWN = "own"
     JOBS = "jobs"
@@ -34,7 +34,7 @@ class Role(StrEnum):
 
 
 class Via(StrEnum):
-    """How a caller is connected, and with that how it is known."""
+    """How a caller is connected, and therefore identified."""
 
     UNIX = "unix"  # SO_PEERCRED
     LOOPBACK = "loopback"  # the uid of the other end's socket, by the kernel's table of connections
@@ -53,7 +53,7 @@ class Action(StrEnum):
 
 
 class Relation(StrEnum):
-    """How something stands to a caller."""
+    """The relation of a process or capture to a caller."""
 
     OWN = "own"
     JOB = "of an own job"
@@ -132,7 +132,7 @@ class Caller:
 
     @property
     def key(self) -> str:
-        """What limits are counted by."""
+        """The key by which limits are counted."""
         return f"uid {self.uid}" if self.uid is not None else f"certificate {self.name}"
 
     def __str__(self) -> str:
@@ -153,18 +153,18 @@ class Thing:
 
 
 def sees_all(caller: Caller, action: Action) -> bool:
-    """Whether the caller may do this to everything."""
+    """Whether the caller may do this to anything."""
     return any(GRANTS[action].get(role) is Relation.ANY for role in caller.roles)
 
 
 def may(caller: Caller, action: Action, thing: Thing) -> bool:
-    """The decision."""
+    """Decides whether the caller may do this to the thing."""
     relations = _relations(caller, action, thing)
     return any(GRANTS[action].get(role) in relations for role in caller.roles)
 
 
 def may_at_all(caller: Caller, action: Action) -> bool:
-    """Whether there can be anything that the caller may do this to."""
+    """Whether the caller may do this to anything at all."""
     return any(role in GRANTS[action] for role in caller.roles)
 
 
@@ -182,11 +182,11 @@ def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
 
 
 def needed(action: Action) -> str:
-    """For error messages: who may do this to everything."""
+    """Names, for error messages, the roles that may do this to anything."""
     roles = [role for role, relation in GRANTS[action].items() if relation is Relation.ANY]
     return " or ".join(f"the role {role}" for role in roles)
 
 
 def listed(roles: Iterable[Role]) -> str:
-    """For error messages."""
+    """Lists roles for error messages."""
     return ", ".join(sorted(roles)) or "none"

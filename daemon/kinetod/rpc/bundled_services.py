@@ -19,7 +19,7 @@ Behaviour = Callable[[Any, Any], Any]
 
 
 class Bundled(grpc.aio.ServerInterceptor):
-    """Stands before every service but our own."""
+    """Intercepts the calls of every service but our own."""
 
     def __init__(self, own: str) -> None:
         self._own = f"/{own}/"
@@ -27,7 +27,7 @@ class Bundled(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a method, that refuses."""
+        """Returns the handler of a method, wrapped so that it refuses properly."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(self._own):
             return handler
@@ -37,7 +37,7 @@ class Bundled(grpc.aio.ServerInterceptor):
 
 
 def _refusing(behaviour: Behaviour) -> Behaviour:
-    """The same behaviour for what is a message of the method. What it streams it writes itself."""
+    """The behaviour, refusing requests that are not messages of the method; streamed answers are written here."""
 
     async def refusing(asked: Any, context: Any) -> Any:
         try:

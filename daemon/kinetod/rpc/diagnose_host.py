@@ -25,11 +25,11 @@ class Helper(Searcher, Protocol):
     """The attach helper service."""
 
     async def problem(self) -> str:
-        """Why it cannot be asked; empty: it answers."""
+        """Why the helper cannot be asked; "" if it answers."""
 
 
 class HostDiagnoser:
-    """Looks at the host for callers. helper: None if this daemon attaches by itself."""
+    """Diagnoses the host for callers. helper: None if this daemon attaches by itself."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class HostDiagnoser:
         self._gpus_present = gpus_present
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
-        """Everything, fresh. Other profilers' processes are named to those who may see them."""
+        """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
         config = self._settings.current
         question = Question(
             daemon_pid=os.getpid(),

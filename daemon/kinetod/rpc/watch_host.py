@@ -50,7 +50,7 @@ class _Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moment:
-    """Everything that counts up, at one moment."""
+    """All counters at one moment."""
 
     host: HostSample
     gpus: Snapshot
@@ -75,7 +75,7 @@ class HostWatcher:
         settings: Settings,
         looks: FairSlots,
     ) -> None:
-        """looks: turns at looking at processes."""
+        """looks: slots for inspecting processes."""
         self._hub = hub
         self._registry = registry
         self._gpus = gpus
@@ -92,7 +92,7 @@ class HostWatcher:
         )
 
     async def watch(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
-        """Samples without end, with the processes that the caller may see. Raises InvalidRequest, Exhausted."""
+        """Yields endless samples with the processes that the caller may see. Raises InvalidRequest, Exhausted."""
         match = checked_selector(request.selector)
         interval_s = _interval_ns(request.interval_ns) / 1e9
         with self._watches.one(caller.key, caller, admin=Role.ADMIN in caller.roles):
@@ -167,7 +167,7 @@ def _interval_ns(asked: int) -> int:
 
 
 def _grown(before: Mapping[str, object], now: Mapping[str, object], name: str) -> int:
-    """The sum of what a counter has grown by, over the devices that were there before as well."""
+    """How much a counter has grown in total, over the devices present in both samples."""
     return sum(
         max(0, int(getattr(now[device], name)) - int(getattr(before[device], name)))
         for device in now.keys() & before.keys()

@@ -33,7 +33,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is wrong now."""
+    """The current problems."""
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Report:
 
 
 class Health:
-    """Looks at the daemon's parts. One look at a time."""
+    """Checks the daemon's parts, one check at a time."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Health:
         self._problems: tuple[str, ...] = ()
 
     async def look(self) -> Report:
-        """Takes `probe_deadline_s` at most, for the store; logs what has changed."""
+        """Checks everything, the store for at most `probe_deadline_s`, and logs changes."""
         problems, notes = list[str](), list[str]()
         problems += self._link.mend()
         if self._front is not None:

@@ -26,7 +26,7 @@ MAX_CALLS = 4096  # under way for all callers together; each takes some 20 KiB
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The parts that others use."""
+    """The parts of access control that others use."""
 
     audit: AuditLog
     folder: PrivateFolder
@@ -37,14 +37,14 @@ class Access:
     doorkeeper: Doorkeeper
 
     def gate(self, thing_of: ThingOf, no_such: Callable[[str], KinetodError]) -> Gate:
-        """What calls pass. thing_of: a capture by its id; no_such: the error for one that is not there."""
+        """The gate for calls. thing_of: looks up a capture by id; no_such: the error for one that does not exist."""
         return Gate(self.callers, self.rate, self.audit, self.doorkeeper, thing_of=thing_of, no_such=no_such)
 
 
 async def make_access(
     settings: Settings, stack: contextlib.AsyncExitStack, kubernetes: KubernetesUsers | None = None
 ) -> Access:
-    """Nobody can connect yet. kubernetes: who knows callers by their tokens. Raises StartError."""
+    """Builds access control; nobody can connect yet. kubernetes: identifies callers by tokens. Raises StartError."""
     config = settings.current
     audit = await asyncio.to_thread(AuditLog, config.audit_file)
     stack.push_async_callback(asyncio.to_thread, audit.close)

@@ -19,7 +19,7 @@ from kinetod.kubernetes.token_reviews import Reviews
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """The parts that others use; None: not set up."""
+    """The Kubernetes parts that others use; None if not configured."""
 
     holders: Holders | None = None
     users: KubernetesUsers | None = None
@@ -33,7 +33,7 @@ def make_kubernetes(
     stack: contextlib.AsyncExitStack,
     environ: Mapping[str, str] = os.environ,
 ) -> Kubernetes:
-    """Nobody is asked yet. number_of: of a user of Kubernetes, in the store. Raises StartError."""
+    """Builds the parts; nothing is asked yet. number_of: the number of a Kubernetes user. Raises StartError."""
     config = settings.current
     holders = pods = users = None
     if config.pod_resources:

@@ -29,7 +29,7 @@ def start_metrics(
     stack: contextlib.AsyncExitStack,
     holders: Holders | None = None,
 ) -> None:
-    """Serves them if metrics.listen says where. Raises StartError."""
+    """Starts serving metrics if metrics.listen is set. Raises StartError."""
     if config.metrics_listen is None:
         return
     loop = asyncio.get_running_loop()

@@ -15,27 +15,27 @@ FEW = 4  # connections: kinetoctl has one for each node, and a watch may have an
 
 
 class Tunnel(Protocol):
-    """A connection that can be ended. user: whose it is; "": nobody's yet."""
+    """A connection that can be ended. user: who it belongs to; "" until a token has identified the user."""
 
     peer: Peer
     user: str
 
     def end(self) -> None:
-        """Closes it."""
+        """Closes the connection."""
 
 
 class Tunnels:
-    """Those that speak, the oldest first."""
+    """The connections that have sent something, oldest first."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[Tunnel, None]] = {}  # by address
 
     def count(self, key: str) -> int:
-        """Of one address."""
+        """The number of connections from one address."""
         return len(self._open.get(key, ()))
 
     def make_room(self, key: str, most: int) -> None:
-        """Ends one if the address has as many as it may, and somebody has more than FEW of them."""
+        """Ends a connection if the address is at its limit and some user has more than FEW."""
         if self.count(key) < most:
             return
         users = collections.Counter(each.user for each in self._open[key])
@@ -46,11 +46,11 @@ class Tunnels:
             oldest.end()
 
     def add(self, tunnel: Tunnel) -> None:
-        """It speaks."""
+        """Adds a connection that has sent something."""
         self._open.setdefault(tunnel.peer.key, {})[tunnel] = None
 
     def remove(self, tunnel: Tunnel) -> None:
-        """It is gone."""
+        """Removes a closed connection."""
         group = self._open.get(tunnel.peer.key, {})
         group.pop(tunnel, None)
         if not group:

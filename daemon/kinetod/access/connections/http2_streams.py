@@ -9,7 +9,7 @@ HEADERS = 1  # the frame type
 
 
 class Streams:
-    """Of one connection, from its first byte on."""
+    """Counts the streams of one connection, from its first byte on."""
 
     def __init__(self) -> None:
         self._preface = PREFACE  # what is left of it
@@ -18,7 +18,7 @@ class Streams:
         self._payload = 0  # bytes of the frame's payload that have not come
 
     def cut(self, data: bytes, most: int) -> tuple[int, int]:
-        """How many of the bytes may pass so that no more than `most` calls begin, and how many begin in them.
+        """How many bytes may pass so that at most `most` calls begin, and how many begin in them.
 
         These bytes count as passed: the next call takes what follows.
         """

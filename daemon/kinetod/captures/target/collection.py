@@ -184,7 +184,7 @@ class Collection:
 
     @property
     def is_over(self) -> bool:
-        """Whether it ends, or has ended, whatever else is asked of it."""
+        """Whether the collection is ending or has ended."""
         return self.stop is not None or bool(self._gone)
 
     def ending(self) -> Ending | None:
@@ -210,7 +210,9 @@ class Collection:
         ending = ending_of_result(result)
         if self.stop is None:
             if ending.outcome is Outcome.CANCELLED:
-                return Ending(Outcome.FAILED, VerdictReason.AGENT_ERROR, "the agent cancelled it without being asked")
+                return Ending(
+                    Outcome.FAILED, VerdictReason.AGENT_ERROR, "the agent cancelled the capture without being asked to"
+                )
             return ending
         if self._cancelled() or ending.outcome is not Outcome.DONE:
             return self.stop
@@ -243,7 +245,7 @@ class Collection:
         return [event.request]
 
     def _not_sent(self, _event: NotSent, _now: Now) -> list[Command]:
-        self._gone = self._gone or "it was not connected any more"
+        self._gone = self._gone or "it was no longer connected"
         return []
 
     # what the agent says
@@ -316,8 +318,8 @@ class Collection:
     def _silent(self, _now: Now) -> list[Command]:
         reason = (
             f"the agent of process {self._pid} did not answer within "
-            f"{format_duration(self._config.agent_deadline_ns)}; is the process stopped or stuck in a "
-            "call that holds the interpreter?"
+            f"{format_duration(self._config.agent_deadline_ns)}; the process may be stopped, or stuck in a "
+            "call that holds the GIL"
         )
         return self._give_up(Ending(Outcome.FAILED, VerdictReason.AGENT_SILENT, reason))
 
@@ -335,7 +337,7 @@ class Collection:
 
     def _not_stopped(self, _now: Now) -> list[Command]:
         reason = (
-            f"the agent of process {self._pid} did not finish stopping its sources within "
+            f"the agent of process {self._pid} did not stop its sources within "
             f"{format_duration(self._config.process_deadline_ns)}"
         )
         return self._give_up(Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason))

@@ -14,7 +14,7 @@ from kinetod.config.settings import Config, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Shared by all targets of all captures."""
+    """Services shared by all targets of all captures."""
 
     settings: Settings
     workers: WorkerPool

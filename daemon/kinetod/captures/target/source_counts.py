@@ -12,13 +12,13 @@ _MAX_WAY_CHARS = 200
 
 
 def noted_ways(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """How each source says that it records, from its metadata, which is untrusted. Sources that say nothing lack."""
+    """How each source says it records, from its untrusted metadata. Silent sources are left out."""
     ways = {source: part.get("way") for source, part in metadata.items()}
     return {source: clean(way, _MAX_WAY_CHARS) for source, way in ways.items() if isinstance(way, str) and way}
 
 
 def stored_bytes(target: pb.Target) -> int:
-    """What a target of a running capture takes on disk: its records, or the files that were made of them."""
+    """Bytes that a target of a running capture takes on disk: its files, or its records before they are decoded."""
     return sum(file.size_bytes for file in target.files) or sum(counts.bytes for counts in target.counts)
 
 

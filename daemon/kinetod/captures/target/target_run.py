@@ -121,7 +121,7 @@ class TargetRun:
     # called by the link
 
     def on_frame(self, message: CaptureFrame, fd: int | None) -> None:
-        """Notes what the agent said."""
+        """Handles a message of the agent."""
         if isinstance(message, wire.Arena):
             assert fd is not None  # the link lets no Arena through without
             self._arenas.append((message, fd))
@@ -130,7 +130,7 @@ class TargetRun:
         self._wake.set()
 
     def on_gone(self, died: bool, reason: str) -> None:
-        """Notes that the link has ended."""
+        """Handles the end of the link."""
         self._handle(LinkEnded(died, reason))
         self._wake.set()
 
@@ -146,7 +146,7 @@ class TargetRun:
         self._collection.request = request
 
     def stop(self, ending: Ending, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the collection from our side; the first reason counts, but a cancel without keeping overrides."""
+        """Ends the collection from our side. The first reason counts, but a cancel that keeps nothing overrides it."""
         self._handle(StopWanted(ending, grace_s))
         self._wake.set()
 
@@ -156,34 +156,34 @@ class TargetRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether it ends, or has ended, whatever else is asked of it."""
+        """Whether the target is ending or has ended."""
         return self._collection.is_over
 
     async def armed(self) -> None:
-        """Before `run`: until `begin` is called, or nothing can begin any more."""
+        """Waits, before `run`, until `begin` is called or the target is over."""
         while not self._collection.begun and not self.is_over:
             await self._wake.wait()
             self._wake.clear()
 
     def begin(self) -> None:
-        """The agent may be asked now."""
+        """Allows the agent to be asked."""
         self._handle(Begun())
         self._wake.set()
 
     def align(self, aligned: Aligned) -> None:
-        """Before `begin`: the iterations that the targets of this capture have in common."""
+        """Sets, before `begin`, the iterations that the targets of this capture have in common."""
         self.request = aligned.applied(self.request)
         if aligned.warning:
             self.target.warnings.append(aligned.warning)
             self._on_change()
 
     async def run(self) -> None:
-        """After `attach`, until the target has its verdict. Raises only CancelledError."""
+        """Runs, after `attach`, until the target has its verdict. Raises only CancelledError."""
         try:
             await self._run()
         except Exception:
-            log.exception("capture %s, process %d failed", self._capture_id, self.target.pid)
-            reason = "an error of the daemon itself; its log has the details"
+            log.exception("capture %s failed for process %d", self._capture_id, self.target.pid)
+            reason = "an internal error of the daemon; its log has the details"
             self._end(Final(pb.VERDICT_FAILED, VerdictReason.INTERNAL, reason))
         finally:
             self.agent.detach(self._capture_id)
@@ -270,13 +270,13 @@ class TargetRun:
                 await self._in_thread(self._spool.open, arena, fd)
                 await self._in_thread(self._spool.write_info, self._info())
             except BadArena as exc:
-                reason = f"the memory that process {self.target.pid} handed over for {clean(arena.source, 40)} is no"
-                self._handle(ArenaRefused(f"{reason} arena: {exc}"))
+                what = f"the memory that process {self.target.pid} passed for source {clean(arena.source, 40)}"
+                self._handle(ArenaRefused(f"{what} is not a valid arena: {exc}"))
             except DiskFull as exc:
                 self.stop(ending_of_disk(exc))
 
     async def _note_window(self) -> None:
-        """On disk, so that a restarted daemon knows where the window began."""
+        """Writes the start of the window to disk for a restarted daemon."""
         if self._collection.collect_ns and not self._window_noted and self._spool.counts():
             self._window_noted = True
             try:
@@ -309,7 +309,7 @@ class TargetRun:
         self._on_change()
 
     async def _last_drain(self, ending: Ending) -> Ending:
-        """Everything that is left in the arenas; returns a changed ending if that failed."""
+        """Copies everything left in the arenas; returns a changed ending if that fails."""
         if ending.code not in CANNOT_WRITE and ending.outcome is not Outcome.CANCELLED:
             try:
                 await self._in_thread(self._spool.drain, target_is_dead=self._collection.died, last=True)
@@ -352,7 +352,9 @@ class TargetRun:
         recorded = self._spool.copied_bytes() > 0 and window_end_ns > window_start_ns
         self._add_result_to_target()
         if ending.outcome is Outcome.DONE and not self._spool.copied_bytes():
-            self.target.warnings.append("nothing was recorded: no activity of the wanted types happened in the window")
+            self.target.warnings.append(
+                "nothing was recorded: no activity of the requested types happened in the window"
+            )
         converted: Converted | None = None
         decode_error: tuple[str, str] | None = None
         if ending.outcome is Outcome.DONE and not self._spool.counts():

@@ -89,9 +89,11 @@ a = 1
         "FILE line 7: captures.max_capture: there is no such key; did you mean captures.max_captures?",
         "FILE line 10: capture: there is no such section; did you mean captures?",
         "FILE line 2: server.listen[1]: expected unix:/path or host:port, got 'nowhere'",
-        "FILE line 6: captures.max_duration: '5 parsecs' is no duration; write 500ms, 5s or 10min",
-        "FILE line 8: captures.max_trace_bytes: must be a text in quotes, not true or false",
-        "KINETOD_ATTACH_DEADLINE: attach.deadline: 'soon' is no duration; write 500ms, 5s or 10min",
+        "FILE line 6: captures.max_duration: '5 parsecs' is not a valid duration; expected for example "
+        "500ms, 5s or 10min",
+        "FILE line 8: captures.max_trace_bytes: must be a string in quotes, not true or false",
+        "KINETOD_ATTACH_DEADLINE: attach.deadline: 'soon' is not a valid duration; expected for example "
+        "500ms, 5s or 10min",
     ]
 
 

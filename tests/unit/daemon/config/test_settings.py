@@ -74,7 +74,8 @@ def test_a_wrong_option_is_named(arguments: list[str], message: str) -> None:
 def test_options_come_from_the_environment_too() -> None:
     result = CliRunner().invoke(command, [], env={"KINETOD_MAX_DURATION": "soon"})
     assert str(result.exception) == (
-        "KINETOD_MAX_DURATION: captures.max_duration: 'soon' is no duration; write 500ms, 5s or 10min"
+        "KINETOD_MAX_DURATION: captures.max_duration: 'soon' is not a valid duration; expected for example "
+        "500ms, 5s or 10min"
     )
 
 

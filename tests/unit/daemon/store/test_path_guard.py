@@ -75,7 +75,7 @@ def test_rights_of_others_to_write_are_taken_away(state: Path) -> None:
     [
         (lambda path: os.mkfifo(path), "is not a regular file"),
         (lambda path: path.mkdir(), "is not a regular file"),
-        (lambda path: path.symlink_to("/nowhere"), "is a link to nothing"),
+        (lambda path: path.symlink_to("/nowhere"), "is a dangling link"),
         (lambda path: path.symlink_to("/dev/null"), "is not a regular file"),
     ],
     ids=["fifo", "folder", "dangling link", "device"],

@@ -247,7 +247,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="is open to others than this user; remove it"):
         PrivateFolder(tmp_path / "private")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StartError, match="cannot make the folder"):
+    with pytest.raises(StartError, match="cannot create the folder"):
         PrivateFolder(tmp_path / "link")
 
 

@@ -44,7 +44,7 @@ def test_a_cut_file_makes_the_verdict_partial_and_is_named() -> None:
 
 def test_a_partial_collection_without_records_has_failed() -> None:
     assert final(EXITED, recorded=False, dropped=0) == Final(
-        pb.VERDICT_FAILED, "TARGET_EXITED", "it ended; nothing was recorded until then"
+        pb.VERDICT_FAILED, "TARGET_EXITED", "it ended; nothing had been recorded by then"
     )
 
 

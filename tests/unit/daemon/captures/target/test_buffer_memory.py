@@ -65,7 +65,7 @@ def test_buffers_are_shrunk_to_half_of_what_is_left() -> None:
     assert taken.request.buffer_limit_bytes == 16 * MIB
     assert taken.size <= 50 * MIB
     assert taken.warning == (
-        "the buffers were shrunk from 128 MiB to 16 MiB for each source: 100 MiB are left below memory.max (512 MiB) "
+        "the buffers were reduced from 128 MiB to 16 MiB for each source: 100 MiB are left below memory.max (512 MiB) "
         "of the control group /jobs/one; records may be dropped"
     )
 

@@ -164,7 +164,7 @@ def test_a_request_that_cannot_be_sent_ends_the_collection() -> None:
     assert machine.ending() is None
     machine.handle(NotSent(), NOW)
     assert machine.ending() == Ending(
-        Outcome.PARTIAL, "AGENT_LOST", "the link to the agent of process 7 was lost: it was not connected any more"
+        Outcome.PARTIAL, "AGENT_LOST", "the link to the agent of process 7 was lost: it was no longer connected"
     )
 
 
