@@ -80,7 +80,10 @@ def test_a_capture_ends_early_when_the_memory_becomes_short(daemon: Daemon, tmp_
         tracing.join()
         (target,) = results[0].json()["targets"]
         assert (target["verdict"], target["reason_code"]) == ("VERDICT_PARTIAL", "MEMORY_SHORT")
-        assert "became short, so the capture was ended before the kernel kills something" in target["reason"]
+        assert (
+            "was running out of memory, so the capture was ended before the kernel would kill something"
+            in target["reason"]
+        )
 
 
 def _captures(daemon: Daemon) -> str:

@@ -342,7 +342,7 @@ class Store:
         before: tuple[int, str] | None,
         only_uid: int | None = None,
     ) -> list[pb.Capture]:
-        """One page, newest first. before: (created_ns, id) of the last one of the previous page; only_uid: one owner."""
+        """One page, newest first. before: (created_ns, id) of the last one shown; only_uid: one owner."""
         conditions, values = ["1"], list[str | int]()
         if only_uid is not None:
             conditions.append("owner_uid = ?")

@@ -48,7 +48,7 @@ def test_a_loopback_peer_is_known_by_the_owner_of_its_socket(family: int, listen
             near, far = accepted.getsockname()[:2], accepted.getpeername()[:2]
             assert of_loopback(near, far).uid == os.getuid()
             client.close()
-            with pytest.raises(Unidentified, match="has hung up"):
+            with pytest.raises(Unidentified, match="has disconnected"):
                 of_loopback(near, far)
 
 
@@ -99,7 +99,10 @@ def test_a_user_whom_the_namespace_does_not_map_is_nobody(tmp_path: Path) -> Non
         for parent in (tmp_path, *tmp_path.parents[:-2]):
             parent.chmod(0o755)
         subprocess.run([sys.executable, "-S", "-c", program], check=True)
-        assert server.stdout.readline() == "its user has no number in the daemon's user namespace (uid 65534 there)\n"
+        assert (
+            server.stdout.readline()
+            == "its user does not exist in the daemon's user namespace (it appears there as uid 65534)\n"
+        )
 
 
 def test_outside_of_user_namespaces_every_user_has_a_number(tmp_path: Path) -> None:

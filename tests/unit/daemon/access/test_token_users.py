@@ -98,11 +98,11 @@ def test_pods_that_are_named_and_may_not_be_entered_are_refused(cluster: fake.Ap
 @pytest.mark.parametrize(
     ("auth", "text"),
     [
-        ({}, "none was shown"),
-        ({"authorization": [b"Basic YTpi"]}, "none was shown"),
-        ({"authorization": [b"Bearer "]}, "none was shown"),
-        ({"authorization": [b"Bearer " + b"x" * 70_000]}, "none was shown"),
-        ({"authorization": [b"Bearer another"]}, "does not know this token"),
+        ({}, "the call has none"),
+        ({"authorization": [b"Basic YTpi"]}, "the call has none"),
+        ({"authorization": [b"Bearer "]}, "the call has none"),
+        ({"authorization": [b"Bearer " + b"x" * 70_000]}, "the call has none"),
+        ({"authorization": [b"Bearer another"]}, "does not accept this token"),
     ],
 )
 def test_without_a_token_that_the_api_server_knows_nobody_is_identified(

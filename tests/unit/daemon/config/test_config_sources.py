@@ -106,14 +106,14 @@ def test_what_is_overridden_must_be_right_too(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[captures\n", "FILE line 1: is no TOML: Expected ']' at the end of a table declaration (column 10)"),
-        ("a = 1\na = 2\n", "FILE line 2: is no TOML: Cannot overwrite a value (column 6)"),
+        ("[captures\n", "FILE line 1: is not valid TOML: Expected ']' at the end of a table declaration (column 10)"),
+        ("a = 1\na = 2\n", "FILE line 2: is not valid TOML: Cannot overwrite a value (column 6)"),
         ("captures = 1\n", "FILE line 1: captures: is a section, not a key: write [captures]"),
         ("[[captures]]\n", "FILE line 1: captures: is a section, not a key: write [captures]"),
         ("max_captures = 1\n", "FILE line 1: max_captures: there is no such key; did you mean captures.max_captures?"),
         ("zzz = 1\n", "FILE line 1: zzz: there is no such key"),
-        ("a = " + "[" * 100_000, "FILE: is no TOML: values are nested too deeply"),
-        ("#" * (1 << 21), "FILE: is no TOML: it is longer than 1048576 bytes"),
+        ("a = " + "[" * 100_000, "FILE: is not valid TOML: values are nested too deeply"),
+        ("#" * (1 << 21), "FILE: is not valid TOML: it is longer than 1048576 bytes"),
     ],
 )
 def test_what_is_no_configuration(file: Path, text: str, problem: str) -> None:
@@ -130,7 +130,7 @@ def test_what_is_no_text_or_no_file(file: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_everybody_can_change_is_refused(file: Path) -> None:
     file.chmod(0o646)
-    assert problems(file, "") == ["FILE: can be changed by everybody (mode 0646); do chmod o-w FILE"]
+    assert problems(file, "") == ["FILE: can be changed by everybody (mode 0646); run chmod o-w FILE"]
 
 
 def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monke
     monkeypatch.setitem(settings_table.BY_NAME, key.name, key)
     file.chmod(0o644)
     assert problems(file, "store.password = 'sesame'") == [
-        "FILE line 1: store.password: is a secret, and everybody can read the file (mode 0644); do chmod o-rwx FILE"
+        "FILE line 1: store.password: is a secret, and everybody can read the file (mode 0644); run chmod o-rwx FILE"
     ]
     file.chmod(0o640)
     assert loaded(file, "store.password = 'sesame'").config.log_level == "sesame"
@@ -149,9 +149,7 @@ def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monke
 
 def test_variables_that_mean_nothing_are_named(file: Path) -> None:
     found = loaded(file, "", {"KINETOD_MAX_DURATON": "5s", "KINETOD_CONFIG": str(file)})
-    assert found.warnings == (
-        "the variable KINETOD_MAX_DURATON means nothing to kinetod; did you mean KINETOD_MAX_DURATION?",
-    )
+    assert found.warnings == ("kinetod has no variable KINETOD_MAX_DURATON; did you mean KINETOD_MAX_DURATION?",)
 
 
 def test_rules_between_settings_name_the_key_and_its_source(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

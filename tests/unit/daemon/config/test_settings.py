@@ -59,8 +59,14 @@ def test_defaults_of_a_user_are_its_own_folders() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--buffer-limit", "much"], "Invalid value for '--buffer-limit': 'much' is no size; write 128MiB"),
-        (["--max-duration", "soon"], "Invalid value for '--max-duration': 'soon' is no duration; write 500ms"),
+        (
+            ["--buffer-limit", "much"],
+            "Invalid value for '--buffer-limit': 'much' is not a valid size; expected for example 128MiB",
+        ),
+        (
+            ["--max-duration", "soon"],
+            "Invalid value for '--max-duration': 'soon' is not a valid duration; expected for example 500ms",
+        ),
         (["--max-duration", "0s"], "Invalid value for '--max-duration': must be greater than 0"),
         (["--listen", "nowhere"], "Invalid value for '--listen': expected unix:/path or host:port, got 'nowhere'"),
     ],

@@ -111,9 +111,9 @@ def test_what_a_variable_may_say(kind: Kind, text: str, value: Any) -> None:
     [
         (Count(1), "a dozen", "'a dozen' is not a whole number"),
         (Switch(), "perhaps", "'perhaps' is neither true nor false"),
-        (TableOf(Kind()), "ada", "'ada' is no table; write it like {ada = 1}"),
-        (TableOf(Kind()), "{}\nother = {}", "is no table"),
-        (TableOf(Kind()), "{a = " + "[" * 4000, "is no table"),
+        (TableOf(Kind()), "ada", "'ada' is not a table; expected for example {ada = 1}"),
+        (TableOf(Kind()), "{}\nother = {}", "is not a table"),
+        (TableOf(Kind()), "{a = " + "[" * 4000, "is not a table"),
     ],
 )
 def test_what_a_variable_may_not(kind: Kind, text: str, problem: str) -> None:
@@ -156,7 +156,7 @@ def test_files_must_exist_and_secret_ones_be_private(tmp_path: Path) -> None:
     path.write_text("secret")
     path.chmod(0o644)
     assert ExistingFile().check(str(path)) == path
-    with pytest.raises(ValueError, match=rf"can be read by everybody \(mode 0644\); do chmod o-rwx {path}"):
+    with pytest.raises(ValueError, match=rf"can be read by everybody \(mode 0644\); run chmod o-rwx {path}"):
         SecretFile().check(str(path))
     path.chmod(0o640)
     assert SecretFile().check(str(path)) == path

@@ -164,7 +164,7 @@ def test_what_is_under_way_when_the_daemon_stops_is_given_up(cluster: fake.ApiSe
 
     with dripping(BODY, cluster.folder) as server:
         began = time.monotonic()
-        assert asyncio.run(stopped()).endswith("is not asked any more: kinetod stops")
+        assert asyncio.run(stopped()).endswith("is no longer asked because kinetod is stopping")
         assert time.monotonic() - began < 10
 
 

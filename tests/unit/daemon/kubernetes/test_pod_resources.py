@@ -110,7 +110,7 @@ def failure(tmp_path: Path, answer: Callable[[Any], Any], deadline_s: float = 5)
 
 def test_an_answer_of_very_many_devices_is_refused_before_it_takes_the_loop_s_time(tmp_path: Path) -> None:
     ids = [f"{number:x}" for number in range(pod_resources.MAX_DEVICES + 1)]
-    with pytest.raises(KubeletError, match="names more than 50000 devices; does a device plug-in go wrong"):
+    with pytest.raises(KubeletError, match="lists more than 50000 devices; is a device plug-in faulty"):
         gpus_of(tmp_path, pod(LLAMA, "nvidia.com/gpu", *ids))
 
 

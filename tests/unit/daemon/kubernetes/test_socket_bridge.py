@@ -50,7 +50,7 @@ def test_a_kubelet_that_hangs_up_is_said() -> None:
         far.close()
         return near
 
-    with pytest.raises(KubeletError, match=r"the kubelet \(by the attach helper\) cannot be asked"):
+    with pytest.raises(KubeletError, match=r"the kubelet \(through the attach helper\) cannot be asked"):
         asyncio.run(PodResources(connect=connect).gpus())
 
 

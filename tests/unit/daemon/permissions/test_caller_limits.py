@@ -95,7 +95,7 @@ def test_when_all_together_have_too_many_the_message_says_so() -> None:
     calls = shares(own=4, in_all=1)
     with (
         calls.one("uid 1", "ada", admin=False),
-        pytest.raises(Exhausted, match="1 calls are under way for all callers, of 1; wait a moment"),
+        pytest.raises(Exhausted, match="1 calls of at most 1 for all callers are in progress; wait a moment"),
     ):
         calls.one("uid 3", "eve", admin=False).__enter__()
 

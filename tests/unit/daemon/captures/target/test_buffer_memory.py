@@ -81,7 +81,7 @@ def test_where_the_least_does_not_fit_the_capture_is_refused(sources: list[str],
     refused = fitted(sources, left).refused
     assert refused is not None
     assert (refused.outcome, refused.code) == (Outcome.FAILED, "NO_MEMORY")
-    assert f"left below {LIMIT}, and this one wants" in refused.reason
+    assert f"left below {LIMIT}, and this capture needs" in refused.reason
     assert refused.reason.endswith("give the container or job a higher memory limit")
 
 
@@ -134,6 +134,6 @@ def test_captures_of_one_group_share_what_is_left_and_are_ended_before_it_is_use
         ending = first.shortage()
         assert ending is not None
         assert (ending.outcome, ending.code) == (Outcome.PARTIAL, "MEMORY_SHORT")
-        assert f"the memory of process {pid} became short" in ending.reason
+        assert f"the memory of process {pid} was running out of memory" in ending.reason
         first.give_back()
         assert second.take(start(), {"torch_ops": ["cpu_op"]}).refused is not None
