@@ -1,13 +1,12 @@
-"""The daemon as a whole: starts its parts in order, keeps house, stops them in reverse order.
+"""The daemon as a whole: starts its parts in order, monitors them, and stops them in reverse order.
 
 Theory of operation
-    Locks first (state folder, agent socket), then the store, the decode workers, the gRPC server (not
-    serving yet, so that nobody connects twice), the link, recovery. Once agents can connect, the store was written
-    to and the vendors' libraries were asked: READY=1 and SERVING. From then on one task keeps house: it looks at the
-    parts' health, feeds the service manager's watchdog with what it sees, and drops dead agents.
-    SIGHUP reads the configuration again (`reload`).
-    On SIGTERM or SIGINT: no new agents and captures, running captures end with what they have as far as
-    that is quick, then the server stops. What could not be decoded in time is decoded by the next daemon.
+    Locks come first (state folder, agent socket), then the store, the decode workers, the gRPC server (not serving yet,
+    so that nobody connects twice), the link and recovery. Once agents can connect, the store has been written to and
+    the vendors' libraries have been asked, the daemon is READY=1 and SERVING. From then on one task checks the health
+    of the parts, feeds the service manager's watchdog accordingly, and drops dead agents. SIGHUP rereads the
+    configuration (`reload`). On SIGTERM or SIGINT the daemon accepts no new agents or captures, ends running captures
+    with what can be decoded quickly, and stops the server. The next daemon decodes the rest.
 """
 
 import asyncio

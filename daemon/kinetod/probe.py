@@ -1,9 +1,10 @@
-"""`python -m kinetod.probe [ADDRESS]`: is a kinetod, or its attach helper, well? For container probes.
+"""`python -m kinetod.probe [ADDRESS]`: checks the health of kinetod or its attach helper, for container probes.
 
-Exit status 0 if it says so within DEADLINE_S, else 1 and why on standard error. The daemon is asked by the standard
-gRPC health service on its Unix socket, so that nothing has to listen on the network for it (a kubelet's own gRPC
-probe can neither use Unix sockets nor show a certificate). `seqpacket:/path` is an attach helper's socket: it is asked
-about the probe itself, of which it says nothing. Takes about 0.15 s of one core, most of it for loading gRPC.
+The exit status is 0 if it reports to be healthy within DEADLINE_S, else 1 with the reason on standard error. The daemon
+is asked through the standard gRPC health service on its Unix socket, so that nothing has to listen on the network (a
+kubelet's own gRPC probe can neither use Unix sockets nor present a certificate). `seqpacket:/path` is an attach
+helper's socket: it is asked about the probe itself, about which it reveals nothing. A probe takes about 0.15 s of one
+core, mostly to load gRPC.
 """
 
 import asyncio

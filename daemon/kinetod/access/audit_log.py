@@ -1,10 +1,10 @@
 """The audit log: one JSON object per line for each request, to the journal or to a file of its own.
 
 Theory of operation
-    `write` never blocks: lines go to a file in a thread, in order, at most MAX_WAITING of them; without a file they
-    go through logging, which is the journal (priority notice) or standard error. A line that cannot be written to the
-    file goes there too, so that none is lost without a trace. The file is opened again with each reload (SIGHUP), as
-    logrotate wants it, is for its owner only, and is never reached over a link.
+    `write` never blocks: a thread writes the lines to the file in order, with at most MAX_WAITING queued. Without a
+    file they go through logging, to the journal (priority notice) or standard error; so does a line that cannot be
+    written to the file, so that none is lost without a trace. The file is reopened at each reload (SIGHUP), as
+    logrotate needs, is accessible to its owner only, and is never opened through a link.
 """
 
 import contextlib

@@ -1,13 +1,12 @@
-"""What every call passes through: who is it, may they ask so much, may they do this; and a line in the audit log.
+"""What every call passes: identification, rate limit, authorization, and a line in the audit log.
 
 Theory of operation
-    `admit` comes before a call's own work. It refuses what can be refused by the call's name
-    and by the capture that it names. What is done to processes is decided where they are looked up, by the same
-    `policy.may`: for each target of a capture, for each process of a list. A capture that the caller may not see is
-    answered like one that there is not.
+    `admit` runs before a call's own work and refuses what can be refused by the call's name and the capture that it
+    names. Access to processes is decided where they are looked up, by the same `role_policy.may`: for each target of a
+    capture and each process of a list. A capture that the caller may not see is treated as if it did not exist.
 
-    One line per call goes to the audit log: of a call that streams when it begins, of any other when it ends, of a
-    refused one when it is refused.
+    Each call writes one line to the audit log: a streaming call when it begins, any other when it ends, a refused one
+    when it is refused.
 """
 
 import contextlib

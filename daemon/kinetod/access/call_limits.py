@@ -1,12 +1,12 @@
-"""How many calls a caller has at a time, and what floods of them come to.
+"""Limits how many calls a caller has at a time, and slows down callers who flood the daemon.
 
 Theory of operation
-    `entered` comes before anything of a call is read, by what the connection alone says: a uid, a certificate that
-    `access.certificates` names, else an address. So a call whose request never comes is counted as well.
+    `entered` runs before anything of a call is read and knows only what the connection shows: a uid, a certificate in
+    `access.certificates`, or else an address. So a call whose request never arrives is counted as well.
 
-    A refused request still costs the loop some 0.2 ms. So whoever is refused for sending too many is not read from
-    for PENALTY_S for each: what it sends beyond its limits takes less than half a hundredth of the daemon's time, and
-    piles up on its own side. Its refusals are counted in the audit log (`log_tally`), not listed.
+    A refused request still costs the loop some 0.2 ms. So for each request refused as one too many, the daemon does not
+    read from its sender for PENALTY_S: the excess takes less than 0.5 % of the daemon's time and piles up on the
+    sender's side. These refusals are counted in the audit log (`log_tally`), not listed.
 """
 
 import contextlib

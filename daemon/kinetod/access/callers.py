@@ -1,4 +1,4 @@
-"""From a connection to a Caller: names of users and groups are the system's, roles come from the settings."""
+"""Turns a connection into a Caller: user and group names come from the system, roles from the settings."""
 
 import asyncio
 import contextlib

@@ -1,11 +1,11 @@
-"""Who is at the other end of a client's connection, by the kernel's word alone.
+"""Identifies the other end of a client's connection, according to the kernel alone.
 
-Unix sockets have SO_PEERCRED and SO_PEERGROUPS. A TCP connection over loopback has its other end on this host too,
-and /proc/net/tcp says whose socket that is; only an open socket of a living process counts, since the kernel shows
-uid 0 for those that nobody holds any more.
+Unix sockets have SO_PEERCRED and SO_PEERGROUPS. The other end of a TCP connection over loopback is on this host too,
+and /proc/net/tcp shows whose socket it is; only an open socket of a living process counts, because the kernel shows uid
+0 for sockets that nobody holds any more.
 
-In a user namespace the kernel gives one and the same number to all users that the namespace does not map. Who has it
-may be anybody, and is nobody to us.
+In a user namespace, the kernel shows all users that the namespace does not map as one uid. A peer with that uid could
+be anybody and is not identified.
 """
 
 import array

@@ -1,15 +1,15 @@
-"""Callers who show a Kubernetes token: who they are, and whose pods on this node they may trace.
+"""Callers with a Kubernetes token: who they are, and which pods on this node they may trace.
 
 Theory of operation
-    A user is who the API server says (TokenReview); what they may trace are the pods into which it would let them
-    `kubectl exec` (SubjectAccessReview: create pods/exec on that very pod). Only pods of this node are asked about,
-    and where a request names pods only these. Where the API server does not answer, nobody is let in.
+    The API server identifies a user (TokenReview). They may trace the pods into which it would let them `kubectl exec`
+    (SubjectAccessReview: create pods/exec on that very pod). Only pods on this node are reviewed, and only the named
+    ones if a request names pods. If the API server does not answer, nobody is admitted.
 
-    All forwarded ports end at one address, so nobody is counted by it: a call's token is looked at first, in turns by
-    connection, and the call then counts for its user. Tokens that are nobody's count together, by the address.
+    All forwarded ports end at one address, so callers are not counted by it: a call's token is checked first, taking
+    turns by connection, and the call then counts for its user. Invalid tokens count together, by the address.
 
-    Whatever belongs to somebody here belongs to a number: captures, quotas, limits. The store gives each user of
-    Kubernetes one beyond those of Linux (Store.number_of), and keeps it.
+    Captures, quotas and limits all belong to a uid. The store gives each Kubernetes user a permanent number beyond the
+    uids of Linux (Store.number_of).
 """
 
 import asyncio

@@ -1,10 +1,9 @@
-"""Turns at something scarce, by whose work it is: nobody waits for the whole queue of somebody else.
+"""Fair turns at a scarce resource: nobody waits for the whole queue of somebody else.
 
 Theory of operation
-    `payer` says whose work the running task does; tasks that it starts inherit it. Of those who wait, each payer has
-    one turn after the other, and the turns of one payer come in the order in which they were asked for. `spare` turns
-    beyond `count` are for payers who have none at the moment: one payer can take all of `count` where nobody else
-    wants any, and whoever comes then waits for nobody.
+    `payer` says for whom the running task works; tasks that it starts inherit it. Waiting payers are served in
+    rotation, and the requests of one payer in order. `spare` turns beyond `count` are reserved for payers who hold
+    none: one payer can take all of `count` while nobody else wants any, and the next one to come still does not wait.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Lines that one caller could make as many of as it likes: the first is written, the others are counted.
+"""Limits log lines that a caller could cause at will: the first is written, the others are counted.
 
-Who floods the daemon must not flood its audit log through it: the journal then drops the lines of others. The first
-line of a kind from a caller is written at once. What follows within PERIOD_S is one line at its end, with `count`.
+A caller that floods the daemon must not flood its audit log too: the journal would then drop the lines of others. The
+first line of a kind from a caller is written at once. Those that follow within PERIOD_S become one line at its end,
+with `count`.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""The daemon's log on standard error: with times for people, with priorities for the journal.
+"""The daemon's log on standard error: with times for a terminal or file, with priorities for the journal.
 
 The journal reads `<n>` at the beginning of a line as its priority and knows the time itself. Standard error is the
 journal if it is the stream that JOURNAL_STREAM names (device:inode); a redirected one is not.
 
-A record is one line: names, paths and messages of others in it can neither begin another one nor steer a terminal.
+A record is one line: names, paths and messages from others can neither start another line nor control a terminal.
 """
 
 import logging

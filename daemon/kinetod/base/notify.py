@@ -1,4 +1,4 @@
-"""The service manager's side channel (sd_notify): one datagram per message, and how often it wants a sign of life."""
+"""The service manager's side channel (sd_notify): one datagram per message, and its watchdog interval."""
 
 import os
 import socket

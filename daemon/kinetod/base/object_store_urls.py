@@ -1,4 +1,4 @@
-"""Addresses of object stores: which are taken, what they need, how a capture's place is made of them."""
+"""Addresses of object stores: which are accepted, and how a capture's address is derived from them."""
 
 import re
 from pathlib import PurePosixPath

@@ -1,11 +1,11 @@
-"""Armed captures: the processes are found and their agents there, but nothing is asked of them until StartCapture.
+"""Armed captures: the processes are found and have agents, but the agents are not asked until StartCapture.
 
 Theory of operation
-    Whoever traces many hosts at once arms a capture on each, looks at what came of it, and starts them all at one time
-    (by each host's clock) or at one iteration. Until then the targets are PENDING, and busy with this capture.
-    An `Arming` lasts until the capture is started, its time is over, or no target is left that could begin:
-    it was cancelled, the daemon stops, or the processes are gone. A target that is over ends at once, whatever becomes
-    of the others.
+    A client that traces many hosts at once arms a capture on each, checks the results, and starts them all at one time
+    (by each host's clock) or at one iteration. Until then the targets are PENDING and busy with this capture. An
+    `Arming` lasts until the capture is started, its time is up, or no target is left that could begin because of a
+    cancellation, the daemon's stop or the end of the processes. A target that is over ends at once, independently of
+    the others.
 """
 
 import asyncio

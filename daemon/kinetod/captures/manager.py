@@ -1,9 +1,9 @@
-"""All captures: those that run here, those in the store.
+"""Manages all captures: those that are running and those in the store.
 
-A capture begins at once, or when it is started if it was armed (`arming`).
+A capture begins at once or, if it was armed, when it is started (`arming`).
 
-A capture is made under a lock, so that limits, busy processes and idempotency keys are looked at by one call at a
-time. Finding its processes and bringing agents into them comes before that, without the lock.
+A capture is created under a lock, so that one call at a time checks limits, busy processes and idempotency keys.
+Finding its processes and attaching agents happens before that, without the lock.
 """
 
 import asyncio

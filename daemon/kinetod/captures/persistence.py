@@ -1,4 +1,4 @@
-"""Stores what becomes of captures, also when the disk is full for long."""
+"""Stores the results of captures, even if the disk stays full for a long time."""
 
 import asyncio
 import logging

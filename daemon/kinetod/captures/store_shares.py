@@ -1,14 +1,14 @@
-"""What a user may still store: everybody is sure of a share of the store, and nobody's captures make room for others.
+"""What a user may still store: everybody is guaranteed a share of the store that nobody else can take.
 
 Theory of operation
-    A share is `store.share_per_user` percent of what the store can hold: `store.max_bytes`, or the disk without
-    `store.min_free_bytes` where that is less. Beyond it a user may store as long as there is room, but what lies
-    beyond it goes first when somebody else needs the room (`retention`). What cannot go never exceeds the share:
-    captures that run, that are pinned, that are yet to be uploaded. So a capture is refused, or ended with what it
-    has, before others would have to pay for it; and whoever is within their share loses nothing to anybody.
+    A share is `store.share_per_user` percent of what the store can hold: `store.max_bytes`, or the disk minus
+    `store.min_free_bytes` if that is less. A user may store more while there is room, but the excess is removed first
+    when somebody else needs the room (`retention`). Captures that cannot be removed (running, pinned or not yet
+    uploaded) never exceed the share. So a capture is refused, or ended with what it has recorded, before others would
+    have to make room for it; and a user within their share loses nothing to anybody.
 
-    Administrators are held to the size of the store alone. `refresh` asks the index; between two of these only what
-    running captures write is counted.
+    Only the size of the store limits administrators. `refresh` asks the index; between refreshes, only what running
+    captures write is counted.
 """
 
 import asyncio

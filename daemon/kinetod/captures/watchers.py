@@ -1,4 +1,4 @@
-"""Watching a capture: each watcher has one flag per target, so that a slow one costs nothing."""
+"""Watching a capture: each watcher has one flag per target, so that a slow watcher costs nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

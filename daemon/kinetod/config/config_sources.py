@@ -1,9 +1,9 @@
-"""From options, environment, file and defaults to one Config, with where each value came from.
+"""Combines options, environment, file and defaults into one Config, with the source of each value.
 
 Theory of operation
-    The first that says something counts: option, environment, file, default. Everything that is wrong in the file
-    and the environment is collected and raised at once as a ConfigError. The file is TOML; which line a key is on
-    is found by a second look at its text, only for messages.
+    The first source that sets a value wins: option, environment, file, default. All errors in the file and the
+    environment are collected and raised together as a ConfigError. The file is TOML; the line of a key is found by a
+    second pass over its text, only for messages.
 """
 
 import contextlib

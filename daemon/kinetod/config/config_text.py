@@ -1,4 +1,4 @@
-"""The configuration as text: the commented file with all defaults, and what is in force and why."""
+"""The configuration as text: the commented file with all defaults, and the effective values with their sources."""
 
 import textwrap
 from collections.abc import Iterator

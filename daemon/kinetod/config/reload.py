@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration is read again, and what can change without a restart does.
+"""SIGHUP: rereads the configuration and applies what can change without a restart.
 
 A configuration with errors changes nothing. The service manager is told when a reload begins and ends
 (Type=notify-reload; with Type=notify and ExecReload= it works the same).

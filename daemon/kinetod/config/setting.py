@@ -1,4 +1,4 @@
-"""What is known of one setting."""
+"""The declaration of one setting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""The daemon's settings as one frozen value, the value in force, and where things are.
+"""The daemon's settings as one frozen value, the value in force, and the default places of files.
 
 The rows that say how each field is set are in `settings_table`.
 """

@@ -1,8 +1,8 @@
-"""What a setting can be: how its value is read from text and from TOML, and how it is written.
+"""The kinds of setting: how a value is read from text and from TOML, and how it is written.
 
-Text is what options and environment variables hold. Every reader raises ValueError with the rest of a sentence that
-begins with the setting's name: `'5 parsecs' is not a valid duration; expected for example 500ms, 5s or 10min`.
-A problem in one item of a list or table is an ItemError, which knows the item.
+Options and environment variables hold text. Every reader raises ValueError with the rest of a sentence that begins with
+the setting's name: `'5 parsecs' is not a valid duration; expected for example 500ms, 5s or 10min`. A problem in one
+item of a list or table is an ItemError, which knows the item.
 """
 
 import json

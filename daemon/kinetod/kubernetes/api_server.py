@@ -1,12 +1,12 @@
-"""The API server, asked with the account that Kubernetes gives to this pod.
+"""Asks the API server, with the account that Kubernetes gives to this pod.
 
 Theory of operation
-    Few calls a minute: HTTP/1.1 over connections that are kept, each call in a thread of its own with a deadline. Turns
-    at the threads go round the users: one who has very many pods asked about keeps nobody else waiting. The timeout of
-    a socket is about its next byte only; so at the deadline, and when we are closed, the connection is shut down under
-    the thread that reads it, which is free then. The account is a folder with `token` and `ca.crt`, which the kubelet
-    renews: the token is read for each call, the authority for each connection. Answers are of the API server, whose
-    certificate is checked, and are bounded all the same.
+    There are few calls per minute: HTTP/1.1 over persistent connections, each call in a thread of its own with a
+    deadline. Users take turns at the threads, so one who needs very many pods reviewed keeps nobody else waiting. A
+    socket's timeout covers only its next byte; so at the deadline, and when we are closed, the connection is shut down
+    under the thread that reads it, which frees the thread. The account is a folder with `token` and `ca.crt`, which the
+    kubelet renews: the token is read for each call, the authority for each connection. Answers come from the API
+    server, whose certificate is checked, but are bounded nevertheless.
 """
 
 import asyncio

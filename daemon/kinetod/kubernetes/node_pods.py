@@ -1,6 +1,6 @@
 """The pods of this node as the API server knows them: namespace and name by UID.
 
-Asked for metadata only, which is all that is needed, and from the API server's cache: a UID never gets another name.
+Only metadata is requested, and from the API server's cache: a UID never gets another name.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""What the pods and containers on this node are called, by the word of the kubelet and of the API server.
+"""The names of the pods and containers on this node, according to the kubelet and the API server.
 
 Theory of operation
-    The kernel's control groups say in which container a process is, by ids. The kubelet says by names which container
-    it gave which GPUs. A container that uses some GPUs is the one that was given these, if only one can be it: what is
-    certain is taken first, and no other container can be that one any more. GPUs that nobody was given say nothing:
-    privileged pods use what they like. Where the API server is asked for the pods of this node (access.kubernetes), it
-    says namespace and name of a pod by its UID.
+    The kernel's control groups tell by id which container a process is in; the kubelet tells by name which container it
+    gave which GPUs. A container that uses GPUs is matched with the one that was given them if only one can match;
+    certain matches are made first and excluded from the rest. GPUs that were given to nobody tell nothing: privileged
+    pods use what they like. If the API server is asked for the pods of this node (access.kubernetes), it gives
+    namespace and name of a pod by its UID.
 
     All of this is for display and joins; it decides nothing.
 """

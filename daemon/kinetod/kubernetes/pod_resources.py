@@ -1,17 +1,17 @@
-"""Which container of which pod has which GPU, by the kubelet's word (its pod-resources API, v1).
+"""Which container of which pod has which GPU, according to the kubelet's pod-resources API (v1).
 
 Theory of operation
-    The kubelet of a node answers on a Unix socket that only root can connect to; who is not root is given
-    connections by the attach helper. It knows what it gave to whom, also
-    where the control groups and /proc say nothing: a container that holds a GPU and does not use it yet.
+    The kubelet of a node answers on a Unix socket that only root can connect to; a daemon that is not root gets
+    connections from the attach helper. The kubelet knows what it gave to whom even where control groups and /proc say
+    nothing: for a container that holds a GPU but does not use it yet.
 
     A device plug-in names its devices as it likes. NVIDIA's says the UUID (`GPU-…`, `MIG-…`), and `GPU-…::2` for one
     of the shares of a GPU that several containers have in turn; other ways of naming (an index, `nvidia0`, a PCI
     address) are handed on as they are. Devices of a resource claim (dynamic resource allocation) are
     `driver/pool/device`.
 
-    Each question takes a connection of its own: they are seldom, and one that was kept would have to be mended after
-    each restart of the kubelet. Its answer is of the moment; how long to believe it is the caller's affair.
+    Each request uses a new connection: requests are rare, and a persistent connection would have to be restored after
+    each restart of the kubelet. The answer holds for the moment; the caller decides how long to rely on it.
 """
 
 import asyncio

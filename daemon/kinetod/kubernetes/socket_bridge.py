@@ -1,9 +1,9 @@
-"""A connected socket made an address: gRPC can connect to addresses only.
+"""Turns a connected socket into an address, because gRPC can connect only to addresses.
 
 Theory of operation
     Only root may connect to the kubelet's socket. The attach helper, which is root, connects and passes the connection
-    on; it speaks no gRPC, and this side needs no right. Here a socket in the abstract namespace with a random name
-    listens for one connection of this very process, and what comes goes to the other end, both ways.
+    on; it does not use gRPC, and this side needs no privileges. Here a socket with a random name in the abstract
+    namespace accepts one connection from this very process and passes data both ways.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Who has shown a token, and what they may do, by the API server's word: TokenReview and SubjectAccessReview.
+"""Who presents a token and what they may do, according to the API server's TokenReview and SubjectAccessReview.
 
-What the API server has said, yes or no, counts for KEEP_S. Of tokens only a hash is kept.
+Answers of the API server, yes or no, are kept for KEEP_S. Only a hash of each token is kept.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """How much a caller may ask for: requests a second, things that last, captures at a time, stored bytes. Pure but for
 the clock.
 
-Of whatever there is a limit for all callers together, an eighth more is kept for those who have none of it yet, and
-another eighth for administrators: whoever takes all that is to be had still keeps nobody out.
+Beyond every limit for all callers together, an eighth is reserved for callers who hold none yet, and another eighth for
+administrators: so a caller who takes everything available still keeps nobody out.
 """
 
 import collections

@@ -1,9 +1,9 @@
-"""What the configuration makes of users and certificates. Pure.
+"""Maps users and certificates to roles according to the configuration. Pure.
 
-A certificate is known by one of its names: `URI:spiffe://cluster/ada` or `DNS:login1.cluster` of the subject's
-alternative names, in this order. The first that `access.certificates` has counts. `CN:ada`, of the subject itself,
-counts only in a certificate without any alternative name (RFC 6125): many authorities vouch for these alone, and
-whoever asks for a certificate writes the subject.
+A certificate is identified by one of its names: `URI:spiffe://cluster/ada` or `DNS:login1.cluster` of the subject's
+alternative names, in this order. The first one found in `access.certificates` counts. `CN:ada`, of the subject itself,
+counts only in a certificate without any alternative name (RFC 6125): many authorities vouch for alternative names
+alone, and the subject is written by whoever requests the certificate.
 """
 
 import re

@@ -1,10 +1,10 @@
 """Who may do what, as one table and one function. Pure.
 
 Theory of operation
-    A caller has roles. Every call is one action, on the host, on processes or on a capture. What it is done to stands
-    in relations to the caller: it is the caller's own, belongs to one of the caller's jobs, or is anything at all.
-    GRANTS says which relations each role needs for each action; whatever it does not name is denied, and a call that
-    CALLS does not name is denied to everybody.
+    A caller has roles. Every call is one action, on the host, on processes or on a capture. The object of the action
+    has a relation to the caller: it is the caller's own, belongs to one of the caller's jobs or pods, or is anything at
+    all. GRANTS says which relation each role needs for each action; whatever it does not list is denied, and a call
+    missing from CALLS is denied to everybody.
 
     - own       processes and captures of the caller's uid
     - jobs      processes of other uids, but root's, in batch jobs that belong to the caller
@@ -12,8 +12,9 @@ Theory of operation
     - viewer    sees and fetches everything, starts and changes nothing
     - admin     everything
 
-    A process counts as the caller's own, or its pod's, for tracing only if the kernel too would let its user trace it:
-    no set-uid or set-gid program, none that has made itself undumpable. The daemon may be root, and must not lend that.
+    For tracing, a process counts as the caller's own, or as part of a job or pod, only if the kernel too would let its
+    user trace it: not a set-uid or set-gid program, nor one that has made itself undumpable. The daemon may be root and
+    must not lend its rights.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
-"""The services that gRPC brings along, health and reflection: what they cannot answer is refused as by our own.
+"""The services bundled with gRPC, health and reflection: they refuse what they cannot answer as our own does.
 
-gRPC itself would answer UNKNOWN and write a traceback for each such call, which anybody may make as often as they like.
-They take any caller (docs/access.md), so no gate is asked; the doorkeeper counts them.
+gRPC itself would answer UNKNOWN and log a traceback for each such call, which anybody may make as often as they like.
+They serve every caller (docs/access.md), so the gate is not asked; the doorkeeper counts their calls.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""DiagnoseHost: what the daemon knows of its host, joined with what a process of its own has found."""
+"""DiagnoseHost: what the daemon knows about its host, combined with the findings of a separate process."""
 
 import asyncio
 import os

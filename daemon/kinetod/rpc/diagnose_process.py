@@ -1,4 +1,4 @@
-"""DiagnoseProcess: what the daemon knows of a process, joined with what can be seen from outside."""
+"""DiagnoseProcess: what the daemon knows about a process, combined with what can be seen from outside."""
 
 import asyncio
 from typing import Protocol

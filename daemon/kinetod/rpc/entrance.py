@@ -1,7 +1,7 @@
-"""The first step of every call, also of health and reflection: it is counted for its caller before it is read.
+"""The first step of every call, including health and reflection: count it for its caller before it is read.
 
-gRPC counts calls for all callers together, and calls a handler only once the request has come. Here every method
-becomes one that streams both ways, which is the same over the wire: its handler runs as soon as a call begins.
+gRPC counts calls for all callers together and calls a handler only once the request has arrived. Here every method
+becomes one that streams in both directions, which is the same on the wire: its handler runs as soon as a call begins.
 """
 
 import asyncio

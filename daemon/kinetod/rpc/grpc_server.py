@@ -1,4 +1,4 @@
-"""The gRPC server: health, reflection, and its own sockets behind the front (`access.front`)."""
+"""The gRPC server: health, reflection, and its sockets behind the connection proxy (`access.connections`)."""
 
 import os
 

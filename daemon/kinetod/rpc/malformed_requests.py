@@ -1,7 +1,7 @@
-"""Requests that are no message.
+"""Requests that are not a message of their method.
 
-gRPC itself would answer UNKNOWN, write a traceback for each, and ask nobody who it was. Here such a request becomes an
-`Empty`, which passes the gate like any other (where the service has one), and is then refused by `readable`.
+gRPC itself would answer UNKNOWN, log a traceback for each, and not identify the caller. Here such a request becomes an
+`Empty`, which passes the gate like any other (if the service has one) and is then refused by `readable`.
 """
 
 from collections.abc import Awaitable, Callable

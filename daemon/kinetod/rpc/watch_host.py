@@ -1,7 +1,7 @@
-"""What the host, its GPUs and its processes do, again and again: `kinetoctl top`.
+"""Samples the host, its GPUs and its processes periodically, for `kinetoctl top`.
 
-Every watcher has samples of its own, since rates are over the time between two of them; the GPUs' are shared. What
-blocks happens in threads, and the GPUs have a deadline: a driver that hangs leaves them out of a sample.
+Every watcher has samples of its own, because rates cover the time between two of them; those of the GPUs are shared.
+Blocking work happens in threads, and reading the GPUs has a deadline: if a driver hangs, a sample leaves them out.
 """
 
 import asyncio

@@ -5,12 +5,13 @@ Theory of operation
     <state>/captures/<id>/targets/<pid>-<start time>/    what `kineto_trace` reads and writes
     <state>/trash/              folders on their way out
 
-    The index is the truth; a folder is made before its row. So after a crash a folder without a row is garbage,
+    The index is authoritative; a folder is created before its row. So after a crash, a folder without a row is garbage,
     and a row that has not ended is a capture that the daemon did not finish: `recovery` gives it its verdict.
 
-    Files go in three steps: the folder is renamed into the trash and emptied there, which frees the disk before
-    anything is written; the row goes, or says that nothing is here any more if an uploaded copy exists; the empty
-    folder in the trash goes. A folder in the trash thus is the note that its row has to follow, also after a crash.
+    Files are removed in three steps: the folder is renamed into the trash and emptied there, which frees the disk
+    before anything is written; the row is deleted or, if an uploaded copy exists, updated to say that nothing is here
+    any more; the empty folder in the trash is removed. So a folder in the trash records, even after a crash, that its
+    row has yet to be changed.
 
     Every method blocks but `run`, which executes one in the store's own thread, and `remove`.
 """

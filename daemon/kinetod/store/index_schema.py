@@ -1,4 +1,4 @@
-"""The tables of the store's index, and the way from older versions of them to this one."""
+"""The tables of the store's index, and the migrations from older versions."""
 
 import sqlite3
 

@@ -1,13 +1,13 @@
-"""Whose the store is: folders and files that somebody else could swap are not used.
+"""Guards the store: folders and files that somebody else could replace are not used.
 
 Theory of operation
-    Only the daemon's user (and root) may write anywhere in the store. So nobody can put a link in the place of
-    a folder or file while a capture is written, read or removed, and paths may be used again and again. `check_store`
-    sees to that at the start: the state folder and what lies directly in it are the user's own or root's, nobody else
-    may write there, and no path to it can be changed by another user of the host if the daemon is root's.
+    Only the daemon's user (and root) may write anywhere in the store. So nobody can replace a folder or file by a link
+    while a capture is written, read or removed, and paths can be used repeatedly. `check_store` ensures this at the
+    start: the state folder and its direct entries belong to the user or root, nobody else may write there, and no other
+    user of the host can change a path to it if the daemon is root's.
 
-    What is read back (`open_regular`) must be a regular file all the same: a link is not followed, and a FIFO or
-    device is not waited for.
+    What is read back (`open_regular`) must nevertheless be a regular file: links are not followed, and a FIFO or device
+    does not block.
 """
 
 import io

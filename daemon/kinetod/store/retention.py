@@ -1,15 +1,15 @@
-"""Retention: which captures go, and removing them in the background.
+"""Retention: decides which captures to remove, and removes them in the background.
 
 Theory of operation
-    `plan` is pure. Rules, in this order: uploaded (where no local copies are to be kept), age (since the end of the
-    capture), number and bytes of one user, bytes of all; of one user the oldest go first, until the rest fits. By the
-    bytes of all, the user who takes most pays, and nobody who has no more than their share (`captures.store_shares`).
-    Never removed are captures that run, that are pinned, or that are yet to be uploaded; their bytes count all the
-    same. Of an uploaded capture only the files on this host go; its entry stays, and goes by an age of its own.
+    `plan` is pure. The rules, in this order: uploaded (if no local copies are to be kept), age (since the end of the
+    capture), number and bytes per user, bytes of all captures. A user's oldest captures are removed first, until the
+    rest fits. The limit for all is enforced on the user who takes the most, and never on users within their share
+    (`captures.store_shares`). Captures that are running, pinned or not yet uploaded are never removed, but their bytes
+    count. For an uploaded capture only the files on this host are removed; its entry stays until a separate age limit.
 
-    The rules are looked at every `store.retention_interval`, after each capture and after each upload. Ages come from
-    the wall clock; when that has jumped forward by more than CLOCK_JUMP_NS against the clock that runs on, nothing is
-    removed by age for HOLD_AFTER_JUMP_S: a clock that is set wrongly for a moment must not empty the store.
+    The rules are applied every `store.retention_interval`, after each capture and after each upload. Ages come from the
+    wall clock; if that has jumped forward by more than CLOCK_JUMP_NS relative to the steady clock, nothing is removed
+    by age for HOLD_AFTER_JUMP_S: a clock that is briefly wrong must not empty the store.
 """
 
 import asyncio

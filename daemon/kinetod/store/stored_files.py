@@ -1,4 +1,4 @@
-"""Sizes, digests and removal of what lies in the store's folders."""
+"""Sizes, digests and removal of files in the store's folders."""
 
 import contextlib
 import hashlib

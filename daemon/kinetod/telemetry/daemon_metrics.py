@@ -1,7 +1,7 @@
-"""What the daemon is like at the moment of a scrape: agents, captures under way, how busy its loop is.
+"""The state of the daemon at the moment of a scrape: agents, captures in progress, delay of its event loop.
 
-These belong to the event loop and are read on it. A loop that does not come round within DEADLINE_S has no agents in
-this scrape, and a delay of DEADLINE_S.
+This state belongs to the event loop and is read on it. If the loop does not respond within DEADLINE_S, the scrape
+reports no agents and a delay of DEADLINE_S.
 """
 
 import asyncio

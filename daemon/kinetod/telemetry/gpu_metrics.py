@@ -1,7 +1,7 @@
 """The GPUs as Prometheus metrics, read when somebody scrapes.
 
-The labels are dcgm-exporter's, so that both join on UUID and pci_bus_id; its counters are not repeated under its
-names. What a GPU does not have, or its library does not tell, has no series.
+The labels are those of dcgm-exporter, so that both join on UUID and pci_bus_id; its counters are not repeated under its
+names. What a GPU does not have, or its library does not report, has no series.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

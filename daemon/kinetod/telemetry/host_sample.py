@@ -1,4 +1,4 @@
-"""What this host does now, by psutil. Blocking; call it in a thread."""
+"""Samples this host with psutil. Blocks; call it in a thread."""
 
 import contextlib
 import os

@@ -1,11 +1,11 @@
 """Serves /metrics and /health over HTTP, in threads of its own: a scrape never holds up the daemon.
 
-A peer can hurt only itself. Over loopback a peer is a user of this host, else an address. Each has MAX_PER_PEER
-connections at a time and MAX_PER_SECOND new ones, of MAX_CONNECTIONS of all, of which some are kept for peers that have
-none; more are closed at once. A connection ends after CONNECTION_S, however slowly it sends or reads. One measurement
-is made at a time, and serves all scrapes that came before it began.
+A peer can hurt only itself. Over loopback a peer is a user of this host, otherwise an address. Each may have
+MAX_PER_PEER connections at a time and MAX_PER_SECOND new ones, out of MAX_CONNECTIONS in total, some of which are
+reserved for peers that have none; more are closed at once. A connection ends after CONNECTION_S, however slowly it
+sends or reads. One measurement is made at a time and serves all scrapes that arrived before it began.
 
-Nothing but these two pages is served, and nothing is taken from the request but the names that Prometheus asks for.
+Only these two pages are served, and nothing but the requested metric names is read from the request.
 """
 
 import contextlib

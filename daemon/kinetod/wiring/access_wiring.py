@@ -1,4 +1,4 @@
-"""Puts the parts about access together for the daemon."""
+"""Builds the parts of access control."""
 
 import asyncio
 import contextlib

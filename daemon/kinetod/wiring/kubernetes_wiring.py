@@ -1,4 +1,4 @@
-"""Puts the parts about Kubernetes together for the daemon, as far as the settings say."""
+"""Builds the parts that talk to Kubernetes, as far as the settings enable them."""
 
 import asyncio
 import contextlib

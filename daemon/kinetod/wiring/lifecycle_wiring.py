@@ -1,4 +1,4 @@
-"""Puts together what keeps ended captures, and runs it in the background."""
+"""Builds what keeps ended captures, and runs it in the background."""
 
 import asyncio
 import contextlib

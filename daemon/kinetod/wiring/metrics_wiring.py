@@ -1,4 +1,4 @@
-"""Starts what lets others see the daemon and its host: the metrics endpoint."""
+"""Starts the metrics endpoint."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
-"""The server's certificate and the authority of its clients, read again when the files change.
+"""The server's certificate and the authority of its clients, reread when the files change.
 
-gRPC asks at each handshake, in a thread of its own. Files that do not belong together, as in the middle of a renewal,
-are not taken: the certificates in use stay until what is there is whole.
+gRPC asks at each handshake, in a thread of its own. Files that do not match, as in the middle of a renewal, are
+rejected: the certificates in use stay until all files are consistent.
 """
 
 import contextlib

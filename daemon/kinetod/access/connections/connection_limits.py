@@ -1,4 +1,4 @@
-"""How many connections the peers of the front have, how fast they make them, and who is not read from for a while.
+"""Limits how many connections peers have, how fast they make them, and pauses reading from those that send too much.
 
 One peer cannot keep others out:
 - it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most

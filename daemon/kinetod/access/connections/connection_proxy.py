@@ -1,14 +1,14 @@
 """Where clients connect: every connection is identified and counted before gRPC sees it.
 
 Theory of operation
-    gRPC for Python shows nothing of a Unix peer and limits no connections. So the daemon itself listens at the
-    addresses of `server.listen`, and gRPC at Unix sockets in a folder that only the daemon's user can enter. A
-    connection is accepted, its peer identified by the kernel (`peers`), and joined to one of our own to gRPC, whose
-    end is bound to a name in the abstract namespace that is random and new each time. That name is what gRPC's
-    `context.peer()` shows; `peer` finds the one who is behind it. A client needs no token and no library of ours.
+    gRPC for Python does not reveal the peer of a Unix socket and does not limit connections. So the daemon itself
+    listens at the addresses in `server.listen`, and gRPC on Unix sockets in a folder that only the daemon's user can
+    enter. The daemon accepts a connection, lets the kernel identify its peer (`peers`), and joins it to a connection of
+    our own to gRPC, whose end is bound to a new random name in the abstract namespace. That name is what gRPC's
+    `context.peer()` shows; `peer` finds who is behind it. A client needs no token and no library of ours.
 
-    Whoever could bind such a name first would have to guess it; whoever connects to gRPC's own sockets has no name
-    that we know and is refused as not identified.
+    To bind such a name first, somebody would have to guess it; whoever connects to gRPC's own sockets has no name that
+    we know and is refused as not identified.
 
     One peer cannot keep others out:
     - a connection is not passed on before its first byte; the oldest of a peer's silent ones is closed when it has

@@ -1,9 +1,10 @@
-"""Connections of callers whom only tokens tell apart: forwarded ports all end at one address.
+"""Connections of callers who can be told apart only by tokens, because forwarded ports all end at one address.
 
 Theory of operation
-    A connection is nobody's until the token of a call on it was found good; it is that user's from then on. Where an
-    address has as many as it may, the user with the most loses the oldest, nobody being a user too: so whoever takes
-    all that there are loses them to others, one by one. A user of few loses none; then the new one is refused.
+    A connection belongs to nobody until a token on it has been found valid; from then on it belongs to that user. When
+    an address is at its limit, the user with the most connections loses the oldest; those of nobody count as one user.
+    So whoever takes all connections loses them to others, one by one. A user with few loses none; the new connection is
+    refused instead.
 """
 
 import collections

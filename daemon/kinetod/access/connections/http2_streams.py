@@ -1,6 +1,6 @@
-"""How many calls a client begins, seen in what it sends: each is a HEADERS frame of HTTP/2 (RFC 9113, 4.1 and 6.2).
+"""Counts the calls that a client starts by the HEADERS frames of HTTP/2 that it sends (RFC 9113, 4.1 and 6.2).
 
-Nothing else of HTTP/2 is looked at. What is no HTTP/2 passes: gRPC closes such a connection.
+Nothing else of HTTP/2 is examined. Anything that is not HTTP/2 passes: gRPC closes such a connection.
 """
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -1,10 +1,10 @@
-"""A client's connection joined to one of ours to gRPC, and what is held back of what the client says.
+"""Joins a client's connection to one of ours to gRPC, and holds back calls that exceed the client's limits.
 
 Theory of operation
-    gRPC is connected to when the first byte has come. From then on what one end receives goes to the other one; a side
-    that is not read is not read from. Of a connection in the clear the calls are seen that the client begins
-    (`http2_streams`): those beyond what `connection_limits` grants wait here, at most what was read at once, and
-    nothing more is read meanwhile.
+    The connection to gRPC is made when the first byte has arrived. From then on, what one end receives goes to the
+    other; if one side does not read, we stop reading from the other. On an unencrypted connection, `http2_streams`
+    counts the calls that the client starts: those beyond what `connection_limits` grants wait here, at most one read of
+    them, and nothing more is read until they have passed.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""At which iterations the processes of a capture are, asked of their agents."""
+"""Asks the agents of a capture which iterations their processes are at."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A caller's request checked, field by field, and turned into what an agent is told. Pure."""
+"""Checks a caller's request field by field and turns it into the request for the agents. Pure."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""A new capture, as it is first shown and stored."""
+"""Builds a new capture as it is first shown and stored."""
 
 import secrets
 import time

@@ -1,14 +1,14 @@
-"""From a selector to the processes of a capture, or to the error that says why not.
+"""Resolves a selector to the processes of a capture, or to the error that says why not.
 
 Theory of operation
-    `resolve` finds the processes, refuses what can be refused by looking, and only then brings agents into
-    those that have none, all at once. That takes milliseconds to seconds, so no lock is held; `still_there`
-    looks again, without waiting, when the capture is really made. In between the agents are held, so that
-    an attached one does not leave.
+    `resolve` finds the processes, refuses what can be refused by inspection, and only then attaches agents to those
+    without one, all at once. That takes milliseconds to seconds, so no lock is held; `still_there` checks again,
+    without waiting, when the capture is created. In between the agents are held, so that an attached one does not
+    leave.
 
-    A process may execute another program at any moment and be another user's by then. So once each target's agent is
-    there, what the process is now is read again and decided about again, also by the kernel's word about who connected.
-    From then on that very link counts: an execve closes it, and one that is made later is another one.
+    A process may execute another program at any moment and then belong to another user. So once each target's agent is
+    there, the credentials of the process are read and checked again, as is the user whom the kernel names as having
+    connected. From then on that very link counts: an execve closes it, and a later link is a different one.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""The bytes of a stored file, in chunks, from an offset on, and never wrong ones.
+"""Serves the bytes of a stored file in chunks, from an offset on, and never corrupt ones.
 
 Theory of operation
-    A file on this host is hashed while it is sent, from its beginning even if the caller wants less, and the last chunk
-    is held back until the checksum is right: whoever gets the end of the stream without an error has the file. A
-    file that is damaged is marked in the capture's record; where an uploaded copy exists, that one is sent instead.
-    Of an uploaded file each block has a checksum of its own, which the upload worker compares.
+    A file on this host is hashed while it is sent, from its beginning even if the caller wants only the rest, and the
+    last chunk is held back until the checksum is confirmed: a caller that reaches the end of the stream without an
+    error has the file. A damaged file is marked in the capture's record; if an uploaded copy exists, that is sent
+    instead. In an uploaded file, each block has its own checksum, which the upload worker compares.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What becomes of captures that have ended: measured, uploaded, pinned, removed, verified.
+"""Measures, uploads, pins, removes and verifies captures that have ended.
 
-Everything that changes the files of an ended capture goes through here, so that retention, uploads and callers do
-not meet at the same capture.
+Everything that changes the files of an ended capture goes through here, so that retention, uploads and callers do not
+work on the same capture at once.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""How a target and a capture end, from what is known. Pure."""
+"""Decides how a target and a capture end. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

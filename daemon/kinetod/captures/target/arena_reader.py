@@ -1,18 +1,18 @@
 """Takes finished buffers out of the memory that a target writes.
 
 Theory of operation
-    The descriptor came from a target, so nothing about it is believed: it must be a memfd whose size is
-    sealed (else the target could shrink it and a read here would be a fatal SIGBUS), and the geometry in its
-    header is checked once against that size and kept; later writes to the header change nothing. Every count
-    and length that is read while draining is bounded by that geometry.
+    The descriptor came from a target, so nothing about it is trusted: it must be a memfd whose size is sealed
+    (otherwise the target could shrink it and a read here would be a fatal SIGBUS), and the geometry in its header is
+    checked once against that size and kept; later writes to the header change nothing. Every count and length read
+    while draining is bounded by that geometry.
 
     A drain reads all states, then the string table (the names of what is READY are there), then copies
     the READY buffers in the order of their sequence and sets each back to FREE. The locks are memory
     barriers: acquire between the states and the contents, release between the contents and FREE.
 
     Header and descriptors are read through a mapping, contents with pread(2). A target may leave holes in its memory;
-    to read a hole through a mapping would allocate it, as memory of the reader's control group, which is not the
-    target's. What is copied is copied once: a target that rewrites it meanwhile spoils its own records.
+    reading a hole through a mapping would allocate it and charge it to our control group instead of the target's.
+    Contents are copied once: a target that rewrites them at the same time spoils only its own records.
 """
 
 import fcntl

@@ -1,14 +1,14 @@
-"""How much memory the buffers of a capture may take in a process, so that the kernel never kills for it.
+"""Limits the memory that the buffers of a capture take in a process, so that they never cause an out-of-memory kill.
 
 Theory of operation
-    The buffers are charged to the process and its control groups as they are written to, and are not given back
-    before the end. Before the agent is asked, `MemoryShare.take` looks at what is left below every limit. At most half
-    of it is for the buffers, and LEAST_LEFT_BYTES are never: the program goes on allocating. What other captures
-    were promised below the same limit counts as gone. If the usual buffers do not fit, the buffer limit is halved
-    until they do; if the least does not fit, the capture is refused.
+    The buffers are charged to the process and its control groups as they are written, and are not freed before the end.
+    Before the agent is asked, `MemoryShare.take` checks what is left below every limit. The buffers may take at most
+    half of it and must leave LEAST_LEFT_BYTES, because the program keeps allocating. What was promised to other
+    captures below the same limit counts as used. If the usual buffers do not fit, the buffer limit is halved until they
+    do; if the smallest do not fit, the capture is refused.
 
-    While it records, `shortage` looks again: the program, or its neighbours in the group, may have grown. It ends the
-    collection as long as there is still room for the records of the next moments, and the buffers are freed.
+    During the recording, `shortage` checks again, because the program or its neighbours in the group may have grown. It
+    ends the collection while there is still room for the records of the next moments, and the buffers are freed.
 """
 
 import threading

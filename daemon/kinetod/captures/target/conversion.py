@@ -1,4 +1,4 @@
-"""From a target's folder to checked files and a summary: what a decode worker answers, taken with care."""
+"""Turns a target's folder into verified files and a summary, without trusting the decode worker's answer."""
 
 import asyncio
 import contextlib

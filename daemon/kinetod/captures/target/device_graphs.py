@@ -1,4 +1,4 @@
-"""Tells an agent that its program has device code that launches CUDA graphs, before it records anything of the GPU."""
+"""Tells an agent that device code of its program launches CUDA graphs, before it records any GPU activity."""
 
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,8 @@
-"""Ends of a capture whose process has executed another program meanwhile, or has got other rights.
+"""Endings for a process that executed another program or changed its credentials during the capture.
 
-What was recorded came over a link that the kernel had named before, and an execve closes: it is of the program that
-was allowed to be traced. It is asked once more all the same before anything of it is kept: of a process that is
-another user's now, nothing is.
+The records came over a link whose peer the kernel had identified and which an execve closes, so they are of the program
+that was allowed to be traced. The credentials are nevertheless checked once more before anything is kept: nothing is
+kept of a process that now belongs to another user.
 """
 
 from collections.abc import Awaitable, Callable

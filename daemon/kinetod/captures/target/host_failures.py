@@ -1,4 +1,4 @@
-"""Ends that come from this host itself: its disk, its clock."""
+"""Endings caused by this host itself: its disk, its clock."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""How long an agent may take for each step of a capture. Pure; seconds, times Unix ns."""
+"""How long an agent may take for each step of a capture. Pure; results in seconds, times in Unix ns."""
 
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb

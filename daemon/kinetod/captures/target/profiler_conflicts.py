@@ -1,4 +1,4 @@
-"""Says who may be in the way when a target's CUPTI is taken: the other profilers on this host."""
+"""Names the other profilers on this host when a target's CUPTI is already in use."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The raw records of one target on their way to disk. Blocking; one call at a time, in any thread."""
+"""Writes the raw records of one target to disk. Methods block; call one at a time, from any thread."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Targets that a daemon left behind when it was killed: decode what was recorded, tell the truth about it."""
+"""Recovers targets that a killed daemon left behind: decodes what was recorded and gives them their verdicts."""
 
 import asyncio
 import logging

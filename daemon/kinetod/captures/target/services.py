@@ -1,4 +1,4 @@
-"""What the work on one target needs from the daemon."""
+"""The services of the daemon that tracing a target needs."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor

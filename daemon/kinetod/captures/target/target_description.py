@@ -1,4 +1,4 @@
-"""What is written into target.json: what the daemon knows of a target, and what its agent said at the end."""
+"""The content of target.json: what the daemon knows about a target and what its agent reported at the end."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,7 +5,7 @@ Theory of operation
     link calls `on_frame` and `on_gone`, which hand the event to the collection and wake the task up. Until the
     collection has ended the task drains the arenas every DRAIN_PERIOD_S in a thread and watches the deadline.
 
-    Until `begin` is called, nothing is asked of the agent, which is busy with the capture all the same: it is armed.
+    Until `begin` is called the capture is armed: the agent is not asked yet, but is busy with this capture.
 """
 
 import asyncio
