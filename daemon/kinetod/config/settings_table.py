@@ -1,11 +1,11 @@
 """The table of all settings. Options, environment variables, the file, its documents and their checks come from it.
 
-To add a setting: one row in KEYS and a field of the same meaning with its default in `config.Config`; then
+To add a setting: one row in KEYS and a field of the same meaning with its default in `settings.Config`; then
 `make config-docs`. A rule about several settings at once is a function in RULES.
 
     name        section.key, as in the file
     field       of Config
-    kind        how it is read and written (config_kinds)
+    kind        how it is read and written (value_kinds)
     meaning     one sentence, without the default
     option      on the command line, where there is one; its variable is then KINETOD_<OPTION>, else
                 KINETOD_<SECTION>_<KEY>. Secrets have none: everybody can read command lines

@@ -120,7 +120,7 @@ class Shares:
         if why is Full.OWN:
             raise Exhausted(
                 self._reason,
-                f"{who} already has {held} {self._what}, the limit for one caller ({self._setting}); end one "
+                f"{who} already has {held} {self._what} in progress, the limit for one caller ({self._setting}); end one "
                 "of them or wait for one to end",
             )
         if why is Full.ALL:

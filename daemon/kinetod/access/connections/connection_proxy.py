@@ -15,7 +15,7 @@ Theory of operation
       more than MAX_SILENT_PER_PEER, and each after FIRST_BYTE_S. A peer with silent ones can still connect;
     - how many connections a peer has, how fast it makes them, how much it sends and how many calls it begins is
       limited (`connection_limits`);
-    - gRPC closes those that do not finish the handshake (see `rpc.server`);
+    - gRPC closes those that do not finish the handshake (see `rpc.grpc_server`);
     - neither direction holds more than some HIGH_WATER_BYTES: a side that is not read is not read from
       (`proxied_connection`).
 """

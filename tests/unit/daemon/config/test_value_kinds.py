@@ -87,7 +87,7 @@ def test_what_it_may_not(kind: Kind, toml: object, problem: str) -> None:
 
 def test_a_wrong_item_is_named() -> None:
     kind = TableOf(ListOf(Size()))
-    with pytest.raises(ItemError, match="'much' is no size") as raised:
+    with pytest.raises(ItemError, match="'much' is not a valid size") as raised:
         kind.check({"ada": ["1KiB", "much"]})
     assert raised.value.path == ".ada[1]"
 
@@ -151,7 +151,7 @@ def test_files_must_exist_and_secret_ones_be_private(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     with pytest.raises(ValueError, match=f"{path}: No such file or directory"):
         ExistingFile().check(str(path))
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         ExistingFile().check(str(tmp_path))
     path.write_text("secret")
     path.chmod(0o644)

@@ -58,7 +58,7 @@ def test_a_helper_that_gives_no_connection_says_why() -> None:
     async def connect() -> socket.socket:
         raise Unreachable("nobody is connected to the kubelet")
 
-    with pytest.raises(KubeletError, match="the attach helper gives no connection: nobody is connected"):
+    with pytest.raises(KubeletError, match="the attach helper provides no connection: nobody is connected"):
         asyncio.run(PodResources(connect=connect).gpus())
 
 

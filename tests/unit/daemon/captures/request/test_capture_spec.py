@@ -142,7 +142,7 @@ def test_equal_requests_have_equal_hashes() -> None:
 
 def test_a_key_has_a_limit() -> None:
     assert checked_key("k" * 128) == "k" * 128
-    with pytest.raises(InvalidRequest, match="idempotency_key: longer than 128 characters"):
+    with pytest.raises(InvalidRequest, match="idempotency_key: must be at most 128 characters long"):
         checked_key("k" * 129)
 
 

@@ -65,7 +65,7 @@ def test_buffers_are_shrunk_to_half_of_what_is_left() -> None:
     assert taken.request.buffer_limit_bytes == 16 * MIB
     assert taken.size <= 50 * MIB
     assert taken.warning == (
-        "the buffers were reduced from 128 MiB to 16 MiB for each source: 100 MiB are left below memory.max (512 MiB) "
+        "the buffers were reduced from 128 MiB to 16 MiB for each source: 100 MiB is left below memory.max (512 MiB) "
         "of the control group /jobs/one; records may be dropped"
     )
 
@@ -134,6 +134,6 @@ def test_captures_of_one_group_share_what_is_left_and_are_ended_before_it_is_use
         ending = first.shortage()
         assert ending is not None
         assert (ending.outcome, ending.code) == (Outcome.PARTIAL, "MEMORY_SHORT")
-        assert f"the memory of process {pid} was running out of memory" in ending.reason
+        assert f"process {pid} was running out of memory" in ending.reason
         first.give_back()
         assert second.take(start(), {"torch_ops": ["cpu_op"]}).refused is not None
