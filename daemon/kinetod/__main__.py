@@ -14,9 +14,9 @@ from kineto_protos.options import Parsed
 from kinetod import __version__
 from kinetod.base import logs
 from kinetod.base.errors import StartError
-from kinetod.config.config_sources import ConfigError, Loaded, Origin
+from kinetod.config.config_sources import ConfigError, LoadedConfig, Origin
 from kinetod.config.config_text import default_file, effective
-from kinetod.config.settings_table import CONFIG_VARIABLE, KEYS, Key
+from kinetod.config.settings_table import CONFIG_VARIABLE, KEYS, SettingSpec
 from kinetod.config.value_kinds import CREDENTIALS_VARIABLE, ListOf
 
 SERVICE_CREDENTIALS = "/run/credentials/kinetod.service"
@@ -25,7 +25,7 @@ EXIT_CONFIG = 2  # of the configuration as of the command line
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _parameter(key: Key) -> str:
+def _parameter(key: SettingSpec) -> str:
     return key.option.removeprefix("--").replace("-", "_")
 
 
@@ -34,7 +34,7 @@ def _settings(command: F) -> F:
     return reduce(lambda wrapped, key: _option(key)(wrapped), reversed([key for key in KEYS if key.option]), command)
 
 
-def _option(key: Key) -> Callable[[F], F]:
+def _option(key: SettingSpec) -> Callable[[F], F]:
     """The click option of a setting. Its variable is only named here; `config_sources` reads them all at once."""
     help_text = f"{key.meaning[0].upper()}{key.meaning[1:]}."
     if key.off_switch:
@@ -107,7 +107,7 @@ def _see_credentials_of_the_service() -> None:
         os.environ[CREDENTIALS_VARIABLE] = SERVICE_CREDENTIALS
 
 
-def _show(loaded: Loaded) -> int:
+def _show(loaded: LoadedConfig) -> int:
     for line in effective(loaded):
         click.echo(line)
     for warning in loaded.warnings:

@@ -42,7 +42,7 @@ from kinetod.captures.target.device_graphs import DeviceGraphs
 from kinetod.captures.target.profiler_conflicts import DEADLINE_S as CONFLICTS_S
 from kinetod.captures.target.profiler_conflicts import Conflicts
 from kinetod.captures.target.services import Services
-from kinetod.config.config_sources import Loaded, Origin
+from kinetod.config.config_sources import LoadedConfig, Origin
 from kinetod.config.reload import Reloader
 from kinetod.config.settings import Config, Settings, serves_everybody
 from kinetod.gpus.context_holders import GpuHolders
@@ -58,7 +58,7 @@ from kinetod.sandbox.kernel_support import support
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import LOCK_FILE, Store
 from kinetod.store.path_guard import check_store
-from kinetod.telemetry.health import PROBE_PERIOD_S, Health, Report
+from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
@@ -77,7 +77,7 @@ LOOKS = 2  # calls that look at processes and folders at a time; the threads for
 SWITCH_INTERVAL_S = 0.0001  # each system call of the loop may wait so long for threads that read many small files
 
 
-def run(loaded: Loaded, origin: Origin) -> int:
+def run(loaded: LoadedConfig, origin: Origin) -> int:
     """Runs until a signal; SIGHUP reloads `origin`. Raises StartError."""
     config = loaded.config
     for warning in loaded.warnings:
@@ -167,7 +167,7 @@ class _Daemon:
         self._captures = captures
         self._rpc = rpc
         self._health = health
-        self._report = Report()
+        self._report = HealthReport()
         self._said = ""
 
     def status(self) -> str:

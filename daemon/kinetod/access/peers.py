@@ -48,7 +48,7 @@ class Peer:
         return f"uid {self.uid}" if self.uid is not None else self.address
 
 
-class Unidentified(Exception):
+class UnknownPeer(Exception):
     """The other end cannot be identified; the text says why."""
 
 
@@ -61,14 +61,14 @@ def unmapped(kind: str = "uid", proc: Path = PROC) -> int | None:
 
 
 def _known(uid: int) -> int:
-    """Returns a uid that is mapped here. Raises Unidentified, OSError."""
+    """Returns a uid that is mapped here. Raises UnknownPeer, OSError."""
     if uid == unmapped():
-        raise Unidentified(f"its user does not exist in the daemon's user namespace (it appears there as uid {uid})")
+        raise UnknownPeer(f"its user does not exist in the daemon's user namespace (it appears there as uid {uid})")
     return uid
 
 
 def of_unix(sock: socket.socket) -> Peer:
-    """The process that connected, with its main group. Raises OSError, Unidentified."""
+    """The process that connected, with its main group. Raises OSError, UnknownPeer."""
     pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return Peer(via=Via.UNIX, uid=_known(uid), gids=frozenset({gid} - {unmapped("gid")}), pid=pid or None)
 
@@ -90,7 +90,7 @@ def _groups(sock: socket.socket) -> list[int]:
 
 
 def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:
-    """The user whose socket is at the `far` end of a connection to `near`. Blocking. Raises Unidentified."""
+    """The user whose socket is at the `far` end of a connection to `near`. Blocks. Raises UnknownPeer."""
     tables = [("tcp6", (far, near))]
     if ":" not in far[0]:  # an IPv6 socket, as gRPC's are, may have connected too
         mapped = (f"::ffff:{far[0]}", far[1]), (f"::ffff:{near[0]}", near[1])
@@ -101,8 +101,8 @@ def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) 
             if uid is not None:
                 return Peer(via=Via.LOOPBACK, uid=_known(uid), address=f"{far[0]}:{far[1]}")
     except (OSError, ValueError, IndexError) as exc:
-        raise Unidentified(f"the kernel's table of connections cannot be read: {exc}") from exc
-    raise Unidentified("the client has disconnected, or is in another network namespace")
+        raise UnknownPeer(f"the kernel's table of connections cannot be read: {exc}") from exc
+    raise UnknownPeer("the client has disconnected, or is in another network namespace")
 
 
 def _uid_in(path: Path, theirs: str, ours: str) -> int | None:

@@ -312,7 +312,7 @@ def limited(limit: str) -> None:
     _LIMITED.labels(_few_reasons(limit)).inc()
 
 
-class Call:
+class GrpcCall:
     """One gRPC call; it ends with `code` unless that is set before."""
 
     def __init__(self) -> None:
@@ -320,9 +320,9 @@ class Call:
 
 
 @contextlib.contextmanager
-def call(method: str) -> Iterator[Call]:
+def call(method: str) -> Iterator[GrpcCall]:
     """Wrap a gRPC call in it. method: one of the service's; code: the name of a gRPC status code."""
-    made = Call()
+    made = GrpcCall()
     began = time.perf_counter()
     _CALLS_RUNNING.labels(method).inc()
     try:

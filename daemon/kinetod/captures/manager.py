@@ -39,7 +39,7 @@ from kinetod.captures.persistence import Saver
 from kinetod.captures.request.alignment import observe
 from kinetod.captures.request.capture_spec import CaptureRequest, checked_key, checked_spec, request_hash
 from kinetod.captures.request.factory import new_capture
-from kinetod.captures.request.target_resolution import Resolved, Wanted, resolve, still_there
+from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
 from kinetod.captures.result.lifecycle import Keeping
@@ -120,9 +120,9 @@ class CaptureManager:
                 raise
             return await self._create(spec, request, targets, requested_ns, caller, key=key, digest=digest)
 
-    def _wanted(self, request: CaptureRequest, caller: Caller) -> Wanted:
+    def _wanted(self, request: CaptureRequest, caller: Caller) -> TargetRequest:
         attacher = None if request.no_attach else self._attacher
-        return Wanted(match=request.match, caller=caller, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
+        return TargetRequest(match=request.match, caller=caller, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
 
     async def _create(
         self,

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 
-from kinetod.config.setting import Key
+from kinetod.config.setting import SettingSpec
 from kinetod.config.settings import Config, parse_listen
 from kinetod.config.value_kinds import (
     Count,
     ExistingFile,
-    Folder,
+    FolderPath,
     Kind,
     ListOf,
     Maybe,
-    Parsed,
+    ParsedText,
     SecretFile,
     Size,
     Switch,
@@ -21,145 +21,145 @@ from kinetod.permissions.role_grants import parse_grant, parse_role, wrong_names
 
 TLS_KEYS = ("access.tls_certificate", "access.tls_key", "access.tls_client_ca")
 
-ACCESS_KEYS: tuple[Key, ...] = (
-    Key(
+ACCESS_KEYS: tuple[SettingSpec, ...] = (
+    SettingSpec(
         name="access.local_roles",
         field="local_roles",
-        kind=ListOf(Parsed("role", parse_role)),
+        kind=ListOf(ParsedText("role", parse_role)),
         meaning="roles of every user of this host: own, jobs, viewer, admin; an empty list: only those named below",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.admin_users",
         field="admin_users",
         kind=ListOf(Kind()),
         meaning="users of this host who may do everything, besides root and the daemon's own user",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.admin_groups",
         field="admin_groups",
         kind=ListOf(Kind()),
         meaning="groups of this host whose members may do everything",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.viewer_users",
         field="viewer_users",
         kind=ListOf(Kind()),
         meaning="users of this host who may see and fetch everything",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.viewer_groups",
         field="viewer_groups",
         kind=ListOf(Kind()),
         meaning="groups of this host whose members may see and fetch everything",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.certificates",
         field="certificates",
-        kind=TableOf(Parsed("roles", parse_grant)),
+        kind=TableOf(ParsedText("roles", parse_grant)),
         meaning='whom a client stands for, by its certificate\'s URI:…, DNS:… or CN:…: "own as ada", "viewer", "admin"',
         computed=dict,
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.tls_certificate",
         field="tls_certificate",
         kind=Maybe(ExistingFile()),
         meaning="the server's certificate and its chain (PEM), or credential:NAME; it is read again when it changes",
     ),
-    Key(
+    SettingSpec(
         name="access.tls_key",
         field="tls_key",
         kind=Maybe(SecretFile()),
         meaning="the key of that certificate (PEM), or credential:NAME",
     ),
-    Key(
+    SettingSpec(
         name="access.tls_client_ca",
         field="tls_client_ca",
         kind=Maybe(ExistingFile()),
         meaning="the authorities that sign clients' certificates (PEM), or credential:NAME",
     ),
-    Key(
+    SettingSpec(
         name="access.loopback_without_tls",
         field="loopback_without_tls",
         kind=Switch(),
         meaning="whether host:port on loopback is served without TLS; callers are then identified by the kernel's "
         "table of connections",
     ),
-    Key(
+    SettingSpec(
         name="access.kubernetes",
         field="kubernetes",
         kind=Switch(),
         meaning="whether callers with a Kubernetes token are served at access.kubernetes_listen; they may trace the "
         "pods on which they may create pods/exec",
     ),
-    Key(
+    SettingSpec(
         name="access.kubernetes_listen",
         field="kubernetes_listen",
-        kind=Parsed("address", parse_listen),
+        kind=ParsedText("address", parse_listen),
         meaning="host:port for them: on loopback without TLS, where `kubectl port-forward` ends; elsewhere "
         "with the server's certificate, but without client certificates",
     ),
-    Key(
+    SettingSpec(
         name="access.kubernetes_audiences",
         field="kubernetes_audiences",
         kind=ListOf(Kind()),
         meaning="accepted audiences of tokens; an empty list: the API server's own",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.audit_file",
         field="audit_file",
-        kind=Maybe(Folder()),
+        kind=Maybe(FolderPath()),
         meaning="file of the audit log, one JSON object per line; empty: the journal. It is reopened on a reload",
     ),
-    Key(
+    SettingSpec(
         name="access.requests_per_second",
         field="requests_per_second",
         kind=Count(1, 1_000_000),
         meaning="requests that one caller may send per second; four seconds' worth may come at once",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.max_connections",
         field="max_connections",
         kind=Count(1, 4096),
         meaning="connections that one user, or one address beyond loopback, may have at the same time",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.max_calls_per_user",
         field="max_calls_per_user",
         kind=Count(1, 4096),
         meaning="calls that one caller may have in progress at the same time, health checks and watches included",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.max_watches_per_user",
         field="max_watches_per_user",
         kind=Count(1, 1024),
         meaning="of these, watches of the host (`kinetoctl top`)",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.max_streams_per_user",
         field="max_streams_per_user",
         kind=Count(1, 4096),
         meaning="of these, fetches and verifications of stored files",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.max_captures_per_user",
         field="max_captures_per_user",
         kind=Count(1),
         meaning="captures that one user may have running at the same time; administrators have captures.max_captures",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="access.quota_per_user",
         field="quota_per_user_bytes",
         kind=Size(least=0),

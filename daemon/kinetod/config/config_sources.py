@@ -19,7 +19,7 @@ from typing import Any
 import tomllib
 
 from kinetod.config.settings import Config, default_config_file
-from kinetod.config.settings_table import BY_NAME, CONFIG_VARIABLE, KEYS, RULES, SECTIONS, VARIABLE_PREFIX, Key
+from kinetod.config.settings_table import BY_NAME, CONFIG_VARIABLE, KEYS, RULES, SECTIONS, VARIABLE_PREFIX, SettingSpec
 from kinetod.config.value_kinds import ItemError
 
 MAX_FILE_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedConfig:
     """A usable configuration. sources: by key name; warnings: to log; path: the file that was read, or None."""
 
     config: Config
@@ -66,12 +66,12 @@ class Origin:
     options: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedConfig:
         """Reads everything again. Blocks. Raises ConfigError."""
         return load(self.named_file, self.options, self.environ)
 
 
-def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Loaded:
+def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedConfig:
     """Loads the configuration. Blocks. Raises ConfigError, also if a file that was named is missing."""
     if named_file is None and (text := environ.get(CONFIG_VARIABLE)):
         named_file = Path(text)
@@ -88,7 +88,7 @@ def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[s
     if problems := [Problem(_blamed(name, sources), text) for rule in RULES for name, text in rule(config)]:
         raise ConfigError(problems)
     read = path if file is not None else None
-    return Loaded(config=config, sources=sources, warnings=tuple(_strange_variables(environ)), path=read)
+    return LoadedConfig(config=config, sources=sources, warnings=tuple(_strange_variables(environ)), path=read)
 
 
 def _for_its_disk(config: Config) -> Config:
@@ -105,7 +105,11 @@ def _for_its_disk(config: Config) -> Config:
 
 
 def _layers(
-    key: Key, options: Mapping[str, Any], environ: Mapping[str, str], file: "_File | None", problems: list[Problem]
+    key: SettingSpec,
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    file: "_File | None",
+    problems: list[Problem],
 ) -> Iterator[tuple[str, Any]]:
     """The sources that give the key a value, with the value; a wrong value is None and adds a problem."""
     yield DEFAULT, key.default()
@@ -121,7 +125,7 @@ def _layers(
 
 
 def _checked(
-    read: Callable[[], Any], key: Key, where: str, problems: list[Problem], file: "_File | None" = None
+    read: Callable[[], Any], key: SettingSpec, where: str, problems: list[Problem], file: "_File | None" = None
 ) -> Any:
     try:
         return read()
@@ -137,7 +141,7 @@ def _blamed(name: str, sources: Mapping[str, str]) -> str:
     return f"{sources.get(key, DEFAULT)}: {name}"
 
 
-def reloaded(running: Config, fresh: Config) -> tuple[Config, list[Key], list[Key]]:
+def reloaded(running: Config, fresh: Config) -> tuple[Config, list[SettingSpec], list[SettingSpec]]:
     """The configuration after a reload, the keys that change, and those that need a restart."""
     different = [key for key in KEYS if getattr(running, key.field) != getattr(fresh, key.field)]
     changed = [key for key in different if key.reload]
@@ -169,7 +173,7 @@ class _File:
         """The file and, if found, the line of a key or of an item's key."""
         return _at(self.path, self.lines, name)
 
-    def secrecy(self, key: Key) -> Iterator[Problem]:
+    def secrecy(self, key: SettingSpec) -> Iterator[Problem]:
         """What is wrong with keeping a secret in this file."""
         if key.secret and self.values[key.name] and self.mode & stat.S_IROTH:
             text = f"is a secret, and everybody can read the file (mode {self.mode:04o}); run chmod o-rwx {self.path}"

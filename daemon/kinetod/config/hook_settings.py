@@ -7,9 +7,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kinetod.base.webhook_signature import secret_in
-from kinetod.config.setting import Key
+from kinetod.config.setting import SettingSpec
 from kinetod.config.settings import Config, is_loopback
-from kinetod.config.value_kinds import Choice, Count, Duration, ExistingFile, Kind, ListOf, Maybe, Parsed, SecretFile
+from kinetod.config.value_kinds import (
+    Choice,
+    Count,
+    Duration,
+    ExistingFile,
+    Kind,
+    ListOf,
+    Maybe,
+    ParsedText,
+    SecretFile,
+)
 
 ALL = "all"
 STATUSES = ("done", "partial", "failed", "cancelled")
@@ -34,15 +44,15 @@ def checked_webhook(text: str) -> str:
     return text
 
 
-HOOK_KEYS: tuple[Key, ...] = (
-    Key(
+HOOK_KEYS: tuple[SettingSpec, ...] = (
+    SettingSpec(
         name="hooks.on",
         field="hook_on",
         kind=ListOf(Choice(ALL, *STATUSES)),
         meaning="which ends of captures trigger hooks: all, done, partial, failed, cancelled",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="hooks.command",
         field="hook_command",
         kind=ListOf(Kind()),
@@ -50,21 +60,21 @@ HOOK_KEYS: tuple[Key, ...] = (
         "standard input; empty: none",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="hooks.webhook",
         field="hook_webhooks",
-        kind=ListOf(Parsed("address", checked_webhook)),
+        kind=ListOf(ParsedText("address", checked_webhook)),
         meaning="https addresses that get a POST with the capture's JSON when it has ended (http on this host only)",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="hooks.webhook_secret",
         field="hook_secret",
         kind=Maybe(SecretFile()),
         meaning="file with the secret that webhooks are signed with, or credential:NAME; empty: they are not signed",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="hooks.webhook_ca",
         field="hook_ca",
         kind=Maybe(ExistingFile()),
@@ -72,21 +82,21 @@ HOOK_KEYS: tuple[Key, ...] = (
         "system's",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="hooks.timeout",
         field="hook_timeout_ns",
         kind=Duration(),
         meaning="how long the command, or one attempt of a webhook, may take",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="hooks.retry_for",
         field="hook_retry_ns",
         kind=Duration(least_ns=0),
         meaning="how long a failing webhook is retried, with pauses that double from one second; 0: never",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="hooks.parallel",
         field="hook_parallel",
         kind=Count(1, 32),

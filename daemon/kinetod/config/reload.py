@@ -11,7 +11,7 @@ from collections.abc import Callable
 from kinetod.base import notify
 from kinetod.config.config_sources import ConfigError, Origin, reloaded
 from kinetod.config.settings import Config, Settings
-from kinetod.config.settings_table import Key
+from kinetod.config.settings_table import SettingSpec
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,6 @@ class Reloader:
         log.info("the configuration was reloaded: %d keys changed", len(changed))
 
 
-def _change(key: Key, old: Config, new: Config) -> str:
+def _change(key: SettingSpec, old: Config, new: Config) -> str:
     before, after = (key.show(getattr(config, key.field)) for config in (old, new))
     return f"{key.name}: {before} → {after}"

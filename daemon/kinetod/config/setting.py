@@ -11,7 +11,7 @@ VARIABLE_PREFIX = "KINETOD_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class SettingSpec:
     """One setting; see the top of `settings_table`."""
 
     name: str

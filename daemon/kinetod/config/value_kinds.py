@@ -182,7 +182,7 @@ class Choice(Kind):
         return word
 
 
-class Parsed(Kind):
+class ParsedText(Kind):
     """A value parsed by a function, which raises ValueError with the full explanation. Shown by `str`."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -194,7 +194,7 @@ class Parsed(Kind):
         return self._parse(super().parse(text))
 
 
-class Folder(Kind):
+class FolderPath(Kind):
     """A path: absolute in a file; options and variables may be relative to the working directory."""
 
     name = "path"
@@ -213,7 +213,7 @@ class Folder(Kind):
         return self.parse(text)
 
 
-class ExistingFile(Folder):
+class ExistingFile(FolderPath):
     """A readable file; `credential:NAME` is one loaded by the service manager (LoadCredential=NAME:…)."""
 
     name = "file"

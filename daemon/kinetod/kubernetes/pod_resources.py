@@ -72,7 +72,7 @@ class ContainerRef:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Device:
+class HeldDevice:
     """A device that the kubelet gave to a container. resource: that of the device plug-in, or the claim's driver."""
 
     resource: str
@@ -85,7 +85,7 @@ class Device:
         return bool(_GPU_RESOURCE.match(self.resource) or _GPU_UUID.match(self.id))
 
 
-class PodResources:
+class KubeletClient:
     """Asks the kubelet on `socket`, or at the other end of what `connect` returns (it may raise Unreachable)."""
 
     def __init__(
@@ -99,7 +99,7 @@ class PodResources:
         self._deadline_s = deadline_s
         self._connect = connect
 
-    async def devices(self) -> tuple[Device, ...]:
+    async def devices(self) -> tuple[HeldDevice, ...]:
         """Every device that a container on this node holds, GPU or not. Raises KubeletError."""
         async with self._address() as address, grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
             ask = PodResourcesListerStub(channel).List  # type: ignore[no-untyped-call]
@@ -141,7 +141,7 @@ class PodResources:
         return f"{text}; {_WHAT_TO_DO[exc.code()]}" if exc.code() in _WHAT_TO_DO else text
 
 
-def gpu_holders(devices: Iterable[Device]) -> dict[str, tuple[ContainerRef, ...]]:
+def gpu_holders(devices: Iterable[HeldDevice]) -> dict[str, tuple[ContainerRef, ...]]:
     """The holders of each GPU, by UUID if it is named by one; several if the GPU is shared."""
     holders: dict[str, set[ContainerRef]] = {}
     for device in devices:
@@ -150,16 +150,16 @@ def gpu_holders(devices: Iterable[Device]) -> dict[str, tuple[ContainerRef, ...]
     return {gpu: tuple(sorted(found)) for gpu, found in sorted(holders.items())}
 
 
-def _devices(answer: pb.ListPodResourcesResponse) -> Iterable[Device]:
+def _devices(answer: pb.ListPodResourcesResponse) -> Iterable[HeldDevice]:
     for pod in answer.pod_resources:
         for container in pod.containers:
             holder = ContainerRef(_name(pod.namespace), _name(pod.name), _name(container.name))
             for group in container.devices:
-                yield from (Device(_name(group.resource_name), _name(id), holder) for id in group.device_ids)
+                yield from (HeldDevice(_name(group.resource_name), _name(id), holder) for id in group.device_ids)
             for claim in container.dynamic_resources:
                 for found in claim.claim_resources:
                     id = f"{found.driver_name}/{found.pool_name}/{found.device_name}"
-                    yield Device(_name(found.driver_name), clean(id, 3 * _MAX_NAME_CHARS), holder)
+                    yield HeldDevice(_name(found.driver_name), clean(id, 3 * _MAX_NAME_CHARS), holder)
 
 
 def _name(text: str) -> str:

@@ -120,8 +120,8 @@ class Shares:
         if why is Full.OWN:
             raise Exhausted(
                 self._reason,
-                f"{who} already has {held} {self._what} in progress, the limit for one caller ({self._setting}); end one "
-                "of them or wait for one to end",
+                f"{who} already has {held} {self._what} in progress, the limit for one caller ({self._setting}); end "
+                "one of them or wait for one to end",
             )
         if why is Full.ALL:
             raise Exhausted(

@@ -21,7 +21,7 @@ from kinetod.selection.process_registry import Registry
 from kinetod.telemetry.gpu_metrics import present
 
 
-class Helper(Searcher, Protocol):
+class HelperService(Searcher, Protocol):
     """The attach helper service."""
 
     async def problem(self) -> str:
@@ -38,7 +38,7 @@ class HostDiagnoser:
         gpus: GpuReader,
         hostname: str,
         *,
-        helper: Helper | None = None,
+        helper: HelperService | None = None,
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
     ) -> None:

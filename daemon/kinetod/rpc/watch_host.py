@@ -24,7 +24,7 @@ from kinetod.permissions.caller_limits import Shares
 from kinetod.permissions.role_policy import Caller, Role
 from kinetod.processes.identity import ProcessKey
 from kinetod.selection.process_registry import Match, Registry, checked_selector
-from kinetod.telemetry.host_sample import HostSample, cpu_shares, sample_host, space_of
+from kinetod.telemetry.host_sample import HostReading, cpu_shares, sample_host, space_of
 
 DEFAULT_INTERVAL_NS = 2 * 10**9
 LEAST_INTERVAL_NS = 500 * 10**6
@@ -52,7 +52,7 @@ class _Usage:
 class _Moment:
     """All counters at one moment."""
 
-    host: HostSample
+    host: HostReading
     gpus: Snapshot
     usage: Mapping[ProcessKey, _Usage]
 

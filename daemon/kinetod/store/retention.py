@@ -36,7 +36,7 @@ PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RetentionPolicy:
     """The limits. Ages are nanoseconds, sizes bytes; 0 means no limit."""
 
     max_age_ns: int = 0
@@ -59,7 +59,7 @@ class Removal:
 
 def plan(
     holdings: Iterable[Holding],
-    policy: Policy,
+    policy: RetentionPolicy,
     now_ns: int,
     *,
     is_held: Callable[[Holding], bool] = lambda _: False,
@@ -226,7 +226,7 @@ class Retention:
         by_age = self._clock_is_steady()
         holdings = await self._measured()
         config = self._settings.current
-        policy = Policy(
+        policy = RetentionPolicy(
             max_age_ns=config.max_age_ns,
             max_bytes=config.max_store_bytes,
             max_bytes_per_user=config.max_user_bytes,

@@ -32,7 +32,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class HealthReport:
     """The current problems."""
 
     problems: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Health:
         self._last: OSError | None = None
         self._problems: tuple[str, ...] = ()
 
-    async def look(self) -> Report:
+    async def look(self) -> HealthReport:
         """Checks everything, the store for at most `probe_deadline_s`, and logs changes."""
         problems, notes = list[str](), list[str]()
         problems += self._link.mend()
@@ -83,7 +83,7 @@ class Health:
         elif error is not None:
             problems.append(f"the store {self._store.state_dir} cannot be written: {error.strerror}")
         self._log(tuple(problems))
-        return Report(tuple(problems), tuple(notes))
+        return HealthReport(tuple(problems), tuple(notes))
 
     async def _store_error(self) -> OSError | None:
         if self._probe is None:

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kinetod.supervise.thread_deadline import WithinDeadline
-from kinetod.telemetry.host_sample import HostSample, Space, sample_host, space_of
+from kinetod.telemetry.host_sample import HostReading, Space, sample_host, space_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class HostCollector(Collector):
         """Every family that could be read in time, and which could not."""
         up: dict[str, tuple[bool, float]] = {}
         began = time.perf_counter()
-        host: HostSample | None = None
+        host: HostReading | None = None
         try:
             host = self._host.get(DEADLINE_S)
         except (TimeoutError, OSError, RuntimeError, psutil.Error) as exc:
@@ -84,7 +84,7 @@ def _gauge(name: str, text: str, value: float | None) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _families(host: HostSample | None) -> Iterable[Metric]:
+def _families(host: HostReading | None) -> Iterable[Metric]:
     cpu = CounterMetricFamily("kineto_host_cpu_seconds", "Time of all CPUs, by mode.", labels=["mode"])
     load = GaugeMetricFamily("kineto_host_load_average", "Processes that were running or runnable.", labels=["window"])
     if host is not None:

@@ -41,7 +41,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSample:
+class HostReading:
     """Counters and states at one moment. Counters only grow until the next boot."""
 
     time_ns: int  # Unix
@@ -65,10 +65,10 @@ class Space:
     free_bytes: int  # what an unprivileged process can still write
 
 
-def sample_host() -> HostSample:
+def sample_host() -> HostReading:
     """Takes a fresh sample."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    return HostSample(
+    return HostReading(
         time_ns=time.time_ns(),
         cpus=psutil.cpu_count() or 1,
         cpu_seconds=_cpu_seconds(),
@@ -130,7 +130,7 @@ def space_of(folder: Path) -> Space:
     return Space(total_bytes=status.f_blocks * status.f_frsize, free_bytes=status.f_bavail * status.f_frsize)
 
 
-def cpu_shares(before: HostSample, after: HostSample) -> tuple[float, float]:
+def cpu_shares(before: HostReading, after: HostReading) -> tuple[float, float]:
     """Fractions of CPU time, 0 to 1, spent busy and waiting for disks between two samples."""
     spent = {mode: max(0.0, seconds - before.cpu_seconds.get(mode, 0.0)) for mode, seconds in after.cpu_seconds.items()}
     total = sum(spent.values())

@@ -26,7 +26,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kinetod import __version__
-from kinetod.access.peers import Unidentified, of_loopback
+from kinetod.access.peers import UnknownPeer, of_loopback
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
 from kinetod.config.settings import ListenAddress, is_loopback
@@ -127,7 +127,7 @@ def _peer(connection: socket.socket, far: tuple[str, int]) -> str:
         return far[0]
     try:
         return of_loopback(connection.getsockname()[:2], far[:2]).key
-    except (Unidentified, OSError):
+    except (UnknownPeer, OSError):
         return "nobody in particular"
 
 

@@ -25,7 +25,7 @@ MAX_CALLS = 4096  # under way for all callers together; each takes some 20 KiB
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessParts:
     """The parts of access control that others use."""
 
     audit: AuditLog
@@ -43,7 +43,7 @@ class Access:
 
 async def make_access(
     settings: Settings, stack: contextlib.AsyncExitStack, kubernetes: KubernetesUsers | None = None
-) -> Access:
+) -> AccessParts:
     """Builds access control; nobody can connect yet. kubernetes: identifies callers by tokens. Raises StartError."""
     config = settings.current
     audit = await asyncio.to_thread(AuditLog, config.audit_file)
@@ -78,7 +78,7 @@ async def make_access(
     )
     doorkeeper = Doorkeeper(callers, calls, rate, audit, hold=front.hold, vouch=front.vouch)
     stack.callback(doorkeeper.close)
-    return Access(
+    return AccessParts(
         audit=audit,
         folder=folder,
         front=front,

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kinetod.access.connections.forwarded_ports import Tunnels
+from kinetod.access.connections.forwarded_ports import ForwardedConnections
 from kinetod.access.peers import Peer
 from kinetod.base import metrics
 from kinetod.base.log_tally import Tally
@@ -109,7 +109,7 @@ class Crowd:
         self._joined = Debts(clock, MAX_CONNECTIONS)  # connections
         self._begun = Debts(clock, MAX_CONNECTIONS)  # calls
         self._groups: dict[str, _Group] = {}  # of those that speak, by whom they are held with
-        self._tunnels = Tunnels()
+        self._tunnels = ForwardedConnections()
         self._tally = Tally(_log)
 
     @property

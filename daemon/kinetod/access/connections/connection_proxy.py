@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinetod.access.connections.connection_limits import Crowd
-from kinetod.access.connections.proxied_connection import Client, log_failure
-from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix, with_groups
+from kinetod.access.connections.proxied_connection import ProxiedConnection, log_failure
+from kinetod.access.peers import Peer, UnknownPeer, of_loopback, of_unix, with_groups
 from kinetod.agents.link import remove_stale_socket
 from kinetod.base.errors import StartError
 from kinetod.config.settings import ListenAddress
@@ -119,11 +119,11 @@ class Front:
         self._lets_in = lets_in
         self.crowd = Crowd(max_per_peer=max_per_peer, requests_per_second=requests_per_second, is_admin=is_admin)
         self._listeners: list[_Listener] = []
-        self._named: dict[str, Client] = {}
+        self._named: dict[str, ProxiedConnection] = {}
         self._lookups = ThreadPoolExecutor(1, "peers")
         self._looked_up = 0
-        self._silent: dict[str, dict[Client, None]] = {}  # by peer, oldest first
-        self._open: set[Client] = set()
+        self._silent: dict[str, dict[ProxiedConnection, None]] = {}  # by peer, oldest first
+        self._open: set[ProxiedConnection] = set()
 
     async def start(self) -> None:
         """Starts listening. Raises StartError."""
@@ -190,7 +190,7 @@ class Front:
                     sock.close()
                     return
                 peer = with_groups(peer, sock)
-            except (OSError, Unidentified) as exc:
+            except (OSError, UnknownPeer) as exc:
                 self.crowd.unknown(str(door.address), str(exc))
                 sock.close()
                 return
@@ -212,7 +212,7 @@ class Front:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
                 peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
-        except (OSError, Unidentified) as exc:
+        except (OSError, UnknownPeer) as exc:
             log.warning("a connection to %s was refused: %s", door.address, exc)
             sock.close()
             return
@@ -233,33 +233,33 @@ class Front:
         if len(silent) >= MAX_SILENT_PER_PEER:
             next(iter(silent)).end()
             silent = self._silent.setdefault(peer.key, {})
-        client = Client(self, peer, self._folder.socket_path(door.upstream), in_clear=not door.tls)
+        client = ProxiedConnection(self, peer, self._folder.socket_path(door.upstream), in_clear=not door.tls)
         silent[client] = None
         self._open.add(client)
         task = asyncio.create_task(client.start(sock))
         task.add_done_callback(log_failure)
 
-    def spoke(self, client: Client) -> bool:
+    def spoke(self, client: ProxiedConnection) -> bool:
         """Called at the first byte. Returns whether the connection may continue."""
         self._no_longer_silent(client)
         client.counted = self.crowd.may_speak(client)
         return client.counted
 
-    def _no_longer_silent(self, client: Client) -> None:
+    def _no_longer_silent(self, client: ProxiedConnection) -> None:
         silent = self._silent.get(client.peer.key, {})
         silent.pop(client, None)
         if not silent:
             self._silent.pop(client.peer.key, None)
 
-    def named(self, client: Client, name: str) -> None:
+    def named(self, client: ProxiedConnection, name: str) -> None:
         """Notes the name by which gRPC will know the connection."""
         self._named[name] = client
 
-    def ending(self, client: Client) -> None:
+    def ending(self, client: ProxiedConnection) -> None:
         """Called when a connection is about to close."""
         self._no_longer_silent(client)
 
-    def ended(self, client: Client) -> None:
+    def ended(self, client: ProxiedConnection) -> None:
         """Called when a connection has closed."""
         if client not in self._open:
             return

@@ -15,7 +15,7 @@ from kinetod.access.peers import Peer
 FEW = 4  # connections: kinetoctl has one for each node, and a watch may have another
 
 
-class Tunnel(Protocol):
+class ForwardedConnection(Protocol):
     """A connection that can be ended. user: who it belongs to; "" until a token has identified the user."""
 
     peer: Peer
@@ -25,11 +25,11 @@ class Tunnel(Protocol):
         """Closes the connection."""
 
 
-class Tunnels:
+class ForwardedConnections:
     """The connections that have sent something, oldest first."""
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[Tunnel, None]] = {}  # by address
+        self._open: dict[str, dict[ForwardedConnection, None]] = {}  # by address
 
     def count(self, key: str) -> int:
         """The number of connections from one address."""
@@ -46,11 +46,11 @@ class Tunnels:
             self.remove(oldest)
             oldest.end()
 
-    def add(self, tunnel: Tunnel) -> None:
+    def add(self, tunnel: ForwardedConnection) -> None:
         """Adds a connection that has sent something."""
         self._open.setdefault(tunnel.peer.key, {})[tunnel] = None
 
-    def remove(self, tunnel: Tunnel) -> None:
+    def remove(self, tunnel: ForwardedConnection) -> None:
         """Removes a closed connection."""
         group = self._open.get(tunnel.peer.key, {})
         group.pop(tunnel, None)

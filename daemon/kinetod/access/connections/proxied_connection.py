@@ -29,23 +29,23 @@ class Keeper(Protocol):
 
     crowd: Crowd
 
-    def spoke(self, client: "Client") -> bool:
+    def spoke(self, client: "ProxiedConnection") -> bool:
         """Called at the first byte. Returns whether the connection may continue."""
 
-    def named(self, client: "Client", name: str) -> None:
+    def named(self, client: "ProxiedConnection", name: str) -> None:
         """Called with the name by which gRPC will know the connection."""
 
-    def ending(self, client: "Client") -> None:
+    def ending(self, client: "ProxiedConnection") -> None:
         """Called when a connection is about to close."""
 
-    def ended(self, client: "Client") -> None:
+    def ended(self, client: "ProxiedConnection") -> None:
         """Called when a connection has closed."""
 
 
 class _Half(asyncio.Protocol):
     """One of the two ends."""
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: "ProxiedConnection") -> None:
         self.client = client
         self.transport: asyncio.Transport | None = None
         self._paused: set[str] = set()  # for which reasons
@@ -80,7 +80,7 @@ class _Half(asyncio.Protocol):
         self.client.half_lost(self)
 
 
-class Client:
+class ProxiedConnection:
     """A client's connection and ours to gRPC. in_clear: whether the client's is unencrypted."""
 
     def __init__(self, keeper: Keeper, peer: Peer, upstream: str, *, in_clear: bool) -> None:

@@ -52,7 +52,7 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TargetRequest:
     """What a capture requires of its targets."""
 
     match: Match
@@ -62,7 +62,7 @@ class Wanted:
 
 
 async def resolve(
-    registry: Registry, wanted: Wanted, holds: contextlib.ExitStack, *, own_uid: int | None = None
+    registry: Registry, wanted: TargetRequest, holds: contextlib.ExitStack, *, own_uid: int | None = None
 ) -> list[Resolved]:
     """The targets, by pid. Their agents stay until `holds` is closed.
 
@@ -99,7 +99,7 @@ def _raise_first(match: Match, found: Sequence[Resolved]) -> None:
             raise resolved.problem
 
 
-async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+async def _named(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
     candidates = await _each(registry, wanted)
     for candidate in candidates:
         if (problem := _checked(registry, wanted, candidate, own_uid).problem) is not None:
@@ -108,7 +108,7 @@ async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resol
     return [_checked(registry, wanted, candidate, own_uid) for candidate in found]
 
 
-async def _each(registry: Registry, wanted: Wanted) -> list[Candidate]:
+async def _each(registry: Registry, wanted: TargetRequest) -> list[Candidate]:
     """The processes with these pids. Raises KinetodError if one does not exist or is hidden from the caller."""
     found = []
     for pid in sorted(wanted.match.pids):
@@ -119,7 +119,7 @@ async def _each(registry: Registry, wanted: Wanted) -> list[Candidate]:
     return found
 
 
-async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+async def _selected(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
     def usable(candidate: Candidate) -> bool:
         return candidate.visible_to(wanted.caller) and _forbidden(wanted.caller, candidate, own_uid) is None
 
@@ -128,7 +128,7 @@ async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Re
     return [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
 
 
-def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: int) -> Resolved:
+def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, own_uid: int) -> Resolved:
     """Checks what can be checked without an agent, ownership first."""
     process, agent = candidate.process, candidate.agent
     name = _name(process)
@@ -248,7 +248,7 @@ def _now(registry: Registry, target: Resolved) -> Resolved:
 
 
 async def _with_agents(
-    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], holds: contextlib.ExitStack
+    registry: Registry, wanted: TargetRequest, targets: Sequence[Resolved], holds: contextlib.ExitStack
 ) -> list[Resolved]:
     """Attaches the missing agents concurrently; each failure becomes its target's problem."""
 
@@ -286,7 +286,7 @@ async def _explained(registry: Registry, target: Resolved, error: AttachError) -
 
 
 async def _decided_again(
-    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], own_uid: int
+    registry: Registry, wanted: TargetRequest, targets: Sequence[Resolved], own_uid: int
 ) -> list[Resolved]:
     """The same targets with the problem of those that are not what was decided about, or not the caller's any more."""
     open_ones = [target.key.pid for target in targets if target.problem is None]
@@ -318,7 +318,7 @@ def _attach_problem(target: Resolved, error: AttachError) -> KinetodError:
     return kind(Reason(error.code.value), error.reason, pid=target.process.pid)
 
 
-def _no_match(wanted: Wanted) -> NotFound:
+def _no_match(wanted: TargetRequest) -> NotFound:
     if wanted.attacher is None:
         text = (
             f"no process with an agent matches {wanted.match}; `kinetoctl ps` lists those that have one; for any "

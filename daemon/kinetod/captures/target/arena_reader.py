@@ -49,7 +49,7 @@ class ArenaSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ArenaCounts:
     """What the source reports to have recorded so far."""
 
     records: int
@@ -121,9 +121,9 @@ class ArenaReader:
             if not good:
                 raise BadArena(problem)
 
-    def counts(self) -> Counts:
+    def counts(self) -> ArenaCounts:
         """The cumulative counters in the header."""
-        return Counts(self._word(arena.RECORDS), self._word(arena.VALID_BYTES), self._word(arena.DROPPED))
+        return ArenaCounts(self._word(arena.RECORDS), self._word(arena.VALID_BYTES), self._word(arena.DROPPED))
 
     def record_bytes(self) -> Mapping[int, int]:
         """Observed size of one record by activity kind."""

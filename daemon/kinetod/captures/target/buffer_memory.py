@@ -38,7 +38,7 @@ _OPTIONS = {"profile_memory": "cpu_instant_event"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class FittedBuffers:
     """The request with buffers that fit and a warning if they shrank, or why not even the smallest fit."""
 
     request: wire.Start
@@ -80,7 +80,7 @@ class MemoryShare:
         self._watch: MemoryWatch | None = None
         self._look_at = 0.0
 
-    def take(self, request: wire.Start, sources: Mapping[str, Sequence[str]]) -> Taken:
+    def take(self, request: wire.Start, sources: Mapping[str, Sequence[str]]) -> FittedBuffers:
         """Reserves the buffers before the agent is asked. sources: those in the agent's Hello."""
         memory, addresses = memory_room(self._pid), address_room(self._pid)
         left = []
@@ -143,14 +143,14 @@ def _share(left_bytes: int) -> int:
     return min(left_bytes // 2, left_bytes - LEAST_LEFT_BYTES)
 
 
-def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, int]]) -> Taken:
+def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, int]]) -> FittedBuffers:
     """Chooses buffers that fit. left: each limit with the bytes below it that are not promised to others.
 
     Promised bytes may never be used, so they make buffers smaller but are no reason to refuse.
     """
     limit = request.buffer_limit_bytes
     if not left:
-        return Taken(request=request, size=needed_bytes(request, sources, limit))
+        return FittedBuffers(request=request, size=needed_bytes(request, sources, limit))
     room, size = min(left, key=lambda each: each[1])
     there = f"{format_size(max(size, 0))} is left below {room.limit}"
     while needed_bytes(request, sources, limit) > _share(size) and limit > MIN_BUFFER_BYTES:
@@ -161,12 +161,12 @@ def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, 
             f"there is too little memory to trace beside the program: {room}, and this capture needs "
             f"{format_size(max(2 * least, least + LEAST_LEFT_BYTES))}; {room.advice}"
         )
-        return Taken(request=request, refused=Ending(Outcome.FAILED, VerdictReason.NO_MEMORY, reason))
+        return FittedBuffers(request=request, refused=Ending(Outcome.FAILED, VerdictReason.NO_MEMORY, reason))
     if limit == request.buffer_limit_bytes:
-        return Taken(request=request, size=needed_bytes(request, sources, limit))
+        return FittedBuffers(request=request, size=needed_bytes(request, sources, limit))
     warning = (
         f"the buffers were reduced from {format_size(request.buffer_limit_bytes)} to {format_size(limit)} for each "
         f"source: {there}; records may be dropped"
     )
     fitted = request._replace(buffer_limit_bytes=limit)
-    return Taken(request=fitted, size=needed_bytes(request, sources, limit), warning=warning)
+    return FittedBuffers(request=fitted, size=needed_bytes(request, sources, limit), warning=warning)

@@ -17,7 +17,7 @@ from kineto_trace.spool.attachments import FORMAT as FILE_FORMAT
 from kineto_trace.spool.raw_records import RawWriter
 
 from kinetod.base.safe_text import clean
-from kinetod.captures.target.arena_reader import ArenaReader, BadArena, Counts
+from kinetod.captures.target.arena_reader import ArenaCounts, ArenaReader, BadArena
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class _Source:
     format: str
     reader: ArenaReader
     writer: RawWriter
-    counts: Counts
+    counts: ArenaCounts
     broken: bool = False  # a write failed in the middle: what follows would be unreadable
 
 
@@ -153,7 +153,7 @@ class Spool:
             except OSError as exc:
                 raise _translated(exc, self.directory) from exc
 
-    def counts(self) -> dict[str, Counts]:
+    def counts(self) -> dict[str, ArenaCounts]:
         """Record counts by source."""
         return {name: source.counts for name, source in self._sources.items()}
 

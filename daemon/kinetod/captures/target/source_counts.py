@@ -6,7 +6,7 @@ from typing import Any
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.safe_text import clean
-from kinetod.captures.target.arena_reader import Counts
+from kinetod.captures.target.arena_reader import ArenaCounts
 
 _MAX_WAY_CHARS = 200
 
@@ -22,7 +22,7 @@ def stored_bytes(target: pb.Target) -> int:
     return sum(file.size_bytes for file in target.files) or sum(counts.bytes for counts in target.counts)
 
 
-def source_counts(counts: Mapping[str, Counts], ways: Mapping[str, str]) -> list[pb.SourceCounts]:
+def source_counts(counts: Mapping[str, ArenaCounts], ways: Mapping[str, str]) -> list[pb.SourceCounts]:
     """One entry for each source that has an arena."""
     return [
         pb.SourceCounts(

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.access.peers import Unidentified, of_loopback, of_unix, unmapped, with_groups
+from kinetod.access.peers import UnknownPeer, of_loopback, of_unix, unmapped, with_groups
 from kinetod.permissions.role_policy import Via
 
 
@@ -48,7 +48,7 @@ def test_a_loopback_peer_is_known_by_the_owner_of_its_socket(family: int, listen
             near, far = accepted.getsockname()[:2], accepted.getpeername()[:2]
             assert of_loopback(near, far).uid == os.getuid()
             client.close()
-            with pytest.raises(Unidentified, match="has disconnected"):
+            with pytest.raises(UnknownPeer, match="has disconnected"):
                 of_loopback(near, far)
 
 
@@ -61,7 +61,7 @@ def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path, state: str, ino
     net = tmp_path / "self/net"
     net.mkdir(parents=True)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row(state, 0, inode))
-    with pytest.raises(Unidentified):
+    with pytest.raises(UnknownPeer):
         of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row("01", 1000, 5))
     assert of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path).uid == 1000
@@ -69,7 +69,7 @@ def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path, state: str, ino
 
 IN_A_NAMESPACE = """
 import socket, sys
-from kinetod.access.peers import Unidentified, of_unix
+from kinetod.access.peers import UnknownPeer, of_unix
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
@@ -78,7 +78,7 @@ for _ in range(2):
     connection, _address = listener.accept()
     try:
         print(of_unix(connection).uid, flush=True)
-    except Unidentified as exc:
+    except UnknownPeer as exc:
         print(exc, flush=True)
 """
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinetod.config import config_sources, settings_table
-from kinetod.config.config_sources import ConfigError, Loaded, key_lines, load, reloaded
-from kinetod.config.setting import Key
+from kinetod.config.config_sources import ConfigError, LoadedConfig, key_lines, load, reloaded
+from kinetod.config.setting import SettingSpec
 from kinetod.config.value_kinds import Kind, Size
 
 ENVIRON = {"XDG_CONFIG_HOME": "/nonexistent", "CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def loaded(file: Path | None, text: str = "", environ: dict[str, str] | None = None, **options: Any) -> Loaded:
+def loaded(file: Path | None, text: str = "", environ: dict[str, str] | None = None, **options: Any) -> LoadedConfig:
     if file is not None:
         file.write_text(text)
     given = {name.replace("__", "."): value for name, value in options.items()}
@@ -135,7 +135,7 @@ def test_a_file_that_everybody_can_change_is_refused(file: Path) -> None:
 
 def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No setting is a secret itself so far: this one borrows a field.
-    key = Key(name="store.password", field="log_level", kind=Kind(), meaning="a password", secret=True)
+    key = SettingSpec(name="store.password", field="log_level", kind=Kind(), meaning="a password", secret=True)
     monkeypatch.setattr(config_sources, "KEYS", (*settings_table.KEYS, key))
     monkeypatch.setitem(settings_table.BY_NAME, key.name, key)
     file.chmod(0o644)

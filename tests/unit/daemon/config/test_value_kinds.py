@@ -13,7 +13,7 @@ from kinetod.config.value_kinds import (
     Count,
     Duration,
     ExistingFile,
-    Folder,
+    FolderPath,
     ItemError,
     Kind,
     ListOf,
@@ -40,7 +40,7 @@ SECOND = 10**9
         (Count(1, 64), 64, 64),
         (Switch(), True, True),
         (Choice("debug", "info"), "INFO", "info"),
-        (Folder(), "/var/lib/kineto", Path("/var/lib/kineto")),
+        (FolderPath(), "/var/lib/kineto", Path("/var/lib/kineto")),
         (Maybe(Duration()), "", None),
         (Maybe(Duration()), "1s", SECOND),
         (ListOf(Size()), ["1KiB", 2], (1024, 2)),
@@ -71,9 +71,9 @@ def test_what_a_file_may_say(kind: Kind, toml: object, value: Any) -> None:
         (Count(1), True, "must be a whole number, not true or false"),
         (Switch(), "yes", "must be true or false, not a text"),
         (Choice("debug", "info"), "loud", "'loud' is not one of debug, info"),
-        (Folder(), "captures", "'captures' is not an absolute path; it must begin with /"),
-        (Folder(), "", "is empty; write a path"),
-        (Folder(), "/a\0b", "contains a NUL character"),
+        (FolderPath(), "captures", "'captures' is not an absolute path; it must begin with /"),
+        (FolderPath(), "", "is empty; write a path"),
+        (FolderPath(), "/a\0b", "contains a NUL character"),
         (Kind(), "x" * 5000, "is longer than 4096 characters"),
         (Kind(), {}, "must be a string in quotes, not a table"),
         (TableOf(Kind()), [], "must be a table, not a list"),
@@ -122,7 +122,7 @@ def test_what_a_variable_may_not(kind: Kind, text: str, problem: str) -> None:
 
 
 def test_a_relative_path_of_an_option_is_where_the_daemon_was_started() -> None:
-    assert Folder().parse("captures") == Path.cwd() / "captures"
+    assert FolderPath().parse("captures") == Path.cwd() / "captures"
 
 
 @settings(deadline=None)

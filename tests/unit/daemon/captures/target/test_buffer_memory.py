@@ -7,9 +7,9 @@ from kineto_agent.protocol import wire
 from kinetod.captures.result.verdict import Outcome
 from kinetod.captures.target.buffer_memory import (
     LEAST_LEFT_BYTES,
+    FittedBuffers,
     MemoryShare,
     Promises,
-    Taken,
     fit,
     needed_bytes,
     wanted_sources,
@@ -32,7 +32,7 @@ def start(*types: str, limit: int = 128 * MIB, **options: Any) -> wire.Start:
     return wire.Start("c1", list(types), 10**9, None, None, 0, 0, 0, 0, limit, None, options)
 
 
-def fitted(sources: list[str], left: int, request: wire.Start | None = None) -> Taken:
+def fitted(sources: list[str], left: int, request: wire.Start | None = None) -> FittedBuffers:
     room = Room(left, LIMIT, "give the container or job a higher memory limit")
     return fit(request or start(), sources, [(room, left)])
 
