@@ -270,7 +270,7 @@ def test_kinetoctl_calls_with_certificates_from_its_variables(
         ("", "0.0.0.0:50051 is not a loopback address and needs certificates"),
         ("loopback_without_tls = true", "0.0.0.0:50051 is not a loopback address and needs certificates"),
         ('tls_certificate = "{0}/server.pem"\ntls_key = "{0}/clients.pem"\ntls_client_ca = "{0}/clients.pem"',
-         "clients.pem are no certificate with its key"),
+         "clients.pem are not a certificate and its key"),
     ],
 )  # fmt: skip
 def test_settings_that_would_leave_a_door_open_stop_the_start(

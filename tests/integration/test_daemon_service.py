@@ -115,7 +115,7 @@ def test_sighup_takes_over_what_can_change_and_names_what_waits(daemon: Daemon, 
     reload(daemon)
     assert host(daemon).max_duration_ns == 420 * 10**9
     assert 'captures.max_duration: "5min" → "7min"' in daemon.log()
-    assert "attach.enabled: true → false waits for a restart" in daemon.log()
+    assert "attach.enabled: true → false takes effect at the next start" in daemon.log()
     assert "the configuration was reloaded: 2 keys changed" in daemon.log()
     file.write_text("[captures]\ndecode_workers = 2\n")
     reload(daemon)
