@@ -73,9 +73,9 @@ def command(
     """Trace running processes on demand.
 
     Agents in training processes connect to the agent socket, clients such as kinetoctl to the listening
-    address. Without options everything lies in this user's own folders; run by root it serves all users'
-    processes. Options count more than variables, variables more than the configuration file. SIGHUP reads the
-    file again.
+    address. Without options everything is in this user's own folders; run by root, it serves all users'
+    processes. Options take precedence over variables, and variables over the configuration file. SIGHUP
+    rereads the file.
     """
     if print_default_config:
         click.echo(default_file(), nl=False)

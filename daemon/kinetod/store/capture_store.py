@@ -144,7 +144,7 @@ class Store:
                 f"supports {index_schema.VERSION}); use that version or another --state-dir"
             )
         if 0 < found < index_schema.VERSION:
-            log.info("migrating the index of %s from version %d to %d", self.state_dir, found, index_schema.VERSION)
+            log.info("the index of %s was migrated from version %d to %d", self.state_dir, found, index_schema.VERSION)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Executes a method in the store's thread; write errors become KinetodError."""
